@@ -1,10 +1,13 @@
 # make quickstart    build kernels/rmsnorm, publish it to a local Hub, load it from there, check it, time it
+# make check         lint, types and unit tests, in at most 90 s: what to run before each push
 # make test          the whole test suite: lint, types, documentation, tests; it ends by naming what was skipped
 # make lint          format, lint, types, import contract, declared dependencies; what pre-commit runs
+# make update        take new releases of Torch, CUDA and clients from the package index into the builder's tables
 # make docs          build the documentation in site/ and check every link
 # make packages      build the CPU packages of kernels/, which the tests load
 # make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a test needs it (Debian, Ubuntu)
 # make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
+# make landlock-test the tests that depend on the sandbox, on Landlock where bubblewrap is installed as well
 # make device-code   compile all device code with nvcc and clang, warnings as errors (minutes)
 #
 # All set themselves up in .venv. TORCH selects the Torch to test with (make test TORCH=torch==2.14.1), JOBS the number of
@@ -19,16 +22,26 @@ export PYTHONDONTWRITEBYTECODE =
 # Bytecode without columns loads faster: the tests import Torch some 500 times.
 export PYTHONNODEBUGRANGES = 1
 
-.PHONY: quickstart test packages arm64-python gpu-test device-code lint docs clean
+.PHONY: quickstart update check test packages arm64-python gpu-test landlock-test device-code lint docs clean
 
-.venv/ready: pyproject.toml
+# The builder and what adds commands to it: a Hub's server, and the judge of kernels that programs write.
+PACKAGES = . packages/kernel-hub packages/kernel-judge
+
+.venv/ready: $(PACKAGES:%=%/pyproject.toml)
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --no-compile --editable ".[hub]" --group test --group docs "$(TORCH)"
+	.venv/bin/python -m pip install --quiet --no-compile $(PACKAGES:%=--editable ./%) --group test --group docs "$(TORCH)"
 	touch $@
+
+update: .venv/ready
+	.venv/bin/kernel-builder toolchain update
+	.venv/bin/python nix/lock_python.py --if-newer kernels huggingface_hub
 
 quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
+
+check: .venv/ready lint
+	.venv/bin/python -m pytest -p tests.skips tests/unit -n 2 --dist loadfile $(PYTEST)
 
 # Threads of Torch that wait for work sleep: several tests at a time share the processors, where spinning multiplies
 # the time of small operations.
@@ -37,27 +50,36 @@ test: export OMP_WAIT_POLICY = passive
 test: export OPENBLAS_NUM_THREADS = 1
 test: .venv/ready
 	$(MAKE) --jobs=3 --output-sync=target lint docs packages arm64-python
-	.venv/bin/python -m pytest -p tests.skips tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+	.venv/bin/python -m pytest -p tests.skips tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 packages: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
 
 # Says so and makes nothing where qemu-user or Debian's tools are missing.
 arm64-python: .venv/ready
-	.venv/bin/python -m tests.emulated_python .venv/arm64
+	.venv/bin/python -m tests.support.emulated_python .venv/arm64
 
 gpu-test: .venv/ready
-	.venv/bin/kernel-builder build $(KERNELS) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
-	.venv/bin/python -m pytest -p tests.skips tests/measure tests/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
+	.venv/bin/kernel-builder build $(KERNELS) $(wildcard kernels/*/naive) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
+	.venv/bin/python -m pytest -p tests.skips tests/unit/measure tests/integration/test_naive_kernels.py tests/integration/checks/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
+
+# A bubblewrap that does not work, as in some containers, comes first.
+landlock-test: .venv/ready
+	mkdir -p .venv/without-bubblewrap
+	printf '#!/bin/sh\nexit 1\n' > .venv/without-bubblewrap/bwrap
+	chmod +x .venv/without-bubblewrap/bwrap
+	PATH="$(CURDIR)/.venv/without-bubblewrap:$$PATH" .venv/bin/python -m pytest -p tests.skips -m sandbox \
+		tests/integration/build/test_confinement.py tests/integration/checks/test_load.py \
+		tests/integration/build_command/test_bad_projects.py -n $(JOBS) --dist loadfile $(PYTEST)
 
 device-code: .venv/ready
-	.venv/bin/python -m pytest -m device_code tests/e2e/test_device_code.py $(PYTEST)
+	.venv/bin/python -m pytest -m device_code tests/integration/build_command/test_device_code.py $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
-	.venv/bin/deptry --no-ansi kernel_builder
+	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/.venv/bin/deptry --no-ansi kernel_*) || exit 1; done
 	.venv/bin/lint-imports
 	git ls-files '*.cu' '*.cuh' '*.cpp' '*.h' | xargs .venv/bin/clang-format --dry-run --Werror
 

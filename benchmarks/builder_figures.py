@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from builder_runs import JOBS, CompletedRun, Workspace
 from counting_index import CountingIndex
-from figures import Figure, Measured, Row, Values
+from figures import Figure, Measured, Row, Values, summary
 from sccache_server import sccache_server
 from torch_extension_build import compare_with_torch_extension, sources_of, torch_extension_row
 
@@ -122,18 +120,21 @@ def measure_nothing_changed(workspace: Workspace) -> Measured:
     """Build an up-to-date project again."""
     project, cache, _ = workspace.first_build
     runs = [workspace.run(cache, "build", project) for _ in range(REPEATS)]
-    values = {"seconds": [run.seconds for run in runs], "cpu-seconds": [run.cpu_seconds for run in runs]}
+    values = {
+        "seconds": summary([run.seconds for run in runs]),
+        "cpu-seconds": summary([run.cpu_seconds for run in runs]),
+    }
     return Measured((runs[0].command,), values)
 
 
 def nothing_changed_row(values: Values) -> Row:
-    seconds = statistics.median(values["seconds"])
+    seconds = values["seconds"]["median"]
     return Row(
         "wall time of `kernel-builder build`, nothing changed",
         "at most 0.5 s",
         f"{seconds:.2f} s",
         seconds <= 0.5,
-        f"Median of {len(values['seconds'])} processes, startup included.",
+        f"Median of {values['seconds']['n']} processes, startup included.",
     )
 
 
@@ -228,10 +229,10 @@ def sccache_row(values: Values) -> Row:
 
 def differing_bytes(first: Path, second: Path) -> int:
     """Count the bytes at which two files differ, including bytes that only the longer one has."""
-    one, other = first.read_bytes(), second.read_bytes()
-    if one == other:
+    left, right = first.read_bytes(), second.read_bytes()
+    if left == right:
         return 0
-    return abs(len(one) - len(other)) + sum(a != b for a, b in zip(one, other, strict=False))
+    return abs(len(left) - len(right)) + sum(a != b for a, b in zip(left, right, strict=False))
 
 
 def measure_equal_bytes(workspace: Workspace) -> Measured:
@@ -295,18 +296,18 @@ def measure_load_time(workspace: Workspace) -> Measured:
         first, second = (float(word) * 1e3 for word in done.stdout.split())
         first_loads.append(first)
         second_loads.append(second)
-    values: dict[str, Any] = {"milliseconds": first_loads, "second-milliseconds": second_loads}
+    values = {"milliseconds": summary(first_loads), "second-milliseconds": summary(second_loads)}
     return Measured(('get_local_kernel(Path("kernels/rmsnorm"), backend="cpu")',), values)
 
 
 def load_time_row(values: Values) -> Row:
-    median = statistics.median(values["milliseconds"])
+    median = values["milliseconds"]["median"]
     return Row(
         "wall time of `get_local_kernel` after `import torch` and `import kernels` (CPU variant)",
         "at most 50 ms",
-        f"{median:.0f} ms; {statistics.median(values['second-milliseconds']):.1f} ms for the second call",
+        f"{median:.0f} ms; {values['second-milliseconds']['median']:.1f} ms for the second call",
         median <= 50,
-        f"Median of {len(values['milliseconds'])} processes.",
+        f"Median of {values['milliseconds']['n']} processes.",
     )
 
 

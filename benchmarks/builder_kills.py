@@ -53,14 +53,14 @@ class Kills:
     half: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
 
-    def saw(self, found: dict[str, str], expected: dict[str, str], where: str) -> None:
+    def saw(self, present: dict[str, str], expected: dict[str, str], where: str) -> None:
         """Count a state: nothing, whole, or half-written."""
-        if not found:
+        if not present:
             self.nothing += 1
-        elif found == expected:
+        elif present == expected:
             self.whole += 1
         else:
-            differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+            differing = sorted(name for name in {*present, *expected} if present.get(name) != expected.get(name))
             self.half.append(f"{where}: {', '.join(differing[:3])}")
 
 
@@ -68,8 +68,8 @@ def files(directory: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a directory; of manifests, which have times, only that they are there."""
     if not directory.is_dir():
         return {}
-    found = (path for path in sorted(directory.rglob("*")) if path.is_file())
-    return {str(path.relative_to(directory)): _digest(path) for path in found}
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {str(path.relative_to(directory)): _digest(path) for path in files}
 
 
 def _digest(path: Path) -> str:
@@ -171,8 +171,8 @@ def kill_uploads(directory: Path, count: int, chosen: random.Random, kills: Kill
 
 def _published(url: str, repo_id: str) -> dict[str, str]:
     """Return the files of the packages on the branch of version 1, and the hashes of their content."""
-    found = requests.get(f"{url}/api/kernels/{repo_id}/tree/v1?recursive=true", timeout=60)
-    entries = found.json() if found.ok else []
+    answer = requests.get(f"{url}/api/kernels/{repo_id}/tree/v1?recursive=true", timeout=60)
+    entries = answer.json() if answer.ok else []
     return {
         entry["path"]: entry.get("lfs", {}).get("oid") or entry["oid"]
         for entry in entries
@@ -216,22 +216,24 @@ KINDS = {"build": kill_builds, "upload": kill_uploads, "download": kill_download
 def main(kills: int, minutes: float, seed: int, output: Path) -> None:
     """Kill commands, and write what they left."""
     counts = {name: (kills + place) // len(KINDS) for place, name in enumerate(KINDS)}
-    found = {name: Kills(time.monotonic() + 60 * minutes) for name in KINDS}
+    outcomes = {name: Kills(time.monotonic() + 60 * minutes) for name in KINDS}
     with tempfile.TemporaryDirectory(prefix="builder-kills-") as temporary, ThreadPoolExecutor(len(KINDS)) as pool:
 
         def work(name: str) -> None:
             directory = Path(temporary, name)
             directory.mkdir()
             with suppress(TimeoutError):
-                KINDS[name](directory, counts[name], random.Random(f"{seed} {name}"), found[name])
+                KINDS[name](directory, counts[name], random.Random(f"{seed} {name}"), outcomes[name])
 
         list(pool.map(work, KINDS))
     values: dict[str, Any] = {
-        name: {key: value for key, value in vars(found[name]).items() if key not in ("until", "usual")}
+        name: {key: value for key, value in vars(outcomes[name]).items() if key not in ("until", "usual")}
         for name in KINDS
     }
-    half, incomplete = (sum(len(getattr(one, what)) for one in found.values()) for what in ("half", "incomplete"))
-    done = sum(one.kills for one in found.values())
+    half, incomplete = (
+        sum(len(getattr(kills, what)) for kills in outcomes.values()) for what in ("half", "incomplete")
+    )
+    done = sum(kills.kills for kills in outcomes.values())
     result = f"{done} kills: {half} half-written, {incomplete} that could not be completed"
     click.echo(result)
     about = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "seed": seed, "result": result}

@@ -64,8 +64,8 @@ class Checkout:
     @property
     def projects(self) -> list[Path]:
         """The directories that have a `build.toml`, sorted by name."""
-        found = sorted(path.parent for path in self.root.glob("*/build.toml"))
-        return [path for path in found if not self.names or path.name in self.names]
+        projects = sorted(path.parent for path in self.root.glob("*/build.toml"))
+        return [path for path in projects if not self.names or path.name in self.names]
 
     @property
     def commit(self) -> str:

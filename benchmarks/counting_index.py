@@ -61,9 +61,10 @@ class CountingIndex:
             response.raise_for_status()
             packages = ProjectPage.from_response(response, project).packages
             self.received[f"{project} (page)"] += response.raw.tell()
-        self._files.update({one.filename: one.url for one in packages})
+        self._files.update({package.filename: package.url for package in packages})
         links = [
-            f'<a href="/files/{one.filename}#sha256={one.digests["sha256"]}">{one.filename}</a>' for one in packages
+            f'<a href="/files/{package.filename}#sha256={package.digests["sha256"]}">{package.filename}</a>'
+            for package in packages
         ]
         body = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode()
         handler.send_response(200)

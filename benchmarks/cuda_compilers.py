@@ -24,7 +24,7 @@ from kernels import get_local_kernel
 
 from kernel_builder.measure import workloads
 from kernel_builder.measure.case import measure
-from kernel_builder.measure.results import OURS, Row, geometric_mean
+from kernel_builder.measure.results import OURS, Row, as_json, geometric_mean
 from kernel_builder.measure.selection import operations, points
 from kernel_builder.measure.timing import clock
 
@@ -64,7 +64,7 @@ def ours_of(workload: Any, kernel: Any) -> Callable[..., Any]:
 
 def entry(project: Path, row: Row) -> dict[str, Any]:
     point = row.point
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "kernel": project.name,
         "operation": point.operation,
         "pass": point.passes,
@@ -72,19 +72,19 @@ def entry(project: Path, row: Row) -> dict[str, Any]:
         "dtype": point.dtype,
     }
     if row.faults:
-        return {**found, "faults": row.faults}
+        return {**measured, "faults": row.faults}
     times = {"clang": row.times[OURS], "nvcc": row.times["nvcc"]}
-    found |= {f"{name}_us": round(time.median * 1e6, 3) for name, time in times.items()}
-    return {**found, "ratio": round(row.ratios["nvcc"].median, 4)}
+    measured |= {f"{name}_us": round(time.median * 1e6, 3) for name, time in times.items()}
+    return {**measured, "ratio": round(row.ratios["nvcc"].median, 4)}
 
 
 def summary(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Return kernel, operation and pass -> the geometric mean and the least of the ratios."""
     groups: dict[str, list[float]] = {}
-    for one in entries:
-        if "ratio" in one:
-            groups.setdefault(f"{one['kernel']}: {one['operation']}, {one['pass']}", []).append(one["ratio"])
-            groups.setdefault(f"{one['kernel']}: all", []).append(one["ratio"])
+    for point in entries:
+        if "ratio" in point:
+            groups.setdefault(f"{point['kernel']}: {point['operation']}, {point['pass']}", []).append(point["ratio"])
+            groups.setdefault(f"{point['kernel']}: all", []).append(point["ratio"])
     return {
         name: {
             "points": len(ratios),
@@ -115,7 +115,7 @@ def main() -> None:
                 device = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu"
                 report = {"device": device, "torch": torch.__version__, "command": " ".join(sys.argv)}
                 report |= {"summary": summary(entries), "points": entries}
-                arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+                arguments.json.write_text(as_json(report))
     print(json.dumps(summary(entries), indent=1))
 
 

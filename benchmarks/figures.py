@@ -24,6 +24,7 @@ import click
 
 import kernel_builder
 from kernel_builder.build.provenance import git_state
+from kernel_builder.measure.estimates import estimate
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -114,11 +115,14 @@ class FiguresPage:
     describe_machine: Callable[[Mapping[str, Any]], str]
     introduction: tuple[str, ...] = ()
 
+    def rows(self, report: Mapping[str, Any]) -> dict[str, Row]:
+        """Return figure -> its row of the table, for those that a report has."""
+        records = _read_records(report)
+        return {name: figure.row(records[name].values) for name, figure in self.figures.items() if name in records}
+
     def markdown(self, report: Mapping[str, Any]) -> str:
         """Return the page for a report, the parsed JSON."""
-        measured = _read_records(report)
-        records = [measured[name] for name in self.figures if name in measured]
-        rows = {record.name: self.figures[record.name].row(record.values) for record in records}
+        records, rows = _read_records(report), self.rows(report)
         lines = [
             f"# {self.title}",
             "",
@@ -135,15 +139,16 @@ class FiguresPage:
         ]
         for paragraph in self.introduction:
             lines += [paragraph, ""]
-        for record in records:
-            lines += _section(record, rows[record.name])
+        for name, row in rows.items():
+            lines += _section(records[name], row)
         return "\n".join(lines).rstrip() + "\n"
 
 
 def _section(record: Record, row: Row) -> Iterator[str]:
     yield from (f"**{record.name}**: {row.title}", "", *(f"    {command}" for command in record.commands), "")
     before, after = record.load
-    measured = f"Measured on {record.date[:10]}; load average {before:.1f} before, {after:.1f} after."
+    commit = re.sub(r"^([0-9a-f]{12})[0-9a-f]{28}", r"\1", record.commit)
+    measured = f"Measured on {record.date[:10]}, commit {commit}; load average {before:.1f} before, {after:.1f} after."
     yield from (f"{row.note} {measured}".strip(), "")
 
 
@@ -172,6 +177,11 @@ def machine(*packages: str) -> dict[str, Any]:
         **{name: metadata.version(name) for name in packages},
         "kernel-builder": kernel_builder.__version__,
     }
+
+
+def summary(samples: Sequence[float]) -> dict[str, float]:
+    """Return what the JSON keeps of samples: their median, the interval of `estimate`, and how many there are."""
+    return {**estimate(samples)._asdict(), "n": len(samples)}
 
 
 def children_cpu_seconds() -> float:

@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from figures import (
     machine,
     measure,
     options,
+    summary,
     write_page,
 )
 from hub_process import HubProcess, running_hub
@@ -122,17 +122,17 @@ def measure_first_load(directory: Path) -> Measured:
             copies.append(time.perf_counter() - began)
     return Measured(
         (f"HF_ENDPOINT=URL python -c 'get_kernel(\"{KERNEL}\", version=1)'", "cp -r build/torch-cpu COPY"),
-        {"load-seconds": loads, "copy-seconds": copies, "bytes": BINARY},
+        {"load-seconds": summary(loads), "copy-seconds": summary(copies), "bytes": BINARY},
     )
 
 
 def first_load_row(values: Values) -> Row:
-    load, copy = statistics.median(values["load-seconds"]), statistics.median(values["copy-seconds"])
+    load, copy = values["load-seconds"]["median"], values["copy-seconds"]["median"]
     return Row(
         f"first `get_kernel` of a {values['bytes'] // MB} MB kernel in a fresh process, and a plain copy of its files",
         "",
         f"{load * 1000:.0f} ms; copy {copy * 1000:.0f} ms",
-        note=f"Median of {len(values['load-seconds'])} runs, each with an empty client cache. Importing torch and "
+        note=f"Median of {values['load-seconds']['n']} runs, each with an empty client cache. Importing torch and "
         "kernels is not counted.",
     )
 
@@ -195,16 +195,17 @@ def measure_at_once(directory: Path) -> Measured:
             for number in range(CLIENTS)
         ]
         before, theirs = hub.cpu_seconds(), children_cpu_seconds()
-        for one in clients:
-            one.start()
+        for process in clients:
+            process.start()
         ended = [results.get() for _ in clients]
         used, most = hub.cpu_seconds() - before, hub.peak_bytes()
-        for one in clients:
-            one.join()
+        for process in clients:
+            process.join()
         theirs = children_cpu_seconds() - theirs
+    seconds = sorted(result for result in ended if not isinstance(result, str))
     values = {
-        "seconds": sorted(one for one in ended if not isinstance(one, str)),
-        "failed": [one for one in ended if isinstance(one, str)],
+        "seconds": {**summary(seconds), "p99": seconds[round(0.99 * (len(seconds) - 1))]} if seconds else {"n": 0},
+        "failed": [result for result in ended if isinstance(result, str)],
         "server-processor-seconds": used,
         "clients-processor-seconds": theirs,
         "server-peak-bytes": most,
@@ -214,11 +215,11 @@ def measure_at_once(directory: Path) -> Measured:
 
 def at_once_row(values: Values) -> Row:
     taken, failed = values["seconds"], values["failed"]
-    p50, p99 = statistics.median(taken), taken[min(len(taken) - 1, round(0.99 * (len(taken) - 1)))]
+    took = f"p50 {taken['median']:.2f} s, p99 {taken['p99']:.2f} s, " if taken["n"] else ""
     return Row(
-        f"{len(taken) + len(failed)} clients load a {BINARY // 10 // MB} MB kernel at the same time",
+        f"{taken['n'] + len(failed)} clients load a {BINARY // 10 // MB} MB kernel at the same time",
         "no failures",
-        f"p50 {p50:.2f} s, p99 {p99:.2f} s, {len(failed)} failed",
+        f"{took}{len(failed)} failed",
         not failed,
         f"Clients and server share the cores: the clients took {values['clients-processor-seconds']:.1f} s of CPU "
         f"time, the server {values['server-processor-seconds']:.1f} s. Peak memory of the server: "

@@ -32,14 +32,15 @@ from figures import machine
 from hub_process import HEADERS, HubProcess, running_hub
 from hub_soak import housekeeping, soak
 
-from kernel_builder.server import locks
-from kernel_builder.server.git_objects import FileChange
-from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.settings import Settings
+from kernel_hub.git.objects import FileChange
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
+from kernel_hub.storage import locks
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "packages/kernel-hub/tests")]
 
-from tests.hub.test_server_limits import COSTLY_CARDS
+from test_server_limits import COSTLY_CARDS  # noqa: E402
 
 OPTIONS = ("--log-level", "warning")
 MB = 1_000_000

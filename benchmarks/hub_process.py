@@ -56,9 +56,9 @@ class HubProcess:
 
     def peak_bytes(self) -> int:
         """Return the peak resident memory of the server since its start or the last `reset_peak`."""
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
-        assert found is not None
-        return int(found[1]) * 1024
+        peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert peak is not None
+        return int(peak[1]) * 1024
 
     def reset_peak(self) -> None:
         """Begin a new measurement of `peak_bytes`."""

@@ -23,9 +23,9 @@ from typing import Any
 import requests
 from hub_process import HEADERS, start_hub
 
-from kernel_builder.server import mend
-from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.settings import Settings
+from kernel_hub import mend
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
 
 REPOSITORIES = ["soak/k0", "soak/k1", "soak/k2", "soak/k3"]
 WRITERS = 8
@@ -152,9 +152,9 @@ class Soak:
         """Run what `hub check` runs until the end."""
         while not self.stop.is_set():
             try:
-                found = list(mend.find_defects(Hub(Settings(self.root))))
+                defects = list(mend.find_defects(Hub(Settings(self.root))))
                 self.events["hub check"] += 1
-                for defect in found:
+                for defect in defects:
                     if not defect.mended and "run this again" not in defect.what:
                         self.unexpected[f"hub check: {defect.what}"] += 1
             except (OSError, sqlite3.OperationalError):  # such as the staging directory

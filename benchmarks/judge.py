@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "packages/kernel-judge/tests")]
 
-from tests.search.conftest import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, quick, scale_project, task_of  # noqa: E402
+from judge_samples import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, quick, scale_project, task_of  # noqa: E402
 
 if TYPE_CHECKING:
-    from kernel_builder.search.judge import JudgeRequest
+    from kernel_judge.judge.judgement import JudgeRequest
 
 
 def judged(candidate: Path, task: Path, *options: str, seconds: float = 300) -> dict:
@@ -79,7 +79,7 @@ def rejection(request: JudgeRequest) -> tuple[str, str]:
     import torch
 
     from kernel_builder.errors import KernelBuilderError
-    from kernel_builder.search.judge import judge
+    from kernel_judge.judge.judgement import judge
 
     torch.set_num_threads(1)  # of the candidate, too: the judgements beside it have the other cores
     try:
@@ -113,19 +113,19 @@ def candidates(arguments: argparse.Namespace) -> None:
         unexpected: list[dict] = []
         if arguments.only:
             saved = json.loads(_result(f"candidates_{arguments.device}").read_text())
-            requests = {file: one for file, one in requests.items() if file.stem in arguments.only}
+            requests = {file: request for file, request in requests.items() if file.stem in arguments.only}
             again = set(map(_name, requests))
             counts |= {name: collections.Counter(n) for name, n in saved["verdicts"].items() if name not in again}
-            unexpected = [one for one in saved["unexpected"] if one["candidate"] not in again]
+            unexpected = [entry for entry in saved["unexpected"] if entry["candidate"] not in again]
         for times in range(1, arguments.times + 1):
             timed = {file for file, request in requests.items() if request.rounds}
             for pool, files in ((processes, requests.keys() - timed), (alone, timed)):
                 chosen = sorted(files)
                 answers = pool.map(rejection, [requests[file] for file in chosen])
-                for file, (found, reason) in zip(chosen, answers, strict=True):
-                    counts[_name(file)][found] += 1
-                    if found != expected[file]:
-                        unexpected.append({"candidate": _name(file), "found": found, "reason": reason})
+                for file, (kind, reason) in zip(chosen, answers, strict=True):
+                    counts[_name(file)][kind] += 1
+                    if kind != expected[file]:
+                        unexpected.append({"candidate": _name(file), "found": kind, "reason": reason})
                         print(f"unexpected: {unexpected[-1]}", flush=True)
             _save_candidates(arguments.device, cheats, counts, unexpected)
             print(f"{times} of {arguments.times}", flush=True)
@@ -133,8 +133,8 @@ def candidates(arguments: argparse.Namespace) -> None:
 
 def _save_candidates(device: str, cheats: list, counts: dict, unexpected: list) -> None:
     """Write what is known after some repetitions, so that a run which is ended early counts for those."""
-    wrong = [one for one in unexpected if one["candidate"] in set(map(_name, cheats))]
-    passed_by_mistake = [one for one in wrong if one["found"] == "right"]
+    wrong = [entry for entry in unexpected if entry["candidate"] in set(map(_name, cheats))]
+    passed_by_mistake = [entry for entry in wrong if entry["found"] == "right"]
     save(
         f"candidates_{device}",
         {
@@ -158,7 +158,7 @@ def _name(file: Path) -> str:
 
 def kernelbench(arguments: argparse.Namespace) -> None:
     """Judge each problem's own model, renamed to ModelNew."""
-    from kernel_builder.search.task import kernelbench as problems
+    from kernel_judge.judge.task import kernelbench as problems
 
     tasks = list(problems(arguments.checkout, arguments.levels))
     known = {}
@@ -167,7 +167,7 @@ def kernelbench(arguments: argparse.Namespace) -> None:
         known = {(row["level"], row["problem"]): row for row in rows if row["verdict"] == "right"}
     options = ["--inputs", str(arguments.inputs), "--rounds", str(arguments.rounds), "--against", "eager"]
 
-    def one(task):
+    def verdict_on(task):
         if (task.level, task.name) in known:
             return None
         with tempfile.TemporaryDirectory() as directory:
@@ -177,7 +177,7 @@ def kernelbench(arguments: argparse.Namespace) -> None:
 
     rows = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for task, verdict in zip(tasks, pool.map(one, tasks), strict=True):
+        for task, verdict in zip(tasks, pool.map(verdict_on, tasks), strict=True):
             if verdict is None:
                 rows.append(known[task.level, task.name])
                 continue
@@ -202,10 +202,15 @@ def verdict(arguments: argparse.Namespace) -> None:
     """Time whole verdicts on honest candidates, with all inputs, rounds and peers."""
     rows = []
     for file in HONEST:
-        found = judged(file, task_of(file))
-        speed = {name: round(one["ratio"], 3) for name, one in found.get("speed", {}).items()}
+        verdict = judged(file, task_of(file))
+        speed = {name: round(speedup["ratio"], 3) for name, speedup in verdict.get("speed", {}).items()}
         rows.append(
-            {"candidate": file.stem, "verdict": found.get("verdict"), "seconds": found.get("seconds"), "speed": speed}
+            {
+                "candidate": file.stem,
+                "verdict": verdict.get("verdict"),
+                "seconds": verdict.get("seconds"),
+                "speed": speed,
+            }
         )
         print(rows[-1], flush=True)
     save("verdict", {"verdicts": rows})
@@ -215,21 +220,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-j", "--jobs", type=int, default=1)
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("candidates")
-    one.add_argument("--times", type=int, default=50)
-    one.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    one.add_argument("--only", nargs="+", default=[], help="only these candidates; the saved results of others stay")
-    one.set_defaults(run=candidates)
-    one = commands.add_parser("kernelbench")
-    one.add_argument("checkout", type=Path)
-    one.add_argument("--levels", type=int, nargs="+", default=[1, 2])
-    one.add_argument("--seconds", type=float, default=180)
-    one.add_argument("--again", action="store_true", help="only the problems that were not right in the saved results")
-    one.add_argument("--inputs", type=int, default=12)
-    one.add_argument("--rounds", type=int, default=1)
-    one.set_defaults(run=kernelbench)
-    one = commands.add_parser("verdict")
-    one.set_defaults(run=verdict)
+    command = commands.add_parser("candidates")
+    command.add_argument("--times", type=int, default=50)
+    command.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    command.add_argument(
+        "--only", nargs="+", default=[], help="only these candidates; the saved results of others stay"
+    )
+    command.set_defaults(run=candidates)
+    command = commands.add_parser("kernelbench")
+    command.add_argument("checkout", type=Path)
+    command.add_argument("--levels", type=int, nargs="+", default=[1, 2])
+    command.add_argument("--seconds", type=float, default=180)
+    command.add_argument(
+        "--again", action="store_true", help="only the problems that were not right in the saved results"
+    )
+    command.add_argument("--inputs", type=int, default=12)
+    command.add_argument("--rounds", type=int, default=1)
+    command.set_defaults(run=kernelbench)
+    command = commands.add_parser("verdict")
+    command.set_defaults(run=verdict)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

@@ -1,33 +1,49 @@
-"""Write docs/kernels.md and its plots from the results of `kernel-builder benchmark --json`.
+"""The tables and plots of docs/kernels.md, from the results of `kernel-builder benchmark --json`.
 
-    .venv/bin/python benchmarks/kernel_page.py            write them
-    .venv/bin/python benchmarks/kernel_page.py --check    fail if the page is not up to date
+`make docs` writes them into the site, where docs/kernels.md has `<!-- targets -->` and `<!-- sections -->`.
 
-A result is benchmarks/results/<kernel>.<machine>.json; <kernel>.<machine>.host.json, where it exists, replaces its host
-overhead, which needs a machine at rest. The prose is in kernel_page.md, the targets are in kernel_targets.toml.
+A result is benchmarks/results/<kernel>.<machine>.json. Host overhead needs a machine at rest, so it can have a file of
+its own, <kernel>.<machine>.host.json; the later measurement of it counts. The targets are in kernel_targets.toml.
 """
 
 from __future__ import annotations
 
-import sys
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
+from measured_sources import changes, described
 
 from kernel_builder import toml_file
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import OURS, BenchmarkReport, HostOverhead, Row, geometric_mean, shape_name
+from kernel_builder.plural import listed
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "kernels.md"
-PLOTS = ROOT / "docs" / "kernels"
+KERNELS = ROOT / "kernels"
 
-Reports = Mapping[str, Mapping[str, BenchmarkReport]]
-"""Machine -> kernel -> report."""
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of one kernel on one machine.
+
+    Attributes:
+        report: The device times.
+        host_report: The report with the host overhead; often the same.
+    """
+
+    kernel: str
+    machine: str
+    report: BenchmarkReport
+    host_report: BenchmarkReport
+
+    @property
+    def title(self) -> str:
+        """Name the kernel and the machine."""
+        return f"{self.kernel}, {self.machine.upper()}"
 
 
 @dataclass(frozen=True)
@@ -40,45 +56,59 @@ class Outcome:
     met: bool
 
 
-def read_results(directory: Path = RESULTS) -> dict[str, dict[str, BenchmarkReport]]:
-    """Read the reports of all kernels, GPUs before the CPU."""
-    found: dict[str, dict[str, BenchmarkReport]] = {}
+def read_results(directory: Path = RESULTS) -> list[Result]:
+    """Read the results of all kernels, GPUs before the CPU."""
+    results = []
     paths = [path for path in directory.glob("*.*.json") if not path.name.endswith(".host.json")]
-    for path in sorted(paths, key=lambda path: (".cpu." in path.name, path.name)):
+    for path in sorted(paths, key=lambda path: (".cpu." in path.name, path.name.split(".")[::-1])):
         kernel, machine, _ = path.name.split(".")
-        if not (ROOT / "kernels" / kernel / "build.toml").exists():
+        if not (KERNELS / kernel / "build.toml").exists():
             continue
-        report = BenchmarkReport.read(path)
-        host = directory / f"{kernel}.{machine}.host.json"
-        if host.exists():
-            report.hosts = BenchmarkReport.read(host).hosts
-        found.setdefault(machine, {})[kernel] = report
-    return found
+        report = host_report = BenchmarkReport.read(path)
+        separate = directory / f"{kernel}.{machine}.host.json"
+        if separate.exists():
+            host_report = BenchmarkReport.read(separate)
+            if report.hosts and report.date > host_report.date:
+                host_report = report
+        results.append(Result(kernel, machine, report, host_report))
+    return results
 
 
-def outcomes(reports: Reports) -> Iterator[Outcome]:
+def untuned_shapes() -> set[tuple[int, ...]]:
+    """Return the declared shapes that the kernels are not tuned for."""
+    return {tuple(shape) for shape in _targets()["untuned-shapes"]}
+
+
+def is_untuned(row: Row, untuned: set[tuple[int, ...]]) -> bool:
+    """Return whether a row's shape is one that the kernels are not tuned for; a single row of a tensor is one, too."""
+    return row.point.shape in untuned or all(size == 1 for size in row.point.shape[:2])
+
+
+def _targets() -> dict[str, Any]:
+    return toml_file.read(ROOT / "benchmarks" / "kernel_targets.toml")
+
+
+def outcomes(results: Sequence[Result]) -> Iterator[Outcome]:
     """Evaluate every target for which there are results."""
-    document = toml_file.read(ROOT / "benchmarks" / "kernel_targets.toml")
-    untuned = {tuple(shape) for shape in document["untuned-shapes"]}
-    for target in document["target"]:
-        found = reports.get(target["machine"], {}).values()
+    untuned = untuned_shapes()
+    for target in _targets()["target"]:
+        measured = [result for result in results if result.machine == target["machine"]]
         if target["value"] == "host":
-            hosts = [host for report in found for host in report.hosts if host.point.passes == target["passes"]]
-            yield from _host_outcome(target, hosts)
+            hosts = [host for result in measured for host in result.host_report.hosts]
+            yield from _host_outcome(target, [host for host in hosts if host.point.passes == target["passes"]])
         else:
-            rows = [row for report in found for row in report.rows if _counts(row, target, untuned)]
+            rows = [row for result in measured for row in result.report.rows if _counts(row, target, untuned)]
             yield from _outcome(target, rows)
 
 
 def _counts(row: Row, target: Mapping[str, Any], untuned: set[tuple[int, ...]]) -> bool:
     """Return whether a row counts for a target. A row without a time counts at any size: it misses the target."""
     point = row.point
-    is_untuned = point.shape in untuned or all(size == 1 for size in point.shape[:2])
     return (
         point.operation in target.get("operations", [point.operation])
         and point.passes == target.get("passes", point.passes)
         and list(point.shape) in target.get("shapes", [list(point.shape)])
-        and (target.get("all-shapes", False) or is_untuned == target.get("untuned", False))
+        and (target.get("all-shapes", False) or is_untuned(row, untuned) == target.get("untuned", False))
         and (not row.times or row.bytes > target.get("above-megabytes", 0) * 1e6)
     )
 
@@ -96,8 +126,8 @@ def _value(kind: str) -> Callable[[Row], float | None]:
 
 
 def _outcome(target: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Outcome]:
-    value = _value(target["value"])
-    measured = {index: found for index, row in enumerate(rows) if OURS in row.times and (found := value(row))}
+    value_of = _value(target["value"])
+    measured = {number: value for number, row in enumerate(rows) if OURS in row.times and (value := value_of(row))}
     untimed = sum(OURS in row.faults for row in rows)
     lacking = f", {untimed} of {untimed + len(measured)} without a time" if untimed else ""
     if "mean" in target:
@@ -106,8 +136,8 @@ def _outcome(target: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Outcome
         text, met = f"{mean:.3f}", mean >= target["mean"]
     else:
         wanted = f"each at least {target['each']}"
-        least = min(measured, key=lambda index: measured[index], default=None)
-        missed = sum(one < target["each"] for one in measured.values())
+        least = min(measured, key=lambda number: measured[number], default=None)
+        missed = sum(value < target["each"] for value in measured.values())
         point = rows[least].point if least is not None else None
         text = f"{measured[least]:.3f} at {point.operation} {shape_name(point.shape)}" if point else "nothing"
         text += f", {missed} of {len(measured)} below" if missed else ""
@@ -126,70 +156,90 @@ def _host_outcome(target: Mapping[str, Any], hosts: Sequence[HostOverhead]) -> I
     yield Outcome(target["what"], f"each at most {target['at-most']}", text, not missed)
 
 
-def page(reports: Reports) -> str:
-    """Return the text of docs/kernels.md."""
+def fill(page: str, results: Sequence[Result]) -> str:
+    """Return docs/kernels.md with its tables, and with what has changed since they were measured."""
     table = [["target", "", "measured", ""]]
-    table += [[one.what, one.wanted, one.measured, "met" if one.met else "missed"] for one in outcomes(reports)]
-    sections = [
-        section(kernel, machine, report) for machine, found in reports.items() for kernel, report in found.items()
+    table += [
+        [outcome.what, outcome.wanted, outcome.measured, "met" if outcome.met else "missed"]
+        for outcome in outcomes(results)
     ]
-    template = (ROOT / "benchmarks" / "kernel_page.md").read_text()
-    return template.replace("{targets}", tables.as_markdown(table)).replace("{sections}", "\n".join(sections))
+    parts = {
+        "<!-- targets -->": "\n".join([tables.as_markdown(table), "", _changed_since(results)]),
+        "<!-- sections -->": "\n".join(map(section, results)),
+    }
+    for marker, text in parts.items():
+        if page.count(marker) != 1:
+            raise ValueError(f"docs/kernels.md must have {marker} once")
+        page = page.replace(marker, text)
+    return page
 
 
-def section(kernel: str, machine: str, report: BenchmarkReport) -> str:
-    """Return the section of one kernel on one machine: all its tables and the commands that measured them."""
-    commit = ((report.build.get("provenance") or {}).get("kernel") or {}).get("commit")
-    size = f", {report.build['bytes'] / 1e6:.2f} MB" if report.build.get("bytes") else ""
-    source = f", commit {commit[:12]}" if commit else ""
+def _changed_since(results: Sequence[Result]) -> str:
+    """Say which results are not of the sources as they are now."""
+    changed, unknown = [], []
+    for result in results:
+        for report, what in _reports(result):
+            since = changes(KERNELS / result.kernel, report.variant, report.build)
+            if since or since is None:
+                (unknown if since is None else changed).append(f"{result.title}{what}")
+    sentences = [
+        f"Sources have changed since these were measured: {listed(changed)}."
+        if changed
+        else "No recorded source has changed since the measurements.",
+        f"Whether they have is unknown of these: {listed(unknown)}." if unknown else "",
+        "Each section names the commit that was measured.",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _reports(result: Result) -> Iterator[tuple[BenchmarkReport, str]]:
+    yield result.report, ""
+    if result.host_report is not result.report:
+        yield result.host_report, " (host overhead)"
+
+
+def section(result: Result) -> str:
+    """Return the section of one kernel on one machine: all its tables, and the commits and commands they are of."""
+    report = result.report
     lines = [
-        f"## {kernel}, {machine.upper()}",
+        f"## {result.title}",
         "",
-        f"{tables.machine(report)}. Variant `{report.variant}`, build `{report.build['id']}`{size}{source}.",
+        _origin(result, report),
         "",
         f"    {report.command}",
         "",
         tables.as_markdown(tables.summary(report.rows)),
         "",
-        f"![Share of copy speed]({PLOTS.name}/{kernel}.{machine}.svg)",
+        f"![Share of copy speed]({plot_name(result)})",
         "",
     ]
     for heading, rows in tables.groups(report.rows):
         lines += [f"**{heading}**", "", tables.as_markdown(tables.times(rows)), ""]
-    if report.hosts:
+    if result.host_report.hosts:
         lines += ["**Host overhead, microseconds a call**", ""]
-        host = RESULTS / f"{kernel}.{machine}.host.json"
-        if host.exists():
-            lines += [f"    {BenchmarkReport.read(host).command}", ""]
-        lines += [tables.as_markdown(tables.hosts(report.hosts)), ""]
-    return "\n".join([*lines, *(f"- {note}" for note in tables.notes(report)), ""])
+        if result.host_report is not report:
+            lines += [_origin(result, result.host_report), "", f"    {result.host_report.command}", ""]
+        lines += [tables.as_markdown(tables.hosts(result.host_report.hosts)), ""]
+    notes = dict.fromkeys(note for reported, _ in _reports(result) for note in tables.notes(reported))
+    return "\n".join([*lines, *(f"- {note}" for note in notes), ""])
 
 
-@click.command()
-@click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the page is not up to date.")
-def main(check: bool) -> None:
-    """Write docs/kernels.md and its plots from the results."""
-    reports = read_results()
-    text = page(reports)
-    plots = {
-        PLOTS / f"{kernel}.{machine}.svg": report
-        for machine, found in reports.items()
-        for kernel, report in found.items()
-    }
-    if check:
-        stale = [PAGE] if PAGE.read_text() != text else []
-        # Plots differ between releases of matplotlib, so only their names are checked.
-        stale += sorted(set(PLOTS.glob("*.svg")) ^ plots.keys())
-        for path in stale:
-            click.echo(f"{path.relative_to(ROOT)} is not up to date: run benchmarks/kernel_page.py", err=True)
-        sys.exit(1 if stale else 0)
-    PAGE.write_text(text)
-    PLOTS.mkdir(exist_ok=True)
-    for path in set(PLOTS.glob("*.svg")) - plots.keys():
-        path.unlink()
-    for path, report in plots.items():
-        plot.save(report, path)
+def _origin(result: Result, report: BenchmarkReport) -> str:
+    size = f", {report.build['bytes'] / 1e6:.2f} MB" if report.build.get("bytes") else ""
+    return (
+        f"{tables.machine(report)}. Variant `{report.variant}`, build `{report.build['id']}`{size}. "
+        f"{described(KERNELS / result.kernel, report.variant, report.build)}"
+    )
 
 
-if __name__ == "__main__":
-    main()
+def plot_name(result: Result) -> str:
+    """Return the path of a result's plot, relative to the page."""
+    return f"kernels/{result.kernel}.{result.machine}.svg"
+
+
+def draw(result: Result) -> bytes:
+    """Return the plot of a result as an SVG file."""
+    with plot.reproducible(plot_name(result)):
+        file = io.BytesIO()
+        plot.draw(result.report).savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()

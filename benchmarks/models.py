@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import json
 import statistics
 import time
@@ -67,7 +68,7 @@ def main() -> None:
 
 def _add(path: Path, command: str, results: dict[str, Any]) -> None:
     report = json.loads(path.read_text()) if path.exists() else {}
-    report["machine"] = _machine()
+    report["machine"], report["packages"] = _machine(), _packages()
     report.setdefault(command, {}).update(results)
     path.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
 
@@ -79,10 +80,27 @@ def _machine() -> dict[str, str]:
     return {"device": name, **{package: version(package) for package in ("torch", "diffusers", "transformers")}}
 
 
-def _blocks() -> Any:
+def _kernel(name: str) -> Any:
     from kernels import get_kernel
 
-    return get_kernel("kernels-community/blocks", version=1)
+    return get_kernel(f"kernels-community/{name}", version=1)
+
+
+def _packages() -> dict[str, Any]:
+    """Return what the packages record of their sources, which the page compares with those of the repository."""
+    packages = {}
+    for name in ("adaln", "blocks", "geglu", "rmsnorm", "rope3d"):
+        directory = Path(_kernel(name).__file__).parent
+        metadata = json.loads((directory / "metadata.json").read_text())
+        packages[name] = {
+            "variant": directory.name,
+            "provenance": metadata.get("provenance"),
+            "python": {
+                path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in sorted(directory.rglob("*.py"))
+            },
+        }
+    return packages
 
 
 # --- time of one forward ---------------------------------------------------------------------------------------------
@@ -213,7 +231,7 @@ def _prepare(variant: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[Ca
     said = ""
     if variant in ("accelerated", "graphs", "compile-accelerated"):
         options = {"graphs": True} if variant == "graphs" else {}
-        said = str(_blocks().accelerate(model, **options))
+        said = str(_kernel("blocks").accelerate(model, **options))
     if variant in ("compile", "compile-accelerated"):
         model = torch.compile(model)
     if variant == "reduce-overhead":
@@ -286,7 +304,7 @@ def _train(case: Case, variants: list[str], device: str, layers: int | None) -> 
     times = {}
     for variant in _chosen(variants, "eager", "accelerated"):
         if variant == "accelerated":
-            _blocks().accelerate(model)
+            _kernel("blocks").accelerate(model)
         for _ in range(2):
             step()
         times[variant] = statistics.median(_elapsed(step, 3, device) for _ in range(5))
@@ -368,7 +386,7 @@ def _pipeline(device: str, layers: int | None) -> dict[str, float]:
     seconds = {}
     for variant in ("eager", "accelerated", "graphs"):
         if variant != "eager":
-            report = _blocks().accelerate(pipe, graphs=variant == "graphs")
+            report = _kernel("blocks").accelerate(pipe, graphs=variant == "graphs")
             print(report, flush=True)
         with torch.no_grad():
             run()

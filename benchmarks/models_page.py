@@ -1,28 +1,31 @@
-"""Writes docs/models.md and its picture from the results of `benchmarks/models.py`.
+"""Write docs/models.md from the results of `benchmarks/models.py`.
 
-.venv/bin/python benchmarks/models_page.py            write them
-.venv/bin/python benchmarks/models_page.py --check    fail if the page is not up to date
+    .venv/bin/python benchmarks/models_page.py
+
+The plot, and what has changed since the measurement, are in the site only: `make docs` writes them where the page has
+`<!-- plot -->` and `<!-- sources -->`.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import math
-import sys
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-import matplotlib as mpl
 from matplotlib.figure import Figure
+from measured_sources import described
 from model_titles import TITLES
+
+from kernel_builder.measure import plot
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "models-h200.json"
 PAGE = ROOT / "docs" / "models.md"
-PICTURE = ROOT / "docs" / "models" / "models.h200.svg"
+PLOT = "models/models.h200.svg"
 _PROSE = ROOT / "benchmarks" / "models_page.md"
 
 Times = Mapping[str, float]
@@ -60,7 +63,6 @@ def main_page(report: Mapping[str, Any]) -> str:
     targets = [f"| {t.what} | {t.wanted} | {t.measured} | {verdicts[t.met]} |" for t in find_targets(report)]
     sections = {
         "kernels": "[kernels](kernels.md)",
-        "picture": "![The speed of a forward beside eager](models/models.h200.svg)",
         "machine": f"{machine['device']}; {versions}",
         "targets": "\n".join(["| figure | target | measured | |", "| --- | --- | --- | --- |", *targets]),
         "times": "\n".join(_times(report.get("time", {}))),
@@ -74,26 +76,41 @@ def main_page(report: Mapping[str, Any]) -> str:
     return page
 
 
-def _mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+def fill(page: str, report: Mapping[str, Any]) -> str:
+    """Return docs/models.md with its plot, and with what has changed since the measurement."""
+    packages = report.get("packages", {})
+    sources = [
+        f"{name}: {described(ROOT / 'kernels' / name, package['variant'], package)}"
+        for name, package in packages.items()
+    ]
+    unknown = "The results do not record the commit of the kernels, so whether these have changed since is unknown."
+    parts = {
+        "<!-- plot -->": f"![The speed of a forward beside eager]({PLOT})",
+        "<!-- sources -->": "\n".join(f"- {line}" for line in sources) or unknown,
+    }
+    for marker, text in parts.items():
+        if page.count(marker) != 1:
+            raise ValueError(f"docs/models.md must have {marker} once")
+        page = page.replace(marker, text)
+    return page
 
 
-def _ratios(report: Mapping[str, Any], first: str, *others: str) -> dict[str, float]:
+def ratios(report: Mapping[str, Any], first: str, *others: str) -> dict[str, float]:
     """Return case -> time of `first` divided by the least of the others' that were measured."""
-    found = {}
+    divided = {}
     for case, result in report.get("time", {}).items():
         times = result["milliseconds"]
         measured = [times[other] for other in others if other in times]
         if first in times and measured:
-            found[case] = times[first] / min(measured)
-    return found
+            divided[case] = times[first] / min(measured)
+    return divided
 
 
 def _mean_target(what: str, ratios: dict[str, float], mean: float, most: float | None = None) -> Target:
     wanted = f"mean at most {mean}" + (f", each at most {most}" if most else "")
     if not ratios:
         return Target(what, wanted, "-", None)
-    value, worst = _mean(list(ratios.values())), max(ratios, key=lambda case: ratios[case])
+    value, worst = statistics.geometric_mean(ratios.values()), max(ratios, key=lambda case: ratios[case])
     measured = f"{value:.3f}; most {ratios[worst]:.3f} ({TITLES[worst]})"
     return Target(what, wanted, measured, value <= mean and (most is None or ratios[worst] <= most))
 
@@ -110,7 +127,7 @@ def _each_target(what: str, ratios: dict[str, float], most: float, unit: str = "
 
 def find_targets(report: Mapping[str, Any]) -> Iterator[Target]:
     """Return the targets and what was measured for each."""
-    long = {case: ratio for case, ratio in _ratios(report, "accelerated", "compile").items() if case in _LONG}
+    long = {case: ratio for case, ratio in ratios(report, "accelerated", "compile").items() if case in _LONG}
     first = {
         case: result["first-call-seconds"]["accelerated"]
         for case, result in report.get("time", {}).items()
@@ -128,11 +145,11 @@ def find_targets(report: Mapping[str, Any]) -> Iterator[Target]:
         for case, differences in report.get("accuracy", {}).items()
     }
     best = ("compile", "reduce-overhead")
-    yield _mean_target("with graphs / the better mode of compile", _ratios(report, "graphs", *best), 0.90, 0.98)
-    yield _mean_target("without graphs / eager", _ratios(report, "accelerated", "eager"), 0.65)
+    yield _mean_target("with graphs / the better mode of compile", ratios(report, "graphs", *best), 0.90, 0.98)
+    yield _mean_target("without graphs / eager", ratios(report, "accelerated", "eager"), 0.65)
     yield _each_target("without graphs / compile, 7,000 tokens and more", long, 0.97)
     yield _each_target(
-        "compile on top of accelerated / compile", _ratios(report, "compile-accelerated", "compile"), 1.01
+        "compile on top of accelerated / compile", ratios(report, "compile-accelerated", "compile"), 1.01
     )
     yield _each_target("accelerating and the first call", first, 3, " s")
     yield _each_target("GPU time beside GEMM and attention / with the first kernels, put in by hand", left, 0.5)
@@ -184,8 +201,10 @@ def _accuracy(results: Mapping[str, Any]) -> Iterator[str]:
     yield "| model | eager | compile | accelerated | accelerated, graphs |"
     yield "| --- | --- | --- | --- | --- |"
     for case in (case for case in TITLES if case in results):
-        found = results[case]
-        cells = [f"{found[name]:.4f}" if name in found else "-" for name in list(_HEADINGS) if name in _COMPARED]
+        differences = results[case]
+        cells = [
+            f"{differences[name]:.4f}" if name in differences else "-" for name in list(_HEADINGS) if name in _COMPARED
+        ]
         yield f"| {TITLES[case]} | {' | '.join(cells)} |"
 
 
@@ -204,27 +223,27 @@ def _others(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"| LTX-Video pipeline, 49 frames of 704x512, 30 steps | {' | '.join(cells)} |"
 
 
-# --- the picture -----------------------------------------------------------------------------------------------------
+# --- the plot --------------------------------------------------------------------------------------------------------
 
 # The Okabe-Ito palette, which colour-blind readers can tell apart.
 _BARS = {"eager": "#bbbbbb", "compile": "#d55e00", "reduce-overhead": "#e69f00", "graphs": "black"}
 
 
 def draw(report: Mapping[str, Any]) -> Figure:
-    """Return the picture: for each model the speed of each variant, where eager is 1."""
+    """Return the plot: for each model the speed of each variant, where eager is 1."""
     results = report.get("time", {})
     cases = [case for case in TITLES if case in results]
     figure = Figure(figsize=(8.5, 0.9 + 0.75 * len(cases)), layout="constrained")
     axis = figure.subplots()
     height = 0.8 / len(_BARS)
     for number, (variant, colour) in enumerate(_BARS.items()):
-        found = [
+        placed = [
             (row + number * height, times["eager"] / times[variant])
             for row, times in enumerate(results[case]["milliseconds"] for case in cases)
             if variant in times
         ]
-        if found:
-            rows, speeds = zip(*found, strict=True)
+        if placed:
+            rows, speeds = zip(*placed, strict=True)
             bars = axis.barh(rows, speeds, 0.9 * height, color=colour, label=_HEADINGS[variant])
             axis.bar_label(bars, [f"{speed:.2f}" for speed in speeds], padding=3, fontsize="small")
     axis.set_yticks([row + 1.5 * height for row in range(len(cases))], [TITLES[case] for case in cases])
@@ -237,25 +256,13 @@ def draw(report: Mapping[str, Any]) -> Figure:
     return figure
 
 
-@click.command(help=__doc__)
-@click.option("--check", is_flag=True, help="Write nothing; fail if the page is not up to date.")
-def main(check: bool) -> None:
-    """Write the page and the picture, or check the page."""
-    report = read_results()
-    page = main_page(report)
-    if check:
-        if PAGE.read_text() != page:
-            click.secho(
-                f"{PAGE.relative_to(ROOT)} is not up to date: run benchmarks/models_page.py", fg="red", err=True
-            )
-            sys.exit(1)
-        return
-    PAGE.write_text(page)
-    PICTURE.parent.mkdir(exist_ok=True)
-    # Equal reports give equal files: no date, and no random identifiers.
-    with mpl.rc_context({"svg.hashsalt": "kernel-builder", "svg.fonttype": "none"}):
-        draw(report).savefig(PICTURE, metadata={"Date": None})
+def draw_svg(report: Mapping[str, Any]) -> bytes:
+    """Return the plot as an SVG file."""
+    with plot.reproducible(PLOT):
+        file = io.BytesIO()
+        draw(report).savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(main_page(read_results()))

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "packages/kernel-judge/tests")]
 
 from figures import machine  # noqa: E402
+from searches import agent, marked_processes, quoted, start_search  # noqa: E402
 
-from kernel_builder.search.run_log import LOG, read_events  # noqa: E402
-from kernel_builder.search.run_report import make_report  # noqa: E402
-from tests.search.runs.searches import agent, marked_processes, quoted, start_search  # noqa: E402
+from kernel_judge.search.run_log import LOG, read_events  # noqa: E402
+from kernel_judge.search.run_report import make_report  # noqa: E402
 
 TRIES, JOBS = 2, 16
 AGENT_SECONDS, LIMIT_SECONDS = 3.0, 6.0
@@ -111,11 +111,11 @@ def main() -> None:
         os.environ |= {"QUICK_JUDGE_CALLS": f"{scratch}/calls", "KERNEL_BUILDER_CACHE": f"{scratch}/cache"}
         started = time.monotonic()
         run(directory, chosen.attempts, chosen.kills)
-        found = figures(directory, chosen.attempts)
-        found["seconds"] = round(time.monotonic() - started, 1)
+        measured = figures(directory, chosen.attempts)
+        measured["seconds"] = round(time.monotonic() - started, 1)
     about = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": machine(), "jobs": JOBS}
-    chosen.json.write_text(json.dumps({**about, **found}, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
+    chosen.json.write_text(json.dumps({**about, **measured}, indent=2) + "\n")
+    print(json.dumps(measured, indent=2))
 
 
 if __name__ == "__main__":

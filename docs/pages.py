@@ -1,4 +1,4 @@
-"""Pages of the site that are not in docs/: the README and its neighbours, and the reference of the package.
+"""What the site has and docs/ has not: the README and its neighbours, the reference of the package, tables and plots.
 
 MkDocs calls the functions whose names begin with `on_`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -16,6 +17,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import kernel_page  # noqa: E402
+import models_page  # noqa: E402
+
 # Page of the site -> file of the repository.
 INCLUDED = {
     "index.md": "README.md",
@@ -50,18 +56,22 @@ def on_pre_build(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in docs/."""
+    """Add the pages and plots that are not in docs/."""
     for page, source in INCLUDED.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
     for page, (_, text) in _reference().items():
         files.append(File.generated(config, page, content=text))
+    for result in kernel_page.read_results():
+        files.append(File.generated(config, kernel_page.plot_name(result), content=kernel_page.draw(result)))
+    files.append(File.generated(config, models_page.PLOT, content=models_page.draw_svg(models_page.read_results())))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links that leave docs/ by links to another page, or to the file in the repository."""
+    """Fill in figures. Replace links that leave docs/ by links to another page, or to the file in the repository."""
     path = page.file.src_uri
+    markdown = _with_figures(path, markdown)
     source = INCLUDED.get(path, f"docs/{path}")
 
     def rewritten(match: re.Match[str]) -> str:
@@ -82,18 +92,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _LINK.sub(rewritten, markdown)
 
 
+def _with_figures(path: str, markdown: str) -> str:
+    """Return a page with the tables that are not in the repository, since they say what has changed since."""
+    if path == "kernels.md":
+        return kernel_page.fill(markdown, kernel_page.read_results())
+    if path == "models.md":
+        return models_page.fill(markdown, models_page.read_results())
+    return markdown
+
+
 def _reference() -> dict[str, tuple[str, str]]:
-    """Return page -> its title and text: one page for the command line, and one for each directory of the package."""
-    package = ROOT / "kernel_builder"
+    """Return page -> its title and text: one page for the command line, and one for each directory of the packages."""
     pages = {"reference/cli.md": ("Command line", _command_line())}
-    for directory in [package, *sorted(path.parent for path in package.rglob("__init__.py") if path.parent != package)]:
-        name = ".".join(directory.relative_to(ROOT).parts)
-        if name.startswith(("kernel_builder.cli", "kernel_builder.templates")):
-            continue
-        modules = sorted(path.stem for path in directory.glob("*.py") if not path.stem.startswith("__"))
-        parts = [f"# {name}", f"::: {name}\n    options:\n      heading_level: 2\n      members: []"]
-        parts += [f"::: {name}.{module}" for module in modules]
-        pages[f"reference/{name.replace('.', '/')}.md"] = (name, "\n\n".join(parts) + "\n")
+    for package in (ROOT / "kernel_builder", *sorted(ROOT.glob("packages/*/kernel_*"))):
+        for directory in sorted(path.parent for path in package.rglob("__init__.py")):
+            name = ".".join(directory.relative_to(package.parent).parts)
+            if name.startswith(("kernel_builder.cli", "kernel_builder.templates", "kernel_judge.cli")):
+                continue
+            modules = sorted(path.stem for path in directory.glob("*.py") if not path.stem.startswith("__"))
+            parts = [f"# {name}", f"::: {name}\n    options:\n      heading_level: 2\n      members: []"]
+            parts += [f"::: {name}.{module}" for module in modules]
+            pages[f"reference/{name.replace('.', '/')}.md"] = (name, "\n\n".join(parts) + "\n")
     return pages
 
 

@@ -14,8 +14,8 @@ def __getattr__(name: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("torch-kernel-builder")
+        release = version("torch-kernel-builder")
     except PackageNotFoundError:
-        found = "0+unknown"
-    globals()["__version__"] = found
-    return found
+        release = "0+unknown"
+    globals()["__version__"] = release
+    return release

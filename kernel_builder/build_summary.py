@@ -65,9 +65,12 @@ class FailedVariant:
     Attributes:
         project: The project's name, or its directory if `build.toml` cannot be read.
         variant: None if the project as a whole failed.
-        errors: Why; the same object in several variants is one failure.
+        errors: Why; equal errors of several variants are one failure.
         report: The result of the checks, if they failed.
         outdated: The package of an earlier build is still there.
+
+    Raises:
+        StoreError: If an error is one: a full disk or a cache that cannot be written stops the whole build.
     """
 
     project: str
@@ -75,6 +78,11 @@ class FailedVariant:
     errors: tuple[KernelBuilderError, ...]
     report: CheckReport | None = None
     outdated: bool = False
+
+    def __post_init__(self) -> None:
+        for error in self.errors:
+            if isinstance(error, StoreError):
+                raise error
 
     def as_dict(self) -> dict[str, Any]:
         """Return the failure as `--json` prints it."""
@@ -85,26 +93,6 @@ class FailedVariant:
             "checks": self.report.as_dict() if self.report else None,
             "outdated": self.outdated,
         }
-
-
-class Failures:
-    """The failures of a build so far."""
-
-    def __init__(self) -> None:
-        self.found: list[FailedVariant] = []
-
-    def add(
-        self, project: str, variant: str | None, *errors: KernelBuilderError, report: CheckReport | None = None
-    ) -> None:
-        """Note why a variant, or a whole project, is not built.
-
-        Raises:
-            StoreError: If the error is one: a full disk or a cache that cannot be written stops everything.
-        """
-        for error in errors:
-            if isinstance(error, StoreError):
-                raise error
-        self.found.append(FailedVariant(project, variant, errors, report))
 
 
 @dataclass(frozen=True)
@@ -140,7 +128,8 @@ class BuildSummary:
         """The distinct errors of all failures. A source that fails alike for several variants is one error."""
         distinct: dict[object, KernelBuilderError] = {}
         for error in (error for failed in self.failures for error in failed.errors):
-            same = (error.where, error.output) if isinstance(error, BuildError) and error.output else id(error)
+            output = error.output if isinstance(error, BuildError) else ""
+            same = (error.where, output) if output else tuple(error.as_dict().values())
             distinct.setdefault(same, error)
         return tuple(distinct.values())
 

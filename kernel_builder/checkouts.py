@@ -101,14 +101,14 @@ class CommittedFiles:
         Raises:
             ForgedObjectError: If a directory on the way is missing or forged.
         """
-        found: CommittedEntry | None = self._root
+        entry: CommittedEntry | None = self._root
         parts = path.split("/")
         for number, part in enumerate(parts):
-            if found is None or found.mode != _DIRECTORY:
-                inside = found is not None and found.mode == _SUBMODULE
-                return (found, "/".join(parts[number:])) if inside else (None, "")
-            found = self._directory(found.name).get(os.fsencode(part))
-        return found, ""
+            if entry is None or entry.mode != _DIRECTORY:
+                inside = entry is not None and entry.mode == _SUBMODULE
+                return (entry, "/".join(parts[number:])) if inside else (None, "")
+            entry = self._directory(entry.name).get(os.fsencode(part))
+        return entry, ""
 
     def write(self, target: Path) -> None:
         """Write all files to a new directory, as the commit has them. Submodules are empty directories.
@@ -159,8 +159,8 @@ class CommittedFiles:
             os.write(self._requests, name.encode() + b"\n")
         except BrokenPipeError:
             raise ForgedObjectError("git reads no objects here") from None
-        _, found, size = (*self._answers.readline().split(), b"", b"", b"")[:3]
-        if found != kind or not size.isdigit():
+        _, answered, size = (*self._answers.readline().split(), b"", b"", b"")[:3]
+        if answered != kind or not size.isdigit():
             raise ForgedObjectError(f"there is no {kind.decode()} {name[:12]}")
         content = self._answers.read(int(size) + 1)[:-1]
         if _object_name(kind, content, len(name)) != name:

@@ -98,7 +98,7 @@ def defined_symbols(path: Path) -> list[DefinedSymbol]:
     from elftools.elf.gnuversions import GNUVerDefSection, GNUVerSymSection
     from elftools.elf.sections import SymbolTableSection
 
-    found = []
+    symbols = []
     with _opened(path) as elf:
         table = elf.get_section_by_name(".dynsym")
         versions = elf.get_section_by_name(".gnu.version")
@@ -119,8 +119,8 @@ def defined_symbols(path: Path) -> list[DefinedSymbol]:
                 continue
             version = names.get(number & 0x7FFF)
             if version is not None:
-                found.append(DefinedSymbol(symbol.name, version, kind, symbol["st_size"]))
-    return found
+                symbols.append(DefinedSymbol(symbol.name, version, kind, symbol["st_size"]))
+    return symbols
 
 
 def constants(path: Path) -> list[bytes]:
@@ -144,11 +144,11 @@ def callers(path: Path, names: Container[str]) -> dict[str, set[str]]:
     from elftools.elf.relocation import RelocationSection
     from elftools.elf.sections import SymbolTableSection
 
-    found: dict[str, set[str]] = {}
+    callers_of: dict[str, set[str]] = {}
     with _opened(path) as elf:
         table = elf.get_section_by_name(".symtab")
         if not isinstance(table, SymbolTableSection):
-            return found
+            return callers_of
         symbols = list(table.iter_symbols())
         functions = [symbol for symbol in symbols if symbol["st_info"]["type"] == "STT_FUNC"]
         for section in elf.iter_sections():
@@ -160,8 +160,8 @@ def callers(path: Path, names: Container[str]) -> dict[str, set[str]]:
                 if name in names:
                     place = (section["sh_info"], relocation["r_offset"])
                     holders = (f.name for f in functions if _holds(f, *place))
-                    found.setdefault(name, set()).add(next(holders, ""))
-    return found
+                    callers_of.setdefault(name, set()).add(next(holders, ""))
+    return callers_of
 
 
 def _holds(function: Any, section: int, offset: int) -> bool:

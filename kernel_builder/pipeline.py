@@ -6,29 +6,29 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel_builder import checks, files
-from kernel_builder.build import confinement, ninja_run, provenance
+from kernel_builder.build import ninja_run, provenance, recorded_sources
 from kernel_builder.build.cache import binary_path
+from kernel_builder.build.confinement import for_steps
 from kernel_builder.build.graph import Graph, PlannedVariant
 from kernel_builder.build.plan import plan
-from kernel_builder.build_summary import BuildSummary, BuiltPackage, FailedVariant, Failures
+from kernel_builder.build_summary import BuildSummary, BuiltPackage, FailedVariant
 from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess, summary
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
-from kernel_builder.config.project import Project
-from kernel_builder.config.variant import Variant, this_platform
+from kernel_builder.config.variant import this_platform
 from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, PackageError, StoreError
 from kernel_builder.package import foreign_files, records
 from kernel_builder.package.assembly import assemble
 from kernel_builder.package.swap import publish, staging
-from kernel_builder.package.tree_digest import contents, hash_tree
+from kernel_builder.package.tree_digest import contents
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.project_selection import BuildRequest, Selection, select
@@ -50,51 +50,52 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
             cache cannot be written. Other errors are in the summary.
     """
     started = time.monotonic()
-    progress = progress or Silent()
+    progress, cache = progress or Silent(), toolchains.cache
     checks.require_allowable(request.allow)
-    failures = Failures()
-    selections, unavailable = select(request, toolchains, failures)
-    told = notices([selection.project for selection in selections])
+    selected = select(request, toolchains)
+    told = notices([selection.project for selection in selected.selections])
     for notice in told:
         progress.say(f"warning: {notice}")
-    with ExitStack() as locks:
-        for destination in sorted(selection.destination for selection in selections):
-            locks.enter_context(_locked(destination, toolchains.cache, progress))
-        graph = _plan(request, selections, toolchains, failures)
+    with ExitStack() as stack:
+        for destination in sorted(selection.destination for selection in selected.selections):
+            stack.enter_context(_locked(destination, cache, progress))
+        targets, unplanned = _split(
+            result for selection in selected.selections for result in _plan(selection, request, toolchains)
+        )
+        graph = Graph(tuple(target.planned for target in targets))
         progress.say(f"{counted(len(graph.variants), 'variant')}, {counted(len(graph.binaries), 'binary')}")
-        known = {id(one): _record(one, selections, toolchains.cache) for one in graph.variants}
-        stale = [one for one in graph.variants if not _is_current(known[id(one)], request)]
-        where = confinement.for_steps(request.sandbox, request.compiler_cache, stale, progress)
-        probe = locks.enter_context(ProbeProcess(confinement=where))
-        if request.load and "ops" not in request.allow:
-            stale = _with_sound_ops(stale, selections, failures, probe)
+        stale = [target for target in targets if not _is_current(target.record, request)]
+        confinement = for_steps(request.sandbox, request.compiler_cache, [target.planned for target in stale], progress)
+        checker = _Checker(
+            request,
+            progress,
+            stack.enter_context(ProbeProcess(confinement=confinement)),
+            stack.enter_context(ProbeProcess(str(request.cross_python))) if request.cross_python else None,
+        )
+        sound, unsound = _split(result for project in _by_project(stale) for result in checker.op_sources(project))
         outcome = ninja_run.run(
-            Graph(tuple(stale)),
-            toolchains.cache,
+            Graph(tuple(target.planned for target in sound)),
+            cache,
             jobs=request.jobs or ninja_run.default_jobs(),
             compiler_cache=request.compiler_cache,
-            confinement=where,
+            confinement=confinement,
             progress=progress,
         )
-        made = _made(stale, outcome, failures)
-        if request.load and any(one.variant.platform in (None, this_platform()) for one in made):
-            probe.start()
-        cross = locks.enter_context(_cross_probe(request))
-        check = partial(checks.run_all, load=request.load, allow=request.allow, probe=probe, cross_probe=cross)
-        reports = _package_all(request, selections, made, toolchains.cache, failures, progress, check, probe)
-        failed = {(one.project, one.variant) for one in failures.found}
-        done = [one for one in graph.variants if (one.project.name, one.variant.name) not in failed]
-        sandboxes = where.described(request.compiler_cache)
-        packages = tuple(
-            _built(one, done, selections, reports, known[id(one)], _sandboxes(where, request, one.variant))
-            for one in done
+        made, unmade = _split(_made(target, outcome) for target in sound)
+        if request.load and any(target.planned.variant.platform in (None, this_platform()) for target in made):
+            checker.probe.start()
+        packaged, refused = _split(
+            result for project in _by_project(made) for result in _package(project, cache, checker)
         )
-        found = tuple(_with_old_package(one, selections) for one in failures.found)
-    skipped = {one.project.name: offered.skipped_backends(one.project) for one in selections}
+        failures = (*selected.failures, *unplanned, *unsound, *unmade, *refused)
+        failed = {(failure.project, failure.variant) for failure in failures}
+        results = {target.key: target for target in (*targets, *packaged) if target.key not in failed}
+        packages = tuple(_built(target, list(results.values())) for target in results.values())
+    skipped = {selection.project.name: offered.skipped_backends(selection.project) for selection in selected.selections}
     return BuildSummary(
         packages=packages,
-        failures=found,
-        unavailable=(*unavailable, *(variant for selection in selections for variant in selection.unavailable)),
+        failures=failures,
+        unavailable=selected.unavailable,
         skipped={name: backends for name, backends in skipped.items() if backends},
         steps=outcome.steps,
         compiles=outcome.compiles,
@@ -102,12 +103,49 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         seconds=time.monotonic() - started,
         warnings=outcome.warnings,
         notices=tuple(told),
-        sandbox=sandboxes,
+        sandbox=confinement.described(request.compiler_cache),
     )
 
 
-def _cross_probe(request: BuildRequest) -> AbstractContextManager[ProbeProcess | None]:
-    return ProbeProcess(str(request.cross_python)) if request.cross_python else nullcontext()
+@dataclass(frozen=True)
+class _Target:
+    """A planned variant, and what is known of the package in its place.
+
+    Attributes:
+        record: What the checks said when that package was built; None if it is not what the plan gives.
+        report: The result of the checks, if this build has made the package.
+    """
+
+    selection: Selection
+    planned: PlannedVariant
+    record: records.CheckRecord | None
+    report: CheckReport | None = None
+
+    @property
+    def name(self) -> str:
+        return self.planned.variant.name
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.selection.project.name, self.name
+
+    @property
+    def path(self) -> Path:
+        return self.selection.destination / self.name
+
+    def failed(self, *errors: KernelBuilderError, report: CheckReport | None = None) -> FailedVariant:
+        return self.selection.failed(self.name, *errors, report=report)
+
+
+def _split(results: Iterable[_Target | FailedVariant]) -> tuple[list[_Target], list[FailedVariant]]:
+    """Return the variants to go on with, and the others."""
+    listed = list(results)
+    failures = [result for result in listed if isinstance(result, FailedVariant)]
+    return [result for result in listed if isinstance(result, _Target)], failures
+
+
+def _by_project(targets: Iterable[_Target]) -> list[list[_Target]]:
+    return [list(group) for _, group in groupby(targets, key=lambda target: target.selection.project.name)]
 
 
 @contextmanager
@@ -132,82 +170,30 @@ def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None
         yield
 
 
-def _plan(request: BuildRequest, selections: Sequence[Selection], toolchains: Toolchains, failures: Failures) -> Graph:
-    """Plan all variants that can be planned."""
-    planned: list[PlannedVariant] = []
-    for selection in selections:
-        try:
-            found = plan([(selection.project, selection.variants)], toolchains).variants
-        except KernelBuilderError:
-            found = tuple(_plan_each(selection, toolchains, failures))
-        steps = [step for one in found if one.binary for step in one.binary.objects]
-        sources = {name for step in steps for name, _ in step.files}
-        recorded = dict(request.provenance or provenance.provenance(selection.project, sources))
-        if request.allow:
-            recorded["allowed-checks"] = sorted(set(request.allow))
-        planned += [replace(one, provenance={**recorded, **one.provenance}) for one in found]
-    return Graph(tuple(planned))
-
-
-def _plan_each(selection: Selection, toolchains: Toolchains, failures: Failures) -> Iterator[PlannedVariant]:
-    """Plan the variants of a project one at a time, since one of them cannot be planned."""
-    project = selection.project
+def _plan(selection: Selection, request: BuildRequest, toolchains: Toolchains) -> Iterator[_Target | FailedVariant]:
+    """Plan the variants of a project."""
+    plans: list[PlannedVariant] = []
+    failures: list[FailedVariant] = []
     unfetched: dict[tuple[str, object], FetchError] = {}
     for variant in selection.variants:
         tools = (variant.backend, variant.release)
-        if tools in unfetched:  # the index is not asked again for what it does not have
-            failures.add(project.name, variant.name, unfetched[tools])
-            continue
         try:
-            yield from plan([(project, [variant])], toolchains).variants
+            if tools in unfetched:  # the index is not asked again for what it does not have
+                raise unfetched[tools]
+            plans += plan([(selection.project, [variant])], toolchains).variants
         except KernelBuilderError as error:
             if isinstance(error, FetchError):
                 unfetched[tools] = error
-            failures.add(project.name, variant.name, _known(error, failures))
-
-
-def _known(error: KernelBuilderError, failures: Failures) -> KernelBuilderError:
-    """Return an equal error that is known already, so that it counts once."""
-    known = (other for failed in failures.found for other in failed.errors)
-    return next((other for other in known if other.as_dict() == error.as_dict()), error)
-
-
-def _with_sound_ops(
-    stale: Sequence[PlannedVariant], selections: Sequence[Selection], failures: Failures, probe: ProbeProcess
-) -> list[PlannedVariant]:
-    """Return the variants whose sources register ops as Torch accepts them. The others are not worth a compile."""
-    sound: list[PlannedVariant] = []
-    for selection in selections:
-        project = selection.project
-        mine = [one for one in stale if one.project.name == project.name]
-        known: dict[tuple[object, ...], tuple[checks.Finding, ...]] = {}  # by what the sources and their ABI depend on
-        reports: dict[str, CheckReport] = {}
-        for one in mine:
-            variant = one.variant
-            key = type(variant.framework), variant.backend, variant.release
-            if key not in known:
-                known[key] = tuple(checks.check_op_sources(project, variant, probe))
-            package = CheckedPackage(selection.destination / variant.name, variant, None, project=project)
-            reports[variant.name] = CheckReport(package, (), {}, known[key])
-        refused = _refused(reports, project, selection.destination, failures)
-        sound += [one for one in mine if one.variant.name not in refused]
-    return sound
-
-
-def _made(stale: Sequence[PlannedVariant], outcome: ninja_run.Outcome, failures: Failures) -> list[PlannedVariant]:
-    """Return the variants whose binaries have been made."""
-    made = []
-    for one in stale:
-        errors = outcome.errors_of(one.binary) if one.binary else []
-        if errors:
-            failures.add(one.project.name, one.variant.name, *errors)
-        else:
-            made.append(one)
-    return made
-
-
-def _destinations(selections: Sequence[Selection]) -> dict[str, Path]:
-    return {selection.project.name: selection.destination for selection in selections}
+            failures.append(selection.failed(variant.name, error))
+    sources = {name for planned in plans for name in planned.sources[recorded_sources.FILES]}
+    recorded = dict(request.provenance or provenance.provenance(selection.project, sources))
+    if request.allow:
+        recorded["allowed-checks"] = sorted(set(request.allow))
+    for planned in plans:
+        complete = replace(planned, provenance={**recorded, **planned.provenance})
+        path = selection.destination / complete.variant.name
+        yield _Target(selection, complete, records.read(complete, path, toolchains.cache))
+    yield from failures
 
 
 def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bool:
@@ -222,128 +208,137 @@ def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bo
     )
 
 
-def _record(planned: PlannedVariant, selections: Sequence[Selection], cache: Path) -> records.CheckRecord | None:
-    return records.read(planned, _destinations(selections)[planned.project.name] / planned.variant.name, cache)
+def _made(target: _Target, outcome: ninja_run.Outcome) -> _Target | FailedVariant:
+    """Return a variant if its binary has been made."""
+    errors = outcome.errors_of(target.planned.binary) if target.planned.binary else []
+    return target.failed(*errors) if errors else target
 
 
-def _package_all(
-    request: BuildRequest,
-    selections: Sequence[Selection],
-    made: Sequence[PlannedVariant],
-    cache: Path,
-    failures: Failures,
-    progress: Progress,
-    check: Callable[..., Iterator[CheckReport]],
-    probe: ProbeProcess,
-) -> dict[tuple[str, str], CheckReport]:
-    """Package variants, one project after the other. Reports are by project and variant."""
-    reports: dict[tuple[str, str], CheckReport] = {}
-    for selection in selections:
-        name = selection.project.name
-        mine = [planned for planned in made if planned.project.name == name]
-        if not mine:
-            continue
-        try:
-            found = _package(mine, selection, request, cache, failures, progress, check, probe)
-        except KernelBuilderError as error:
-            for one in mine:
-                if not any((name, one.variant.name) == (failed.project, failed.variant) for failed in failures.found):
-                    failures.add(name, one.variant.name, error)
-            continue
-        reports.update({(name, variant): report for variant, report in found.items()})
-    return reports
+def _package(targets: Sequence[_Target], cache: Path, checker: _Checker) -> list[_Target | FailedVariant]:
+    """Assemble and check packages of one project, and publish those that pass."""
+    selection = targets[0].selection
+    results: list[_Target | FailedVariant] = list(targets)
+    try:
+        with staging(selection.destination) as staged:
+            results = [_assembled(target, cache, staged) for target in targets]
+            assembled, unassembled = _split(results)
+            results = [*unassembled, *checker.packages(assembled, staged)]
+            passed, _ = _split(results)
+            names = [target.name for target in passed]
+            for path in [path for path in staged.iterdir() if path.name not in names]:
+                # A package that is loaded without a sandbox can also write beside itself.
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if passed:
+                foreign_files.check_replaced(selection.destination, names)  # what is there may be new
+                every = not (checker.request.variants or checker.request.backends)
+                publish(staged, selection.destination, replace_all=selection.outdated() if every else [])
+    except KernelBuilderError as error:
+        return [result.failed(error) if isinstance(result, _Target) else result for result in results]
+    for target in passed:
+        assert target.record
+        records.write(target.planned, target.record, cache)
+    return results
 
 
-def _package(
-    planned: Sequence[PlannedVariant],
-    selection: Selection,
-    request: BuildRequest,
-    cache: Path,
-    failures: Failures,
-    progress: Progress,
-    check: Callable[..., Iterator[CheckReport]],
-    probe: ProbeProcess,
-) -> dict[str, CheckReport]:
-    """Assemble and check packages of one project, and publish those that pass. Reports are by variant."""
-    project, destination = selection.project, selection.destination
-    with staging(destination) as staged:
-        assembled = []
-        for one in planned:
-            try:
-                assemble(one, binary_path(cache, one.binary) if one.binary else None, staged / one.variant.name)
-                assembled.append(one)
-            except KernelBuilderError as error:
-                shutil.rmtree(staged / one.variant.name, ignore_errors=True)
-                failures.add(project.name, one.variant.name, _known(error, failures))
-        trees = {one.variant.name: hash_tree(staged / one.variant.name).value for one in assembled}
-        before = {name: contents(staged / name) for name in trees}
-        reports: dict[str, CheckReport] = {}
-        checked = check([staged / one.variant.name for one in assembled], project=project)
-        for number, one in enumerate(assembled, 1):
-            title = f"checking {project.name} {one.variant.name}"
-            progress.advance("checking", number, len(assembled), detail=title)
-            reports[one.variant.name] = next(checked)
-        changed = [
-            name for name in trees if contents(staged / name) != before[name] or probe.has_changed(staged / name)
-        ]
-        for name in changed:
+def _assembled(target: _Target, cache: Path, staged: Path) -> _Target | FailedVariant:
+    binary = target.planned.binary
+    try:
+        assemble(target.planned, binary_path(cache, binary) if binary else None, staged / target.name)
+    except KernelBuilderError as error:
+        return target.failed(error)
+    return target
+
+
+@dataclass(frozen=True)
+class _Checker:
+    """How the packages of a build are checked, and by which processes."""
+
+    request: BuildRequest
+    progress: Progress
+    probe: ProbeProcess
+    cross_probe: ProbeProcess | None
+
+    def op_sources(self, targets: Sequence[_Target]) -> list[_Target | FailedVariant]:
+        """Check that the sources of a project register ops as Torch accepts them. Others are not worth a compile."""
+        if not self.request.load or "ops" in self.request.allow:
+            return list(targets)
+        project = targets[0].selection.project
+        findings: dict[tuple[object, ...], tuple[checks.Finding, ...]] = {}  # by what the sources and ABI depend on
+        reports = []
+        for target in targets:
+            variant = target.planned.variant
+            key = type(variant.framework), variant.backend, variant.release
+            if key not in findings:
+                findings[key] = tuple(checks.check_op_sources(project, variant, self.probe))
+            package = CheckedPackage(target.path, variant, None, project=project)
+            reports.append(CheckReport(package, (), {}, findings[key]))
+        return _passing(targets, reports)
+
+    def packages(self, targets: Sequence[_Target], staged: Path) -> list[_Target | FailedVariant]:
+        """Run all checks on the staged packages of a project."""
+        if not targets:
+            return []
+        project = targets[0].selection.project
+        paths = [staged / target.name for target in targets]
+        before = [contents(path) for path in paths]
+        checked = checks.run_all(
+            paths,
+            load=self.request.load,
+            allow=self.request.allow,
+            probe=self.probe,
+            cross_probe=self.cross_probe,
+            project=project,
+        )
+        reports, failures, intact = [], [], []
+        for number, target in enumerate(targets, 1):
+            title = f"checking {project.name} {target.name}"
+            self.progress.advance("checking", number, len(targets), detail=title)
+            reports.append(next(checked))
+        for target, path, content, report in zip(targets, paths, before, reports, strict=True):
             # Loading a package runs its code, which can write to it.
-            shutil.rmtree(staged / name)
-            failures.add(project.name, name, _changed(project, name))
-            del reports[name], trees[name]
-        passed = {name: report for name, report in reports.items() if report.ok}
-        _refused(reports, project, destination, failures)
-        for path in [path for path in staged.iterdir() if path.name not in passed]:
-            # A package that is loaded without a sandbox can also write beside itself.
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        if passed:
-            foreign_files.check_replaced(destination, passed)  # what is there may be new
-            outdated = [] if request.variants or request.backends else selection.outdated()
-            publish(staged, destination, replace_all=outdated)
-    for one in assembled:
-        if report := passed.get(one.variant.name):
-            # Whether the Hub's cache has the other kernels that a package needs is not among the conditions.
-            needs_others = report.package.metadata and report.package.metadata.kernel_depends
-            conditions = None if needs_others else checks.load_conditions(request.cross_python)
-            tree = trees[one.variant.name]
-            sandboxes = _sandboxes(probe.confinement, request, one.variant)
-            record = records.CheckRecord(tree, report.passed, report.skipped, conditions, sandboxes)
-            records.write(one, record, cache)
-    return passed
+            if contents(path) != content or self.probe.has_changed(path):
+                failures.append(target.failed(_changed(target)))
+            else:
+                intact.append(replace(target, report=report, record=self._record(target, content[0], report)))
+        return [*failures, *_passing(intact, [target.report for target in intact if target.report])]
+
+    def _record(self, target: _Target, tree: str, report: CheckReport) -> records.CheckRecord:
+        # Whether the Hub's cache has the other kernels that a package needs is not among the conditions.
+        needs_others = report.package.metadata and report.package.metadata.kernel_depends
+        conditions = None if needs_others else checks.load_conditions(self.request.cross_python)
+        sandbox = self.probe.confinement.described(self.request.compiler_cache)
+        if target.planned.variant.platform not in (None, this_platform()):
+            sandbox["load"] = None  # the Python of another platform runs without one
+        return records.CheckRecord(tree, report.passed, report.skipped, conditions, sandbox)
 
 
-def _sandboxes(where: confinement.Confinement, request: BuildRequest, variant: Variant) -> Mapping[str, str | None]:
-    """Return what confines a variant's steps and its load. The Python of another platform runs without a sandbox."""
-    described = where.described(request.compiler_cache)
-    return described if variant.platform in (None, this_platform()) else {**described, "load": None}
-
-
-def _changed(project: Project, variant: str) -> PackageError:
+def _changed(target: _Target) -> PackageError:
     return PackageError(
-        f"the files of {variant} changed while it was checked",
-        where=str(project.root),
+        f"the files of {target.name} changed while it was checked",
+        where=str(target.selection.project.root),
         hint="its Python must not write into its own directory when it is imported",
     )
 
 
-def _refused(reports: Mapping[str, CheckReport], project: Project, destination: Path, failures: Failures) -> list[str]:
-    """Return the variants that do not pass their checks, and note one error for all of them."""
-    refused = {name: report for name, report in reports.items() if not report.ok}
+def _passing(targets: Sequence[_Target], reports: Sequence[CheckReport]) -> list[_Target | FailedVariant]:
+    """Return the variants of a project that pass their checks, and failures with one error for all others."""
+    refused = {target.name: report for target, report in zip(targets, reports, strict=True) if not report.ok}
     if not refused:
-        return []
-    kept = sum((destination / name).exists() for name in refused)
+        return list(targets)
+    selection = targets[0].selection
+    kept = sum((selection.destination / name).exists() for name in refused)
     left = f"{counted(kept, 'earlier package')} unchanged" if kept else "no refused package is"
     names = {finding.check for report in refused.values() for finding in report.findings if finding.severity == "error"}
-    found = summary.lines(refused, "error", "`--json` lists all")
+    lines = summary.lines(refused, "error", "`--json` lists all")
     error = CheckError(
         f"checks refuse {len(refused)} of {counted(len(reports), 'package')} ({', '.join(sorted(names))}):\n  "
-        + "\n  ".join(found),
-        where=str(project.root),
-        hint=f"{left} in {destination}; {_allow_hint(names)}",
+        + "\n  ".join(lines),
+        where=str(selection.project.root),
+        hint=f"{left} in {selection.destination}; {_allow_hint(names)}",
     )
-    for name, report in refused.items():
-        failures.add(project.name, name, error, report=report)
-    return list(refused)
+    return [
+        target.failed(error, report=refused[target.name]) if target.name in refused else target for target in targets
+    ]
 
 
 def _allow_hint(names: set[str]) -> str:
@@ -353,37 +348,24 @@ def _allow_hint(names: set[str]) -> str:
     return "correct the project, and build again"
 
 
-def _with_old_package(failed: FailedVariant, selections: Sequence[Selection]) -> FailedVariant:
-    destination = _destinations(selections).get(failed.project)
-    old = destination is not None and failed.variant is not None and (destination / failed.variant).exists()
-    return replace(failed, outdated=old)
-
-
-def _built(
-    planned: PlannedVariant,
-    done: Sequence[PlannedVariant],
-    selections: Sequence[Selection],
-    reports: Mapping[tuple[str, str], CheckReport],
-    record: records.CheckRecord | None,
-    sandboxes: Mapping[str, str | None],
-) -> BuiltPackage:
-    path = _destinations(selections)[planned.project.name] / planned.variant.name
-    report = reports.get((planned.project.name, planned.variant.name))
-    key = planned.binary.key if planned.binary else None
+def _built(target: _Target, built: Sequence[_Target]) -> BuiltPackage:
+    planned, record = target.planned, target.record
+    assert record
     return BuiltPackage(
         project=planned.project.name,
-        variant=planned.variant.name,
-        path=path,
+        variant=target.name,
+        path=target.path,
         module=planned.module,
-        status="built" if report else "unchanged",
+        status="built" if target.report else "unchanged",
         shares=tuple(
-            other.variant.name
-            for other in done
-            if key and other.binary and other.binary.key == key and other.variant != planned.variant
+            other.name
+            for other in built
+            if planned.binary and other.planned.binary and other.planned.binary.key == planned.binary.key
+            if other.key != target.key
         ),
-        size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
-        passed=report.passed if report else record.passed if record else (),
-        skipped=report.skipped if report else record.skipped if record else {},
-        sandbox=sandboxes if report else record.sandbox if record else {},
-        report=report,
+        size=sum(file.stat().st_size for file in target.path.rglob("*") if file.is_file()),
+        passed=record.passed,
+        skipped=record.skipped,
+        sandbox=record.sandbox,
+        report=target.report,
     )

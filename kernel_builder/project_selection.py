@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder.build import buildable
 from kernel_builder.build.buildable import UnavailableVariant
 from kernel_builder.build.confinement import SandboxMode
-from kernel_builder.build_summary import Failures
+from kernel_builder.build_summary import FailedVariant
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
@@ -21,6 +21,7 @@ from kernel_builder.errors import ConfigError, KernelBuilderError, PackageError,
 from kernel_builder.package import foreign_files
 
 if TYPE_CHECKING:
+    from kernel_builder.checks import CheckReport
     from kernel_builder.toolchain import Toolchains
 
 
@@ -37,6 +38,7 @@ class BuildRequest:
         capabilities: Compile for these capabilities only, such as `9.0`; empty for all. `upload` refuses the packages.
         out: Where packages go: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
             project's own `build` directory.
+        owner: Who publishes the projects, in place of the owner that `build.toml` names; None for that one.
         jobs: Processors to use at most; None for as many as are free on this machine.
         compiler_cache: An sccache to put before the compilers.
         load: Load each package that this machine can load, as a check.
@@ -54,6 +56,7 @@ class BuildRequest:
     whole: bool = False
     capabilities: tuple[str, ...] = ()
     out: Path | None = None
+    owner: str | None = None
     jobs: int | None = None
     compiler_cache: Path | None = None
     load: bool = True
@@ -65,12 +68,17 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Selection:
-    """A project, its variants to build, those that cannot be built here, and where its packages go."""
+    """A project, where its packages go, its variants to build, and those that this machine cannot build."""
 
     project: Project
-    variants: tuple[Variant, ...]
-    unavailable: tuple[UnavailableVariant, ...]
     destination: Path
+    variants: tuple[Variant, ...] = ()
+    unavailable: tuple[UnavailableVariant, ...] = ()
+
+    def failed(self, variant: str, *errors: KernelBuilderError, report: CheckReport | None = None) -> FailedVariant:
+        """Return the result for a variant of the project that is not built."""
+        outdated = (self.destination / variant).exists()
+        return FailedVariant(self.project.name, variant, errors, report, outdated)
 
     def outdated(self) -> list[str]:
         """Return the names of packages in the destination that the project no longer offers.
@@ -87,80 +95,81 @@ class Selection:
         return [entry.name for entry in mine if foreign_files.is_of(entry, self.project.name)]
 
 
-def select(
-    request: BuildRequest, toolchains: Toolchains, failures: Failures
-) -> tuple[list[Selection], list[UnavailableVariant]]:
-    """Return the projects with something to build here, and those without."""
+@dataclass(frozen=True)
+class Selected:
+    """The projects with something to build here, and what cannot be built of these and others."""
+
+    selections: tuple[Selection, ...]
+    unavailable: tuple[UnavailableVariant, ...]
+    failures: tuple[FailedVariant, ...]
+
+
+def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
+    """Read the projects, and choose the variants to build.
+
+    Raises:
+        KernelBuilderError: If the only project cannot be read, or no project has a variant to build here.
+    """
     directories = list(dict.fromkeys(path.resolve() for path in request.directories))
     several = len(directories) > 1
-    selections, elsewhere, nothing = [], [], None
+    selections: list[Selection] = []
+    elsewhere: list[UnavailableVariant] = []
+    failures: list[FailedVariant] = []
+    nothing = None
     for directory in directories:
         if several and directory.exists() and not (directory / "build.toml").exists():
             elsewhere.append(UnavailableVariant(directory.name, "", "not a project: there is no build.toml", ""))
             continue
         try:
-            project = offered.limited(read_project(directory), request.capabilities)
-            selections.append(_selection(project, request, toolchains, failures, several=several))
-        except _NothingHereError as error:
-            nothing = nothing or error.reason
-            elsewhere.append(UnavailableVariant(error.project, "", error.reason.message, error.reason.hint or ""))
+            project = offered.limited(read_project(directory, request.owner), request.capabilities)
+            selection, refused = _selection(project, request, toolchains, several=several)
+            failures += refused
+            # That packages would replace something else is better said before the compiler runs.
+            names = [variant.name for variant in selection.variants]
+            kernel = project.name if request.out else None  # a project in its own directory may have been renamed
+            foreign_files.check_replaced(selection.destination, names, kernel)
+            selections.append(selection)
+        except VariantError as error:  # this machine can build no variant of the project
+            nothing = nothing or error
+            elsewhere.append(UnavailableVariant(project.name, "", error.message, error.hint or ""))
         except KernelBuilderError as error:
             if not several:
                 raise
-            failures.add(directory.name, None, error)
-    if nothing and not selections and not failures.found:
+            failures.append(FailedVariant(directory.name, None, (error,)))
+    if nothing and not selections and not failures:
         raise nothing
-    return _without_doubles(selections, failures), elsewhere
-
-
-class _NothingHereError(Exception):
-    """This machine can build no variant of a project."""
-
-    def __init__(self, project: str, reason: VariantError) -> None:
-        super().__init__(project)
-        self.project, self.reason = project, reason
+    count = Counter(selection.project.name for selection in selections)
+    unique = tuple(selection for selection in selections if count[selection.project.name] == 1)
+    elsewhere += [variant for selection in unique for variant in selection.unavailable]
+    return Selected(unique, tuple(elsewhere), (*failures, *_doubles(selections, count)))
 
 
 def _selection(
-    project: Project, request: BuildRequest, toolchains: Toolchains, failures: Failures, *, several: bool
-) -> Selection:
-    destination = _destination(project, request, several=several)
-    if not request.variants and not set(project.backends) - set(offered.skipped_backends(project)):
-        return Selection(project, (), (), destination)  # all of its backends are skipped
+    project: Project, request: BuildRequest, toolchains: Toolchains, *, several: bool
+) -> tuple[Selection, list[FailedVariant]]:
+    """Return the variants to build of a project, and those that were asked for by name and cannot be built."""
+    selection = Selection(project, _destination(project, request, several=several))
     if not request.variants:
-        try:
-            variants, unavailable = buildable.available(
-                project,
-                toolchains,
-                backends=request.backends,
-                platforms=request.platforms,
-                whole=request.whole,
-            )
-        except VariantError as error:
-            raise _NothingHereError(project.name, error) from error
-        return _checked(Selection(project, variants, unavailable, destination), request)
+        if not set(project.backends) - set(offered.skipped_backends(project)):
+            return selection, []  # all of its backends are skipped
+        variants, unavailable = buildable.available(
+            project, toolchains, backends=request.backends, platforms=request.platforms, whole=request.whole
+        )
+        return replace(selection, variants=variants, unavailable=unavailable), []
     chosen: list[Variant] = []
+    refused: list[FailedVariant] = []
     for name in dict.fromkeys(request.variants):
         try:
             chosen += buildable.named(project, [name], toolchains)
         except VariantError as error:
             if not several and len(set(request.variants)) == 1:
                 raise
-            failures.add(project.name, name, error)
-    return _checked(Selection(project, tuple(chosen), (), destination), request)
+            refused.append(selection.failed(name, error))
+    return replace(selection, variants=tuple(chosen)), refused
 
 
-def _checked(selection: Selection, request: BuildRequest) -> Selection:
-    """Raise a PackageError if packages would replace something else, which is better said before the compiler runs."""
-    names = [variant.name for variant in selection.variants]
-    kernel = selection.project.name if request.out else None  # a project in its own directory may have been renamed
-    foreign_files.check_replaced(selection.destination, names, kernel)
-    return selection
-
-
-def _without_doubles(selections: Sequence[Selection], failures: Failures) -> list[Selection]:
-    """Leave out the projects that share a name, since nothing could tell their packages apart."""
-    count = Counter(selection.project.name for selection in selections)
+def _doubles(selections: Sequence[Selection], count: Mapping[str, int]) -> Iterator[FailedVariant]:
+    """Yield the projects that share a name, since nothing could tell their packages apart."""
     for name in (name for name, projects in count.items() if projects > 1):
         roots = [str(selection.project.root) for selection in selections if selection.project.name == name]
         error = ConfigError(
@@ -168,9 +177,7 @@ def _without_doubles(selections: Sequence[Selection], failures: Failures) -> lis
             where=f"{roots[0]}/build.toml: [general] name",
             hint="build them one at a time, or rename one",
         )
-        for root in roots:
-            failures.add(root, None, error)
-    return [selection for selection in selections if count[selection.project.name] == 1]
+        yield from (FailedVariant(root, None, (error,)) for root in roots)
 
 
 def _destination(project: Project, request: BuildRequest, *, several: bool) -> Path:

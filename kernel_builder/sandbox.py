@@ -32,10 +32,10 @@ def readable(more: Iterable[Path]) -> list[str]:
     The user's home, and what contains it, are not among them, though programs are started there.
     """
     home = Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111  # `Path.home` needs a passwd entry
-    found = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
-    found += [os.environ.get("CUDA_HOME", "/usr/local/cuda"), *map(str, more)]
-    found = [os.path.abspath(path) for path in found if not home.is_relative_to(os.path.realpath(path))]  # noqa: PTH100
-    both = [path for one in (*_SYSTEM, *found) for path in (one, os.path.realpath(one))]
+    directories = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
+    directories += [os.environ.get("CUDA_HOME", "/usr/local/cuda"), *map(str, more)]
+    directories = [os.path.abspath(path) for path in directories if not home.is_relative_to(os.path.realpath(path))]  # noqa: PTH100
+    both = [path for directory in (*_SYSTEM, *directories) for path in (directory, os.path.realpath(directory))]
     return list(dict.fromkeys(path for path in both if Path(path).exists()))
 
 
@@ -105,8 +105,8 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
 
 def _outermost(paths: Sequence[str]) -> list[str]:
     """Return the paths that are not inside another one."""
-    found: list[str] = []
+    outermost: list[str] = []
     for path in sorted(set(paths), key=len):
-        if not any(Path(path).is_relative_to(one) for one in found if not Path(one).is_symlink()):
-            found.append(path)
-    return found
+        if not any(Path(path).is_relative_to(outer) for outer in outermost if not Path(outer).is_symlink()):
+            outermost.append(path)
+    return outermost

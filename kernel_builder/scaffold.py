@@ -170,7 +170,7 @@ def _render(
     files: dict[str, str] = {}
     for tree in (_TEMPLATES / part for part in parts):
         for template in sorted(path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-            path = re.sub("|".join(in_paths), lambda found: in_paths[found[0]], template.relative_to(tree).as_posix())
+            path = re.sub("|".join(in_paths), lambda match: in_paths[match[0]], template.relative_to(tree).as_posix())
             content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
             files[path] = files.get(path, "") + content
     return {**files}

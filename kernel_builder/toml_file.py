@@ -50,8 +50,8 @@ def parse(text: str, where: str) -> dict[str, Any]:
     Raises:
         ConfigError: If it is not TOML.
     """
-    if found := _LONG_KEY.search(text):
-        line = text.count("\n", 0, found.start()) + 1
+    if long_key := _LONG_KEY.search(text):
+        line = text.count("\n", 0, long_key.start()) + 1
         raise ConfigError(f"line {line} has a key of more than 16 parts", where=where, hint="shorten it")
     try:
         document: dict[str, Any] = tomllib.loads(text)

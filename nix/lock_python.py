@@ -1,17 +1,21 @@
 """Write nix/python.json: the wheels of the Python packages that the flake uses, pinned by hash.
 
     python nix/lock_python.py
+    python nix/lock_python.py --if-newer kernels huggingface_hub     # writes if one of these has another version
 
 `builder` are the dependencies in pyproject.toml. `torch` is Torch and what tests of kernels need, for a nixpkgs whose
-Torch is too old. pip resolves both for each Python and platform.
+Torch is too old. pip resolves both for each Python and platform. What is newer of the packages that `--if-newer` names
+is printed as Markdown.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -39,7 +43,21 @@ def resolve(python: str, machine: str, requirements: list[str]) -> dict[str, str
     }
 
 
+def versions(wheels: Iterable[str], project: str) -> set[str]:
+    """Return the versions of a project among the names of wheels."""
+    return {name.split("-")[1] for name in wheels if name.split("-")[0] == project}
+
+
+def newer(old: Iterable[str], new: Iterable[str], projects: Iterable[str]) -> list[str]:
+    """Return a line for each project of which wheels of other versions are pinned."""
+    both = {project: [", ".join(sorted(versions(names, project))) for names in (old, new)] for project in projects}
+    return [f"- {project}: {before} → {now}" for project, (before, now) in both.items() if before != now]
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Pin the wheels of the Python packages that the flake uses.")
+    parser.add_argument("--if-newer", nargs="+", metavar="PROJECT", help="write only if one of these has a new version")
+    projects = parser.parse_args().if_newer
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
     wheels: dict[str, str] = {}
     needed: dict[str, dict[str, dict[str, list[str]]]] = {}
@@ -50,6 +68,11 @@ def main() -> None:
                 wheels.update(found)
                 needed.setdefault(name, {}).setdefault(python, {})[f"{machine}-linux"] = sorted(found)
                 print(f"{name}, Python {python}, {machine}: {len(found)} wheels", file=sys.stderr)
+    if projects:
+        lines = newer(json.loads((HERE / "python.json").read_text())["wheels"], wheels, projects)
+        if not lines:
+            return
+        print("\n".join(lines))
     text = json.dumps({"wheels": dict(sorted(wheels.items())), "needed": needed}, indent=1)
     (HERE / "python.json").write_text(text + "\n")
 

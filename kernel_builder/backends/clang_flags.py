@@ -46,18 +46,18 @@ def of_clang(flags: Sequence[str], where: str) -> tuple[str, ...]:
     Raises:
         ConfigError: If clang has no counterpart of a flag.
     """
-    found: list[str] = []
+    translated: list[str] = []
     for option in options(flags):
         name, _, value = option[0].partition("=")
         passed = _PASSED_ON.fullmatch(name)
         if passed:
             words = (value or (option[1] if option[1:] else "")).split(",")
-            found += _passed_on(passed[1], [word for word in words if word])
+            translated += _passed_on(passed[1], [word for word in words if word])
         elif _SHARED.fullmatch(option[0]) and option[0] not in {"-gencode", "-lineinfo"}:
-            found += option
+            translated += option
         else:
-            found += _of_nvcc("=".join(option), where)
-    return tuple(found)
+            translated += _of_nvcc("=".join(option), where)
+    return tuple(translated)
 
 
 def _passed_on(program: str, words: Sequence[str]) -> Iterator[str]:
@@ -71,10 +71,10 @@ def _of_nvcc(written: str, where: str) -> tuple[str, ...]:
     flag = written.lstrip("-")
     if flag in _SAME:
         return _SAME[flag]
-    if found := re.fullmatch(r"maxrregcount=(\d+)", flag):
-        return ("-Xcuda-ptxas", f"--maxrregcount={found[1]}")
-    if found := re.fullmatch(r"ftemplate-depth=(\d+)", flag):
-        return (f"-ftemplate-depth={found[1]}",)
+    if match := re.fullmatch(r"maxrregcount=(\d+)", flag):
+        return ("-Xcuda-ptxas", f"--maxrregcount={match[1]}")
+    if match := re.fullmatch(r"ftemplate-depth=(\d+)", flag):
+        return (f"-ftemplate-depth={match[1]}",)
     if _WITHOUT_MEANING.fullmatch(flag.partition("=")[0]) or _WITHOUT_MEANING.fullmatch(flag):
         return ()
     raise ConfigError(

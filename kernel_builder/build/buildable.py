@@ -44,10 +44,10 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
             f'set [torch] stable-abi = "{oldest}" in build.toml',
         )
     # A missing header library comes first: another CUDA toolkit does not help.
-    if found := missing_dependency(project, variant.backend, toolchains):
-        return found
-    if found := toolchains.host_obstacle(variant.platform):
-        return found
+    if missing := missing_dependency(project, variant.backend, toolchains):
+        return missing
+    if unusable := toolchains.host_obstacle(variant.platform):
+        return unusable
     return backends.compiled(variant.backend).obstacle(toolchains, variant.release)
 
 
@@ -55,7 +55,7 @@ def missing_dependency(project: Project, backend: str, toolchains: Toolchains) -
     """Return why a header library that kernels of a backend depend on cannot be had, or None if all can."""
     kernels = [kernel for kernel in project.kernels if kernel.backend == backend]
     needed = dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch")
-    return next((found for name in needed if (found := toolchains.dependency_obstacle(name))), None)
+    return next((missing for name in needed if (missing := toolchains.dependency_obstacle(name))), None)
 
 
 def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tuple[Variant, ...]:
@@ -68,8 +68,8 @@ def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tup
     for name in dict.fromkeys(names):
         variant = Variant.parse(name)
         offered.check_offered(project, variant)
-        if found := obstacle(project, variant, toolchains):
-            raise VariantError(f"cannot be built here: {found.reason}", where=name, hint=found.hint)
+        if hindrance := obstacle(project, variant, toolchains):
+            raise VariantError(f"cannot be built here: {hindrance.reason}", where=name, hint=hindrance.hint)
         chosen.append(variant)
     return tuple(chosen)
 
@@ -99,16 +99,16 @@ def available(
         if backends and variant.backend not in backends:
             continue
         if variant.platform in (None, *asked):
-            found = obstacle(project, variant, toolchains)
+            hindrance = obstacle(project, variant, toolchains)
         else:
-            found = Obstacle(
+            hindrance = Obstacle(
                 f"for {variant.platform}, and this build is for {' and '.join(asked)}",
                 f"add `--platform {variant.platform}`, or build for `--all-platforms`",
             )
-        if found is None:
+        if hindrance is None:
             buildable.append(variant)
         else:
-            unavailable.append(UnavailableVariant(project.name, variant.name, found.reason, found.hint))
+            unavailable.append(UnavailableVariant(project.name, variant.name, hindrance.reason, hindrance.hint))
     if not buildable:
         raise _nothing(project, backends or project.backends, asked, unavailable)
     return tuple(buildable), tuple(unavailable)
@@ -124,7 +124,7 @@ def _nothing(
     message = f"there is no variant to build here for {', '.join(backends)}"
     where = str(project.root)
     if unavailable:
-        nearest = min(unavailable, key=lambda one: not one.variant.endswith(tuple(platforms)))
+        nearest = min(unavailable, key=lambda missing: not missing.variant.endswith(tuple(platforms)))
         return VariantError(f"{message}; {nearest.variant}: {nearest.reason}", where=where, hint=nearest.hint)
     for backend, reason in offered.empty_backends(project).items():
         if backend in backends:

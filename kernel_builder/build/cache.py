@@ -185,7 +185,9 @@ def _is_running(cache: Path, work: Path) -> bool:
 
 def prune(graph: Graph, cache: Path) -> None:
     """Remove what no build has used for a month; a graph's own outputs count as used now."""
-    used = [object_path(cache, step) for step in graph.compiles] + [binary_path(cache, one) for one in graph.binaries]
+    used = [object_path(cache, step) for step in graph.compiles] + [
+        binary_path(cache, binary) for binary in graph.binaries
+    ]
     for path in (*used, *map(digest_path, used)):
         with suppress(FileNotFoundError):
             os.utime(path)

@@ -57,7 +57,7 @@ class Confinement:
         """Return a command in the sandbox: it may read its tools and `more`, and write `scratch`, where it starts."""
         if self.kind is None:
             return list(command)
-        paths = dict.fromkeys([*self.tools, *(path for one in more for path in (str(one), os.path.realpath(one)))])
+        paths = dict.fromkeys([*self.tools, *(name for path in more for name in (str(path), os.path.realpath(path)))])
         return sandbox.wrapped(command, self.kind, scratch, list(paths), device)
 
     def described(self, compiler_cache: Path | None) -> dict[str, str | None]:
@@ -82,7 +82,7 @@ def for_steps(
         )
     if not variants and mode != "require":
         return Confinement(reason="nothing ran")
-    confinement = chosen(mode, next((one.binary.cxx for one in variants if one.binary), None))
+    confinement = chosen(mode, next((planned.binary.cxx for planned in variants if planned.binary), None))
     if confinement.kind is None and mode == "auto":
         progress.say(f"warning: without a sandbox, since none can be used here ({confinement.reason})")
     return confinement
@@ -100,12 +100,12 @@ def chosen(mode: SandboxMode, compiler: Path | None) -> Confinement:
     """
     if mode == "off":
         return Confinement()
-    found = _strongest(compiler, os.environ.get("PATH", ""), os.environ.get("LD_LIBRARY_PATH", ""))
-    if found.kind is None and mode == "require":
+    strongest = _strongest(compiler, os.environ.get("PATH", ""), os.environ.get("LD_LIBRARY_PATH", ""))
+    if strongest.kind is None and mode == "require":
         raise ToolchainError(
-            f"this system has no sandbox that can be used: {found.reason}", where="--sandbox require", hint=_HINT
+            f"this system has no sandbox that can be used: {strongest.reason}", where="--sandbox require", hint=_HINT
         )
-    return found
+    return strongest
 
 
 @cache

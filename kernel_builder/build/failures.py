@@ -10,8 +10,9 @@ from pathlib import Path
 
 from kernel_builder import elf
 from kernel_builder.build.cache import object_path, write_log
+from kernel_builder.build.files_read import FOREIGN
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep, Graph
-from kernel_builder.build.step_scripts import FOREIGN, command_of
+from kernel_builder.build.step_scripts import command_of
 from kernel_builder.demangle import demangle
 from kernel_builder.errors import BuildError, StoreError
 from kernel_builder.plural import counted
@@ -124,13 +125,13 @@ def failure(
 
 def _first_error(step: CompileStep | Binary, words: str) -> str:
     """Return the first error; one in a header of a toolchain with the author's line that leads there."""
-    found = _FIRST_ERROR.search(words)
-    if not found:
+    match = _FIRST_ERROR.search(words)
+    if not match:
         return ""
-    said = found[0].strip()
+    said = match[0].strip()
     for root in sorted(map(str, step.roots.values()), key=len, reverse=True):
         if said.startswith(f"{root}/"):
-            leading = list(_OWN_LINE.finditer(words, 0, found.start()))
+            leading = list(_OWN_LINE.finditer(words, 0, match.start()))
             return (f"{leading[-1][1]}: " if leading else "") + said.removeprefix(f"{root}/")
     return said
 
@@ -172,22 +173,22 @@ def _hint(words: str, *, stable: bool) -> str | None:
             f"register the ops by {macro} and REGISTER_EXTENSION of registration.h, and include {headers}, without "
             "PYBIND11_MODULE, torch/extension.h and pybind.h, which need Python.h: one binary serves every Python"
         )
-    if found := _UNKNOWN_MACRO.search(words):
+    if match := _UNKNOWN_MACRO.search(words):
         return (
-            f"{found[1]} is not known: include registration.h, which the builder provides, and "
+            f"{match[1]} is not known: include registration.h, which the builder provides, and "
             f"{'torch/csrc/stable/library.h' if stable else 'torch/library.h'}"
         )
-    if found := _UNKNOWN_FLAG.search(words):
-        if found[2]:
-            return f"ptxas has no {found[2]}: remove it from `cuda-flags`"
+    if match := _UNKNOWN_FLAG.search(words):
+        if match[2]:
+            return f"ptxas has no {match[2]}: remove it from `cuda-flags`"
         return (
-            f"clang, which compiles the variants of CUDA 12, has no {found[1]}: remove it from `cuda-flags`, or "
+            f"clang, which compiles the variants of CUDA 12, has no {match[1]}: remove it from `cuda-flags`, or "
             "compile with an nvcc of CUDA 12 (`--cuda-home DIR`), or leave CUDA 12 out by "
             '[general.cuda] minver = "13.0"'
         )
-    if found := _OF_ONE_PLATFORM.search(words):
+    if match := _OF_ONE_PLATFORM.search(words):
         return (
-            f"{found[1] or found[2] or found[3]} is of one platform only: choose the instructions in the source, under "
+            f"{match[1] or match[2] or match[3]} is of one platform only: choose the instructions in the source, under "
             "`#if defined(__x86_64__)` or `#if defined(__aarch64__)` and by __attribute__((target(...)))"
         )
     missing = re.search(r"fatal error: (?:([^:\n]+): No such file or directory|'([^'\n]+)' file not found)", words)
@@ -222,12 +223,12 @@ def check_symbols(binary: Binary, path: Path, graph: Graph, cache: Path) -> None
 
 def _users(binary: Binary, cache: Path, names: Sequence[str], versions: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each symbol and source that refers to it, with the functions that do."""
-    found = [(step.source, elf.callers(object_path(cache, step), names)) for step in binary.objects]
-    mangled = {function for _, of in found for functions in of.values() for function in functions}
+    callers = [(step.source, elf.callers(object_path(cache, step), names)) for step in binary.objects]
+    mangled = {function for _, of in callers for functions in of.values() for function in functions}
     readable = demangle([*names, *mangled])
     for name in names:
         what = f"\n  {readable[name]} ({versions[name]})"
-        by = [(source, sorted(readable[f] for f in of[name] if f)) for source, of in found if name in of]
+        by = [(source, sorted(readable[f] for f in of[name] if f)) for source, of in callers if name in of]
         for source, functions in by:
             yield f"{what}, in {source}" + (f": called by {', '.join(functions)}" if functions else "")
         if not by:

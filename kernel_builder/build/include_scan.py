@@ -148,15 +148,15 @@ def scan(
         ConfigError: If a file includes another by an absolute path, by the assembler, or through a symbolic link
             out of the project and its git repository.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     torch = python = namespace = libraries = False
     queue = [source]
     while queue:
         name = queue.pop()
-        if name in found:
+        if name in digests:
             continue
         facts = _facts(root / name)
-        found[name] = facts.digest
+        digests[name] = facts.digest
         namespace = namespace or facts.namespace
         if facts.assembled:
             raise ConfigError(
@@ -185,4 +185,4 @@ def scan(
                 python = python or _PYTHON_HEADERS.fullmatch(target) is not None
                 if library_headers and library_headers.fullmatch(target):
                     libraries = True
-    return Scan(tuple(sorted(found.items())), torch, python, namespace, libraries)
+    return Scan(tuple(sorted(digests.items())), torch, python, namespace, libraries)

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernel_builder.build.cache import (
@@ -30,11 +30,11 @@ from kernel_builder.build.cache import (
 from kernel_builder.build.confinement import Confinement
 from kernel_builder.build.failures import check_symbols, failure, is_killed
 from kernel_builder.build.graph import Binary, CompileStep, Graph
-from kernel_builder.build.step_scripts import linked, stage_compile, stage_link
+from kernel_builder.build.step_scripts import compiled, linked, stage_compile, stage_link
+from kernel_builder.cache_directory import user_cache
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import host_compiler
-from kernel_builder.toolchain.toolchains import user_cache
 
 # The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
@@ -143,45 +143,45 @@ def compile_alone(step: CompileStep, work: Path, output: Path, threads: int) -> 
         StoreError: If the disk is full.
     """
     check_path(work)
-    stage_compile(step, work / step.key, output, cached=False, threads=threads)
-    subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=_environment(), check=False)
-    if not output.exists():
-        raise failure(Graph(()), step, work / step.key, "")
+    directory = work / step.key
+    stage_compile(step, directory, None, threads=threads)
+    done = subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=_environment(), check=False)
+    if done.returncode:
+        raise failure(Graph(()), step, directory, "")
+    shutil.move(compiled(directory), output)
 
 
+@dataclass
 class _Run:
-    """One run of a graph: what it has done so far."""
+    """One run of a graph, with the arguments of `run`: what it has done so far."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        cache: Path,
-        work: Path,
-        jobs: int,
-        compiler_cache: Path | None,
-        confinement: Confinement,
-        progress: Progress,
-    ) -> None:
-        self._graph, self._cache, self._work, self._jobs = graph, cache, work, jobs
-        self._compiler_cache, self._confinement, self._progress = compiler_cache, confinement, progress
-        self.steps = self.compiles = 0
-        self.warnings: dict[str, str] = {}
-        self.failures: dict[str, BuildError] = {}
+    graph: Graph
+    cache: Path
+    work: Path
+    jobs: int
+    compiler_cache: Path | None
+    confinement: Confinement
+    progress: Progress
+    steps: int = 0
+    compiles: int = 0
+    warnings: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, BuildError] = field(default_factory=dict)
 
     def all(self) -> None:
         """Run rounds of steps until nothing is missing but what has failed."""
         while True:
-            compiles, binaries = missing(self._graph, self._cache)
+            compiles, binaries = missing(self.graph, self.cache)
             compiles = [step for step in compiles if step.key not in self.failures]
-            mine, others = claim(self._cache, self._work, compiles)
+            mine, others = claim(self.cache, self.work, compiles)
             awaited = {step.key for step in others}
-            self._round(mine, [one for one in binaries if awaited.isdisjoint(step.key for step in one.objects)])
+            ready = [binary for binary in binaries if awaited.isdisjoint(step.key for step in binary.objects)]
+            self._round(mine, ready)
             if self._is_to_repeat(mine):
                 continue
             if not others:
                 return
-            self._progress.say(f"another build is compiling {others[0].title}; waiting for it")
-            wait_for_others(self._cache, others, self._work)
+            self.progress.say(f"another build is compiling {others[0].title}; waiting for it")
+            wait_for_others(self.cache, others, self.work)
 
     def _is_to_repeat(self, compiles: Sequence[CompileStep]) -> bool:
         """Forget the steps that were killed for want of memory, so that they run again, one at a time.
@@ -192,49 +192,49 @@ class _Run:
             Whether there are any.
         """
         killed = [step for step in compiles if step.key in self.failures and is_killed(self.failures[step.key])]
-        if not killed or self._jobs == 1:
+        if not killed or self.jobs == 1:
             return False
-        self._progress.say(f"the machine has too little memory for {self._jobs} jobs; going on with one")
-        self._jobs = 1
+        self.progress.say(f"the machine has too little memory for {self.jobs} jobs; going on with one")
+        self.jobs = 1
         for step in killed:
             del self.failures[step.key]
-            shutil.rmtree(self._work / step.key)
+            shutil.rmtree(self.work / step.key)
         return True
 
     def _round(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:
         """Run these steps, apart from links whose objects have failed."""
         compiles = [step for step in compiles if self._is_staged(step, compiles)]
-        binaries = [one for one in binaries if not self._has_failed(one)]
+        binaries = [binary for binary in binaries if not self._has_failed(binary)]
         for binary in binaries:
-            stage_link(binary, self._work / binary.key, self._cache, self._confinement)
+            stage_link(binary, self.work / binary.key, self.cache, self.confinement)
         steps: list[CompileStep | Binary] = [*compiles, *binaries]
         if not steps:
             return
-        _write_build_file(compiles, binaries, self._work, device_depth=max(1, self._jobs // self._threads(compiles)))
-        printed = _ninja(self._work, self._jobs, self._compiler_cache, self._cache, self._progress)
+        _write_build_file(compiles, binaries, self.work, device_depth=max(1, self.jobs // self._threads(compiles)))
+        printed = self._ninja()
         for step in steps:
             if not isinstance(step, Binary) or not self._has_failed(step):
                 self._end(step, printed)
-        self.warnings.update(_warnings([step for step in compiles if step.key not in self.failures], self._work))
+        self.warnings.update(_warnings([step for step in compiles if step.key not in self.failures], self.work))
 
     def _threads(self, compiles: Sequence[CompileStep]) -> int:
         device_steps = sum(step.compiler.threads is not None for step in compiles)
-        return max(1, self._jobs // device_steps) if device_steps else 1
+        return max(1, self.jobs // device_steps) if device_steps else 1
 
     def _is_staged(self, step: CompileStep, compiles: Sequence[CompileStep]) -> bool:
-        output, threads = object_path(self._cache, step), self._threads(compiles)
+        output, threads = object_path(self.cache, step), self._threads(compiles)
         try:
             stage_compile(
                 step,
-                self._work / step.key,
+                self.work / step.key,
                 output,
-                compiler_cache=self._compiler_cache,
+                compiler_cache=self.compiler_cache,
                 threads=threads,
-                confinement=self._confinement,
+                confinement=self.confinement,
             )
         except BuildError as error:
             self.failures[step.key] = error
-            (self._work / step.key / FAILED).touch()
+            (self.work / step.key / FAILED).touch()
             return False
         return True
 
@@ -243,20 +243,50 @@ class _Run:
 
     def _end(self, step: CompileStep | Binary, printed: str) -> None:
         """Count a step and put a linked binary into the cache, or note why the step failed."""
-        directory = self._work / step.key
+        directory = self.work / step.key
         if not (directory / "done").exists():
-            self.failures[step.key] = failure(self._graph, step, directory, printed, self._cache)
+            self.failures[step.key] = failure(self.graph, step, directory, printed, self.cache)
             return
         self.steps += 1
         if isinstance(step, CompileStep):
             self.compiles += 1
             return
         try:
-            check_symbols(step, linked(directory), self._graph, self._cache)
+            check_symbols(step, linked(directory), self.graph, self.cache)
         except BuildError as error:
             self.failures[step.key] = error
             return
-        put(linked(directory), binary_path(self._cache, step))
+        put(linked(directory), binary_path(self.cache, step))
+
+    def _ninja(self) -> str:
+        """Run the build file, and return all that ninja prints."""
+        if self.compiler_cache is not None:
+            _start_server(self.compiler_cache, self.cache)
+        libc = ctypes.CDLL(None)
+        process = subprocess.Popen(
+            [str(find_ninja()), "-C", str(self.work), "-j", str(self.jobs), "-k", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**_environment(self.compiler_cache), "NINJA_STATUS": "[%f/%t] "},
+            # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
+        )
+        assert process.stdout is not None
+        lines = []
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
+                    self.progress.advance("building", int(match[1]), int(match[2]), detail=match[3])
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            process.wait()
+            process.stdout.close()
+        return "".join(lines)
 
 
 def _warnings(compiles: Sequence[CompileStep], work: Path) -> dict[str, str]:
@@ -300,10 +330,10 @@ def find_ninja() -> Path:
     """
     import ninja
 
-    found = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
-    if found is None:
+    program = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
+    if program is None:
         raise ToolchainError("there is no ninja on this machine", hint="pip install ninja")
-    return Path(found)
+    return Path(program)
 
 
 def _environment(compiler_cache: Path | None = None) -> dict[str, str]:
@@ -336,34 +366,3 @@ def _start_server(compiler_cache: Path, cache: Path) -> None:
     environment = {**os.environ, "SCCACHE_BASEDIRS": str(cache), **_server()}
     start = [str(compiler_cache), "--start-server"]
     subprocess.run(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, env=environment)
-
-
-def _ninja(work: Path, jobs: int, compiler_cache: Path | None, cache: Path, progress: Progress) -> str:
-    """Run the build file, and return all that ninja prints."""
-    if compiler_cache is not None:
-        _start_server(compiler_cache, cache)
-    libc = ctypes.CDLL(None)
-    process = subprocess.Popen(
-        [str(find_ninja()), "-C", str(work), "-j", str(jobs), "-k", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**_environment(compiler_cache), "NINJA_STATUS": "[%f/%t] "},
-        # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
-        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
-    )
-    assert process.stdout is not None
-    lines = []
-    try:
-        for line in process.stdout:
-            lines.append(line)
-            if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
-                progress.advance("building", int(match[1]), int(match[2]), detail=match[3])
-    except BaseException:
-        process.terminate()
-        raise
-    finally:
-        process.wait()
-        process.stdout.close()
-    return "".join(lines)

@@ -32,10 +32,10 @@ def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
         files: Absolute paths, without symbolic links above the repository.
     """
     try:
-        found = git_output(directory, "rev-parse", "--show-toplevel", "--verify", "HEAD")
-        if found is None:
+        answer = git_output(directory, "rev-parse", "--show-toplevel", "--verify", "HEAD")
+        if answer is None:
             return None
-        top, _, commit = os.fsdecode(found.rstrip(b"\n")).rpartition("\n")
+        top, _, commit = os.fsdecode(answer.rstrip(b"\n")).rpartition("\n")
         with committed_files(directory, commit) as committed:
             return _compared(committed, Path(top), files)
     except FileNotFoundError:

@@ -32,14 +32,7 @@ def differences(project: Project, variant: Variant, recorded: Mapping[str, Any],
         recorded: What `record` returned; empty for packages of older builders and of other tools, of which only the
             Python files are compared.
     """
-    if recorded.get(SETTINGS, settings := _settings(project, variant)) != settings:
-        yield f"the settings of its {variant.backend} variants in build.toml have changed"
-    files = recorded.get(FILES)
-    for name, sha256 in (files if isinstance(files, dict) else {}).items():
-        if not (project.root / name).is_file():
-            yield f"{name} is gone"
-        elif hashlib.sha256((project.root / name).read_bytes()).hexdigest() != sha256:
-            yield f"{name} has changed"
+    yield from compiled_differences(project, variant, recorded)
     own = {name for name, _ in project.python_files}
     for name, path in project.python_files:
         if not (package / name).is_file():
@@ -52,6 +45,18 @@ def differences(project: Project, variant: Variant, recorded: Mapping[str, Any],
             name = path.relative_to(package).as_posix()
             if name not in own and name not in ("_ops.py", f"{compatibility}/__init__.py"):
                 yield f"{project.framework.package_directory}/{compatibility}/{name} is gone"
+
+
+def compiled_differences(project: Project, variant: Variant, recorded: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how the settings and the compiled files of a project differ from what `record` returned for a package."""
+    if recorded.get(SETTINGS, settings := _settings(project, variant)) != settings:
+        yield f"the settings of its {variant.backend} variants in build.toml have changed"
+    files = recorded.get(FILES)
+    for name, sha256 in (files if isinstance(files, dict) else {}).items():
+        if not (project.root / name).is_file():
+            yield f"{name} is gone"
+        elif hashlib.sha256((project.root / name).read_bytes()).hexdigest() != sha256:
+            yield f"{name} has changed"
 
 
 def _settings(project: Project, variant: Variant) -> str:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from kernel_builder.backends.host_code import HEADERS_PRINTED
+from kernel_builder.build import files_read
 from kernel_builder.build.cache import FAILED, digest_path, object_path
 from kernel_builder.build.confinement import Confinement
+from kernel_builder.build.files_read import ASSEMBLED, HEADERS_READ, INSIDE, READABLE
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
 from kernel_builder.toolchain.own_headers import escaped
@@ -32,47 +34,15 @@ _BEFORE = (
     "exec >> log 2>&1",
 )
 _COMMAND = "command"
-_INSIDE = "inside"
 
 _UNCONFINED = Confinement()
-
-# Lists that the compiler and the assembler make of the files that they read, and expressions for those that they may.
-_HEADERS_READ, _ASSEMBLED, _READABLE = "headers-read", "assembled", "readable"
-# Of the files that were read, those that they may not.
-FOREIGN = "foreign"
-# From the syntax of make to one file a line, without `x/../`. Relative names begin with `./` then.
-_ONE_A_LINE = (
-    "s/\\\\ /\x01/g; s/^out[.]o ?:( |$)//; s/\\\\$//; s/[ \t]+/\\n/g; s/\x01/ /g; s/\\\\#/#/g; s/[$][$]/$/g",
-    r"s,(^|\n)([^/\n]),\1./\2,g; :again; s,//+,/,g; s,/[.]/,/,g",
-    r"s,/([^/.\n][^/\n]*|[.][^/.\n][^/\n]*|[.][.][^/\n]+)/[.][.]/,/,; t again",
-)
-
-
-def _taken(name: str) -> str:
-    """Return a command that takes a file out, or ends the script if it is a link or a pipe: they lead anywhere."""
-    return f"mv -f {_INSIDE}/{name} {name} && [ -f {name} ] && [ ! -L {name} ] || exit 1"
-
-
-_CHECK_READ = (
-    _taken(_HEADERS_READ),
-    f"[ -s {_HEADERS_READ} ]",
-    f"[ ! -e {_INSIDE}/{HEADERS_PRINTED} ] || {{ {_taken(HEADERS_PRINTED)}"
-    f" && LC_ALL=C sed 's/[ #]/\\\\&/g; s/[$]/$$/g' {HEADERS_PRINTED} >> {_HEADERS_READ}; }}",
-    f"[ ! -e {_INSIDE}/{_ASSEMBLED} ] || {{ {_taken(_ASSEMBLED)} && cat {_ASSEMBLED} >> {_HEADERS_READ}; }}",
-    # Names of files are bytes, in whatever encoding.
-    "LC_ALL=C "
-    + shlex.join(["sed", "-E", *(part for line in _ONE_A_LINE for part in ("-e", line)), _HEADERS_READ])
-    + " > read",
-    f"LC_ALL=C grep -vxE -f {_READABLE} read > {FOREIGN} && exit 1 || [ $? = 1 ]",
-)
 
 
 def stage_compile(
     step: CompileStep,
     directory: Path,
-    output: Path,
+    output: Path | None,
     *,
-    cached: bool = True,
     compiler_cache: Path | None = None,
     threads: int = 1,
     confinement: Confinement = _UNCONFINED,
@@ -80,8 +50,7 @@ def stage_compile(
     """Write the directory of a compile step.
 
     Args:
-        output: The object, which the script moves there when it is whole.
-        cached: The output is in the builder's cache, which wants its digest, too.
+        output: Where the script moves the object in the cache, with its digest; None to leave it at `compiled`.
         compiler_cache: An sccache to put before the compiler. Its server runs the compiler, outside of a sandbox.
         threads: Threads for a compiler that uses several.
         confinement: The sandbox of the compiler.
@@ -89,14 +58,13 @@ def stage_compile(
     Raises:
         BuildError: If a file is not what it was when the build was planned.
     """
-    inside = directory / _INSIDE
+    inside = directory / INSIDE
     for name, expected in step.files:
         _write(inside, f"src/{name}", read_unchanged(step.project / name, expected))
     for name, text in step.generated.items():
         _write(inside, name, text.encode())
         if text.startswith("#!"):
             (inside / name).chmod(0o755)
-    output.parent.mkdir(parents=True, exist_ok=True)
     command = with_paths(step.argv, step.roots)
     compiler = step.compiler
     for name in compiler.directories:
@@ -105,13 +73,13 @@ def stage_compile(
         command.append(compiler.threads.format(threads))
     command += ["-o", "out.o"]
     _write(directory, _COMMAND, os.fsencode(shlex.join(command)))
-    _write(directory, _READABLE, "\n".join(_readable(step, directory)).encode(errors="surrogateescape"))
-    command += ["-MD", "-MF", _HEADERS_READ]
+    _write(directory, READABLE, "\n".join(_readable(step, directory)).encode(errors="surrogateescape"))
+    command += ["-MD", "-MF", HEADERS_READ]
     if not compiler.works_with_sccache:
         compiler_cache = None
     if compiler_cache is None:
         # The files of .incbin and .include, which the preprocessor does not see.
-        command.append(compiler.to_assembler.format(_ASSEMBLED))
+        command.append(compiler.to_assembler.format(ASSEMBLED))
     if compiler.environment:
         variables = [f"{name}={value}" for name, value in compiler.environment.items()]
         command = ["env", *with_paths(variables, step.roots), *command]
@@ -120,49 +88,48 @@ def stage_compile(
     if compiler_cache is not None:
         # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
         # From some of its modes the list of the files that were read does not come either.
-        served = _inside(f"{shlex.join([str(compiler_cache), *command])} && [ -s {_HEADERS_READ} ]")
+        served = _inside(f"{shlex.join([str(compiler_cache), *command])} && [ -s {HEADERS_READ} ]")
         compile_it = f"{served} || {{ : > log; {compile_it}; }}"
-    still_here = f"[ . -ef {shlex.quote(str(directory))} ]"
-    finish = [shlex.join(["mv", "-f", "out.o", str(output)])]
-    if cached:
-        move_digest = shlex.join(["mv", "-f", "digest", str(digest_path(output))])
-        finish = ["sha256sum < out.o > digest", still_here, move_digest, *finish]
-    _write_script(
-        directory,
-        [compile_it, _taken("out.o"), *_CHECK_READ, still_here, *finish],
-        confinement,
-    )
+    store = [sys.executable, "-I", "-S", files_read.__file__, str(directory)]
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        store += [str(output), str(digest_path(output))]
+    _write_script(directory, [compile_it, shlex.join(store)], confinement)
 
 
 @lru_cache(maxsize=64)
 def _places(root: Path) -> frozenset[Path]:
     """Return where the files of a tree are: g++ names a header by its real path, and a toolkit may consist of links."""
-    found = {root, root.resolve()}
+    places = {root, root.resolve()}
     for directory in (root, root / "include"):
         for entry in os.scandir(directory) if directory.is_dir() else ():
             if entry.is_symlink():
                 real = Path(entry.path).resolve()
-                found.add(real if real.is_dir() else real.parent)
-    return frozenset(found)
+                places.add(real if real.is_dir() else real.parent)
+    return frozenset(places)
 
 
 def _readable(step: CompileStep, directory: Path) -> list[str]:
     """Return expressions for the paths of all files that a compiler may read in a step."""
     roots = {str(place) for root in step.roots.values() for place in _places(root)}
     return [
-        "",  # the list has blank lines
         r"\./(src|builder)/.*",
         *(f"{escaped(root)}/.*" for root in sorted(roots)),
         *step.headers,
         # The assembler's input, and the names, of no files here, that this has for where it is from.
-        rf"{escaped(str(directory / _INSIDE / 'tmp'))}/(cc\w+|[^/]+-[0-9a-f]+)\.s",
+        rf"{escaped(str(directory / INSIDE / 'tmp'))}/(cc\w+|[^/]+-[0-9a-f]+)\.s",
         r"\./[^/]+\.(c|cc|cpp|cu|cxx|ii)",
     ]
 
 
 def _inside(command: str) -> str:
     """Return a command of a shell that runs inside."""
-    return f"( cd {_INSIDE} && {command} )"
+    return f"( cd {INSIDE} && {command} )"
+
+
+def compiled(directory: Path) -> Path:
+    """Return where a compile step that has no place in the cache leaves its object."""
+    return directory / "out.o"
 
 
 def linked(directory: Path) -> Path:
@@ -175,7 +142,7 @@ def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confin
 
     A binary that calls a library of `linked_if_called`, such as the CUDA driver, is linked a second time, with it.
     """
-    inside = directory / _INSIDE
+    inside = directory / INSIDE
     for name, text in binary.generated.items():
         _write(inside, name, text.encode())
     objects = [object_path(cache, step) for step in binary.objects]
@@ -183,7 +150,9 @@ def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confin
     def link(libraries: Sequence[str]) -> str:
         command = _link(binary, cache, libraries)
         confined = confinement.around(command, inside, [*binary.roots.values(), *objects])
-        return f"{_inside(shlex.join(confined))} && {_taken('out.so')}"
+        # A link or a pipe leads anywhere.
+        taken = f"mv -f {INSIDE}/out.so out.so && [ -f out.so ] && [ ! -L out.so ] || exit 1"
+        return f"{_inside(shlex.join(confined))} && {taken}"
 
     commands = [link(binary.libraries)]
     libraries = binary.libraries
@@ -230,7 +199,7 @@ def _write(directory: Path, name: str, content: bytes) -> None:
 
 def _write_script(directory: Path, commands: Sequence[str], confinement: Confinement) -> None:
     """Write `run.sh`, which runs the commands one after the other and appends all they print to `log`."""
-    temporary = directory / _INSIDE / "tmp"
+    temporary = directory / INSIDE / "tmp"
     temporary.mkdir(exist_ok=True)
     names = "TMPDIR HOME" if confinement.kind else "TMPDIR"
     variables = [f"export {name}={shlex.quote(str(temporary))}" for name in names.split()]

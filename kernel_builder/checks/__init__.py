@@ -165,18 +165,18 @@ def _report(
     allowed: list[str] = []
     for name in names:
         try:
-            found = list(CHECKS[name](package))
+            of_check = list(CHECKS[name](package))
         except NotApplicable as reason:
             skipped[name] = str(reason)
             continue
         except RecursionError:
             problem = "statements or expressions are nested too deeply to be checked"
-            found = [Finding(name, "*.py", problem, "split a long chain of operators, calls or elif")]
-        if name in allow and any(finding.severity == "error" for finding in found):
+            of_check = [Finding(name, "*.py", problem, "split a long chain of operators, calls or elif")]
+        if name in allow and any(finding.severity == "error" for finding in of_check):
             allowed.append(name)
-            found = [replace(finding, severity="warning") for finding in found]
-        findings += found
-        if name not in allowed and not any(finding.severity == "error" for finding in found):
+            of_check = [replace(finding, severity="warning") for finding in of_check]
+        findings += of_check
+        if name not in allowed and not any(finding.severity == "error" for finding in of_check):
             passed.append(name)
     for finding, check in repeated(findings).items():
         findings.remove(finding)

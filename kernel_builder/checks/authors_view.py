@@ -24,14 +24,14 @@ _CAUSES = (
 def repeated(findings: Sequence[Finding]) -> Mapping[Finding, str]:
     """Return the findings of the check `load` that only repeat an error of another check, and that check."""
     errors = [finding for finding in findings if finding.severity == "error"]
-    found = {}
+    repetitions = {}
     for finding in (error for error in errors if error.check == "load"):
         for says, check, cause in _CAUSES:
             if said := says.search(finding.message):
                 pattern = cause.format(*said.groups())
                 if any(error.check == check and re.search(pattern, error.message) for error in errors):
-                    found[finding] = check
-    return found
+                    repetitions[finding] = check
+    return repetitions
 
 
 def in_project(package: CheckedPackage, finding: Finding) -> Finding:

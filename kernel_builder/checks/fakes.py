@@ -17,7 +17,7 @@ def compare(name: str, sources: Sequence[Source], written: Sequence[WrittenText]
 
     Schemas with arguments by name alone are left out, and so are fakes that take any.
     """
-    schemas = {one.name: one.text for one in written if one.kind == "schema" and "*," not in one.text}
+    schemas = {entry.name: entry.text for entry in written if entry.kind == "schema" and "*," not in entry.text}
     for source in sources:
         for node in source.nodes:
             if not isinstance(node, ast.FunctionDef) or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:

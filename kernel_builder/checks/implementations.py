@@ -45,11 +45,11 @@ def compare(
         python: The Python files of the package that define ops.
     """
     schemas: dict[str, set[str]] = {}
-    for one in written:
-        if one.kind == "schema":
-            schemas.setdefault(one.name, set()).add(one.text)
-            if one.function:
-                yield from _compared(name, one.source, one.places[0][0], one.text, one.function, bare)
+    for entry in written:
+        if entry.kind == "schema":
+            schemas.setdefault(entry.name, set()).add(entry.text)
+            if entry.function:
+                yield from _compared(name, entry.source, entry.places[0][0], entry.text, entry.function, bare)
     for path, text in bare.items():
         for match in _IMPL.finditer(text):
             line = text.count("\n", 0, match.start("op")) + 1
@@ -133,8 +133,8 @@ def _definitions(function: str, texts: Mapping[str, str]) -> Iterator[tuple[list
             before = re.split(r"[;{}()]|^[ \t]*#.*$", text[max(0, match.start() - 200) : match.start()], flags=re.M)
             if result := _NO_TYPE.sub("", before[-1]):
                 types = [_NO_TYPE.sub("", _type(part)) for part in _split(match[1])]
-                if not any("*" in one for one in types):
-                    yield [one for one in types if one and one != "void"], result
+                if not any("*" in spelled for spelled in types):
+                    yield [spelled for spelled in types if spelled and spelled != "void"], result
 
 
 def _type(parameter: str) -> str:

@@ -51,17 +51,17 @@ def executed_files(sources: Iterable[Source], own: str) -> frozenset[str]:
         own: The package's own name, by which a file may import the others.
     """
     imports = {source.name: of_source(source) for source in sources}
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = ["__init__.py"]
     while waiting:
         name = waiting.pop()
-        if name not in imports or name in found:
+        if name not in imports or name in reached:
             continue
-        found.add(name)
+        reached.add(name)
         for statement in imports[name]:
             if statement.when == "always":
                 waiting += _files(statement, own)
-    return frozenset(found)
+    return frozenset(reached)
 
 
 def _files(statement: ImportStatement, own: str) -> Iterator[str]:

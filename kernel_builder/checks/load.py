@@ -90,15 +90,15 @@ def loading(
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
-        found: dict[str, Mapping[str, Any]] = {}
+        outcomes: dict[str, Mapping[str, Any]] = {}
         for wait, seen in started:
             answer = wait(SECONDS * (len(seen) + 1))
             for directory, copy in seen.items():
                 if isinstance(answer, dict):
-                    found[str(directory)] = _of_package(answer[str(copy)], copy, directory)
+                    outcomes[str(directory)] = _of_package(answer[str(copy)], copy, directory)
                 else:
-                    found[str(directory)] = {"outcome": answer[0], "text": answer[1]}
-        return found
+                    outcomes[str(directory)] = {"outcome": answer[0], "text": answer[1]}
+        return outcomes
 
     yield answers
 

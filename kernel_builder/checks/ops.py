@@ -33,15 +33,15 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     texts = registrations.sources(package.project, package.variant) if package.project and package.variant else {}
     written = registrations.read(texts)
     python = {source.name: source.text for source in package.sources if "define" in source.text}
-    found = list(_in_texts(texts, python, package.probe))
-    if not found:  # what is missing in the loaded package would be missing because of these
-        found = [
+    findings = list(_in_texts(texts, python, package.probe))
+    if not findings:  # what is missing in the loaded package would be missing because of these
+        findings = [
             *_fixed_in_sources(written),
             *_in_loaded(package, answer, written),
             *fakes.compare(NAME, package.sources, written),
         ]
-    yield from found
-    if not found and answer.get("outcome") != "loaded":
+    yield from findings
+    if not findings and answer.get("outcome") != "loaded":
         raise NotApplicable(f"the package is not loaded: {answer.get('text') or 'it is not for this machine'}")
 
 
@@ -55,11 +55,11 @@ def check_op_sources(project: Project, variant: Variant, probe: ProbeProcess) ->
         return []
     files = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in project.python_files}
     python = {name: text for name, text in files.items() if "define" in text}
-    found = []
+    findings = []
     with suppress(NotApplicable):  # of the parser; the comparison with functions comes before it
         for finding in _in_texts(texts, python, probe):
-            found.append(finding)
-    return found
+            findings.append(finding)
+    return findings
 
 
 def _in_texts(texts: Mapping[str, str], python: Mapping[str, str], probe: ProbeProcess | None) -> Iterator[Finding]:
@@ -67,37 +67,37 @@ def _in_texts(texts: Mapping[str, str], python: Mapping[str, str], probe: ProbeP
     written = registrations.read(texts)
     yield from implementations.compare(NAME, texts, written, python)
     yield from _repeated(written)
-    parsed = _parsed(probe, [one for one in written if one.kind != "namespace"])
-    yield from (_wrong(one, said) for one, said in parsed.items())
+    parsed = _parsed(probe, [entry for entry in written if entry.kind != "namespace"])
+    yield from (_wrong(entry, said) for entry, said in parsed.items())
 
 
 def _repeated(written: Sequence[WrittenText]) -> Iterator[Finding]:
     """Yield the schemas of a name that has one already, if nothing but the file decides that both are compiled."""
     firsts: dict[tuple[str, ...], WrittenText] = {}
-    for one in (one for one in written if one.kind == "schema"):
-        where = (one.source, *map(str, one.branch)) if one.branch else ()
-        first = firsts.setdefault((one.library, one.name, *where), one)
-        if first is not one:
+    for schema in (schema for schema in written if schema.kind == "schema"):
+        where = (schema.source, *map(str, schema.branch)) if schema.branch else ()
+        first = firsts.setdefault((schema.library, schema.name, *where), schema)
+        if first is not schema:
             yield Finding(
                 NAME,
-                one.source,
-                f"line {one.places[0][0]}: {one.name} is defined again, after line {first.places[0][0]}"
-                + (f" of {first.source}" if first.source != one.source else ""),
-                f"remove one, or make it an overload, such as {one.name.partition('.')[0]}.other(...): Torch refuses "
-                "it, or keeps the first and says nothing",
+                schema.source,
+                f"line {schema.places[0][0]}: {schema.name} is defined again, after line {first.places[0][0]}"
+                + (f" of {first.source}" if first.source != schema.source else ""),
+                f"remove one, or make it an overload, such as {schema.name.partition('.')[0]}.other(...): Torch "
+                "refuses it, or keeps the first and says nothing",
             )
 
 
 def _fixed_in_sources(written: Sequence[WrittenText]) -> Iterator[Finding]:
-    for one in written:
-        if one.kind == "namespace":
-            yield _fixed(one.source, f"line {one.places[0][0]}: ", "a library", one.text)
+    for entry in written:
+        if entry.kind == "namespace":
+            yield _fixed(entry.source, f"line {entry.places[0][0]}: ", "a library", entry.text)
 
 
 def _in_loaded(package: CheckedPackage, answer: Mapping[str, Any], written: Sequence[WrittenText]) -> Iterator[Finding]:
     """Yield what is wrong with the ops that a loaded package has registered."""
-    lines = {one.name: (one.source, f"line {one.places[0][0]}: ") for one in written if one.kind == "schema"}
-    fixed = {one.text for one in written if one.kind == "namespace"}
+    lines = {entry.name: (entry.source, f"line {entry.places[0][0]}: ") for entry in written if entry.kind == "schema"}
+    fixed = {entry.text for entry in written if entry.kind == "namespace"}
     ops = answer.get("ops", ())
     if registered := {op["name"].partition(".")[0] for op in ops if not op["namespace"]}:
         yield from _misnamed(package, registered, answer["text"])
@@ -140,10 +140,10 @@ def _parsed(probe: ProbeProcess | None, written: Sequence[WrittenText]) -> Mappi
     """
     if not written or probe is None:
         return {}
-    answer = probe.ask("parse", json.dumps([(one.kind, one.text) for one in written]))(_SECONDS)
+    answer = probe.ask("parse", json.dumps([(entry.kind, entry.text) for entry in written]))(_SECONDS)
     if not isinstance(answer, list) or len(answer) != len(written):
         raise NotApplicable(f"Torch cannot parse the schemas here: {answer}")
-    return {one: said for one, said in zip(written, answer, strict=True) if said}
+    return {entry: said for entry, said in zip(written, answer, strict=True) if said}
 
 
 def _wrong(written: WrittenText, said: str) -> Finding:

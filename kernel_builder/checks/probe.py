@@ -169,28 +169,33 @@ def _new_ops(directory: Path, before: set[str]) -> list[dict[str, Any]]:
     own = Metadata.read_from_file(directory / "metadata.json").id
     parts = directory.name.split("-")
     key = "CPU" if "cpu" in parts else "CUDA" if any(re.fullmatch(r"cuda|cu\d+", part) for part in parts) else ""
-    found = []
+    ops = []
     for full_name in sorted(_op_names() - before):
         namespace, _, name = full_name.partition("::")
         packet = getattr(getattr(torch.ops, namespace), name)
         for overload in packet.overloads():
             op = getattr(packet, overload)
-            places = {one: _registered_at(op, one) for one in ("CPU", "CUDA", "XPU", "MPS", f"Autograd{key}", "Meta")}
+            places = {
+                dispatch: _registered_at(op, dispatch)
+                for dispatch in ("CPU", "CUDA", "XPU", "MPS", f"Autograd{key}", "Meta")
+            }
             # The builder compiles sources by relative paths. Those of other packages are absolute.
             place = next((place for place in places.values() if place and not place.startswith("/")), "")
             if namespace == own or place:
-                found.append(
+                ops.append(
                     {
                         "name": name if overload == "default" else f"{name}.{overload}",
                         "namespace": "" if namespace == own else namespace,
                         "key": key,
-                        "implemented": any(places.get(one) is not None for one in (key, f"Autograd{key}")),
-                        "keys": [one for one in ("CPU", "CUDA", "XPU", "MPS") if places[one] is not None],
+                        "implemented": any(places.get(dispatch) is not None for dispatch in (key, f"Autograd{key}")),
+                        "keys": [
+                            dispatch for dispatch in ("CPU", "CUDA", "XPU", "MPS") if places[dispatch] is not None
+                        ],
                         "fake": places["Meta"] is not None,
                         "place": place,
                     }
                 )
-    return found
+    return ops
 
 
 def _registered_at(op: Any, key: str) -> str | None:
@@ -259,8 +264,8 @@ def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
 
 def _thrown(words: str) -> str:
     """Return the exception that ended a process: its type, and the first line of what it says."""
-    found = re.search(r"terminate called after throwing an instance of '(.+)'(?:\s+what\(\): +(.*))?", words)
-    return ": ".join(part for part in found.groups() if part) if found else ""
+    match = re.search(r"terminate called after throwing an instance of '(.+)'(?:\s+what\(\): +(.*))?", words)
+    return ": ".join(part for part in match.groups() if part) if match else ""
 
 
 def _wait(child: int, seconds: float) -> int | None:
@@ -288,7 +293,7 @@ def _describe(directory: Path) -> tuple[str, Any]:
     return "loaded", {"members": members, "ops": _schemas(namespace)}
 
 
-def _members(owner: ModuleType | type, prefix: str, found: dict[str, dict[str, str]]) -> None:
+def _members(owner: ModuleType | type, prefix: str, members: dict[str, dict[str, str]]) -> None:
     """Describe the public names of a module or class, recursively for its classes and submodules."""
     listed = getattr(owner, "__all__", None) if isinstance(owner, ModuleType) else vars(owner)
     for name in sorted(vars(owner) if listed is None else listed):
@@ -311,9 +316,9 @@ def _members(owner: ModuleType | type, prefix: str, found: dict[str, dict[str, s
         summary = (
             "" if kind == "attribute" else inspect.cleandoc(getattr(value, "__doc__", None) or "").partition("\n")[0]
         )
-        found[prefix + name] = {"kind": kind, "signature": signature, "summary": summary}
+        members[prefix + name] = {"kind": kind, "signature": signature, "summary": summary}
         if kind == "class" or (kind == "module" and value.__name__.startswith(f"{owner.__name__}.")):
-            _members(value, f"{prefix}{name}.", found)
+            _members(value, f"{prefix}{name}.", members)
 
 
 def _signature(function: Any) -> str:

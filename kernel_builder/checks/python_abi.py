@@ -58,11 +58,11 @@ def _module(binary: SharedObject, identity: str | None) -> Iterator[Finding]:
             "build the package again",
         )
     expected = "PyInit_" + binary.name.partition(".")[0]
-    found = {name for name in binary.exported if name.startswith("PyInit_")}
-    if found != {expected}:
+    initialisers = {name for name in binary.exported if name.startswith("PyInit_")}
+    if initialisers != {expected}:
         yield Finding(
             NAME,
             binary.name,
-            f"exports {', '.join(sorted(found)) or 'no module initialiser'}; `import` looks for {expected}",
+            f"exports {', '.join(sorted(initialisers)) or 'no module initialiser'}; `import` looks for {expected}",
             "put `REGISTER_EXTENSION(TORCH_EXTENSION_NAME)` into one source of `[torch] src`, and no other initialiser",
         )

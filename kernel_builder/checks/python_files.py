@@ -33,14 +33,14 @@ class Source:
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
         """The nodes of the tree that are not names, constants or operators, each after its parent."""
-        found: list[ast.AST] = [self.tree] if self.tree else []
-        for node in found:  # `ast.walk` takes longer than the checks
+        nodes: list[ast.AST] = [self.tree] if self.tree else []
+        for node in nodes:  # `ast.walk` takes longer than the checks
             for value in vars(node).values():
                 if isinstance(value, list):
-                    found += [part for part in value if isinstance(part, ast.AST) and not isinstance(part, _LEAVES)]
+                    nodes += [part for part in value if isinstance(part, ast.AST) and not isinstance(part, _LEAVES)]
                 elif isinstance(value, ast.AST) and not isinstance(value, _LEAVES):
-                    found.append(value)
-        return tuple(found)
+                    nodes.append(value)
+        return tuple(nodes)
 
     @cached_property
     def guarded_lines(self) -> frozenset[int]:

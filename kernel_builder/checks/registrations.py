@@ -65,8 +65,8 @@ def read(texts: Mapping[str, str]) -> tuple[WrittenText, ...]:
     defined = {name for text in texts.values() for name in re.findall(r"#[ \t]*define[ \t]+(\w+)", text)}
     holding = {name: text for name, text in texts.items() if "TORCH_LIBRARY" in text}
     scans = (_schemas, _keys, _namespaces)
-    found = (one for name, text in holding.items() for scan in scans for one in scan(name, text))
-    return tuple(one for one in found if one.kind == "schema" or one.text not in defined)
+    written = (entry for name, text in holding.items() for scan in scans for entry in scan(name, text))
+    return tuple(entry for entry in written if entry.kind == "schema" or entry.text not in defined)
 
 
 def sources(project: Project, variant: Variant) -> Mapping[str, str]:
@@ -128,7 +128,7 @@ def _schemas(source: str, text: str) -> Iterator[WrittenText]:
         schema, offsets = schema[skipped:], offsets[skipped:]
         if "(" in schema and re.match(r"\s*[,)]", text[at:]):
             places = _places(text, [*offsets, at - 1])
-            library = next((one[1] for one in reversed(libraries) if one.start() < at), "")
+            library = next((opening[1] for opening in reversed(libraries) if opening.start() < at), "")
             branch = _branch(text, at)
             yield WrittenText("schema", schema, source, places, named_function(text, at), library, branch)
 

@@ -5,7 +5,6 @@ A command's module is imported when the command is called, so that no command pa
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -19,44 +18,54 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import kernel_builder
+from kernel_builder.cli.plugins import PluginGroup
 from kernel_builder.errors import BuildError, KernelBuilderError, ToolchainError
 
 if TYPE_CHECKING:
     from kernel_builder.config.project import Project
 
-# Command -> the function of `kernel_builder.cli.<module>` that it runs.
-_COMMANDS = {
-    "build": "build_command.build",
-    "build-and-copy": "build_command.build_and_copy",
-    "upload": "upload_command.upload",
-    "build-and-upload": "upload_command.build_and_upload",
-    "wheel": "wheel_command.wheel",
-    "verify": "verify_command.verify",
-    "sign": "sign_command.sign",
-    "hub": "hub_command.hub",
-    "list-variants": "variants_command.list_variants",
-    "check-config": "config_command.check_config",
-    "update-build": "config_command.update_build",
-    "check-abi": "check_command.check_abi",
-    "check-builds": "check_command.check_builds",
-    "hash": "check_command.hash_builds",
-    "devshell": "develop_command.devshell",
-    "testshell": "develop_command.testshell",
-    "compile-commands": "develop_command.compile_commands",
-    "create-pyproject": "pyproject_command.create_pyproject",
-    "clean-pyproject": "pyproject_command.clean_pyproject",
-    "benchmark": "benchmark_command.benchmark",
-    "judge": "judge_command.judge",
-    "search": "search_command.search",
-    "report": "report_command.report",
-    "skills": "skills_command.skills",
-    "doctor": "doctor_command.doctor",
-    "toolchain": "toolchain_command.toolchain",
-    "init": "init_command.init",
-    "port": "port_command.port",
-    "completions": "completions_command.completions",
+# What one does -> command -> the function of `kernel_builder.cli.<module>` that it runs.
+_SECTIONS: dict[str, dict[str, str]] = {
+    "Start": {
+        "doctor": "doctor_command.doctor",
+        "init": "init_command.init",
+        "port": "port_command.port",
+    },
+    "Build and check": {
+        "build": "build_command.build",
+        "check-config": "config_command.check_config",
+        "check-builds": "check_command.check_builds",
+        "list-variants": "variants_command.list_variants",
+        "benchmark": "benchmark_command.benchmark",
+    },
+    "Publish": {
+        "upload": "upload_command.upload",
+        "verify": "verify_command.verify",
+        "sign": "sign_command.sign",
+        "wheel": "wheel_command.wheel",
+        "hub": "hub_command.hub",
+    },
+    "Agents": {},
+    "Develop": {
+        "devshell": "develop_command.devshell",
+        "testshell": "develop_command.testshell",
+        "compile-commands": "develop_command.compile_commands",
+        "create-pyproject": "pyproject_command.create_pyproject",
+        "clean-pyproject": "pyproject_command.clean_pyproject",
+    },
+    "Less often": {
+        "update-build": "config_command.update_build",
+        "toolchain": "toolchain_command.toolchain",
+        "check-abi": "check_command.check_abi",
+        "hash": "check_command.hash_builds",
+        "build-and-copy": "build_command.build_and_copy",
+        "build-and-upload": "upload_command.build_and_upload",
+        "completions": "completions_command.completions",
+    },
 }
-
+# Command -> the distribution that adds it.
+_ELSEWHERE = dict.fromkeys(("judge", "search", "report", "skills"), "torch-kernel-judge")
+_PLUGIN_SECTION = "Agents"
 
 _OUTPUT_LINES = 40  # of a compiler, before its log is named
 
@@ -124,23 +133,23 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
-class LazyGroup(click.Group):
-    """A group that imports its commands on first use, and prints errors of users without a traceback."""
+class MainGroup(PluginGroup):
+    """The group of all commands, which prints errors of users without a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _open_standard_streams()
         return super().main(*args, **kwargs)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module, _, function = _COMMANDS[name].partition(".")
-        command = getattr(importlib.import_module(f"kernel_builder.cli.{module}"), function)
-        assert isinstance(command, click.Command)
-        return command
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by what one does with them."""
+        sections = {title: list(commands) for title, commands in _SECTIONS.items()}
+        sections[_PLUGIN_SECTION] += [name for name in self.list_commands(ctx) if name not in self.own]
+        for title, names in sections.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [(name, command.get_short_help_str(60)) for name, command in commands if command is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -169,7 +178,13 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, asked: bool) 
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=MainGroup,
+    own={command: target for commands in _SECTIONS.values() for command, target in commands.items()},
+    entry_points="kernel_builder.commands",
+    elsewhere=_ELSEWHERE,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,

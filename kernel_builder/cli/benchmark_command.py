@@ -106,8 +106,8 @@ def benchmark(
     DIR is the project (default: here), and DIR/benchmarks/benchmark.py declares the operations and shapes. Each result
     is first compared with float64. A kernel whose error exceeds eager PyTorch's by more than 10 % gets no time, and the
     exit status is 1. Then all implementations are timed in turn, on tensors that are not in a cache; on a GPU this is
-    device time, from replays of CUDA graphs. A copy that moves as many bytes is timed in the same rounds. It is the
-    upper bound for a memory-bound kernel, and speeds are given as a share of it.
+    device time, from replays of CUDA graphs. A device-to-device copy of the same number of bytes is timed in the
+    same rounds: speeds are given as a share of copy speed, which a memory-bound kernel can reach, and exceed a little.
 
     \b
     kernel-builder benchmark kernels/rmsnorm

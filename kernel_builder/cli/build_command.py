@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from kernel_builder.cli.shared_options import (
     dependency_option,
     json_option,
     load_option,
+    owner_option,
     toolchain_options,
     variants_option,
     whole_option,
@@ -33,7 +33,7 @@ from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
 from kernel_builder.plural import counted, some_of
-from kernel_builder.progress import shown
+from kernel_builder.progress import Progress, shown
 
 if TYPE_CHECKING:
     from kernel_builder.build.confinement import SandboxMode
@@ -44,14 +44,10 @@ _NAMED = 3  # so many variants that are not built here are named
 _SHORT = 100  # characters of a reason in the table
 
 
-def run(request: BuildRequest, toolchains: Callable[..., Toolchains]) -> BuildSummary:
-    """Build, with progress on stderr.
-
-    Args:
-        toolchains: Makes the toolchains; `progress` is the argument for their downloads.
-    """
+def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
+    """Build, with progress on stderr; `toolchains` makes those that report their downloads there."""
     with shown(sys.stderr) as progress:
-        return run_build(request, toolchains(progress=progress), progress)
+        return run_build(request, toolchains(progress), progress)
 
 
 def print_summary(summary: BuildSummary) -> None:
@@ -183,6 +179,7 @@ def _cut(text: str) -> str:
     help="Compile only for this capability, such as 9.0; may be repeated. For local use: upload refuses it.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
+@owner_option
 @build_jobs_option
 @click.option(
     "--compiler-cache",
@@ -216,6 +213,7 @@ def build(
     whole: bool,
     capabilities: tuple[str, ...],
     out: Path | None,
+    owner: str | None,
     jobs: int | None,
     sccache: str,
     load: bool,
@@ -255,6 +253,7 @@ def build(
             whole=whole,
             capabilities=capabilities,
             out=out,
+            owner=owner,
             jobs=jobs,
             compiler_cache=find_sccache("off" if (sandbox, sccache) == ("require", "auto") else sccache),
             load=load,
@@ -262,7 +261,7 @@ def build(
             allow=allow,
             sandbox=sandbox,
         ),
-        partial(Toolchains, **toolchain),
+        lambda progress: Toolchains(progress=progress, **toolchain),
     )
     click.echo(json.dumps(summary.as_dict(), indent=2)) if as_json else print_summary(summary)
     if summary.error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from kernel_builder.cli.shared_options import directory_argument, toolchain_options
+from kernel_builder.cli.shared_options import directory_argument, owner_option, toolchain_options
 from kernel_builder.config.project_files import read_project
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
@@ -32,8 +32,11 @@ class _ShellCommand(click.Command):
 @click.command(cls=_ShellCommand)
 @directory_argument
 @click.option("--variant", metavar="NAME", help="The variant to compile. [default: the one that fits the machine]")
+@owner_option
 @toolchain_options
-def devshell(directory: Path, variant: str | None, command: tuple[str, ...], **toolchain: Any) -> None:
+def devshell(
+    directory: Path, variant: str | None, owner: str | None, command: tuple[str, ...], **toolchain: Any
+) -> None:
     """Start a shell with the compilers and headers of a variant, or run COMMAND with them.
 
     DIR is the project (default: here). The shell is $SHELL. nvcc of the pinned toolkit is on PATH; CUDA_HOME, CXX and
@@ -45,7 +48,7 @@ def devshell(directory: Path, variant: str | None, command: tuple[str, ...], **t
     """
     from kernel_builder.develop import choice, shells
 
-    project = read_project(directory)
+    project = read_project(directory, owner)
     with shown(sys.stderr) as progress:
         toolchains = _toolchains(progress=progress, **toolchain)
         chosen = choice.to_develop(project, variant, toolchains)
@@ -61,7 +64,10 @@ def devshell(directory: Path, variant: str | None, command: tuple[str, ...], **t
     metavar="URL",
     help="Where pip finds Torch's builds, in URL/cpu, URL/cu130 and so on. [default: download.pytorch.org/whl]",
 )
-def testshell(directory: Path, variant: str | None, torch_index: str | None, command: tuple[str, ...]) -> None:
+@owner_option
+def testshell(
+    directory: Path, variant: str | None, torch_index: str | None, owner: str | None, command: tuple[str, ...]
+) -> None:
     """Start a shell to test a variant that has been built, or run COMMAND in it.
 
     DIR is the project (default: here). The shell is $SHELL. Its `python` has a Torch that loads the variant, `kernels`
@@ -72,10 +78,10 @@ def testshell(directory: Path, variant: str | None, torch_index: str | None, com
     kernel-builder testshell kernels/rmsnorm
     kernel-builder testshell kernels/rmsnorm -- python -m pytest kernels/rmsnorm/tests
     """
+    from kernel_builder.cache_directory import default_cache
     from kernel_builder.develop import choice, interpreter, shells
-    from kernel_builder.toolchain.toolchains import default_cache
 
-    project = read_project(directory)
+    project = read_project(directory, owner)
     chosen = choice.built(project, variant)
     with shown(sys.stderr) as progress:
         python = interpreter.find(

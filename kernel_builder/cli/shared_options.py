@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from kernel_builder.config import known_backends
+from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.variant import Release
 
-_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Command = TypeVar("_Command")
 
 
-def together(*options: _Decorator) -> _Decorator:
+def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
     """Return one decorator that adds options to a command, in the order in which `--help` lists them."""
 
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+    def add(command: _Command) -> _Command:
         for option in reversed(options):
             command = option(command)
         return command
@@ -52,6 +53,13 @@ class BackendType(click.Choice[str]):
 directory_argument = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+owner_option = click.option(
+    "--owner",
+    metavar="NAME",
+    envvar=VARIABLE,
+    help="The user or organisation that publishes the project, and the kernels of its own owner that it loads. "
+    f"[default: ${VARIABLE}, or else that of [general.hub] repo-id]",
+)
 
 # What to build.
 variants_option = click.option(
@@ -118,10 +126,7 @@ cross_python_option = click.option(
 
 
 # What an agent may use.
-def limit_option(name: str, default: float, text: str) -> _Decorator:
-    """Return the option of a limit, a number above zero."""
-    above_zero = click.FloatRange(min=0, min_open=True)
-    return click.option(name, type=above_zero, default=default, show_default=True, help=text)
-
-
-minutes_option = limit_option("--minutes", 30.0, "The longest call of an agent.")
+LIMIT = click.FloatRange(min=0, min_open=True)
+minutes_option = click.option(
+    "--minutes", type=LIMIT, default=30.0, show_default=True, help="The longest call of an agent."
+)

@@ -282,3 +282,40 @@ def lock(
         click.echo(text, nl=False)
     else:
         output.write_text(text, encoding="utf-8")
+
+
+@toolchain.command()
+@click.argument("checkout", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--torch-index",
+    metavar="URL",
+    help="The index with Torch's builds for every CUDA release. [default: download.pytorch.org/whl]",
+)
+@index_url_option
+def update(checkout: Path, torch_index: str | None, index_url: str | None) -> None:
+    """Add what the index has newer to the tables of the builder.
+
+    DIR is a checkout of kernel-builder's repository (default: here). A new Torch release is added to the matrix, with
+    its CUDA releases and its C++ standard, and to the tables of what it exports and loads; the lock gets the newest
+    patch of every release. Downloads some 0.4 GB, and 1 GB more for a new Torch release. Prints what has changed as
+    Markdown, or nothing.
+
+    \b
+    kernel-builder toolchain update && git diff --stat
+    """
+    from kernel_builder.develop.interpreter import TORCH_INDEX
+    from kernel_builder.progress import shown
+    from kernel_builder.toolchain.dependencies import known
+    from kernel_builder.upkeep.update import find
+
+    with shown(sys.stderr) as progress:
+        newer = find(
+            checkout,
+            known().values(),
+            index_url=index_url,
+            torch_index=torch_index or TORCH_INDEX,
+            progress=progress,
+        )
+    newer.write(checkout)
+    for line in newer.changes:
+        click.echo(f"- {line}")

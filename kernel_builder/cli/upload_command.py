@@ -16,6 +16,7 @@ from kernel_builder.cli.shared_options import (
     build_jobs_option,
     directory_argument,
     load_option,
+    owner_option,
     quiet_option,
     together,
     variants_option,
@@ -32,6 +33,7 @@ _publish_options = together(
     click.option(
         "--repo-id", metavar="ORG/NAME", help="The repository. [default: [general.hub] repo-id of build.toml]"
     ),
+    owner_option,
     click.option("--branch", metavar="NAME", help="The branch for the builds. [default: v<version>]"),
     click.option("--private", is_flag=True, help="Make the repository private, if it is created."),
     click.option("--create-pr", is_flag=True, help="Open pull requests instead of committing."),
@@ -45,6 +47,11 @@ _publish_options = together(
         "--allow-api-change",
         metavar="REASON",
         help="Publish an API that breaks users of this version, with the reason in the card.",
+    ),
+    click.option(
+        "--take-over",
+        is_flag=True,
+        help="Publish even if the packages of the repository come from other sources, as another project's do.",
     ),
     quiet_option,
     click.option("--output-json", "--json", "as_json", is_flag=True, help="Print the result as JSON."),
@@ -68,7 +75,7 @@ def upload(directory: Path, build: bool, quiet: bool, as_json: bool, **options: 
     \b
     kernel-builder upload kernels/rmsnorm --dry-run
     kernel-builder upload kernels/rmsnorm
-    HF_ENDPOINT=http://127.0.0.1:8080 kernel-builder upload kernels/rmsnorm --repo-id me/rmsnorm
+    HF_ENDPOINT=http://127.0.0.1:8080 kernel-builder upload kernels/rmsnorm --owner me
     """
     if not quiet:
         print_notices([read_project(directory)])
@@ -126,12 +133,13 @@ def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, *
         pipeline.BuildRequest(
             directories=(request.directory,),
             variants=variants,
+            owner=request.new_owner,
             compiler_cache=find_sccache("auto"),
             load=request.load,
             allow=request.allow,
             **options,
         ),
-        Toolchains,
+        lambda progress: Toolchains(progress=progress),
     )
     if not quiet:
         print_summary(summary)

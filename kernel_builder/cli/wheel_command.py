@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from kernel_builder.cli.shared_options import allow_option, directory_argument, json_option, load_option, quiet_option
+from kernel_builder.cli.shared_options import (
+    allow_option,
+    directory_argument,
+    json_option,
+    load_option,
+    owner_option,
+    quiet_option,
+)
 from kernel_builder.progress import Lines, Silent
 
 
@@ -22,6 +29,7 @@ from kernel_builder.progress import Lines, Silent
     metavar="N.M",
     help="The version in the package index; N is the version of build.toml. [default: N.0]",
 )
+@owner_option
 @load_option
 @allow_option
 @quiet_option

@@ -114,6 +114,8 @@ class Project:
         backend_python_depends: Backend -> dependencies in addition to `python_depends`.
         backend_kernel_depends: Backend -> dependencies in addition to `kernel_depends`.
         backend_settings: Backend -> the other values of its table in `[general]`, such as `minver` of CUDA.
+        renamed: Repositories that have another name than in `build.toml`, since another owner publishes them: that name
+            -> their name; see `ownership`.
         warnings: What is accepted in `build.toml` and still worth a word to its author.
     """
 
@@ -134,6 +136,7 @@ class Project:
     backend_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hub_repo_id: str | None = None
     hub_branch: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernel_builder.config import build_toml
+from kernel_builder.config.ownership import owned_by
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.errors import ConfigError
@@ -19,12 +20,16 @@ from kernel_builder.errors import ConfigError
 _BYTECODE = (".pyc", ".pyo")
 
 
-def read_project(directory: Path) -> Project:
+def read_project(directory: Path, owner: str | None = None, repo_id: str | None = None) -> Project:
     """Read and validate the project in `directory`.
+
+    Args:
+        owner: Who publishes it, and the kernels of the same owner that it loads. None: as `build.toml` says.
+        repo_id: The name of its repository; see `ownership`.
 
     Raises:
         ConfigError: If `build.toml` is missing or invalid, or a file that it names is missing or is a symbolic link out
-            of the git work tree.
+            of the git work tree, or if `owner` is no name.
     """
     file = directory / build_toml.FILE
     project = build_toml.read(file, Path(os.path.realpath(directory)))
@@ -34,7 +39,8 @@ def read_project(directory: Path) -> Project:
     for kernel in project.kernels:
         _check_files(project.root, kernel.src, kernel.include, TomlPlace(str(file), f"kernel.{kernel.name}"))
     package = directory / framework.package_directory / project.python_name
-    return replace(project, python_files=_python_files(project.root, package, framework.pyext))
+    project = replace(project, python_files=_python_files(project.root, package, framework.pyext))
+    return owned_by(project, owner, repo_id)
 
 
 def sort_projects(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

@@ -35,10 +35,10 @@ def allowed(changes: Sequence[str], reason: str | None) -> AllowedApiChange | No
 
 def read(messages: Iterable[str]) -> tuple[AllowedApiChange, ...]:
     """Return the changes that commits describe, in the order of their messages."""
-    found = []
+    changes = []
     for message in messages:
         _, mark, rest = message.partition(_REASON)
         if mark:
             reason, *lines = rest.splitlines()
-            found.append(AllowedApiChange(reason, tuple(x[len(_LINE) :] for x in lines if x.startswith(_LINE))))
-    return tuple(found)
+            changes.append(AllowedApiChange(reason, tuple(x[len(_LINE) :] for x in lines if x.startswith(_LINE))))
+    return tuple(changes)

@@ -10,6 +10,7 @@ from typing import Any
 
 from kernel_builder import front_matter
 from kernel_builder.config import known_backends
+from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import ConfigError, VariantError
@@ -68,7 +69,7 @@ def authors_text(project: Project) -> str:
 def _authors_card(project: Project) -> tuple[dict[str, Any], str]:
     """Return the front matter and the text of `CARD.md`, or else of `README.md`, without generated sections."""
     files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]
-    text = files[0].read_text(encoding="utf-8") if files else f"# {project.name}\n"
+    text = in_text(project, files[0].read_text(encoding="utf-8")) if files else f"# {project.name}\n"
     front, body = front_matter.split(text)
     try:
         values = front_matter.parse(front) if front and front.strip() else {}
@@ -105,7 +106,7 @@ def _api(api: Api) -> str:
 def _changes(project: Project, changes: Sequence[AllowedApiChange]) -> Iterator[str]:
     """Yield a section with the changes that break callers within the version, if there are any."""
     if changes:
-        parts = [f"{one.reason}\n\n" + "\n".join(f"- `{line}`" for line in one.lines) for one in changes]
+        parts = [f"{change.reason}\n\n" + "\n".join(f"- `{line}`" for line in change.lines) for change in changes]
         yield f"## API changes within version {project.version}\n\n" + "\n\n".join(parts)
 
 

@@ -43,16 +43,16 @@ def find(project: Project) -> tuple[Measurement, ...]:
     They are in the project's `benchmarks/results`, or in that of the git repository around it. There they are named
     `<project>.<machine>`, and the plot is beside the data or below `docs`.
     """
-    found: dict[str, Measurement] = {}
+    measurements: dict[str, Measurement] = {}
     for directory, pattern in _places(project):
         names = {path.stem for path in directory.glob(f"{RESULTS}/{pattern}") if path.suffix in (".json", ".svg")}
-        for name in names - found.keys():
+        for name in names - measurements.keys():
             data = directory / RESULTS / f"{name}.json"
             plot = directory / RESULTS / f"{name}.svg"
             if not plot.is_file():
                 plot = next(iter(sorted(directory.glob(f"docs/**/{name}.svg"))), plot)
-            found[name] = Measurement(name, data if data.is_file() else None, plot if plot.is_file() else None)
-    return tuple(found[name] for name in sorted(found))
+            measurements[name] = Measurement(name, data if data.is_file() else None, plot if plot.is_file() else None)
+    return tuple(measurements[name] for name in sorted(measurements))
 
 
 def _places(project: Project) -> Iterator[tuple[Path, str]]:

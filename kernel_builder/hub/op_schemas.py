@@ -20,12 +20,12 @@ _FROM_FUNCTIONS = ("custom_op", "triton_op")
 
 def read(package: Path) -> Mapping[str, str]:
     """Return the schemas of a package's operators, by name. The namespace is left out: it differs in every build."""
-    found: dict[str, str] = {}
+    schemas: dict[str, str] = {}
     for binary in sorted(package.rglob("*.so")):
-        found.update(_in_binary(binary))
+        schemas.update(_in_binary(binary))
     for module in sorted(package.rglob("*.py")):
-        found.update(_in_python(module))
-    return found
+        schemas.update(_in_python(module))
+    return schemas
 
 
 def _named(text: str) -> Iterator[tuple[str, str]]:

@@ -132,8 +132,8 @@ def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple
 
     for name in sorted({*_exported(owner)}):
         try:
-            found = owner[name]
-            target = found.final_target if found.is_alias else found
+            member = owner[name]
+            target = member.final_target if member.is_alias else member
         except (KeyError, griffe.GriffeError):
             # Imported from another package, or created at run time: only the name is known.
             yield f"{prefix}{name}", ApiMember("attribute")

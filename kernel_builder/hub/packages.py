@@ -63,8 +63,8 @@ class HubPackage:
     @cached_property
     def files(self) -> Mapping[str, Path]:
         """The files by their path in a published repository, without bytecode."""
-        found = (path for path in sorted(self.directory.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-        return {f"build/{self.variant}/{path.relative_to(self.directory).as_posix()}": path for path in found}
+        paths = (path for path in sorted(self.directory.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+        return {f"build/{self.variant}/{path.relative_to(self.directory).as_posix()}": path for path in paths}
 
     @cached_property
     def metadata(self) -> PackageMetadata:
@@ -94,7 +94,7 @@ class HubPackage:
         old, new = self.api, newer.api
         if self.backend != newer.backend:
             both = old.ops.keys() & new.ops.keys()
-            old, new = (replace(one, ops={name: one.ops[name] for name in both}) for one in (old, new))
+            old, new = (replace(api, ops={name: api.ops[name] for name in both}) for api in (old, new))
         return old.differences(new)
 
     @cached_property
@@ -152,9 +152,9 @@ def checked_packages(
         progress.say(f"checking {directory.name}")
         reports[directory.name] = next(checked)
     if not all(report.ok for report in reports.values()):
-        found = summary.lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
+        lines = summary.lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
         raise CheckError(
-            f"nothing is {purpose.verb}, since packages fail their checks:\n  " + "\n  ".join(found),
+            f"nothing is {purpose.verb}, since packages fail their checks:\n  " + "\n  ".join(lines),
             where=str(build),
             hint=f"`kernel-builder check-builds {project.root}` has details; then {again}",
         )
@@ -181,10 +181,11 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
     """Raise unless all packages are of this project and have one API."""
     first = next(iter(packages.values()))
     for package in packages.values():
+        _check_owner(project, package)
         for key, expected in (("name", project.name), ("version", project.version), ("license", project.license)):
-            if (found := getattr(package.metadata, key)) != expected:
+            if (actual := getattr(package.metadata, key)) != expected:
                 raise PackageError(
-                    f"`{key}` is {found!r}, in build.toml it is {expected!r}",
+                    f"`{key}` is {actual!r}, in build.toml it is {expected!r}",
                     where=str(package.directory / "metadata.json"),
                     hint=again,
                 )
@@ -197,13 +198,29 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
             )
 
 
+def _check_owner(project: Project, package: HubPackage) -> None:
+    """Raise if the package loads the kernels of another owner. Nothing but its metadata says whose they are."""
+    depends = (*project.kernel_depends, *project.backend_kernel_depends.get(package.backend, ()))
+    wanted = {depend.repo_id for depend in depends}
+    loaded = {str(depend.get("repo-id")) for depend in package.metadata.kernel_depends}
+    if wanted != loaded and {name.partition("/")[2] for name in wanted} == {name.partition("/")[2] for name in loaded}:
+        owner = (project.hub_repo_id or "").partition("/")[0]
+        raise PackageError(
+            f"was built for another owner: it loads {', '.join(sorted(loaded - wanted))}, and that of {owner} has to "
+            f"load {', '.join(sorted(wanted - loaded))}",
+            where=str(package.directory),
+            hint=f"build it for that owner, which compiles nothing again: kernel-builder build {project.root}"
+            f"{f' --owner {owner}' if project.renamed else ''}",
+        )
+
+
 def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str, purpose: Purpose) -> None:
     """Raise unless all packages were built from the sources of the project as it is."""
     stale: dict[tuple[str, ...], list[str]] = {}
     for name, package in packages.items():
         recorded = package.metadata.recorded_sources
-        found = recorded_sources.differences(project, Variant.parse(name), recorded, package.directory)
-        if lines := tuple(dict.fromkeys(found)):
+        differences = recorded_sources.differences(project, Variant.parse(name), recorded, package.directory)
+        if lines := tuple(dict.fromkeys(differences)):
             stale.setdefault(lines, []).append(name)
     if stale:
         listed = "".join(f"\n  {', '.join(names)}:" + "".join(f"\n    {x}" for x in of) for of, names in stale.items())

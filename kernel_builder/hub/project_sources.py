@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from kernel_builder.checkouts import git_output
+from kernel_builder.config import build_toml
+from kernel_builder.config.ownership import in_text
+from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.hub.remote_repository import Content, RemoteFile
 
@@ -31,18 +34,31 @@ def published_files(root: Path) -> dict[str, Content]:
     }
 
 
+def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[str, Content]:
+    """Return the files with the names that repositories have for the owner, in `build.toml` and texts.
+
+    What is built from the published project then loads the kernels of the same owner.
+    """
+    named = dict(files)
+    for path in files if project.renamed else ():
+        if path == build_toml.FILE or path.endswith(".md"):
+            text = (project.root / path).read_text(encoding="utf-8", errors="surrogateescape")
+            named[path] = Content(in_text(project, text).encode(errors="surrogateescape"))
+    return named
+
+
 def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
     """Yield the names in the project of everything in a directory, which the project calls `name`."""
     try:
-        found = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        listed = os.fsdecode(found or b"").split("\0")
+        answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        listed = os.fsdecode(answer or b"").split("\0")
     except FileNotFoundError:
         listed = []
     for entry in [entry for entry in listed if entry] or [str(p.relative_to(directory)) for p in directory.rglob("*")]:
         path, target = directory / entry, Path(os.path.realpath(directory / entry))
         yield name / entry
         # A link to a directory above it would have no end.
-        endless = any(one.is_relative_to(target) for one in (directory, *above))
+        endless = any(parent.is_relative_to(target) for parent in (directory, *above))
         if path.is_symlink() and path.is_dir() and in_work_tree(root, path) and not endless:
             yield from _listed(root, target, name / entry, (*above, directory))
 

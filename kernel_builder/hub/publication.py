@@ -16,7 +16,8 @@ class PublishRequest:
 
     Attributes:
         directory: The project; its packages are in `build`.
-        repo_id: The repository. None: that of `[general.hub]`.
+        repo_id: The repository. None: that of `[general.hub]`, with the owner if one is given. `ORG/` gives the owner.
+        owner: Who publishes the project and the kernels of the same owner that it loads. None: as `build.toml` says.
         branch: The branch of the builds. None: that of `[general.hub]`, or else `v<version>`.
         private: Make the repository private, if it is created.
         create_pr: Open pull requests instead of committing to the branches.
@@ -26,6 +27,7 @@ class PublishRequest:
         message: The first line of the commits. None: one that names the project and its version.
         load: Check that each package loads, if this machine can load it.
         allow: Names of checks whose errors do not stop the publication.
+        take_over: Publish even if the packages of the repository come from other sources.
         allow_api_change: Why an API that breaks callers may replace the published one of the same version. None: it
             may not.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
@@ -34,6 +36,7 @@ class PublishRequest:
 
     directory: Path
     repo_id: str | None = None
+    owner: str | None = None
     branch: str | None = None
     private: bool = False
     create_pr: bool = False
@@ -43,9 +46,15 @@ class PublishRequest:
     message: str | None = None
     load: bool = True
     allow: tuple[str, ...] = ()
+    take_over: bool = False
     allow_api_change: str | None = None
     endpoint: str | None = None
     token: str | None = None
+
+    @property
+    def new_owner(self) -> str | None:
+        """Who publishes, if not the owner that `build.toml` names."""
+        return self.repo_id[:-1] if self.repo_id and self.repo_id.endswith("/") else self.owner
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError, HubError
-from kernel_builder.hub import api_changes, card, card_figures, project_sources
+from kernel_builder.hub import api_changes, card, card_figures, origins, project_sources
 from kernel_builder.hub.package_api import breaks_callers
 from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend
 from kernel_builder.hub.publication import BranchChange, BranchResult, Published, PublishRequest
@@ -49,8 +49,8 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
         ConfigError: If `build.toml` is wrong, or names no repository and the request does not either.
         CheckError: If there is no package, or one fails a check.
         PackageError: If the packages differ in project, version or API.
-        HubError: If the Hub refuses, a variant would be left with another API, or the API of a published version would
-            change.
+        HubError: If the Hub refuses, the repository has packages of other sources, a variant would be left with another
+            API, or the API of a published version would change.
     """
     work = _prepared(request, progress or Silent())
     created = _ensure_branch(work)
@@ -85,23 +85,23 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Work:
             where="--allow-api-change",
             hint='for example: --allow-api-change "the removed class never worked"',
         )
-    project = read_project(request.directory)
-    repo_id = request.repo_id or project.hub_repo_id
-    if not repo_id:
+    repo_id = None if request.repo_id and request.repo_id.endswith("/") else request.repo_id
+    project = read_project(request.directory, request.new_owner, repo_id)
+    if not project.hub_repo_id:
         raise ConfigError(
             "there is no repository to publish to",
             where=f"{project.root / 'build.toml'}: [general.hub] repo-id",
-            hint='add repo-id = "organisation/name" there, or give --repo-id',
+            hint='add repo-id = "organisation/name" there, or give --repo-id or --owner',
         )
-    if repo_id.endswith("/"):
-        repo_id += project.name
     branch = request.branch or project.hub_branch or f"v{project.version}"
     _check_branch(branch, project)
-    repository = RemoteRepository(repo_id, endpoint=request.endpoint, token=request.token)
+    repository = RemoteRepository(project.hub_repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
         repository.require_write()
     packages = checked_packages(project, progress, load=request.load, allow=request.allow)
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
+    if not request.take_over:
+        origins.require_same_sources(repository, project, branch, contents)
     return _Work(request, project, packages, contents, repository, branch, progress)
 
 
@@ -219,7 +219,8 @@ def _write_main(
     note = work.request.card_note
     text = card.render(project, repository.repo_id, {**work.packages, **kept}, api, note, tuple(allowed))
     runs = {path: Content(file) for run in card_figures.find(project) for path, file in run.files.items()}
-    wanted = {**project_sources.published_files(project.root), **runs, "README.md": Content(text.encode())}
+    sources = project_sources.with_names_of_owner(project, project_sources.published_files(project.root))
+    wanted = {**sources, **runs, "README.md": Content(text.encode())}
     on_main = repository.files(heads["main"]) if "main" in heads else {}
     change = _change(wanted, on_main, project_sources.outdated(on_main, wanted))
     message = f"Sources and card of {project.name} {project.version}"

@@ -60,7 +60,7 @@ def kernels_of(organization: str, *, endpoint: str | None = None, token: str | b
     network: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
         headers = build_hf_headers(token=token)
-        found = sorted(
+        kernels = sorted(
             str(item["id"]) for item in paginate(f"{api.endpoint}/api/kernels", {"author": organization}, headers)
         )
     except (network, ConnectionError, LookupError, TypeError) as error:
@@ -69,7 +69,7 @@ def kernels_of(organization: str, *, endpoint: str | None = None, token: str | b
             where=api.endpoint,
             hint="name one kernel, as ORG/NAME",
         ) from error
-    mine = [repo_id for repo_id in found if repo_id.startswith(f"{organization}/")]
+    mine = [repo_id for repo_id in kernels if repo_id.startswith(f"{organization}/")]
     if not mine:
         raise HubError(f"{organization} has no kernels, or none that the token may see", where=api.endpoint)
     return mine

@@ -119,7 +119,7 @@ def verify(
             )
         verdicts = [_verdict(package, signers, require_signature) for package in packages]
         if source is not None:
-            verdicts = _rebuild(verdicts, root / "build", source, Path(temporary), progress)
+            verdicts = _rebuild(verdicts, root / "build", source, repo_id.partition("/")[0], Path(temporary), progress)
     return Verification(repo_id, revision, tuple(verdicts))
 
 
@@ -153,6 +153,7 @@ def _rebuild(
     verdicts: Sequence[VariantVerdict],
     published: Path,
     source: Path,
+    owner: str,
     temporary: Path,
     progress: Progress | None,
 ) -> list[VariantVerdict]:
@@ -171,7 +172,7 @@ def _rebuild(
             except VerificationError as error:
                 done |= {verdict.variant: replace(verdict, rebuilt=f"not built: {error}") for verdict in group}
                 continue
-        compared = _build_and_compare(group, published, directory, temporary / f"built-{number}", progress)
+        compared = _build_and_compare(group, published, directory, owner, temporary / f"built-{number}", progress)
         done |= {verdict.variant: verdict for verdict in compared}
     return [done[verdict.variant] for verdict in verdicts]
 
@@ -179,12 +180,12 @@ def _rebuild(
 def _git_repository(source: Path) -> tuple[Path, str] | None:
     """Return the root of the git repository around a directory, and the directory's path in it, if there is one."""
     try:
-        found = git_output(source, "rev-parse", "--show-toplevel", "--show-prefix")
+        answer = git_output(source, "rev-parse", "--show-toplevel", "--show-prefix")
     except FileNotFoundError:
         return None
-    if found is None:
+    if answer is None:
         return None
-    top, prefix = os.fsdecode(found).split("\n")[:2]
+    top, prefix = os.fsdecode(answer).split("\n")[:2]
     return Path(top), prefix
 
 
@@ -205,7 +206,12 @@ def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
 
 
 def _build_and_compare(
-    verdicts: Sequence[VariantVerdict], published: Path, source: Path, target: Path, progress: Progress | None
+    verdicts: Sequence[VariantVerdict],
+    published: Path,
+    source: Path,
+    owner: str,
+    target: Path,
+    progress: Progress | None,
 ) -> list[VariantVerdict]:
     fresh = _fresh(target / "cache", progress)
     reasons: dict[str, str] = {}
@@ -229,11 +235,20 @@ def _build_and_compare(
     if names:
         # Without loading: whether this machine can run the packages does not matter for the comparison.
         metadata = [PackageMetadata.read(published / name) or PackageMetadata() for name in names]
-        allow = tuple({check for one in metadata for check in one.allowed_checks}.intersection(checks.ALLOWABLE))
-        pipeline.build(
-            pipeline.BuildRequest(directories=(source,), variants=names, out=target / "build", load=False, allow=allow),
-            fresh,
-        ).raise_error()
+        allow = tuple(
+            {check for package in metadata for check in package.allowed_checks}.intersection(checks.ALLOWABLE)
+        )
+        # A package that loads other kernels of its owner was built for that owner.
+        loaded = {depend.get("repo-id") for package in metadata for depend in package.kernel_depends}
+        request = pipeline.BuildRequest(
+            directories=(source,),
+            variants=names,
+            out=target / "build",
+            owner=owner if loaded & set(read_project(source, owner).renamed.values()) else None,
+            load=False,
+            allow=allow,
+        )
+        pipeline.build(request, fresh).raise_error()
     return [
         replace(verdict, rebuilt=reasons[verdict.variant])
         if verdict.variant in reasons

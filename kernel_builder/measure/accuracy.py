@@ -51,10 +51,10 @@ def fault(ours: Sequence[Deviation], eager: Sequence[Deviation], factor: float) 
     """
     if len(ours) != len(eager):
         return f"it has {counted(len(ours), 'result')}, expected {len(eager)}"
-    for number, (one, other) in enumerate(zip(ours, eager, strict=True), 1):
+    for number, (result, allowed) in enumerate(zip(ours, eager, strict=True), 1):
         which = "its error" if len(ours) == 1 else f"the error of result {number}"
-        if not one.relative <= factor * other.relative + 1e-9:
-            return f"{which} is {one.relative:.2g} relative to its norm, eager's is {other.relative:.2g}"
-        if not one.ulps <= factor * other.ulps + _SLACK_ULPS:
-            return f"{which} is {one.ulps:.2g} ulps at the worst element, eager's is at most {other.ulps:.2g}"
+        if not result.relative <= factor * allowed.relative + 1e-9:
+            return f"{which} is {result.relative:.2g} relative to its norm, eager's is {allowed.relative:.2g}"
+        if not result.ulps <= factor * allowed.ulps + _SLACK_ULPS:
+            return f"{which} is {result.ulps:.2g} ulps at the worst element, eager's is at most {allowed.ulps:.2g}"
     return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -16,7 +16,13 @@ from kernel_builder.measure.poison import poisoned
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row
 from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, on_one_core, sets_needed
 
-Function = Callable[..., Any]
+
+class Function(Protocol):
+    """What is measured: an operation of the package or of a peer."""
+
+    def __call__(self, *inputs: Any) -> Any: ...
+
+
 Tensors = Sequence[torch.Tensor]
 
 # How many times eager's error is allowed. Peers get more, since some round where models do not.
@@ -161,8 +167,8 @@ def _measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: 
     samples = interleaved(runs, rounds)
     for name, taken in samples.items():
         row.times[name] = estimate(taken)
-        row.shares[name] = estimate([copy / one for copy, one in zip(samples[COPY], taken, strict=True)])
-        row.ratios[name] = estimate([one / ours for ours, one in zip(samples[OURS], taken, strict=True)])
+        row.shares[name] = estimate([copy / time for copy, time in zip(samples[COPY], taken, strict=True)])
+        row.ratios[name] = estimate([time / ours for ours, time in zip(samples[OURS], taken, strict=True)])
 
 
 def measure_host(workload: Any, host: HostOverhead, functions: Mapping[str, Function], rounds: int) -> None:
@@ -211,10 +217,10 @@ def _check(case: Case, row: Row, functions: Mapping[str, Function]) -> None:
             _call(case, row, functions, name, given, results)
         if name not in results:
             continue
-        found = [deviation(*pair) for pair in zip(results.pop(name), exact, strict=False)]
-        if all(math.isfinite(one.relative) for one in found):
-            row.errors[name] = found
-        if reason := fault(found, eager, _ALLOWED if name == OURS else ALLOWED_PEERS):
+        deviations = [deviation(*pair) for pair in zip(results.pop(name), exact, strict=False)]
+        if all(math.isfinite(each.relative) for each in deviations):
+            row.errors[name] = deviations
+        if reason := fault(deviations, eager, _ALLOWED if name == OURS else ALLOWED_PEERS):
             row.faults.setdefault(name, reason)
 
 
@@ -235,9 +241,9 @@ def _call(
         case.restore(given)
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return whether two tensors have the same bits where they are numbers, and NaN in the same places."""
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
 
 
 def _said(problem: Exception, name: str, point: Point, device: str) -> str:
@@ -261,7 +267,7 @@ def _said(problem: Exception, name: str, point: Point, device: str) -> str:
 
 
 def copies(moved: int, sets: int, device: str, clock: Clock) -> tuple[Run, str]:
-    """Return a run of copies that move `moved` bytes, half of them read and half written: the copy speed.
+    """Return a run of device-to-device copies that move `moved` bytes, half read and half written: the copy speed.
 
     The driver's copy is up to 20 % slower for sizes that are no multiple of 4096 bytes, and 25 % slower for some above
     450 MB (H100). So a multiple is copied, and the time is scaled to `moved`; and where an element-wise kernel moves
@@ -273,7 +279,7 @@ def copies(moved: int, sets: int, device: str, clock: Clock) -> tuple[Run, str]:
     run, method = clock.series([_copy(*pair) for pair in pairs])
     if device == "cuda" and size % 4096 == 0:
         plain, _ = clock.series([_move(*pair) for pair in pairs])
-        run = min(run, plain, key=lambda one: min(one() for _ in range(3)))
+        run = min(run, plain, key=lambda candidate: min(candidate() for _ in range(3)))
     return lambda: run() * half / size, method
 
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
-from kernel_builder.measure.case import Case, tensors
+from kernel_builder.measure.case import Case, Function, tensors
 from kernel_builder.measure.results import Point
 from kernel_builder.measure.workloads import load, make
 
 
 @contextlib.contextmanager
-def compiled(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def compiled(function: Function) -> Iterator[Function]:
     """Compile a function with torch.compile for the first shape that it is called with."""
     import torch._dynamo
     import torch._functorch.config

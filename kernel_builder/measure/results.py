@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -67,7 +66,7 @@ class Row:
     times: dict[str, Estimate] = field(default_factory=dict)
     """Seconds of one call."""
     shares: dict[str, Estimate] = field(default_factory=dict)
-    """Share of copy speed: the time of a copy of as many bytes, divided by the call's, per round."""
+    """Share of copy speed: the time of a copy of the same number of bytes, divided by the call's, per round."""
     ratios: dict[str, Estimate] = field(default_factory=dict)
     """The time of a call divided by the kernel's, per round."""
 
@@ -99,7 +98,7 @@ class BenchmarkReport:
     kernel: str
     variant: str
     build: Mapping[str, Any]
-    """The package's `id`, `provenance` and size in bytes."""
+    """The package's `id`, `provenance` and size in bytes, and the SHA-256 of its Python files (`python`)."""
     device: str
     command: str
     date: str
@@ -121,10 +120,13 @@ class BenchmarkReport:
             part.update(part.pop("point")._asdict())
             for times in ("times", "shares", "ratios"):
                 if times in part:
-                    part[times] = {name: [_short(value) for value in one] for name, one in part[times].items()}
+                    part[times] = {name: [_short(v) for v in estimate] for name, estimate in part[times].items()}
             if "errors" in part:
-                part["errors"] = {name: [[_short(v) for v in one] for one in e] for name, e in part["errors"].items()}
-        write_atomically(path, _json(document) + "\n")
+                part["errors"] = {
+                    name: [[_short(v) for v in deviation] for deviation in deviations]
+                    for name, deviations in part["errors"].items()
+                }
+        write_atomically(path, as_json(document))
 
     @staticmethod
     def read(path: Path) -> BenchmarkReport:
@@ -149,6 +151,17 @@ def geometric_mean(values: Iterable[float]) -> float:
     return statistics.geometric_mean(values)
 
 
+def as_json(document: Mapping[str, Any]) -> str:
+    """Format results as JSON, each object of a list on one line: a diff of two runs shows the points that differ."""
+
+    def formatted(value: Any) -> str:
+        if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+            return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+        return json.dumps(value, indent=1).replace("\n", "\n ") if isinstance(value, dict) else json.dumps(value)
+
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {formatted(value)}" for key, value in document.items()) + "\n}\n"
+
+
 def _point(entry: dict[str, Any]) -> Point:
     return Point(entry.pop("operation"), entry.pop("passes"), tuple(entry.pop("shape")), entry.pop("dtype"))
 
@@ -159,7 +172,7 @@ def _estimates(entry: Mapping[str, Any]) -> dict[str, Estimate]:
 
 def _row(entry: dict[str, Any]) -> Row:
     point = _point(entry)
-    errors = {name: [Deviation(*one) for one in each] for name, each in entry.pop("errors").items()}
+    errors = {name: [Deviation(*values) for values in listed] for name, listed in entry.pop("errors").items()}
     times, shares, ratios = (_estimates(entry.pop(name)) for name in ("times", "shares", "ratios"))
     return Row(point, errors=errors, times=times, shares=shares, ratios=ratios, **entry)
 
@@ -172,9 +185,3 @@ def _host(entry: dict[str, Any]) -> HostOverhead:
 def _short(value: float) -> float:
     """Round to four significant digits, more than any measurement has."""
     return float(f"{value:.4g}")
-
-
-def _json(document: Mapping[str, Any]) -> str:
-    """Format JSON with each list of numbers on one line, so that a diff of two runs is readable."""
-    text = json.dumps(document, indent=1)
-    return re.sub(r"\[\s+([^\[\]{}\"]*?)\s+\]", lambda found: "[" + re.sub(r"\s+", " ", found[1]) + "]", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import hashlib
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from typing import Any
 import kernels
 import torch
 
+from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError, KernelBuilderError, VariantError
 from kernel_builder.measure import workloads as declarations
 from kernel_builder.measure.case import Function, measure, measure_host
@@ -29,6 +31,8 @@ from kernel_builder.measure.selection import operations, points
 from kernel_builder.measure.timing import clock
 from kernel_builder.progress import Progress, Silent
 
+# The directory of the naive kernel in a project, and its name as a peer: it has no backward pass.
+NAIVE = "naive"
 _PACKAGES = ("torch", "kernels", "triton", "liger-kernel", "quack-kernels")
 
 
@@ -72,14 +76,14 @@ def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkRep
     chosen = operations(declarations.load(request.project), request.operations)
     todo = points(chosen, device, passes=request.passes, shapes=request.shapes, dtypes=request.dtypes)
     kernel = _load(request.project, device)
-    peers = _Peers(chosen, request.against)
+    peers = _Peers(request, chosen, device)
     report = _report(request, device, kernel, peers.absent)
     costs = _host_points(todo, chosen) if request.only != "device" else []
     todo = todo if request.only != "host" else []
     jobs = request.jobs or len(os.sched_getaffinity(0))
     if peers.compile and jobs > 1:
         ahead = [*costs, *todo]
-        for done, _ in enumerate(compile_ahead(request.project, ahead, peers.found, device, jobs), 1):
+        for done, _ in enumerate(compile_ahead(request.project, ahead, peers.importable, device, jobs), 1):
             progress.advance("compiling peers", done, len(ahead))
     gc.freeze()  # otherwise every graph capture collects garbage over all imported modules
     timer = clock(device)
@@ -119,30 +123,43 @@ class _Peers:
     Attributes:
         eager, compile: Whether eager PyTorch and torch.compile are among them.
         declared: Operation -> name -> function, of the peers that the project declares.
-        found: The names of declared peers that can be imported.
-        absent: Name -> why a declared peer cannot be imported.
+        importable: The names of declared peers that can be imported.
+        naive: The naive kernel, if it was loaded.
+        absent: Name -> why a declared peer cannot be imported, or how the naive kernel is built.
     """
 
-    def __init__(self, chosen: Mapping[str, type[Any]], against: Sequence[str] | None) -> None:
-        names = [EAGER, *dict.fromkeys(name for workload in chosen.values() for name in workload.peers), COMPILE]
-        for name in against or ():
+    def __init__(self, request: BenchmarkRequest, chosen: Mapping[str, type[Any]], device: str) -> None:
+        naive = [NAIVE] if any(hasattr(workload, NAIVE) for workload in chosen.values()) else []
+        declared = dict.fromkeys(name for workload in chosen.values() for name in workload.peers)
+        names = [*naive, EAGER, *declared, COMPILE]
+        for name in request.against or ():
             if name not in names:
                 raise ConfigError(f"{name!r} is none of {', '.join(names)}", where="--against")
-        wanted = names if against is None else against
+        wanted = names if request.against is None else request.against
         self.eager = EAGER in wanted
         self.compile = COMPILE in wanted
         self.absent: dict[str, str] = {}
+        self.naive: Any = self._load_naive(request.project / NAIVE, device) if NAIVE in wanted else None
         self.declared: dict[str, dict[str, Function]] = {operation: {} for operation in chosen}
-        self.found: set[str] = set()
+        self.importable: set[str] = set()
         for operation, workload in chosen.items():
             for name, factory in workload.peers.items():
                 if name not in wanted:
                     continue
                 try:
                     self.declared[operation][name] = factory()
-                    self.found.add(name)
+                    self.importable.add(name)
                 except Exception as error:  # a library may raise anything on a machine that it does not support
                     self.absent[name] = f"{type(error).__name__}: {error}"
+
+    def _load_naive(self, project: Path, device: str) -> Any:
+        if device not in read_project(project).backends:
+            return None
+        try:
+            return _load(project, device)
+        except VariantError as error:
+            self.absent[NAIVE] = f"not built; {error.hint}"
+            return None
 
 
 @contextlib.contextmanager
@@ -153,6 +170,9 @@ def _functions(
     torch.manual_seed(42)
     workload = declarations.make(chosen[point.operation], kernel, device, point.dtype)
     functions: dict[str, Function] = {OURS: workload.ours}
+    if peers.naive and point.passes == "forward" and hasattr(workload, NAIVE):
+        workload.naive_kernel = peers.naive
+        functions[NAIVE] = workload.naive
     if peers.eager:
         functions[EAGER] = workload.eager
     functions |= peers.declared[point.operation]
@@ -168,11 +188,11 @@ def _functions(
 
 def _host_points(todo: Sequence[Point], chosen: Mapping[str, type[Any]]) -> list[Point]:
     """Return a forward point for each selected operation, and one with gradients if those are selected."""
-    found: dict[Point, None] = {}
+    selected: dict[Point, None] = {}
     for point in todo:
         passes = "forward" if point.passes == "forward" else "forward + backward"
-        found[Point(point.operation, passes, chosen[point.operation].small, point.dtype)] = None
-    return list(found)
+        selected[Point(point.operation, passes, chosen[point.operation].small, point.dtype)] = None
+    return list(selected)
 
 
 def _keep(report: BenchmarkReport, request: BenchmarkRequest) -> None:
@@ -214,11 +234,17 @@ def _load(project: Path, device: str) -> Any:
 def _report(request: BenchmarkRequest, device: str, kernel: Any, absent: dict[str, str]) -> BenchmarkReport:
     package = Path(kernel.__file__).parent
     build = json.loads((package / "metadata.json").read_text(encoding="utf-8"))
-    size = sum(file.stat().st_size for file in package.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    files = {file.relative_to(package): file for file in sorted(package.rglob("*")) if file.is_file()}
+    size = sum(file.stat().st_size for file in files.values() if file.suffix != ".pyc")
+    python = {
+        name.as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for name, file in files.items()
+        if file.suffix == ".py"
+    }
     return BenchmarkReport(
         kernel=build["name"],
         variant=package.name,
-        build={"id": build.get("id"), "provenance": build.get("provenance"), "bytes": size},
+        build={"id": build.get("id"), "provenance": build.get("provenance"), "bytes": size, "python": python},
         device=device,
         command=request.command,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -230,17 +256,17 @@ def _report(request: BenchmarkRequest, device: str, kernel: Any, absent: dict[st
 
 def _machine(device: str) -> dict[str, Any]:
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    found: dict[str, Any] = {"cpu": model[1] if model else platform.machine()}
+    hardware: dict[str, Any] = {"cpu": model[1] if model else platform.machine()}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(None)
-        found |= {"gpu": properties.name, "driver": _driver(), "cuda": torch.version.cuda}
+        hardware |= {"gpu": properties.name, "driver": _driver(), "cuda": torch.version.cuda}
     else:
-        found["threads"] = torch.get_num_threads()
+        hardware["threads"] = torch.get_num_threads()
     versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return {**found, "system": platform.platform(), "python": platform.python_version(), "packages": versions}
+    return {**hardware, "system": platform.platform(), "python": platform.python_version(), "packages": versions}
 
 
 def _driver() -> str | None:

@@ -49,7 +49,7 @@ def points(
     """
     wanted = [_parse(text) for text in shapes]
     used: set[tuple[str, ...]] = set()
-    found: dict[Point, None] = {}
+    selected: dict[Point, None] = {}
     for operation, workload in workloads.items():
         for name, declared in workload.shapes.items():
             if passes and name not in passes:
@@ -63,7 +63,7 @@ def points(
                     chosen += fitting
                     used.update([pattern] if fitting else [])
             for dtype in dtypes:
-                found.update({Point(operation, name, shape, dtype): None for shape in chosen})
+                selected.update({Point(operation, name, shape, dtype): None for shape in chosen})
     for pattern in wanted:
         if pattern not in used:
             sizes = sorted({len(workload.small) for workload in workloads.values()})
@@ -72,9 +72,9 @@ def points(
                 f"{' or '.join(map(str, sizes))} sizes, and declare {_some(workloads, device)}",
                 where="--shapes",
             )
-    if not found:
+    if not selected:
         raise ConfigError(f"nothing is declared for {' or '.join(passes) or 'any pass'} on {device}", where="--passes")
-    return list(found)
+    return list(selected)
 
 
 def _parse(text: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ Table = list[list[str]]
 def groups(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
     """Group adjacent rows by operation, pass and dtype; return each group with its heading."""
     named = groupby(rows, key=lambda row: (row.point.operation, row.point.passes, row.point.dtype))
-    return [(", ".join(key), list(found)) for key, found in named]
+    return [(", ".join(key), list(members)) for key, members in named]
 
 
 def implementations(rows: Iterable[Row]) -> list[str]:
@@ -77,29 +77,29 @@ def summary(rows: Iterable[Row]) -> Table:
     table = [
         ["operation", "share of copy speed, mean", "least", "best peer / ours, mean", "least", "eager / ours, mean"]
     ]
-    for heading, found in groups(rows):
-        shares = [row.shares[OURS].median for row in found if OURS in row.shares]
-        best = [peer[1].median for row in found if (peer := row.best_peer())]
-        eager = [row.ratios["eager"].median for row in found if "eager" in row.ratios]
+    for heading, members in groups(rows):
+        shares = [row.shares[OURS].median for row in members if OURS in row.shares]
+        best = [peer[1].median for row in members if (peer := row.best_peer())]
+        eager = [row.ratios["eager"].median for row in members if "eager" in row.ratios]
         table.append([heading, *_mean_and_least(shares), *_mean_and_least(best), _mean_and_least(eager)[0]])
     return table
 
 
 def notes(report: BenchmarkReport) -> list[str]:
     """Return what the tables leave out: absent peers, wrong results, other timing methods, the spread of samples."""
-    found = [f"{name} is absent: {reason}" for name, reason in report.absent.items()]
+    lines = [f"{name} is absent: {reason}" for name, reason in report.absent.items()]
     for row in report.rows:
-        found += [f"{row.point}: {name}: {reason}" for name, reason in row.faults.items()]
+        lines += [f"{row.point}: {name}: {reason}" for name, reason in row.faults.items()]
         other = {name for name, method in row.methods.items() if method != row.methods[COPY]}
-        found += [f"{row.point}: {name} was timed by {row.methods[name]}" for name in sorted(other)]
-    found += [f"{host.point}: {name}: {reason}" for host in report.hosts for name, reason in host.faults.items()]
-    widths = [(one.high - one.low) / one.median / 2 for row in report.rows for one in row.times.values()]
+        lines += [f"{row.point}: {name} was timed by {row.methods[name]}" for name in sorted(other)]
+    lines += [f"{host.point}: {name}: {reason}" for host in report.hosts for name, reason in host.faults.items()]
+    widths = [(time.high - time.low) / time.median / 2 for row in report.rows for time in row.times.values()]
     if widths:
         widths.sort()
-        found.append(
+        lines.append(
             f"95% intervals of times: half are within {widths[len(widths) // 2]:.1%}, all within {widths[-1]:.1%}"
         )
-    return found
+    return lines
 
 
 def as_text(table: Table) -> str:
@@ -122,10 +122,10 @@ def as_markdown(table: Table) -> str:
 
 def machine(report: BenchmarkReport) -> str:
     """Return the GPU or CPU, the driver, package versions and the date, as one line."""
-    found = report.machine
-    with_driver = [f"driver {found['driver']}"] if found.get("driver") else []
-    packages = [f"{name} {version}" for name, version in found["packages"].items()]
-    return ", ".join([device(report), *with_driver, *packages, f"Python {found['python']}", report.date[:10]])
+    on = report.machine
+    with_driver = [f"driver {on['driver']}"] if on.get("driver") else []
+    packages = [f"{name} {version}" for name, version in on["packages"].items()]
+    return ", ".join([device(report), *with_driver, *packages, f"Python {on['python']}", report.date[:10]])
 
 
 def device(report: BenchmarkReport) -> str:

@@ -29,7 +29,7 @@ def load(project: Path) -> Mapping[str, type[Any]]:
         )
     module = _import(path)
     own: list[Any] = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-    found = {}
+    workloads = {}
     for declared in own:
         if not getattr(declared, "shapes", None):
             continue
@@ -42,15 +42,15 @@ def load(project: Path) -> Mapping[str, type[Any]]:
                 f"has the pass {unknown[0]!r}; expected one of {', '.join(PASSES)}",
                 where=f"{path}: class {declared.__name__}: shapes",
             )
-        found[declared.title] = declared
-    if not found:
+        workloads[declared.title] = declared
+    if not workloads:
         raise ConfigError(
             "declares no workload: a class with title, small, shapes, inputs, ours and eager",
             where=str(path),
             hint="copy workload.py from kernels/rmsnorm/benchmarks in the kernel-builder repository, and derive from "
             "its Workload",
         )
-    return found
+    return workloads
 
 
 def make(workload: type[Any], kernel: Any, device: str, dtype: str) -> Any:

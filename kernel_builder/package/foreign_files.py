@@ -98,10 +98,10 @@ def check_replaced(destination: Path, names: Iterable[str], kernel: str | None =
                 where=str(destination / name),
                 hint="name another directory with --out, or remove the package",
             )
-        if found := foreign_file(destination / name):
-            what = "is not a package" if found == destination / name else "is not a file of the package around it"
+        if foreign := foreign_file(destination / name):
+            what = "is not a package" if foreign == destination / name else "is not a file of the package around it"
             raise PackageError(
                 f"{what}, and the new package would replace it",
-                where=str(found),
+                where=str(foreign),
                 hint="move it to another place, or remove it; or choose another place for packages with --out",
             )

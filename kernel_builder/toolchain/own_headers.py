@@ -36,7 +36,7 @@ _KERNEL = ("asm", "asm-generic", "linux")
 
 
 def escaped(path: str) -> str:
-    """Return an extended regular expression of `grep` that matches this text."""
+    """Return a regular expression that matches this text, for Python and for `grep -E`."""
     return re.sub(r"[][.*+?^${}()|\\]", r"\\\g<0>", path)
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel_builder.backends.cuda import CudaToolkit, include_directories, known_capabilities
+from kernel_builder.cache_directory import default_cache
 from kernel_builder.config.variant import Release, this_platform
-from kernel_builder.errors import FetchError, StoreError, ToolchainError
+from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import cuda_choice, host_compiler, lock, sysroot, system_cuda, trees
 from kernel_builder.toolchain import dependencies as header_libraries
@@ -30,31 +31,6 @@ from kernel_builder.toolchain.tools import (
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain.index import Index
-
-
-def default_cache() -> Path:
-    """Return the builder's cache directory: KERNEL_BUILDER_CACHE, or else the user's cache directory."""
-    if named := os.environ.get("KERNEL_BUILDER_CACHE"):
-        return Path(named).absolute()
-    return user_cache("kernel-builder")
-
-
-def user_cache(program: str) -> Path:
-    """Return the directory where a program keeps its cache by default.
-
-    Raises:
-        StoreError: If the user has no home directory, such as a user id without an account in a container.
-    """
-    import platformdirs
-
-    try:
-        return Path(platformdirs.user_cache_dir(program))
-    except RuntimeError as error:
-        raise StoreError(
-            "this user has no home directory, which the cache is kept in",
-            where=f"user {os.getuid()}",
-            hint="set KERNEL_BUILDER_CACHE to a directory that can be written, and HOME",
-        ) from error
 
 
 def _given() -> Mapping[str, Path]:
@@ -239,7 +215,7 @@ class Toolchains:
             raise ToolchainError(
                 f"its headers are not pinned for {target}; the lock has Torch {', '.join(map(str, self.lock.torch))}",
                 where=f"Torch {release}",
-                hint="update kernel-builder, or add it to `matrix.toml` and run `kernel-builder toolchain lock`",
+                hint="update kernel-builder, or add it with `kernel-builder toolchain update`",
             )
         tree = trees.torch_tree(pinned, target, subset)
         root = self.fetch(tree)

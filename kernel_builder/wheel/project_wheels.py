@@ -35,6 +35,7 @@ class WheelRequest:
         out: Where the wheels go; None for the project's own `dist`.
         name: The name in the index; None for that of the project.
         version: The version in the index; None for `<version of the project>.0`.
+        owner: Who publishes the project, whose names the wheel's text has; None for the one of `build.toml`.
         load: Check that the packages for this machine load.
         allow: Names of checks whose errors are reported as warnings.
     """
@@ -43,6 +44,7 @@ class WheelRequest:
     out: Path | None = None
     name: str | None = None
     version: str | None = None
+    owner: str | None = None
     load: bool = True
     allow: tuple[str, ...] = ()
 
@@ -73,7 +75,7 @@ def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWhee
         CheckError: If there is no package, or one fails a check.
         PackageError: If packages are not of this project as it is now, or were built for some capabilities only.
     """
-    project = read_project(request.directory)
+    project = read_project(request.directory, request.owner)
     _refuse_kernel_depends(project)
     checked = packages.checked_packages(
         project, progress, load=request.load, allow=request.allow, purpose=packages.FOR_WHEELS

@@ -27,6 +27,8 @@ class Workload(Benchmark):
         eager(*inputs): Returns the same result computed by PyTorch as models write it. For float64 inputs it must
             compute in float64; its result is then the reference for errors.
         peers: Name -> a function that imports another implementation and returns it. Peers take the same inputs.
+        naive(*inputs): Returns the same result by `self.naive_kernel`, the package of the project in `naive/`: the
+            operation in the fewest lines, forward only. Optional.
     """
 
     title: ClassVar[str]

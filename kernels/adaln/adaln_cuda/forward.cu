@@ -1,5 +1,7 @@
 // Modulated norms, with and without a branch, gated or not, that is added before: selects and launches a kernel.
 //
+// Beyond naive/adaln.cu: rows stay in registers, vectorized loads, PDL, the branch, and modulations of any shape.
+//
 // Reads:    x, the branch, modulations and parameters.
 // Writes:   `normed`, and `sum` when there is a branch.
 // Must not: allocate, synchronize, or use another stream than the one given.

@@ -1,6 +1,7 @@
 """The package as built, for the tests of blocks, and what keeps them from being run."""
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,13 @@ from kernels import get_local_kernel
 
 PROJECT = Path(__file__).parents[1]
 DEPENDENCIES = ("adaln", "geglu", "rmsnorm", "rope3d")
+
+
+def _owner():
+    """Return the owner of the kernels that the built package loads."""
+    for metadata in PROJECT.glob("build/*/metadata.json"):
+        return json.loads(metadata.read_text())["kernel-depends"][0]["repo-id"].partition("/")[0]
+    return "kernels-community"
 
 
 def _reason_to_skip():
@@ -24,7 +32,7 @@ def _reason_to_skip():
     unbuilt = [
         name
         for name in DEPENDENCIES
-        if not (PROJECT.parent / name / "build").is_dir() and f"kernels-community/{name}=" not in given
+        if not (PROJECT.parent / name / "build").is_dir() and f"{_owner()}/{name}=" not in given
     ]
     if unbuilt:
         return f"needs {', '.join(unbuilt)} beside blocks: kernel-builder build kernels/*"
@@ -46,9 +54,14 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 
 @pytest.fixture(scope="session")
-def blocks():
+def owner():
+    return _owner()
+
+
+@pytest.fixture(scope="session")
+def blocks(owner):
     """The package as built, with the kernels as built in this checkout, or as LOCAL_KERNELS has them."""
-    paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in DEPENDENCIES]
+    paths = [f"{owner}/{name}={PROJECT.parent / name}" for name in DEPENDENCIES]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_KERNELS", os.pathsep.join([*paths, *filter(None, [os.environ.get("LOCAL_KERNELS")])]))
         return get_local_kernel(PROJECT)

@@ -32,8 +32,8 @@ NEEDS_KERNELS = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def built_packages(monkeypatch):
-    paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in KERNELS]
+def built_packages(monkeypatch, owner):
+    paths = [f"{owner}/{name}={PROJECT.parent / name}" for name in KERNELS]
     given = os.environ.get("LOCAL_KERNELS")
     monkeypatch.setenv("LOCAL_KERNELS", ":".join([*paths, given] if given else paths))
 
@@ -108,14 +108,14 @@ def test_kernel_config_of_local_layers(blocks, named, monkeypatch):
 
 
 @NEEDS_KERNELS
-def test_kernel_config_of_a_repository(blocks, named, monkeypatch, tmp_path):
+def test_kernel_config_of_a_repository(blocks, named, monkeypatch, tmp_path, owner):
     """Lets a KernelConfig take the CPU, which it refuses, to run what it does for a GPU."""
     monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", ["cpu"])
     named("llama")
     model = model_of("llama")
     model.save_pretrained(tmp_path)
     repository = {"revision": "main"}  # a version would be looked up on the Hub
-    layers = {layer: (f"kernels-community/blocks:{ours}", repository) for layer, ours in LLAMA.items()}
+    layers = {layer: (f"{owner}/blocks:{ours}", repository) for layer, ours in LLAMA.items()}
     faster = type(model).from_pretrained(tmp_path, use_kernels=True, kernel_config=KernelConfig(layers))
     assert ops_of(faster) == {"rms_norm", "geglu_pair", "rotate_tokens"}
     assert error(logits(faster), logits(model)) < 1e-5

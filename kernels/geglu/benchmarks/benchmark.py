@@ -50,6 +50,9 @@ class GEGLU(Workload):
     def ours(self, x):
         return self.kernel.geglu(x)
 
+    def naive(self, x):
+        return self.naive_kernel.of_halves(x, "gelu")
+
     def eager(self, x):
         up, gate = x.chunk(2, -1)
         return up * F.gelu(gate)
@@ -63,6 +66,9 @@ class GEGLUTanh(Workload):
 
     def ours(self, x):
         return self.kernel.geglu(x, approximate="tanh")
+
+    def naive(self, x):
+        return self.naive_kernel.of_halves(x, "gelu_tanh")
 
     def eager(self, x):
         up, gate = x.chunk(2, -1)
@@ -82,6 +88,9 @@ class GEGLUPair(Workload):
     def ours(self, gate, up):
         return self.kernel.geglu_pair(gate, up, "tanh")
 
+    def naive(self, gate, up):
+        return self.naive_kernel.of_pair(gate, up, "gelu_tanh")
+
     def eager(self, gate, up):
         return up * F.gelu(gate, approximate="tanh")
 
@@ -94,6 +103,9 @@ class SwiGLU(Workload):
 
     def ours(self, x):
         return self.kernel.swiglu(x)
+
+    def naive(self, x):
+        return self.naive_kernel.of_halves(x, "silu")
 
     def eager(self, x):
         up, gate = x.chunk(2, -1)
@@ -109,6 +121,9 @@ class SwiGLUPair(Workload):
 
     def ours(self, gate, up):
         return self.kernel.swiglu_pair(gate, up)
+
+    def naive(self, gate, up):
+        return self.naive_kernel.of_pair(gate, up, "silu")
 
     def eager(self, gate, up):
         return up * F.silu(gate)

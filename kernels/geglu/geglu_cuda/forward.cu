@@ -1,5 +1,7 @@
 // GEGLU and SwiGLU on CUDA: forward pass.
 //
+// Beyond naive/geglu.cu: vectorized loads, several in flight per thread, PDL, and rows at any strides and alignment.
+//
 // Reads:    gate and up, each element once.
 // Writes:   `out`. Per result three elements move: two loads and one store.
 // Must not: allocate, synchronize, or use another stream than the one given.

@@ -102,6 +102,9 @@ class RMSNorm(Workload):
     def ours(self, x, weight):
         return self.kernel.rms_norm(x, weight, EPS)
 
+    def naive(self, x, weight):
+        return self.naive_kernel.rms_norm(x, weight, EPS)
+
     def eager(self, x, weight):
         return normed(x, weight)
 

@@ -1,5 +1,7 @@
 // RMSNorm, forward, on CUDA: chooses a kernel and its launch configuration.
 //
+// Beyond naive/rmsnorm.cu: rows stay in registers, vectorized loads, PDL, a residual, and rows at any strides.
+//
 // Reads:    x, the residual and the weight, each once from memory: a row stays in registers between its reduction and
 //           its result. Rows too long for that are read twice.
 // Writes:   `normed`, and `sum` when there is a residual.

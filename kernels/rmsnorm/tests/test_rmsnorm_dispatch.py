@@ -2,19 +2,14 @@
 
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
-from kernels import get_local_kernel
+from reference_rmsnorm import DEVICE, DTYPES, kernel, ops
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-kernel = get_local_kernel(Path(__file__).resolve().parents[1])
-ops = kernel._ops.ops
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = 1e-6, 0.0, False
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def random(*shape, dtype=torch.float32, requires_grad=False):

@@ -54,6 +54,9 @@ class Rope3d(Workload):
     def ours(self, q, k):
         return self.kernel.rope3d(q, k, self.grid)
 
+    def naive(self, q, k):
+        return self.naive_kernel.rope3d(q, k, self.grid)
+
     def eager(self, q, k):
         cos, sin = self.exact if q.dtype == torch.float64 else self.tables
         return rotated(q, cos, sin), rotated(k, cos, sin)

@@ -1,5 +1,7 @@
 // Rotary embedding on CUDA: chooses the launch configuration and launches.
 //
+// Beyond naive/rope3d.cu: tables of cosines and sines, vectorized loads, q and k in one launch, PDL, and any layout.
+//
 // Reads:    device attributes.
 // Must not: allocate, synchronize, or use another stream than the one given.
 //

@@ -80,7 +80,7 @@ def _accelerate_root(root: nn.Module, report: Report) -> None:
         if replacement is not None:
             name = original_class(module).__name__
             report.replaced[name, replacement.does] += 1
-            report.kernels[name, replacement.does] = replacement.kernels
+            report.kernels[name, replacement.does] = list(replacement.kernels)
             inside.update(module.children())
 
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -10,16 +9,16 @@ from kernels import get_kernel_dep
 from torch import Tensor
 from torch.compiler import is_compiling
 
-adaln = get_kernel_dep("kernels-community/adaln")
-geglu = get_kernel_dep("kernels-community/geglu")
-rmsnorm = get_kernel_dep("kernels-community/rmsnorm")
-rope3d = get_kernel_dep("kernels-community/rope3d")
-
-KERNELS = {"adaln": adaln, "geglu": geglu, "rmsnorm": rmsnorm, "rope3d": rope3d}
-
 
 def _metadata(package: Path) -> dict[str, Any]:
     return json.loads((package / "metadata.json").read_text())
+
+
+# The metadata names the repositories: who publishes this package also publishes the kernels that it loads.
+_REPOSITORIES = [depend["repo-id"] for depend in _metadata(Path(__file__).parent)["kernel-depends"]]
+KERNELS = {repo_id.partition("/")[2]: get_kernel_dep(repo_id) for repo_id in _REPOSITORIES}
+
+adaln, geglu, rmsnorm, rope3d = (KERNELS[name] for name in ("adaln", "geglu", "rmsnorm", "rope3d"))
 
 
 # The type of the devices whose tensors the loaded kernels take: a package for CUDA has no CPU kernels.
@@ -53,29 +52,3 @@ def takes(x: Tensor) -> bool:
 def is_capturing() -> bool:
     """Return whether the current stream of CUDA records a graph now."""
     return DEVICE == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def kernels_used(cls: type) -> list[str]:
-    """Return the names of the kernels that the forward of a class of this package refers to.
-
-    Functions of the package that it calls count, and methods of the class.
-    """
-    found: set[str] = set()
-    visited: set[CodeType] = set()
-
-    def visit(code: CodeType, names: dict[str, Any]) -> None:
-        if code in visited:
-            return
-        visited.add(code)
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                visit(constant, names)
-        for name in code.co_names:
-            value = names.get(name, getattr(cls, name, None))
-            if name in KERNELS and value is KERNELS[name]:
-                found.add(name)
-            elif isinstance(value, FunctionType) and value.__module__.startswith(__package__):
-                visit(value.__code__, value.__globals__)
-
-    visit(cls.forward.__code__, cls.forward.__globals__)
-    return sorted(found)

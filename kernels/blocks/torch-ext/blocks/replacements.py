@@ -15,8 +15,6 @@ from typing import Any, Optional, Union
 
 from torch import nn
 
-from .kernel_set import kernels_used
-
 Mismatch = Callable[[nn.Module], Optional[str]]
 
 
@@ -27,19 +25,16 @@ class Replacement:
     Attributes:
         mixin: A class with a `forward` that takes the parameters of the module's own.
         does: What the forward computes with kernels, for the report.
+        kernels: The names of the kernels that the forward calls, for the report.
         mismatch: Returns why a module of the class must keep its own forward, or None.
         renamed: Names that some releases of the library give parameters, by the names that the mixin gives them.
     """
 
     mixin: type
     does: str
+    kernels: tuple[str, ...]
     mismatch: Mismatch
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)  # else it could not be hashed
-
-    @property
-    def kernels(self) -> list[str]:
-        """The names of the kernels that the forward calls."""
-        return kernels_used(self.mixin)
 
 
 _by_path: dict[str, Replacement] = {}
@@ -48,18 +43,20 @@ _by_path: dict[str, Replacement] = {}
 def replaces(
     *paths: str,
     does: str,
+    kernels: tuple[str, ...],
     mismatch: Mismatch = lambda module: None,
     renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[type], type]:
     """Register the decorated class as the replacement of the classes at `paths`, "package.module.Class" each.
 
-    `mismatch` must check every attribute that the forward reads: the classes change with their libraries. The forward
-    gets a parameter in `renamed` by its own name, whichever of the two names the library uses.
+    `kernels` names the kernels that the forward calls itself, without those of replaced modules inside. `mismatch` must
+    check every attribute that the forward reads: the classes change with their libraries. The forward gets a parameter
+    in `renamed` by its own name, whichever of the two names the library uses.
     """
 
     def register(mixin: type) -> type:
         for path in paths:
-            _by_path[path] = Replacement(mixin, does, mismatch, renamed)
+            _by_path[path] = Replacement(mixin, does, kernels, mismatch, renamed)
         return mixin
 
     return register

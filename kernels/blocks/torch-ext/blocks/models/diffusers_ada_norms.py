@@ -36,6 +36,7 @@ def _takes(module: nn.Module, x: Tensor) -> bool:
 @replaces(
     "diffusers.models.normalization.AdaLayerNormZero",
     does="LayerNorm with modulation",
+    kernels=("adaln",),
     mismatch=_zero_mismatch,
 )
 class AdaLayerNormZero:
@@ -55,6 +56,7 @@ class AdaLayerNormZero:
 @replaces(
     "diffusers.models.normalization.AdaLayerNormZeroSingle",
     does="LayerNorm with modulation",
+    kernels=("adaln",),
     mismatch=_mismatch,
 )
 class AdaLayerNormZeroSingle:
@@ -67,6 +69,7 @@ class AdaLayerNormZeroSingle:
 @replaces(
     "diffusers.models.normalization.AdaLayerNormContinuous",
     does="LayerNorm with modulation",
+    kernels=("adaln",),
     mismatch=_mismatch,
 )
 class AdaLayerNormContinuous:
@@ -79,6 +82,7 @@ class AdaLayerNormContinuous:
 @replaces(
     "diffusers.models.normalization.SD35AdaLayerNormZeroX",
     does="LayerNorm with two modulations",
+    kernels=("adaln",),
     mismatch=_mismatch,
 )
 class SD35AdaLayerNormZeroX:

@@ -44,6 +44,7 @@ def _norms(block: nn.Module) -> tuple[nn.Module, ...]:
 @replaces(
     "diffusers.models.attention.BasicTransformerBlock",
     does="residual sums with norms, and with modulations and gates if it has them",
+    kernels=("adaln",),
     mismatch=_mismatch,
 )
 class BasicBlock:

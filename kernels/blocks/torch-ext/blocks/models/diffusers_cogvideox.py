@@ -32,6 +32,7 @@ def _norm_mismatch(module: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.normalization.CogVideoXLayerNormZero",
     does="LayerNorm with modulation",
+    kernels=("adaln",),
     mismatch=_norm_mismatch,
 )
 class CogVideoXNorm:
@@ -48,7 +49,12 @@ class CogVideoXNorm:
         return x, context, gate[:, None], c_gate[:, None]
 
 
-@replaces("diffusers.models.normalization.AdaLayerNorm", does="LayerNorm with modulation", mismatch=_norm_mismatch)
+@replaces(
+    "diffusers.models.normalization.AdaLayerNorm",
+    does="LayerNorm with modulation",
+    kernels=("adaln",),
+    mismatch=_norm_mismatch,
+)
 class AdaLayerNorm:
     def forward(self, x: Tensor, timestep: Optional[Tensor] = None, temb: Optional[Tensor] = None) -> Tensor:
         norm = self.norm
@@ -82,6 +88,7 @@ def _block_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.cogvideox_transformer_3d.CogVideoXBlock",
     does="LayerNorm with modulation, residual sums with gates and norms, q and k norms and rotary embedding",
+    kernels=("adaln", "rope3d"),
     mismatch=_block_mismatch,
 )
 class CogVideoXBlock:

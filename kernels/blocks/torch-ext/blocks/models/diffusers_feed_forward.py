@@ -77,7 +77,7 @@ def _has_projection(module: nn.Module) -> Optional[str]:
     return None if isinstance(module.proj, nn.Module) else "it has no projection"
 
 
-@replaces("diffusers.models.activations.GEGLU", does="GEGLU", mismatch=_has_projection)
+@replaces("diffusers.models.activations.GEGLU", does="GEGLU", kernels=("geglu",), mismatch=_has_projection)
 class ProjectedGEGLU:
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if args or kwargs or not takes(hidden_states):
@@ -91,7 +91,7 @@ def _swiglu_mismatch(module: nn.Module) -> Optional[str]:
     return _has_projection(module)
 
 
-@replaces("diffusers.models.activations.SwiGLU", does="SwiGLU", mismatch=_swiglu_mismatch)
+@replaces("diffusers.models.activations.SwiGLU", does="SwiGLU", kernels=("geglu",), mismatch=_swiglu_mismatch)
 class ProjectedSwiGLU:
     def forward(self, hidden_states: Tensor) -> Tensor:
         if not (takes(hidden_states) and is_own(self.activation, nn.SiLU)):

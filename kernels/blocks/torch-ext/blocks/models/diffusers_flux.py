@@ -38,6 +38,7 @@ def _block_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_flux.FluxTransformerBlock",
     does="residual sums with gates and norms",
+    kernels=("adaln",),
     mismatch=_block_mismatch,
 )
 class FluxBlock:
@@ -82,6 +83,7 @@ def _single_block_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_flux.FluxSingleTransformerBlock",
     does="residual sum with gate, without copies of both streams",
+    kernels=("adaln",),
     mismatch=_single_block_mismatch,
 )
 class FluxSingleBlock:
@@ -160,6 +162,7 @@ def attended_tokens(
 @replaces(
     "diffusers.models.transformers.transformer_flux.FluxAttention",
     does="q and k norms with rotary embedding",
+    kernels=("rope3d",),
     mismatch=head_norms_mismatch,
 )
 class FluxAttention:

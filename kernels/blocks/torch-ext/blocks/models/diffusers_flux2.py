@@ -33,6 +33,7 @@ def _block_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_flux2.Flux2TransformerBlock",
     does="LayerNorm with modulation, and residual sums with gates and norms",
+    kernels=("adaln",),
     mismatch=_block_mismatch,
 )
 class Flux2Block:
@@ -84,6 +85,7 @@ def _single_block_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_flux2.Flux2SingleTransformerBlock",
     does="LayerNorm with modulation, and residual sum with gate",
+    kernels=("adaln",),
     mismatch=_single_block_mismatch,
 )
 class Flux2SingleBlock:
@@ -112,6 +114,7 @@ class Flux2SingleBlock:
 @replaces(
     "diffusers.models.transformers.transformer_flux2.Flux2Attention",
     does="q and k norms with rotary embedding",
+    kernels=("rope3d",),
     mismatch=head_norms_mismatch,
 )
 class Flux2Attention:
@@ -146,6 +149,7 @@ def _parallel_mismatch(attention: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_flux2.Flux2ParallelSelfAttention",
     does="q and k norms with rotary embedding",
+    kernels=("rope3d",),
     mismatch=_parallel_mismatch,
 )
 class Flux2ParallelAttention:
@@ -187,6 +191,7 @@ def _swiglu_mismatch(module: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_flux2.Flux2SwiGLU",
     does="SwiGLU",
+    kernels=("geglu",),
     mismatch=_swiglu_mismatch,
 )
 class Flux2SwiGLU:

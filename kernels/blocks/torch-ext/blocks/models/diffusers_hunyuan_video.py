@@ -50,6 +50,7 @@ def _attention_mismatch(attention: nn.Module, *norms: nn.Module) -> Optional[str
 @replaces(
     "diffusers.models.transformers.transformer_hunyuan_video.HunyuanVideoTransformerBlock",
     does="LayerNorm with modulation, residual sums with gates and norms, q and k norms with rotary embedding",
+    kernels=("adaln", "rmsnorm", "rope3d"),
     mismatch=_block_mismatch,
 )
 class HunyuanVideoBlock:
@@ -100,6 +101,7 @@ def _single_block_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_hunyuan_video.HunyuanVideoSingleTransformerBlock",
     does="residual sum with gate, q and k norms with rotary embedding, without copies of both streams",
+    kernels=("adaln", "rope3d"),
     mismatch=_single_block_mismatch,
 )
 class HunyuanVideoSingleBlock:
@@ -188,6 +190,7 @@ def _rotary_mismatch(rotary: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_hunyuan_video.HunyuanVideoRotaryPosEmbed",
     does="keeps tables between forwards",
+    kernels=(),
     mismatch=_rotary_mismatch,
 )
 class HunyuanVideoRotary:

@@ -32,6 +32,7 @@ def _block_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_ltx.LTXVideoTransformerBlock",
     does="RMSNorm with modulation, and residual sums with gates and norms",
+    kernels=("adaln",),
     mismatch=_block_mismatch,
 )
 class LTXBlock:
@@ -71,6 +72,7 @@ def _attention_mismatch(attention: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_ltx.LTXAttention",
     does="q and k norms with rotary embedding",
+    kernels=("rope3d",),
     mismatch=_attention_mismatch,
 )
 class LTXAttention:
@@ -116,6 +118,7 @@ def _rotary_mismatch(rotary: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_ltx.LTXVideoRotaryPosEmbed",
     does="keeps tables between forwards",
+    kernels=(),
     mismatch=_rotary_mismatch,
 )
 class LTXRotary:

@@ -49,6 +49,7 @@ def _norms(attention: nn.Module) -> tuple[nn.Module, ...]:
 @replaces(
     "diffusers.models.transformers.transformer_qwenimage.QwenImageTransformerBlock",
     does="LayerNorm with modulation, residual sums with gates and norms, q and k norms with rotary embedding",
+    kernels=("adaln", "rope3d"),
     mismatch=_block_mismatch,
 )
 class QwenImageBlock:
@@ -149,6 +150,7 @@ def _rotary_mismatch(rotary: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_qwenimage.QwenEmbedRope",
     does="keeps tables between forwards",
+    kernels=(),
     mismatch=_rotary_mismatch,
 )
 class QwenImageRotary:
@@ -162,6 +164,7 @@ class QwenImageRotary:
 @replaces(
     "diffusers.models.transformers.transformer_qwenimage.QwenEmbedLayer3DRope",
     does="keeps tables between forwards",
+    kernels=(),
     mismatch=_rotary_mismatch,
 )
 class QwenImageLayeredRotary:

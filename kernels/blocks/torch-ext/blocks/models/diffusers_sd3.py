@@ -28,6 +28,7 @@ def _joint_block_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.attention.JointTransformerBlock",
     does="residual sums with gates and norms",
+    kernels=("adaln",),
     mismatch=_joint_block_mismatch,
 )
 class JointBlock:
@@ -72,6 +73,7 @@ def _single_block_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_sd3.SD3SingleTransformerBlock",
     does="residual sums with gates and norms",
+    kernels=("adaln",),
     mismatch=_single_block_mismatch,
 )
 class SD3SingleBlock:

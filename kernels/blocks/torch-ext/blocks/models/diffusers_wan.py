@@ -40,6 +40,7 @@ def _block_mismatch(block: nn.Module) -> Optional[str]:
     "diffusers.models.transformers.transformer_wan_animate.WanTransformerBlock",
     "diffusers.models.transformers.transformer_chronoedit.WanTransformerBlock",
     does="LayerNorm with modulation, and residual sums with gates and norms",
+    kernels=("adaln",),
     mismatch=_block_mismatch,
 )
 class WanBlock:
@@ -59,6 +60,7 @@ def _vace_mismatch(block: nn.Module) -> Optional[str]:
 @replaces(
     "diffusers.models.transformers.transformer_wan_vace.WanVACETransformerBlock",
     does="LayerNorm with modulation, and residual sums with gates and norms",
+    kernels=("adaln",),
     mismatch=_vace_mismatch,
 )
 class WanVACEBlock:
@@ -113,6 +115,7 @@ def _attention_mismatch(attention: nn.Module) -> Optional[str]:
     "diffusers.models.transformers.transformer_wan_animate.WanAttention",
     "diffusers.models.transformers.transformer_chronoedit.WanAttention",
     does="q and k norms with rotary embedding",
+    kernels=("rope3d",),
     mismatch=_attention_mismatch,
 )
 class WanAttention:
@@ -170,6 +173,7 @@ def _rotary_mismatch(rotary: nn.Module) -> Optional[str]:
     "diffusers.models.transformers.transformer_wan.WanRotaryPosEmbed",
     "diffusers.models.transformers.transformer_wan_animate.WanRotaryPosEmbed",
     does="keeps tables between forwards",
+    kernels=(),
     mismatch=_rotary_mismatch,
 )
 class WanRotary:

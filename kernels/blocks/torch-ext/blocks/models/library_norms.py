@@ -27,7 +27,7 @@ def _mismatch_of(weight: Tensor, eps: float) -> Optional[str]:
     return None if isinstance(eps, float) else "its eps is not a float"
 
 
-@replaces("diffusers.models.normalization.RMSNorm", does="RMSNorm", mismatch=_one_dim)
+@replaces("diffusers.models.normalization.RMSNorm", does="RMSNorm", kernels=("rmsnorm",), mismatch=_one_dim)
 class DiffusersRMSNorm:
     def forward(self, hidden_states: Tensor) -> Tensor:
         if not takes_rows(hidden_states, self.dim[0]):
@@ -35,7 +35,7 @@ class DiffusersRMSNorm:
         return rmsnorm.layers.DiffusersRMSNorm.forward(self, hidden_states)
 
 
-@replaces("diffusers.models.normalization.FP32LayerNorm", does="LayerNorm", mismatch=one_dimension)
+@replaces("diffusers.models.normalization.FP32LayerNorm", does="LayerNorm", kernels=("adaln",), mismatch=one_dimension)
 class DiffusersLayerNorm:
     def forward(self, inputs: Tensor) -> Tensor:
         if not takes_rows(inputs, self.normalized_shape[0]):
@@ -52,6 +52,7 @@ class DiffusersLayerNorm:
     "transformers.models.qwen3.modeling_qwen3.Qwen3RMSNorm",
     "transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLTextRMSNorm",
     does="RMSNorm",
+    kernels=("rmsnorm",),
     mismatch=_weight_and_variance_epsilon,
 )
 class LlamaRMSNorm:
@@ -65,6 +66,7 @@ class LlamaRMSNorm:
     "transformers.models.t5.modeling_t5.T5LayerNorm",
     "transformers.models.umt5.modeling_umt5.UMT5LayerNorm",
     does="RMSNorm",
+    kernels=("rmsnorm",),
     mismatch=_weight_and_variance_epsilon,
 )
 class T5LayerNorm:
@@ -79,6 +81,7 @@ class T5LayerNorm:
     "transformers.models.olmo2.modeling_olmo2.Olmo2RMSNorm",
     "transformers.models.olmo3.modeling_olmo3.Olmo3RMSNorm",
     does="RMSNorm",
+    kernels=("rmsnorm",),
     mismatch=_weight_and_variance_epsilon,
 )
 class OlmoRMSNorm:
@@ -93,6 +96,7 @@ class OlmoRMSNorm:
     "transformers.models.gemma2.modeling_gemma2.Gemma2RMSNorm",
     "transformers.models.gemma3.modeling_gemma3.Gemma3RMSNorm",
     does="RMSNorm",
+    kernels=("rmsnorm",),
     mismatch=_weight_and_eps,
 )
 class GemmaRMSNorm:

@@ -28,7 +28,7 @@ def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
     return parameter if parameter is None or parameter.dtype == x.dtype else parameter.float()
 
 
-@replaces("torch.nn.modules.normalization.RMSNorm", does="RMSNorm", mismatch=one_dimension)
+@replaces("torch.nn.modules.normalization.RMSNorm", does="RMSNorm", kernels=("rmsnorm",), mismatch=one_dimension)
 class TorchRMSNorm:
     def forward(self, x: Tensor) -> Tensor:
         if not takes_rows(x, self.normalized_shape[0]):
@@ -41,7 +41,7 @@ class TorchRMSNorm:
         return rmsnorm.layers.RMSNorm.forward(self, x)
 
 
-@replaces("torch.nn.modules.normalization.LayerNorm", does="LayerNorm", mismatch=one_dimension)
+@replaces("torch.nn.modules.normalization.LayerNorm", does="LayerNorm", kernels=("adaln",), mismatch=one_dimension)
 class TorchLayerNorm:
     def forward(self, input: Tensor) -> Tensor:
         if not takes_rows(input, self.normalized_shape[0]):

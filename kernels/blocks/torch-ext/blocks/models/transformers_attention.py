@@ -135,6 +135,7 @@ class _Attention:
 @replaces(
     "transformers.models.llama.modeling_llama.LlamaAttention",
     does="rotary embedding of q and k",
+    kernels=("rope3d",),
     mismatch=_attention_mismatch(*_SEPARATE),
     renamed=RENAMED,
 )
@@ -149,6 +150,7 @@ class LlamaAttention(_Attention):
 @replaces(
     "transformers.models.qwen2.modeling_qwen2.Qwen2Attention",
     does="rotary embedding of q and k",
+    kernels=("rope3d",),
     mismatch=_attention_mismatch(*_SEPARATE, "sliding_window"),
     renamed=RENAMED,
 )
@@ -160,6 +162,7 @@ class Qwen2Attention(LlamaAttention):
 @replaces(
     "transformers.models.mistral.modeling_mistral.MistralAttention",
     does="rotary embedding of q and k",
+    kernels=("rope3d",),
     mismatch=_attention_mismatch(*_SEPARATE),
     renamed=RENAMED,
 )
@@ -171,6 +174,7 @@ class MistralAttention(LlamaAttention):
 @replaces(
     "transformers.models.gemma2.modeling_gemma2.Gemma2Attention",
     does="rotary embedding of q and k",
+    kernels=("rope3d",),
     mismatch=_attention_mismatch(*_SEPARATE, "sliding_window", "attn_logit_softcapping"),
     renamed=RENAMED,
 )
@@ -182,6 +186,7 @@ class Gemma2Attention(LlamaAttention):
 @replaces(
     "transformers.models.phi3.modeling_phi3.Phi3Attention",
     does="rotary embedding of q and k",
+    kernels=("rope3d",),
     mismatch=_attention_mismatch("qkv_proj", "num_key_value_heads"),
     renamed=RENAMED,
 )
@@ -237,6 +242,7 @@ def _normed_and_rotated(
     "transformers.models.gemma3.modeling_gemma3.Gemma3Attention",
     "transformers.models.qwen3.modeling_qwen3.Qwen3Attention",
     does="q/k RMSNorm with rotary embedding",
+    kernels=("rope3d",),
     mismatch=_head_norms_mismatch,
     renamed=RENAMED,
 )
@@ -251,6 +257,7 @@ class HeadNormAttention(_Attention):
 @replaces(
     "transformers.models.olmo2.modeling_olmo2.Olmo2Attention",
     does="q/k RMSNorm with rotary embedding",
+    kernels=("rope3d",),
     mismatch=_norms_mismatch,
     renamed=RENAMED,
 )

@@ -35,6 +35,7 @@ def _layer_mismatch(fused: str, *names: str) -> Mismatch:
     "transformers.models.qwen2.modeling_qwen2.Qwen2DecoderLayer",
     "transformers.models.qwen3.modeling_qwen3.Qwen3DecoderLayer",
     does="residual sum with RMSNorm",
+    kernels=("rmsnorm",),
     mismatch=_layer_mismatch("post_attention_layernorm"),
     renamed=RENAMED,
 )
@@ -78,6 +79,7 @@ class PreNormLayer:
 @replaces(
     "transformers.models.phi3.modeling_phi3.Phi3DecoderLayer",
     does="residual sum with RMSNorm",
+    kernels=("rmsnorm",),
     mismatch=_layer_mismatch("post_attention_layernorm", "resid_attn_dropout", "resid_mlp_dropout"),
     renamed=RENAMED,
 )
@@ -93,6 +95,7 @@ class Phi3Layer(PreNormLayer):
     "transformers.models.gemma2.modeling_gemma2.Gemma2DecoderLayer",
     "transformers.models.gemma3.modeling_gemma3.Gemma3DecoderLayer",
     does="residual sum with RMSNorm",
+    kernels=("rmsnorm",),
     mismatch=_layer_mismatch("pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"),
     renamed=RENAMED,
 )

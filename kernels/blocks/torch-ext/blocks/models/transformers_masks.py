@@ -36,6 +36,7 @@ def _is_plainly_causal(model: nn.Module, tokens: int) -> bool:
     "transformers.models.qwen2.modeling_qwen2.Qwen2Model",
     "transformers.models.qwen3.modeling_qwen3.Qwen3Model",
     does="causal attention without a mask in CUDA graphs",
+    kernels=(),
     mismatch=_mismatch,
     renamed=RENAMED,
 )

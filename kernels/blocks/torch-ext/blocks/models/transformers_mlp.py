@@ -52,6 +52,7 @@ def _mlp_mismatch(activation: str, *names: str) -> Mismatch:
     "transformers.models.qwen2.modeling_qwen2.Qwen2MLP",
     "transformers.models.qwen3.modeling_qwen3.Qwen3MLP",
     does="activation of the gate, and the product",
+    kernels=("geglu",),
     mismatch=_mlp_mismatch("act_fn", "gate_proj", "up_proj", "down_proj"),
 )
 class GatedMLP:
@@ -68,6 +69,7 @@ class GatedMLP:
 @replaces(
     "transformers.models.phi3.modeling_phi3.Phi3MLP",
     does="activation of the gate, and the product",
+    kernels=("geglu",),
     mismatch=_mlp_mismatch("activation_fn", "gate_up_proj", "down_proj"),
 )
 class Phi3MLP:

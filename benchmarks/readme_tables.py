@@ -1,0 +1,155 @@
+"""Write the tables of figures in README.md from the results.
+
+    .venv/bin/python benchmarks/readme_tables.py
+
+A table is between `<!-- figures: NAME -->` and `<!-- /figures -->`. Several cases are given as their median and range.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import builder
+import kernel_page
+import models_page
+from kernel_page import Result
+from model_titles import TITLES
+
+from kernel_builder.measure import tables
+from kernel_builder.measure.results import COMPILE, EAGER, OURS
+from kernel_builder.plural import listed
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+MACHINE = "h100"
+COMPUTED = {
+    "adaln": "modulated norms and gated residuals of diffusion transformers",
+    "geglu": "GELU- and SiLU-gated linear units",
+    "rmsnorm": "RMSNorm, alone or after adding a residual",
+    "rope3d": "rotary embeddings, on three axes or by tables, with q/k norm",
+}
+# Those of docs/models.md and docs/figures.md that say most in one row.
+MODELS = ("ltx-2464", "wan-32760", "flux-4608", "qwen3-8192", "qwen3-decode")
+FIGURES = ("downloads", "nothing-changed", "cpp-extension", "equal-bytes")
+
+
+def fill(readme: str) -> str:
+    """Return the text of README.md with its tables as the results have them.
+
+    Raises:
+        ValueError: If it does not have the markers of each table once.
+    """
+    builder_report = json.loads((ROOT / "benchmarks/results/builder.json").read_text())
+    parts = {
+        "kernels": kernels(kernel_page.read_results()),
+        "models": models(models_page.read_results()),
+        "builder": builder_figures(builder_report),
+    }
+    for name, text in parts.items():
+        start, end = f"<!-- figures: {name} -->", "<!-- /figures -->"
+        block = f"{start}\n\n{text}\n\n{end}"
+        readme, number = re.subn(f"{start}.*?{end}", lambda _, block=block: block, readme, flags=re.DOTALL)
+        if number != 1:
+            raise ValueError(f"README.md must have {start} and {end} once, has them {number} times")
+    return readme
+
+
+def kernels(results: Sequence[Result]) -> str:
+    """Return the table of kernels, and what its figures are of."""
+    measured = [result for result in results if result.machine == MACHINE]
+    untuned = kernel_page.untuned_shapes()
+    table = [
+        [
+            "",
+            "",
+            "share of copy speed, forward",
+            "backward",
+            "best peer's time / ours, forward",
+            "backward",
+        ]
+    ]
+    for result in measured:
+        rows = [row for row in result.report.rows if not kernel_page.is_untuned(row, untuned)]
+        passes = [
+            [row for row in rows if row.point.passes == "forward"],
+            [row for row in rows if row.point.passes != "forward"],
+        ]
+        shares = [spread(row.shares[OURS].median for row in part if OURS in row.shares) for part in passes]
+        peers = [spread(peer[1].median for row in part if (peer := row.best_peer())) for part in passes]
+        name = result.kernel
+        table.append([f"[{name}](kernels/{name})", COMPUTED[name], *shares, *peers])
+    names = list(dict.fromkeys(name for result in measured for name in tables.implementations(result.report.rows)))
+    shown = {OURS: "", EAGER: "eager PyTorch", COMPILE: "`torch.compile`"}
+    peers_named = [shown.get(name, f"`{name}`") for name in names if name != OURS]
+    on = tables.device(measured[0].report)
+    return "\n".join(
+        [
+            tables.as_markdown(table),
+            "",
+            f"Median and range over the sizes of models, bfloat16, {on}, cold caches. Copy speed is the bandwidth of a "
+            "device-to-device copy of the same number of bytes, measured in the same run; [a share can be above 1]"
+            f"(docs/kernels.md). The peers are {listed(peers_named)}; at each size the fastest counts. "
+            f"Commits: {listed(f'{result.kernel} `{_commit(result)}`' for result in measured)}.",
+        ]
+    )
+
+
+def _commit(result: Result) -> str:
+    kernel = (result.report.build.get("provenance") or {}).get("kernel") or {}
+    return str(kernel.get("commit", "unknown"))[:12] + (" with changes" if kernel.get("dirty") else "")
+
+
+def spread(values: Iterable[float], digits: int = 2) -> str:
+    """Return the median of values and their range, or `-` without values."""
+    ordered = sorted(values)
+    if not ordered:
+        return "-"
+    median, least, most = (f"{value:.{digits}f}" for value in (statistics.median(ordered), ordered[0], ordered[-1]))
+    return f"{median} ({least} to {most})"
+
+
+def models(report: Mapping[str, Any]) -> str:
+    """Return the table of models, and the ratios of its columns."""
+    compiled = ("compile", "reduce-overhead")
+    table = [["", EAGER, "better mode of `torch.compile`", "accelerated", "with graphs"]]
+    for case in MODELS:
+        times = report["time"][case]["milliseconds"]
+        best = min((times[variant] for variant in compiled if variant in times), default=None)
+        shown = [times.get(EAGER), best, times.get("accelerated"), times.get("graphs")]
+        table.append([TITLES[case], *("-" if time is None else f"{time:.1f}" for time in shown)])
+    with_graphs = models_page.ratios(report, "graphs", *compiled)
+    first = {
+        variant: [
+            calls[variant] for result in report["time"].values() if variant in (calls := result["first-call-seconds"])
+        ]
+        for variant in ("accelerated", COMPILE)
+    }
+    return "\n".join(
+        [
+            tables.as_markdown(table),
+            "",
+            f"Milliseconds of one forward, {report['machine']['device']}, bfloat16. With graphs, a forward takes "
+            f"{spread(with_graphs.values())} times as long as with the better mode of `torch.compile`: median and range "
+            f"of {len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, the "
+            f"first compiled one {spread(first[COMPILE], 0)} s.",
+        ]
+    )
+
+
+def builder_figures(report: Mapping[str, Any]) -> str:
+    """Return the table of the builder's figures, and the machine that they were measured on."""
+    figures = builder.PAGE.rows(report)
+    rows = [figures[name] for name in FIGURES]
+    table = [["figure", "target", "measured", ""], *([r.title, r.target or "-", r.measured, r.verdict] for r in rows)]
+    dates = sorted(entry["date"][:10] for entry in report["figures"])
+    on = builder.describe_machine(report["machine"])
+    return "\n".join([tables.as_markdown(table), "", f"{on} Measured from {dates[0]} to {dates[-1]}."])
+
+
+if __name__ == "__main__":
+    README.write_text(fill(README.read_text()))

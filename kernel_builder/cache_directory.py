@@ -1,0 +1,33 @@
+"""Where the builder keeps its cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kernel_builder.errors import StoreError
+
+
+def default_cache() -> Path:
+    """Return the builder's cache directory: KERNEL_BUILDER_CACHE, or else the user's cache directory."""
+    if named := os.environ.get("KERNEL_BUILDER_CACHE"):
+        return Path(named).absolute()
+    return user_cache("kernel-builder")
+
+
+def user_cache(program: str) -> Path:
+    """Return the directory where a program keeps its cache by default.
+
+    Raises:
+        StoreError: If the user has no home directory, such as a user id without an account in a container.
+    """
+    import platformdirs
+
+    try:
+        return Path(platformdirs.user_cache_dir(program))
+    except RuntimeError as error:
+        raise StoreError(
+            "this user has no home directory, which the cache is kept in",
+            where=f"user {os.getuid()}",
+            hint="set KERNEL_BUILDER_CACHE to a directory that can be written, and HOME",
+        ) from error

@@ -1,0 +1,72 @@
+"""Groups of commands that other distributions add to.
+
+A distribution adds a command by an entry point, whose name is the command's:
+
+    [project.entry-points."kernel_builder.commands"]
+    judge = "kernel_judge.cli.judge_command:judge"
+
+Entry points are looked up for what is no command of the builder itself, and for `--help`: a build does not pay for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import click
+
+from kernel_builder.errors import KernelBuilderError
+
+
+class PluginGroup(click.Group):
+    """A group that imports its commands on first use, its own and those of other distributions.
+
+    Attributes:
+        own: Command -> the module and function of `kernel_builder.cli` that it runs, as `build_command.build`.
+        entry_points: The group of entry points that add commands.
+        elsewhere: Command -> the distribution that adds it, for the error if it is not installed.
+    """
+
+    def __init__(
+        self, *args: Any, own: Mapping[str, str], entry_points: str, elsewhere: Mapping[str, str], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.own = own
+        self.entry_points = entry_points
+        self.elsewhere = elsewhere
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from importlib.metadata import entry_points
+
+        return [*self.own, *sorted(entry_points(group=self.entry_points).names)]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in self.own:
+            module, _, function = self.own[name].partition(".")
+            command = getattr(importlib.import_module(f"kernel_builder.cli.{module}"), function)
+        else:
+            from importlib.metadata import entry_points
+
+            plugins = tuple(entry_points(group=self.entry_points, name=name))
+            if not plugins:
+                return _missing(name, self.elsewhere[name]) if name in self.elsewhere else None
+            command = plugins[0].load()
+        assert isinstance(command, click.Command)
+        return command
+
+
+def _missing(name: str, distribution: str) -> click.Command:
+    """Return a command that says which distribution has it."""
+
+    def refuse() -> NoReturn:
+        raise KernelBuilderError(
+            f"`{name}` is a command of {distribution}, which is not installed", hint=f"pip install {distribution}"
+        )
+
+    return click.Command(
+        name,
+        callback=refuse,
+        # Whatever follows is the missing command's.
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    )

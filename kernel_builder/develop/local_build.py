@@ -1,0 +1,39 @@
+"""Build a project for the Torch that is installed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernel_builder.build import buildable
+from kernel_builder.config.project_files import read_project
+from kernel_builder.develop.choice import loadable
+from kernel_builder.errors import BuildError
+from kernel_builder.pipeline import BuildRequest, build
+from kernel_builder.toolchain import Toolchains
+
+
+def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[str] = ()) -> None:
+    """Build the variants of one backend that the installed Torch loads; without such, all of this backend.
+
+    Args:
+        directory: The project. The packages are written to its `build/`.
+        backend: "cpu" or "cuda".
+        capabilities: Compile for these only; empty for those that the project names.
+
+    Raises:
+        KernelBuilderError: If the project cannot be built, or a package does not pass its checks.
+    """
+    toolchains = Toolchains()
+    variants, _ = buildable.available(read_project(directory), toolchains, backends=(backend,))
+    chosen = variants if len(variants) == 1 else loadable(variants) or variants
+    names = tuple(variant.name for variant in chosen)
+    summary = build(BuildRequest((directory,), names, capabilities=tuple(capabilities)), toolchains)
+    if summary.failures:
+        raise summary.failures[0].errors[0]
+    if not summary.packages:
+        raise BuildError(
+            f"this machine builds no {backend} variant of the project",
+            where=str(directory),
+            hint=f"add a [kernel] with backend = {backend!r}",
+        )

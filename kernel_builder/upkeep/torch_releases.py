@@ -1,0 +1,131 @@
+"""New releases of Torch: what an index and their own wheels say of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+
+from kernel_builder import elf
+from kernel_builder.config.variant import Release
+from kernel_builder.errors import ToolchainError
+from kernel_builder.toolchain import pins
+from kernel_builder.toolchain.index import Index
+from kernel_builder.toolchain.resolve import CUDA_SET, TORCH_PREFIX
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
+
+_LIBRARIES = "torch/lib/"
+# This header refuses older C++ standards than the others need.
+_ALL = f"{TORCH_PREFIX}torch/csrc/api/include/torch/all.h"
+_STANDARD = re.compile(r"__cplusplus < 20(\d\d)\d\dL")
+_OF_CUDA_12 = re.compile(r"nvidia-cuda-runtime-cu(\d+)")
+
+
+@dataclass(frozen=True)
+class TorchRelease:
+    """A release of Torch.
+
+    Attributes:
+        cuda: The CUDA releases that it is published for, ascending.
+        pypi: The CUDA release of its build on the package index.
+        cxx: The C++ standard that its headers need.
+    """
+
+    release: Release
+    cuda: tuple[Release, ...]
+    pypi: Release
+    cxx: int
+
+
+def released_after(newest: Release, index: Index, builds: Index, platform: str) -> Iterator[TorchRelease]:
+    """Yield the final releases of Torch that came after one, ascending.
+
+    Args:
+        index: The package index.
+        builds: The index with Torch's builds for every CUDA release, such as `2.15.0+cu130`.
+        platform: The platform whose wheels are read.
+
+    Raises:
+        FetchError: If an index cannot be reached.
+        ToolchainError: If a wheel does not say its CUDA release or its C++ standard.
+    """
+    versions = {
+        pins.version_of(package)
+        for package in pins.for_platform(index.packages("torch"), platform)
+        if not pins.version_of(package).is_prerelease
+    }
+    releases = sorted({Release(*version.release[:2]) for version in versions})
+    for release in (release for release in releases if release > newest):
+        wheel = newest_wheel(index, release, platform)
+        of_builds = pins.for_platform(pins.of_release(builds.packages("torch"), release), platform)
+        cuda = {_cuda(pins.version_of(package).local or "") for package in of_builds} - {None}
+        yield TorchRelease(
+            release,
+            tuple(sorted(found for found in cuda if found)),
+            _own_cuda(wheel, pins.requirements_of(index, wheel)),
+            _standard(index, wheel),
+        )
+
+
+def newest_wheel(index: Index, release: Release, platform: str) -> DistributionPackage:
+    """Return the wheel of a release that the lock pins."""
+    return max(
+        pins.for_platform(pins.of_release(index.packages("torch"), release), platform),
+        key=pins.preference,
+    )
+
+
+def needed_libraries(index: Index, release: Release, platform: str) -> frozenset[str]:
+    """Return what libtorch_cuda.so and the libraries of the wheel that it needs load from elsewhere, such as `cublas`.
+
+    Reads some 500 MB of the wheel.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    with index.open(newest_wheel(index, release, platform)) as archive, tempfile.TemporaryDirectory() as directory:
+        own = {PurePosixPath(name).name for name in archive.namelist() if name.startswith(_LIBRARIES)}
+        left = ["libtorch_cuda.so"]
+        while left:
+            library = Path(directory, name := left.pop())
+            with archive.open(_LIBRARIES + name) as packed, library.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked, 1 << 20)
+            found[name] = elf.read(library).needed
+            library.unlink()
+            left += [needed for needed in found[name] if needed in own and needed not in found and needed not in left]
+    names = (re.fullmatch(r"lib(\w+)\.so[.\d]*", name) for of in found.values() for name in of if name not in own)
+    return frozenset(match[1] for match in names if match)
+
+
+def _cuda(local: str) -> Release | None:
+    """Return the CUDA release of a local version such as `cu130`."""
+    match = re.fullmatch(r"cu(\d\d)(\d+)", local)
+    return Release(int(match[1]), int(match[2])) if match else None
+
+
+def _own_cuda(wheel: DistributionPackage, requirements: list[Requirement]) -> Release:
+    for requirement in requirements:
+        if requirement.name == CUDA_SET or _OF_CUDA_12.fullmatch(requirement.name):
+            for specifier in requirement.specifier:
+                return Release.parse(".".join(specifier.version.split(".")[:2]))
+    raise ToolchainError(
+        f"requires neither {CUDA_SET} nor the CUDA runtime",
+        where=wheel.filename,
+        hint="add the release to matrix.toml by hand",
+    )
+
+
+def _standard(index: Index, wheel: DistributionPackage) -> int:
+    with index.open(wheel) as archive:
+        match = _STANDARD.search(archive.read(_ALL).decode("utf-8", "replace"))
+    if not match:
+        raise ToolchainError(
+            f"{_ALL} does not say its C++ standard", where=wheel.filename, hint="add the release to matrix.toml by hand"
+        )
+    return int(match[1])

@@ -1,0 +1,190 @@
+"""Brings a checkout's tables up to date with the package index: the matrix, the lock, what Torch exports and loads.
+
+A new Torch release changes four files, which `FILES` lists. Nothing is written unless all of them can be.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernel_builder import toml_file
+from kernel_builder.backends.cuda import ClangReleases
+from kernel_builder.config.variant import PLATFORMS, Release
+from kernel_builder.errors import ConfigError
+from kernel_builder.progress import Progress
+from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.toolchain.dependencies import Dependency
+from kernel_builder.toolchain.index import Index
+from kernel_builder.toolchain.lock import CudaPin, Lock
+from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.upkeep import shim_headers, table_text, torch_releases
+from kernel_builder.upkeep.torch_releases import TorchRelease
+
+MATRIX, LOCK = "kernel_builder/config/matrix.toml", "kernel_builder/toolchain/lock.json"
+SHIMS, CUDA = "kernel_builder/checks/torch_shims.toml", "kernel_builder/backends/cuda.toml"
+FILES = (MATRIX, LOCK, SHIMS, CUDA)
+# The platform whose wheels are read; those of the others have the same libraries and headers.
+_READ = "x86_64-linux"
+
+
+@dataclass(frozen=True)
+class Update:
+    """The new content of a checkout's files.
+
+    Attributes:
+        changes: What is new, a line each, as Markdown.
+        files: Path in the checkout -> text, of those that change.
+    """
+
+    changes: tuple[str, ...]
+    files: Mapping[str, str]
+
+    def write(self, root: Path) -> None:
+        """Write the files."""
+        for name, text in self.files.items():
+            (root / name).write_text(text, encoding="utf-8")
+
+
+def find(
+    root: Path,
+    libraries: Iterable[Dependency],
+    *,
+    index_url: str | None,
+    torch_index: str,
+    progress: Progress,
+    cache: Path | None = None,
+) -> Update:
+    """Return what a checkout lacks of the releases on the package index.
+
+    Args:
+        root: The checkout.
+        libraries: The header libraries to pin.
+        index_url: The package index; None for the one that pip or uv is set to use.
+        torch_index: The address of the index with Torch's builds for every CUDA release.
+        cache: The builder's cache; None for the user's.
+
+    Raises:
+        ConfigError: If `root` is not a checkout of the builder.
+        FetchError: If an index cannot be reached, or lacks a file.
+        ToolchainError: If a wheel is not laid out as expected.
+    """
+    texts = {name: _text(root / name) for name in FILES}
+    of_cuda = toml_file.parse(texts[CUDA], CUDA)
+    known = sorted(map(Release.parse, toml_file.parse(texts[MATRIX], MATRIX)["torch"]))
+    known_cuda = sorted(map(Release.parse, of_cuda["release"]))
+    index = Index(index_url)
+    found = list(torch_releases.released_after(known[-1], index, Index(torch_index), _READ))
+    wanted_cuda = sorted({*known_cuda, *(release for torch in found for release in torch.cuda)})
+    pinned = resolve(
+        index,
+        [*known, *(torch.release for torch in found)],
+        wanted_cuda,
+        PLATFORMS,
+        progress,
+        libraries,
+        _clang(of_cuda),
+    )
+    toolchains = Toolchains(cache=cache, index_url=index_url, pinned=pinned, progress=progress)
+    updated = dict(texts)
+    before, notes = known_cuda[-1], []
+    for release in (release for release in wanted_cuda if release not in known_cuda):
+        if release not in pinned.cuda:
+            notes.append(f"CUDA {release}: the index has no complete compiler of it, so it is not in the matrix")
+            continue
+        capabilities = toolchains.cuda(release).capabilities
+        updated[CUDA] = table_text.with_cuda(updated[CUDA], before, release, capabilities)
+        known_cuda.append(release)
+        before = release
+        notes.append(f"CUDA {release}, for {', '.join(capabilities)}")
+    last = known[-1]
+    for torch in found:
+        updated[MATRIX] = table_text.with_torch(updated[MATRIX], last, torch.release, _standard(torch))
+        updated[CUDA] = table_text.with_torch(updated[CUDA], last, torch.release, _published(torch, known_cuda))
+        updated[SHIMS] = _with_shims(updated[SHIMS], torch.release, toolchains)
+        progress.say(f"Torch {torch.release}: reading what libtorch_cuda.so needs")
+        needs = [torch_releases.needed_libraries(index, release, _READ) for release in (last, torch.release)]
+        updated[CUDA] = table_text.with_libraries(updated[CUDA], last, needs[0], torch.release, needs[1])
+        last = torch.release
+        notes.append(f"Torch {torch.release} for CUDA {', '.join(map(str, torch.cuda))}, with C++{torch.cxx}")
+    updated[LOCK] = lock.dumps(pinned)
+    notes += _newer(lock.loads(texts[LOCK], LOCK), pinned)
+    changed = {name: text for name, text in updated.items() if text != texts[name]}
+    for name in (SHIMS, CUDA):
+        if name in changed:
+            notes += (f"`{name}`: `{line}`" for line in _added(texts[name], changed[name]))
+    if LOCK in changed and not notes:
+        notes.append("other files of the pinned versions")
+    return Update(tuple(notes), changed)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", where=str(file), hint="name a checkout of kernel-builder's repository"
+        ) from error
+
+
+def _clang(of_cuda: Mapping[str, Any]) -> ClangReleases | None:
+    releases = {name: Release.parse(release) for name, release in of_cuda.get("clang", {}).items()}
+    return ClangReleases(**releases) if releases else None
+
+
+def _standard(torch: TorchRelease) -> Iterator[str]:
+    """Yield the lines of a Torch release in the matrix."""
+    if torch.cxx != 17:
+        yield f"cxx = {torch.cxx}"
+
+
+def _published(torch: TorchRelease, known_cuda: list[Release]) -> Iterator[str]:
+    """Yield the lines of a Torch release in the table of CUDA."""
+    yield f"releases = {table_text.quoted(release for release in torch.cuda if release in known_cuda)}"
+    yield f'pypi = "{torch.pypi}"'
+
+
+def _with_shims(table: str, release: Release, toolchains: Toolchains) -> str:
+    """Return the table of the stable ABI with what the headers of a release declare in addition."""
+    releases = toml_file.parse(table, SHIMS)["release"]
+    known = {name for names in releases.values() for name in names}
+    include = toolchains.torch(release, "stable", _READ).include[0]
+    cxx = str(toolchains.host().path)
+    declared = shim_headers.exported(include, release, cuda=True, cxx=cxx)
+    if not declared - known:
+        return table
+    of_cuda = declared - shim_headers.exported(include, release, cuda=False, cxx=cxx) - known
+    newest = max(releases, key=Release.parse)
+    return table_text.with_shims(table, newest, release, declared - known, of_cuda)
+
+
+def _newer(old: Lock, new: Lock) -> Iterator[str]:
+    """Yield what the new lock pins in other versions than the old one, a line each."""
+    before = _versions(old)
+    for name, version in _versions(new).items():
+        if before.get(name) != version:
+            yield f"{name} {before[name]} → {version}" if name in before else f"{name} {version} is pinned"
+
+
+def _versions(pinned: Lock) -> dict[str, str]:
+    """Return the version of everything that a lock pins."""
+    versions = {f"Torch {release}:": torch.version for release, torch in pinned.torch.items()}
+    cudas: list[CudaPin] = [*pinned.cuda.values(), *([pinned.clang.cuda] if pinned.clang else [])]
+    for cuda in cudas:
+        versions[f"CUDA {cuda.release}:"] = cuda.version
+        for parts in (*cuda.platforms.values(), *cuda.libraries.values()):
+            versions |= {f"CUDA {cuda.release}: {part.project}": part.version for part in parts}
+    if pinned.clang:
+        for parts in pinned.clang.platforms.values():
+            versions |= {f"clang: {part.project}": part.version for part in parts}
+    return versions | {f"{name}:": pin.version for name, pin in pinned.dependencies.items()}
+
+
+def _added(old: str, new: str) -> Iterator[str]:
+    """Yield the lines that are new, without their layout."""
+    for line in difflib.ndiff(old.splitlines(), new.splitlines()):
+        if line.startswith("+ ") and line[2:].strip():
+            yield line[2:].strip()

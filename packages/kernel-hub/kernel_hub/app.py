@@ -1,0 +1,205 @@
+"""The web application: routes, error answers, log and metrics of one Hub."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pygit2
+import structlog
+from anyio import to_thread
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kernel_hub import __version__
+from kernel_hub.http.audit_log import Audit, AuditFile
+from kernel_hub.http.metrics import Metrics
+from kernel_hub.http.receive import BodyLimits, Slots
+from kernel_hub.http.turns import ReadTurns, Turns
+from kernel_hub.hub_service import Hub
+from kernel_hub.refusals import Moved, Refusal, bad_request, busy, no_space
+from kernel_hub.routes import ROUTERS, pages
+from kernel_hub.routes.absent import absent
+from kernel_hub.settings import Settings
+
+log = structlog.stdlib.get_logger("kernel_hub")
+
+READERS = 16
+_LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+_FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
+_OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Create the application that serves one Hub."""
+    app = FastAPI(
+        lifespan=_threads,
+        title="A Hub for kernels",
+        version=__version__,
+        description="The part of the Hub's API that `huggingface_hub` and `kernels` use for kernels.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses={"4XX": {"description": "A refusal; `X-Error-Code` and `X-Error-Message` give the reason"}},
+    )
+    hub = Hub(settings)
+    app.state.hub = hub
+    app.state.metrics = Metrics()
+    app.state.turns = Turns()
+    app.state.upload_slots = Slots(settings.limits.uploads)
+    app.state.commit_slots = Slots(settings.limits.commits)
+    app.state.git_slots = Slots(settings.limits.clones)
+    for router in ROUTERS:
+        app.include_router(router)
+
+    observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Check that this server can read its root."""
+        await to_thread.run_sync(hub.repositories.root.stat, limiter=observers)
+        return {"status": "ok", "version": __version__}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Return this server's metrics."""
+        return Response(app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    app.add_exception_handler(HTTPException, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_invalid)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(OSError, _fail)
+    app.add_exception_handler(pygit2.GitError, _fail)
+    app.add_exception_handler(sqlite3.Error, _fail)
+    app.add_exception_handler(Exception, _fail)
+    app.add_middleware(BodyLimits, limits=settings.limits, is_known=hub.is_known)
+    if settings.token_file is None:
+        # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
+    if settings.audit_log is not None:
+        app.state.audit_file = AuditFile(settings.audit_log)
+        app.add_middleware(Audit, file=app.state.audit_file)
+    app.add_middleware(ReadTurns, count=READERS)
+    app.add_middleware(RequestObserver, metrics=app.state.metrics)
+    return app
+
+
+@asynccontextmanager
+async def _threads(app: FastAPI) -> AsyncIterator[None]:
+    """Keep few threads for readers: each that runs Python makes the event loop wait for the interpreter's lock."""
+    to_thread.current_default_thread_limiter().total_tokens = READERS
+    sys.setswitchinterval(0.001)
+    yield
+
+
+def _answer(refusal: Refusal) -> Response:
+    message = refusal.message.encode("latin-1", "replace").decode("latin-1").replace("\n", " ").replace("\r", " ")
+    headers = {**(refusal.headers or {}), "X-Error-Code": refusal.code, "X-Error-Message": message}
+    if refusal.status_code in {408, 413, 503}:  # do not wait for the rest of the body
+        headers["Connection"] = "close"
+    body = {"error": refusal.message}
+    if refusal.url:
+        body["url"] = refusal.url
+    return JSONResponse(body, status_code=refusal.status_code, headers=headers)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    if type(error) is HTTPException and error.status_code in {404, 405}:  # no route, or none for this method
+        error = absent(request.method, request.url.path)
+    if isinstance(error, Moved) and (location := _new_address(request, error)):
+        return Response(status_code=307, headers={"Location": location})
+    if isinstance(error, Refusal):
+        request.state.reason = error.message
+        request.state.hidden = error.hidden
+        if request.headers.get("user-agent", "").startswith("git/"):  # it shows text, and no other answers
+            return PlainTextResponse(f"{error.message}\n", error.status_code, error.headers)
+        read_by_people = "text/html" in request.headers.get("accept", "")
+        return pages.refusal_page(request, error) if read_by_people else _answer(error)
+    assert isinstance(error, HTTPException)
+    return _answer(Refusal(error.status_code, str(error.detail), code="Http", headers=dict(error.headers or {})))
+
+
+def _new_address(request: Request, moved: Moved) -> str | None:
+    """Return the address of a request with the new name of its repository, or None if it has the name elsewhere."""
+    address = request.scope["raw_path"].decode("ascii", "replace")
+    for kind in ("/api/kernels/", "/kernels/"):
+        rest = address.removeprefix(f"{kind}{moved.repo_id}")
+        if rest != address and (not rest or rest.startswith(("/", ".git/"))):
+            query = request.url.query
+            return f"{kind}{moved.target}{rest}" + (f"?{query}" if query else "")
+    return None
+
+
+async def _refuse_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return _answer(bad_request(f"{where}: {first['msg']}"))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return _answer(bad_request("the connection was closed before the end of the body"))  # for the log only
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
+    if full or any(message in str(error) for message in _FULL_MESSAGES):
+        # Xet's client retries a 5xx for minutes, so it gets a 4xx.
+        return _answer(no_space(413 if request.url.path.startswith("/xet/") else 507))
+    if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        return _answer(busy("the index is locked by others; try again"))
+    log.error("request failed", path=request.url.path, exc_info=error)
+    return _answer(Refusal(500, "the Hub failed; its log says why", code="InternalError"))
+
+
+class RequestObserver:
+    """Middleware that gives each request an id, a log line and an entry in the metrics."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        request_id = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        self._metrics.request_started()
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            seconds = time.perf_counter() - began
+            route = getattr(scope.get("route"), "path", "none")
+            self._metrics.request_ended(scope["method"], route, status, seconds)
+            log.info(
+                "request",
+                id=request_id,
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                ms=round(seconds * 1000, 1),
+                caller=scope["state"].get("caller") or None,
+                client=(scope.get("client") or (None,))[0],
+            )

@@ -1,0 +1,1 @@
+"""One repository: its git objects, refs and commits."""

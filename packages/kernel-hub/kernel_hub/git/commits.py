@@ -1,0 +1,163 @@
+"""Writing to one git repository: commits, pull requests and merges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pygit2
+from pygit2.enums import FileMode
+
+from kernel_hub import names
+from kernel_hub.git.configuration import GitConfiguration
+from kernel_hub.git.objects import FileChange, PullRequest, peeled, persistently, write_commit
+from kernel_hub.git.refs import GitRefs
+from kernel_hub.refusals import Refusal, bad_request, conflict, moved_meanwhile, no_entry, no_revision
+
+# Lets `git` with LFS read a clone.
+_ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
+
+
+class GitCommits:
+    """Writes commits to one repository, which is opened as `git`."""
+
+    def __init__(self, repo_id: str, git: pygit2.Repository, refs: GitRefs, configuration: GitConfiguration) -> None:
+        self._repo_id = repo_id
+        self._git = git
+        self._refs = refs
+        self._configuration = configuration
+
+    def write_blob(self, data: bytes) -> str:
+        """Store the content of a small file, which nothing refers to yet, and return its id."""
+        return str(persistently(lambda: self._git.create_blob(data)))
+
+    def create_first(self, author: str) -> None:
+        """Create `main` with its first commit. No lock is needed, since the repository is not visible yet."""
+        builder = self._git.TreeBuilder()
+        builder.insert(".gitattributes", self._git.create_blob(_ATTRIBUTES), FileMode.BLOB)
+        commit = write_commit(self._git, [], builder.write(), "initial commit", author)
+        self._refs.move("refs/heads/main", commit, None)
+
+    def create(
+        self,
+        revision: str,
+        changes: Sequence[FileChange],
+        *,
+        title: str,
+        description: str,
+        author: str,
+        parent: str | None = None,
+        pull_request: bool = False,
+        stored: int = 0,
+    ) -> tuple[str, str]:
+        """Make all changes in one commit, on a branch or as a new pull request for it.
+
+        Args:
+            stored: The bytes of new blobs, which the index counts.
+
+        Returns:
+            The commit and the full name of the ref that points to it.
+
+        Raises:
+            Refusal: If the branch does not exist, is not at `parent`, or a change cannot be made.
+        """
+        with self._refs.locked(stored):
+            if pull_request:  # for a branch only, not for a tag, a commit or another pull request
+                full = f"refs/heads/{revision}"
+            else:
+                full = revision if revision.startswith("refs/pr/") else f"refs/heads/{names.ref_name(revision)}"
+            base = self._refs.commit_of(full)
+            if base is None:
+                raise no_revision(self._repo_id, revision)
+            old: str | None = base
+            if pull_request:
+                full, old = f"refs/pr/{self._next_pull_request()}", None
+            if parent is not None and not base.startswith(parent):
+                raise moved_meanwhile(revision, base, parent)
+            tree = self._changed_tree(base, changes)
+            if tree == str(peeled(self._git, base, pygit2.Tree).id) and not pull_request:
+                return base, full  # nothing changes: the same upload was sent again
+            message = f"{title}\n\n{description}".strip() + "\n"
+            oid = write_commit(self._git, [base], tree, message, author)
+            if pull_request:
+                self._configuration.set(f"pr.{full.rpartition('/')[2]}.base", revision)
+            self._refs.move(full, oid, old)
+            return oid, full
+
+    def pull_request(self, number: int) -> PullRequest:
+        """Return a pull request.
+
+        Raises:
+            Refusal: If there is none with this number.
+        """
+        head = self._refs.resolve(f"refs/pr/{number}")
+        base = self._configuration.get(f"pr.{number}.base") or "main"
+        try:
+            tip = self._refs.resolve(base)
+        except Refusal:  # the branch was deleted
+            return PullRequest(number, base, head, False)
+        return PullRequest(number, base, head, tip == head or self._git.descendant_of(tip, head))
+
+    def merge(self, number: int, author: str) -> str:
+        """Merge a pull request into its branch, and return the commit that the branch then points to.
+
+        Raises:
+            Refusal: If there is no such pull request or branch, or they changed the same files.
+        """
+        with self._refs.locked():
+            request = self.pull_request(number)
+            branch = f"refs/heads/{request.base}"
+            tip = self._refs.resolve(branch)
+            if request.merged:
+                return tip
+            if self._git.descendant_of(request.head, tip):  # a fast-forward
+                self._refs.move(branch, request.head, tip)
+                return request.head
+            index = self._git.merge_commits(tip, request.head)
+            if index.conflicts is not None:
+                paths = sorted({side.path for conflict in index.conflicts for side in conflict if side is not None})
+                raise conflict(
+                    f"{', '.join(paths[:5])} changed on {request.base} as well: commit to refs/pr/{number} again"
+                )
+            tree = persistently(lambda: index.write_tree(self._git))
+            oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)
+            self._refs.move(branch, oid, tip)
+            return oid
+
+    def _next_pull_request(self) -> int:
+        taken = [int(ref.rsplit("/", 1)[-1]) for ref in self._refs.names() if ref.startswith("refs/pr/")]
+        return max(taken, default=0) + 1
+
+    def _changed_tree(self, base: str, changes: Sequence[FileChange]) -> str:
+        """Apply changes to the tree of a commit, and return the id of the new tree."""
+        index = pygit2.Index()
+        index.read_tree(peeled(self._git, base, pygit2.Tree))
+        files = {str(entry.path) for entry in index}
+        for change in changes:
+            path = names.path(change.path.rstrip("/"))
+            if change.blob is not None:
+                try:
+                    index.add(pygit2.IndexEntry(path, pygit2.Oid(hex=change.blob), FileMode.BLOB))
+                except pygit2.GitError:  # such as git~1, which some file systems take for .git
+                    raise bad_request(f"path {path!r} is not allowed: git reserves it") from None
+                files.add(path)
+                continue
+            gone = [file for file in files if file.startswith(f"{path}/")] if change.is_folder else [path]
+            if not gone or not files.issuperset(gone):
+                what = "folder" if change.is_folder else "file"
+                raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {what})", base)
+            for file in gone:
+                index.remove(file)
+                files.remove(file)
+        for file in files:
+            for parent in _parents(file):
+                if parent in files:
+                    raise bad_request(
+                        f"{parent!r} would be both a file and a folder; delete one of them in this commit"
+                    )
+        return str(persistently(lambda: index.write_tree(self._git)))
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path

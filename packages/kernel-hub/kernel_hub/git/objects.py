@@ -1,0 +1,145 @@
+"""The values that the Hub reads from git repositories and writes to them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import pygit2
+from pygit2.enums import ObjectType
+
+Result = TypeVar("Result")
+Object = TypeVar("Object", pygit2.Commit, pygit2.Tree, pygit2.Blob)
+
+_ATTEMPTS = 5
+
+_POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize (0|[1-9][0-9]{0,18})\n"
+)
+_POINTER_SIZES = range(120, 160)
+
+
+@dataclass(frozen=True)
+class LargeFile:
+    """The target of an LFS pointer."""
+
+    sha256: str
+    size: int
+
+    def pointer(self) -> bytes:
+        """Return the content of the pointer file."""
+        return f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {self.size}\n".encode()
+
+
+def read_pointer(data: bytes) -> LargeFile | None:
+    """Parse an LFS pointer; None if the bytes are not one."""
+    matched = _POINTER.fullmatch(data)
+    return LargeFile(matched[1].decode(), int(matched[2])) if matched else None
+
+
+@dataclass(frozen=True)
+class TreeEntry:
+    """A file or folder of a git tree. `size` is the size of the blob; a large file's blob is its pointer."""
+
+    path: str
+    oid: str
+    is_folder: bool
+    size: int = 0
+    large: LargeFile | None = None
+
+    @property
+    def content_size(self) -> int:
+        """The size in bytes of what a reader downloads."""
+        return self.large.size if self.large else self.size
+
+    def below(self, folder: str) -> TreeEntry:
+        """Return the entry with its path prefixed by a folder."""
+        return replace(self, path=f"{folder}/{self.path}")
+
+
+def tree_entry(path: str, item: pygit2.Object, database: pygit2.Odb) -> TreeEntry:
+    """Describe a git object that a tree holds at a path. A blob is not read: the database knows its size."""
+    if not isinstance(item, pygit2.Blob):
+        return TreeEntry(path, str(item.id), is_folder=True)
+    size = database.read_header(item.id)[1]
+    large = read_pointer(item.data) if size in _POINTER_SIZES else None
+    return TreeEntry(path, str(item.id), is_folder=False, size=size, large=large)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A branch, a tag or a pull request. `full` is git's name for it, `commit` the commit that it points to."""
+
+    name: str
+    full: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None."""
+
+    path: str
+    blob: str | None = None
+    is_folder: bool = False
+
+
+@dataclass(frozen=True)
+class CommitInfo:
+    """A commit in a history. `time` is in seconds since 1970."""
+
+    oid: str
+    title: str
+    message: str
+    author: str
+    time: int
+
+
+def commit_info(item: pygit2.Commit) -> CommitInfo:
+    """Describe a git commit."""
+    title, _, message = item.message.partition("\n")
+    return CommitInfo(str(item.id), title, message.strip(), item.author.name, item.commit_time)
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """A pull request: the branch `base` that it is for, and the commit `head` that it proposes."""
+
+    number: int
+    base: str
+    head: str
+    merged: bool
+
+
+def one_line(text: str) -> str:
+    """Return text that git accepts as a name: without control characters and angle brackets, and not empty."""
+    return re.sub(r"[\x00-\x1f<>]", " ", text).strip() or "unknown"
+
+
+def write_commit(git: pygit2.Repository, parents: list[str], tree: str | pygit2.Oid, message: str, author: str) -> str:
+    """Write a commit object that no ref points to yet, and return its id."""
+    who = pygit2.Signature(one_line(author), f"{one_line(author)}@hub", int(time.time()), 0)
+    content = str(git.create_commit_string(who, who, message, tree, [*parents])).encode()
+    # `git.create_commit` of libgit2 1.9 returns an id also when it could not write, as on a full disk.
+    return str(persistently(lambda: git.odb.write(ObjectType.COMMIT, content)))
+
+
+def peeled(git: pygit2.Repository, oid: str | pygit2.Oid, kind: type[Object]) -> Object:
+    """Return the commit, tree or blob that an object is or leads to."""
+    return persistently(lambda: git[oid].peel(kind))
+
+
+def persistently(access: Callable[[], Result]) -> Result:
+    """Read or write git objects, again if `git gc` or `git repack` runs meanwhile.
+
+    They remove empty directories of objects in which libgit2 is going to write, and packs that it is going to read.
+    """
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return access()
+        except (pygit2.GitError, OSError, KeyError):
+            time.sleep(0.002 * attempt)
+    return access()

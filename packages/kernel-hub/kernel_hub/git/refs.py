@@ -1,0 +1,187 @@
+"""Branches, tags and pull requests of one git repository.
+
+Every move of a ref holds the repository's lock and git's own lock of the ref, compares the ref with the value that was
+read, and only then moves it. So `git gc` and `git push` may run meanwhile. Objects are synced to the disk before the
+ref, and the ref before the answer. A killed process leaves at most objects that no ref reaches.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pygit2
+from pygit2.enums import ObjectType
+
+from kernel_hub import names
+from kernel_hub.git.lock_files import GitLockFiles
+from kernel_hub.git.objects import Ref, one_line, persistently, write_commit
+from kernel_hub.refusals import NotFree, bad_request, conflict, no_revision
+from kernel_hub.storage.locks import repository_lock
+
+Changing = Callable[[str, int], AbstractContextManager[None]]
+
+
+class GitRefs:
+    """The refs of one repository, which is opened as `git`."""
+
+    def __init__(self, repo_id: str, path: Path, git: pygit2.Repository, changing: Changing) -> None:
+        self._repo_id = repo_id
+        self._path = path
+        self._git = git
+        self._changing = changing
+        self.lock_files = GitLockFiles(path)
+
+    def __iter__(self) -> Iterator[Ref]:
+        """Every branch, tag and pull request, sorted by full name."""
+        for full in self.names():
+            prefix = next((p for p in ("refs/heads/", "refs/tags/") if full.startswith(p)), None)
+            name = full.removeprefix(prefix) if prefix else full
+            if (commit := self.commit_of(full)) is not None:  # else just deleted
+                yield Ref(name, full, commit)
+
+    def names(self) -> list[str]:
+        """Return the full names of all refs, sorted."""
+        return persistently(lambda: sorted(self._git.references))
+
+    def commit_of(self, full: str) -> str | None:
+        """Return the commit that a ref points to, or None if there is no such ref."""
+        if not pygit2.reference_is_valid_name(full):
+            return None
+
+        def read() -> str | None:
+            ref = self._git.references.get(full)
+            return None if ref is None else str(ref.peel(pygit2.Commit).id)
+
+        return persistently(read)
+
+    def has_commit(self, oid: str) -> bool:
+        """Return whether the repository has a commit, reached by a ref or not."""
+        return isinstance(persistently(lambda: self._git.get(oid)), pygit2.Commit)
+
+    @contextmanager
+    def locked(self, stored: int = 0) -> Iterator[None]:
+        """Hold the repository's lock, which every move of a ref needs.
+
+        At its end, the index reads the repository, and counts the bytes that were stored in it.
+        """
+        with repository_lock(self._path, self._repo_id), self._changing(self._repo_id, stored):
+            yield
+
+    def resolve(self, revision: str) -> str:
+        """Return the commit of a branch, tag, full ref name or commit id.
+
+        Raises:
+            Refusal: If the repository has no such revision.
+        """
+        if len(revision) > len("refs/heads/") + names.MAX_REF:
+            raise no_revision(self._repo_id, f"{revision[:40]}…")
+        if re.fullmatch(r"[0-9a-f]{7,40}", revision):
+            try:
+                item = persistently(lambda: self._git.get(revision))
+            except ValueError:  # an ambiguous prefix
+                item = None
+            if isinstance(item, pygit2.Commit):
+                return str(item.id)
+        if re.fullmatch(r"refs/(heads|tags|pr)/.+", revision) and pygit2.reference_is_valid_name(revision):
+            candidates = [revision]
+        else:
+            candidates = [f"refs/heads/{revision}", f"refs/tags/{revision}"]
+        for full in candidates:
+            if (commit := self.commit_of(full)) is not None:
+                return commit
+        raise no_revision(self._repo_id, revision)
+
+    def create_branch(self, name: str, start: str | None, *, empty: bool, overwrite: bool) -> None:
+        """Create a branch at a revision (None: `main`), or an empty one."""
+        full = f"refs/heads/{names.ref_name(name)}"
+        with self.locked():
+            old = self.commit_of(full)
+            if old is not None and not overwrite:
+                raise conflict(f"Reference already exists: {self._repo_id} has a branch {name!r}")
+            if empty:
+                tree = persistently(self._git.TreeBuilder().write)
+                commit = write_commit(self._git, [], tree, "initial commit", "hub")
+            else:
+                commit = self.resolve(start or "main")
+            self.move(full, commit, old)
+
+    def delete_branch(self, name: str) -> None:
+        """Delete a branch other than `main`."""
+        if name == "main":
+            raise bad_request("the branch 'main' cannot be deleted")
+        self._delete(f"refs/heads/{names.ref_name(name)}", name)
+
+    def create_tag(self, name: str, revision: str, message: str | None, author: str) -> None:
+        """Tag a revision; with a message, by an annotated tag."""
+        full = f"refs/tags/{names.ref_name(name)}"
+        with self.locked():
+            if self.commit_of(full) is not None:
+                raise conflict(f"Reference already exists: {self._repo_id} has a tag {name!r}")
+            commit = self.resolve(revision)
+            if message:
+                names.text("the tag's message", message)
+                # Written as an object, so that the ref is moved by `move` as all refs are.
+                text = (
+                    f"object {commit}\ntype commit\ntag {name}\n"
+                    f"tagger {one_line(author)} <{one_line(author)}@hub> {int(time.time())} +0000\n\n{message}\n"
+                )
+                tag = persistently(lambda: self._git.odb.write(ObjectType.TAG, text.encode()))
+                self.move(full, str(tag), None)
+            else:
+                self.move(full, commit, None)
+
+    def delete_tag(self, name: str) -> None:
+        """Delete a tag."""
+        self._delete(f"refs/tags/{names.ref_name(name)}", name)
+
+    def _delete(self, full: str, name: str) -> None:
+        with self.locked(), self.lock_files.holding(full) as ref:
+            if self.commit_of(full) is None:
+                raise no_revision(self._repo_id, name)
+            with self.lock_files.holding("packed-refs") as packed:
+                packed_refs = packed.path.read_bytes() if packed.path.exists() else b""
+                kept = _without(packed_refs, full)
+                if kept != packed_refs:
+                    packed.replace(kept)
+            ref.delete()
+
+    def move(self, full: str, oid: str, old: str | None) -> None:
+        """Point a ref at an object, durably. The caller holds the lock.
+
+        Args:
+            full: The full name of the ref.
+            oid: The object.
+            old: The commit that the ref pointed to when the caller decided to move it. None: there was no such ref.
+
+        Raises:
+            NotFree: If another process, such as `git push`, has moved the ref, or holds git's lock.
+            Refusal: If another ref has a name that excludes this one.
+        """
+        if old is None:
+            self._check_free(full)
+        with self.lock_files.holding(full) as ref:
+            if self.commit_of(full) != old:
+                raise NotFree(f"{full} was moved by another process; try again")
+            ref.replace(f"{oid}\n".encode())
+
+    def _check_free(self, full: str) -> None:
+        """Refuse a ref whose name is a prefix of another's, or has one: git stores refs as files in directories."""
+        for known in self.names():
+            if known.startswith(f"{full}/") or full.startswith(f"{known}/"):
+                raise conflict(f"{full} cannot exist beside {known}: one would be a directory of the other")
+
+
+def _without(packed_refs: bytes, full: str) -> bytes:
+    """Return the content of `packed-refs` without a ref, and without the line `^…` after it, of the tag's commit."""
+    kept = []
+    dropped = False
+    for line in packed_refs.splitlines(keepends=True):
+        if not (dropped and line.startswith(b"^")):
+            dropped = line.partition(b" ")[2].rstrip() == full.encode()
+        if not dropped:
+            kept.append(line)
+    return b"".join(kept)

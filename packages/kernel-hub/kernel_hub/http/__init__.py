@@ -1,0 +1,1 @@
+"""What surrounds every route: connections, bodies, turns, audit log and metrics."""

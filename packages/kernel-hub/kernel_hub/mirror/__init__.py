@@ -1,0 +1,1 @@
+"""Repositories of another Hub, copied when somebody asks for them."""

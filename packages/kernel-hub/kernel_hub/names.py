@@ -1,0 +1,94 @@
+"""Validation of the names of repositories, refs and paths. No other name reaches the file system."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from kernel_hub.refusals import bad_request
+
+_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
+_REF_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.+@-]{0,198}[A-Za-z0-9_+-])?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+# Unicode categories of control and formatting characters, which make two paths look alike, and of lone surrogates.
+_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+# Others that show nothing, or a space: fillers, joiners, selectors of variants.
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
+    "\u00a0\u1680\u2000-\u200a\u202f\u205f]"
+)
+
+# Windows takes these for a device, a drive or another name, where a client would write outside of its cache. What it
+# only cannot store, such as `?`, is harmless.
+_NOT_ON_WINDOWS = re.compile(
+    r".*:.*|.*[. ]|(con|prn|aux|nul|(conin|conout|clock)\$|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE
+)
+
+MAX_PATH = 1024
+MAX_DEPTH = 32
+MAX_REF = 200
+MAX_TEXT = 20_000
+
+
+def repo_id(organization: str, name: str) -> str:
+    """Return `organization/name` if the Hub allows both names."""
+    for what, part in (("organization", organization), ("repository name", name)):
+        if not _PART.fullmatch(part) or ".." in part or "--" in part:
+            raise bad_request(
+                f"{what} {part[:100]!r} is not allowed: letters, digits, '_', and '.' or '-' inside, at most 96 of them"
+            )
+        if part.lower().endswith((".git", ".lock")):
+            raise bad_request(f"{what} {part!r} may not end in .git or .lock")
+    return f"{organization}/{name}"
+
+
+def text(what: str, value: object) -> str:
+    """Return a message if it is text that git can store, and that lists of commits can show."""
+    if not isinstance(value, str) or "\0" in value or _SURROGATE.search(value):
+        raise bad_request(f"{what} is not valid UTF-8 text without NUL")
+    if len(value) > MAX_TEXT:
+        raise bad_request(f"{what} has {len(value)} characters; at most {MAX_TEXT} are allowed")
+    return value
+
+
+def ref_name(name: str) -> str:
+    """Return the short name of a branch or tag, e.g. `v1` or `fix/tail`, if it is allowed."""
+    parts = name.split("/")
+    if (
+        len(name) > MAX_REF
+        or ".." in name
+        or name.upper() == "HEAD"
+        or not all(_REF_PART.fullmatch(part) and not part.endswith(".lock") for part in parts)
+        or parts[0] == "refs"
+    ):
+        raise bad_request(f"{name[:100]!r} cannot be the name of a branch or tag; expected one like 'v1'")
+    return name
+
+
+def path(value: str) -> str:
+    """Return a relative path if it stays inside of a repository and shows all of its characters."""
+    parts = value.split("/")
+    if (
+        not value
+        or len(value.encode("utf-8", "surrogatepass")) > MAX_PATH
+        or len(parts) > MAX_DEPTH
+        or any(character == "\\" or unicodedata.category(character) in _INVISIBLE for character in value)
+        or _BLANK.search(value)
+        or any(part in {"", ".", ".."} or part.lower() == ".git" or len(part.encode()) > 255 for part in parts)
+    ):
+        raise bad_request(
+            f"path {value[:100]!a} is not allowed: expected a relative path without '.', '..', '.git', empty parts "
+            "or invisible characters"
+        )
+    for part in parts:
+        if _NOT_ON_WINDOWS.fullmatch(part):
+            raise bad_request(f"path {value[:100]!a} is not allowed: on Windows, {part[:100]!a} is no file's name")
+    return value
+
+
+def sha256(value: object) -> str:
+    """Return the value if it is a SHA-256 in lower-case hex."""
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise bad_request(f"{str(value)[:100]!r} is not a SHA-256: expected 64 lower-case hex digits")
+    return value

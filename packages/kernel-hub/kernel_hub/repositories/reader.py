@@ -1,0 +1,92 @@
+"""Reading one repository for the index of all."""
+
+from __future__ import annotations
+
+import re
+
+import pyromark
+
+from kernel_builder import front_matter
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.repositories.index import IndexedRepository
+from kernel_hub.storage.large_files import LargeFiles
+
+CARD_BYTES = 32 << 10  # a page shows no larger card: tables can take a millisecond per KiB
+SUMMARY_CHARACTERS = 4000
+
+
+def read_repository(
+    repository: GitRepository, large_files: LargeFiles, known: IndexedRepository | None
+) -> IndexedRepository:
+    """Return what the index has of a repository.
+
+    Args:
+        repository: The repository.
+        large_files: The store of its large files.
+        known: What the index had. Sizes are counted as they grow, and the summary is that of the same card.
+    """
+    main = repository.refs.resolve("main")
+    versions = version_branches(repository)
+    newest = repository.refs.resolve(versions[-1]) if versions else main
+    modified = repository.history.last_modified(main)
+    card = _card_blob(repository, main) or _card_blob(repository, newest)
+    if known is not None and known.card == card:
+        summary = known.summary
+    else:
+        summary = _summary(card_source(repository, main) or card_source(repository, newest))
+    return IndexedRepository(
+        repo_id=repository.repo_id,
+        organization=repository.repo_id.partition("/")[0],
+        private=repository.private,
+        commit=main,
+        modified=modified,
+        changed=max(modified, repository.history.last_modified(newest)),
+        versions=" ".join(versions),
+        card=card,
+        summary=summary,
+        bytes=stored_bytes(repository, large_files) if known is None else known.bytes,
+        former=" ".join(f"{name}@{since}" for name, since in repository.former_names().items()),
+    )
+
+
+def stored_bytes(repository: GitRepository, large_files: LargeFiles) -> int:
+    """Return the bytes of the large files that were uploaded to a repository, and of its objects in git."""
+    large = sum(large_files.size(marker.name) or 0 for marker in repository.owned.markers.iterdir())
+    return large + sum(path.stat().st_size for path in (repository.path / "objects").rglob("*") if path.is_file())
+
+
+def version_branches(repository: GitRepository) -> tuple[str, ...]:
+    """Return the branches `v1`, `v2` and so on, in order."""
+    branches = (full.removeprefix("refs/heads/") for full in repository.refs.names())
+    return tuple(sorted((name for name in branches if re.fullmatch(r"v\d{1,9}", name)), key=lambda name: int(name[1:])))
+
+
+def _card_blob(repository: GitRepository, commit: str) -> str:
+    entry = repository.trees.find(commit, "README.md")
+    return "" if entry is None or entry.is_folder else entry.oid
+
+
+def card_source(repository: GitRepository, commit: str) -> str:
+    """Return the Markdown of a revision's card, or "" if it has none."""
+    entry = repository.trees.find(commit, "README.md")
+    if entry is None or entry.is_folder:
+        return ""
+    if entry.large or entry.size > CARD_BYTES:
+        return f"The [card](README.md) has {entry.content_size / 1024:.0f} KiB and is too large to show here."
+    return front_matter.split(repository.trees.read(entry).decode("utf-8", "replace"))[1]
+
+
+def _summary(card: str) -> str:
+    """Return the first paragraph of a card, as plain text."""
+    words: list[str] = []
+    inside = False
+    for event in pyromark.events(card[:SUMMARY_CHARACTERS]):
+        if event == {"Start": "Paragraph"}:
+            inside = True
+        elif inside and event == {"End": "Paragraph"}:
+            break
+        elif inside and isinstance(event, dict):
+            words += [str(text) for kind, text in event.items() if kind in {"Text", "Code"}]
+        elif inside:  # the end of a line
+            words.append(" ")
+    return "".join(words)

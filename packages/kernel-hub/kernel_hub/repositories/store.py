@@ -1,0 +1,131 @@
+"""The repositories of a Hub: opened, listed, created, renamed and deleted."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pygit2
+
+from kernel_hub import names
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.refusals import conflict, no_repository
+from kernel_hub.repositories.index import RepositoryIndex
+from kernel_hub.storage.blobs import sync_directory
+from kernel_hub.storage.locks import remove_repository_lock, repository_lock
+
+
+class RepositoryStore:
+    """The repositories below a directory: `<organization>/<name>.git`.
+
+    A repository appears and disappears by a rename. Names that begin with a dot are locks, and repositories that are
+    being created or deleted.
+    """
+
+    def __init__(self, root: Path, index: RepositoryIndex) -> None:
+        self.root = root
+        self._index = index
+        root.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, repo_id: str) -> Path:
+        organization, _, name = repo_id.partition("/")
+        names.repo_id(organization, name)
+        return self.root / organization / f"{name}.git"
+
+    def open(self, repo_id: str) -> GitRepository:
+        """Open a repository, without a check of permissions.
+
+        Raises:
+            Refusal: If there is none.
+        """
+        path = self._path(repo_id)
+        if not path.is_dir():
+            raise no_repository(repo_id)
+        try:
+            return GitRepository(repo_id, path, self._index.changing)
+        except pygit2.GitError:
+            if path.is_dir():
+                raise
+            raise no_repository(repo_id) from None
+
+    def __contains__(self, repo_id: str) -> bool:
+        return self._path(repo_id).is_dir()
+
+    def __iter__(self) -> Iterator[str]:
+        """The ids of all repositories, sorted."""
+        for organization in sorted(self.root.iterdir()):
+            if not organization.name.startswith(".") and organization.is_dir():
+                for path in sorted(organization.glob("*.git")):
+                    if not path.name.startswith("."):
+                        yield f"{organization.name}/{path.name.removesuffix('.git')}"
+
+    def create(self, repo_id: str, *, private: bool, author: str) -> None:
+        """Create a repository, whole or not at all."""
+        self.add(repo_id, lambda staging: GitRepository.create(repo_id, staging, private=private, author=author))
+
+    def add(self, repo_id: str, make: Callable[[Path], object]) -> None:
+        """Add a repository that a function makes at a staging path, whole or not at all."""
+        path = self._path(repo_id)
+        path.parent.mkdir(exist_ok=True)
+        sync_directory(self.root)
+        staging = path.parent / f".new-{uuid.uuid4().hex}"
+        try:
+            make(staging)
+            with self._index.changing(repo_id):
+                try:
+                    staging.rename(path)
+                except OSError:
+                    if path.is_dir():
+                        raise conflict(f"You already created this kernel repo: {repo_id} exists") from None
+                    raise
+                sync_directory(path.parent)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def moved_to(self, former: str) -> str | None:
+        """Return the new name of a repository that had this one before, unless a repository has it now."""
+        target = self._index.moved_to(former)
+        return target if target is not None and former not in self and target in self else None
+
+    def end_redirect(self, former: str) -> None:
+        """Let a former name of a repository redirect no more."""
+        target = self._index.moved_to(former)
+        if target is None:
+            raise no_repository(former)
+        repository = self.open(target)
+        with repository.refs.locked():
+            names_left = repository.former_names()
+            names_left.pop(former, None)
+            repository.set_former_names(names_left)
+
+    def delete(self, repo_id: str) -> None:
+        """Delete a repository. `hub check` deletes the large files that only this repository owned."""
+        path = self._path(repo_id)
+        self.open(repo_id)
+        with self._index.changing(repo_id, freeing=True):
+            with repository_lock(path, repo_id):
+                trash = path.parent / f".deleted-{uuid.uuid4().hex}"
+                path.rename(trash)
+                sync_directory(path.parent)
+                remove_repository_lock(path)
+            shutil.rmtree(trash, ignore_errors=True)
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a repository. Its old name redirects to it from then on, until a repository has that name."""
+        new = self._path(target)
+        new.parent.mkdir(exist_ok=True)
+        repository = self.open(source)
+        with repository.refs.locked(), self._index.changing(target):
+            if new.exists():
+                raise conflict(f"{target} exists")
+            former = {**repository.former_names(), source: int(time.time())}
+            former.pop(target, None)
+            repository.set_former_names(former)
+            old = self._path(source)
+            old.rename(new)
+            sync_directory(new.parent)
+            sync_directory(old.parent)
+            remove_repository_lock(old)

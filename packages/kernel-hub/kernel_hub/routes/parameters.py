@@ -1,0 +1,115 @@
+"""Parameters that many routes share: the Hub, the caller, and the repository, revision and path of an address.
+
+FastAPI runs a plain function in a thread, which costs a request more than most of these functions do. So those that
+wait for nothing are `async`; `caller_of` may read the token file.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import Depends, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from kernel_hub import names
+from kernel_hub.http.receive import segment
+from kernel_hub.http.turns import Turns, leave_turn
+from kernel_hub.hub_service import Hub
+from kernel_hub.refusals import bad_request, no_token
+from kernel_hub.tokens import Caller
+
+_GIT_TYPES = {"application/x-git-upload-pack-request", "application/vnd.git-lfs+json"}
+
+
+def served_hub(request: Request) -> Hub:
+    """Return the Hub that this application serves."""
+    hub = request.app.state.hub
+    assert isinstance(hub, Hub)
+    return hub
+
+
+async def hub_of(request: Request) -> Hub:
+    """Return the Hub, as a parameter of a route."""
+    return served_hub(request)
+
+
+async def turns_of(request: Request) -> Turns:
+    """Return the queues of this application's writers."""
+    turns = request.app.state.turns
+    assert isinstance(turns, Turns)
+    return turns
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the sender of a request."""
+    sent = request.headers.get("authorization", "")
+    by_git = request.headers.get("content-type") in _GIT_TYPES
+    if sent.lower().startswith("basic ") and request.method not in {"GET", "HEAD"} and not by_git:
+        # A browser adds basic credentials to every form, also to one on a malicious page. No form has git's types.
+        raise no_token("send the token as 'Authorization: Bearer …' to change something")
+    caller = served_hub(request).caller(sent)
+    request.state.caller = caller.name
+    return caller
+
+
+async def repo_of(organization: str, name: str, request: Request) -> str:
+    """Return the id of the repository in the address. If it is to be copied from another Hub, that is done first."""
+    repo_id = names.repo_id(segment(organization), segment(name))
+    if (mirror := served_hub(request).mirror) is not None:
+        await mirror.ensure(repo_id, lambda: leave_turn(request.scope))
+    return repo_id
+
+
+async def revision_of(revision: str) -> str:
+    """Return the revision in the address."""
+    return segment(revision)
+
+
+async def path_of(path: str) -> str:
+    """Return the path of the file or folder in the address."""
+    return segment(path).strip("/")
+
+
+TheTurns = Annotated[Turns, Depends(turns_of)]
+TheHub = Annotated[Hub, Depends(hub_of)]
+TheCaller = Annotated[Caller, Depends(caller_of)]
+RepoId = Annotated[str, Depends(repo_of)]
+Revision = Annotated[str, Depends(revision_of)]
+EntryPath = Annotated[str, Depends(path_of)]
+
+
+class Body(BaseModel):
+    """The body of a request. Unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+
+def base_url(request: Request) -> str:
+    """Return the address under which this client reaches the Hub."""
+    return str(request.base_url).rstrip("/")
+
+
+def next_page(request: Request, response: Response, **parameters: object) -> None:
+    """Add the address of the next page to an answer, as the clients expect it."""
+    url = request.url.include_query_params(**parameters)
+    path = quote(request.scope["raw_path"].decode("ascii"), safe="/%") if "raw_path" in request.scope else url.path
+    response.headers["Link"] = f'<{base_url(request)}{path}?{url.query}>; rel="next"'
+
+
+def timestamp(seconds: int) -> str:
+    """Format a time, in seconds since 1970, as the clients parse it."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def kernels_only(kind: str) -> None:
+    """Raise a refusal unless the type of repository is `kernel`."""
+    if kind != "kernel":
+        raise bad_request(f"this Hub holds kernels, not repositories of type {kind!r}: pass repo_type='kernel'")
+
+
+def checked_repo_id(repo_id: str) -> str:
+    """Return the id of a repository in a body if it is allowed."""
+    organization, _, name = repo_id.partition("/")
+    return names.repo_id(organization, name)

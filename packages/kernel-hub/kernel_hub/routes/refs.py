@@ -1,0 +1,104 @@
+"""Routes of branches, tags and pull requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import Field
+
+from kernel_hub import names
+from kernel_hub.git.objects import Ref
+from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns
+
+router = APIRouter()
+
+
+class NewBranch(Body):
+    """The body of `create_branch`."""
+
+    starting_point: str | None = Field(None, alias="startingPoint")
+    empty_branch: bool = Field(False, alias="emptyBranch")
+    overwrite: bool = False
+
+
+class NewTag(Body):
+    """The body of `create_tag`."""
+
+    tag: str
+    message: str | None = Field(None, max_length=10_000)
+
+
+@router.get("/api/kernels/{organization}/{name}/refs")
+def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool = False) -> dict[str, Any]:
+    """List branches, tags and, if asked for, pull requests."""
+    refs = list(hub.to_read(repo_id, caller).refs)
+
+    def listed(prefix: str) -> list[dict[str, str]]:
+        return [_ref(ref) for ref in refs if ref.full.startswith(prefix)]
+
+    answer = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
+    return {**answer, "pullRequests": listed("refs/pr/")} if include_prs else answer
+
+
+def _ref(ref: Ref) -> dict[str, str]:
+    return {"name": ref.name, "ref": ref.full, "targetCommit": ref.commit}
+
+
+@router.post("/api/kernels/{organization}/{name}/branch/{revision}")
+async def create_branch(
+    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, turns: TheTurns, body: NewBranch | None = None
+) -> dict[str, bool]:
+    """Create a branch."""
+    start, empty, overwrite = (body.starting_point, body.empty_branch, body.overwrite) if body else (None, False, False)
+    if start is not None:
+        names.text("startingPoint", start)
+
+    def write() -> None:
+        hub.to_write(repo_id, caller).refs.create_branch(revision, start, empty=empty, overwrite=overwrite)
+
+    await turns.change(repo_id, write)
+    return {"success": True}
+
+
+@router.delete("/api/kernels/{organization}/{name}/branch/{revision}")
+async def delete_branch(
+    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
+    """Delete a branch."""
+    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).refs.delete_branch(revision))
+    return {"success": True}
+
+
+@router.post("/api/kernels/{organization}/{name}/tag/{revision}")
+async def create_tag(
+    repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
+    """Tag a revision."""
+
+    def write() -> None:
+        hub.to_write(repo_id, caller).refs.create_tag(body.tag, revision, body.message, caller.name)
+
+    await turns.change(repo_id, write)
+    return {"success": True}
+
+
+@router.delete("/api/kernels/{organization}/{name}/tag/{revision}")
+async def delete_tag(
+    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
+    """Delete a tag."""
+    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).refs.delete_tag(revision))
+    return {"success": True}
+
+
+@router.post("/api/kernels/{organization}/{name}/discussions/{number}/merge")
+async def merge(
+    repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, Any]:
+    """Merge a pull request into its branch."""
+
+    def write() -> str:
+        return hub.to_write(repo_id, caller).commits.merge(number, caller.name)
+
+    return {"success": True, "commitOid": await turns.change(repo_id, write)}

@@ -1,0 +1,185 @@
+"""Routes that create, describe, rename and delete repositories."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from starlette.responses import JSONResponse
+
+from kernel_hub import names
+from kernel_hub.refusals import Moved, Refusal, bad_request, conflict, no_token
+from kernel_hub.routes.parameters import (
+    Body,
+    RepoId,
+    Revision,
+    TheCaller,
+    TheHub,
+    TheTurns,
+    base_url,
+    checked_repo_id,
+    kernels_only,
+    next_page,
+    timestamp,
+)
+
+router = APIRouter()
+
+
+class NewRepository(Body):
+    """The body of `create_repo`."""
+
+    name: str
+    organization: str | None = None
+    type: str = "model"
+    private: bool | None = None
+    visibility: Literal["public", "private"] | None = None
+
+
+class OldRepository(Body):
+    """The body of `delete_repo`."""
+
+    name: str
+    organization: str | None = None
+    type: str = "model"
+
+
+class MovedRepository(Body):
+    """The body of `move_repo`."""
+
+    from_repo: str = Field(alias="fromRepo")
+    to_repo: str = Field(alias="toRepo")
+    type: str = "model"
+
+
+class RepositorySettings(Body):
+    """The body of `update_repo_settings`."""
+
+    private: bool | None = None
+    visibility: Literal["public", "private"] | None = None
+
+
+@router.post("/api/repos/create")
+def create_repository(body: NewRepository, request: Request, hub: TheHub, caller: TheCaller) -> dict[str, str]:
+    """Create a repository."""
+    kernels_only(body.type)
+    organization = body.organization or caller.name
+    if not caller.name:
+        raise no_token()
+    repo_id = request.state.repository = names.repo_id(organization, body.name)
+    hub.must_write(repo_id, caller)
+    url = f"{base_url(request)}/kernels/{repo_id}"
+    if repo_id in hub.repositories:
+        raise conflict(f"You already created this kernel repo: {repo_id} exists", url=url)
+    if (target := hub.moved_to(repo_id, caller)) is not None:  # with exist_ok=True, clients go on with that one
+        message = f"{repo_id} redirects to {target}, which had this name: delete {repo_id} to end that, and try again"
+        raise conflict(message, url=f"{base_url(request)}/kernels/{target}")
+    private = body.visibility == "private" if body.visibility else bool(body.private)
+    try:
+        hub.repositories.create(repo_id, private=private, author=caller.name)
+    except Refusal as refusal:  # another caller has just created it; clients with exist_ok=True read the address
+        refusal.url = url
+        raise
+    return {"url": url, "name": repo_id, "id": repo_id}
+
+
+@router.delete("/api/repos/delete")
+async def delete_repository(
+    body: OldRepository, request: Request, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
+    """Delete a repository, or the redirect of a name that one had before."""
+    kernels_only(body.type)
+    repo_id = request.state.repository = names.repo_id(body.organization or caller.name, body.name)
+
+    def write() -> None:
+        try:
+            hub.to_manage(repo_id, caller)
+        except Moved:
+            hub.must_write(repo_id, caller)
+            hub.repositories.end_redirect(repo_id)
+        else:
+            hub.repositories.delete(repo_id)
+
+    await turns.change(repo_id, write)
+    return {"success": True}
+
+
+@router.post("/api/repos/move")
+async def move_repository(
+    body: MovedRepository, request: Request, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
+    """Rename a repository. Requests to its old name are redirected."""
+    kernels_only(body.type)
+    source, target = checked_repo_id(body.from_repo), checked_repo_id(body.to_repo)
+    request.state.repository = f"{source} to {target}"
+
+    def write() -> None:
+        hub.to_write(source, caller)
+        hub.must_write(target, caller)
+        hub.repositories.move(source, target)
+
+    await turns.change(source, write)
+    return {"success": True}
+
+
+@router.put("/api/kernels/{organization}/{name}/settings")
+async def change_settings(
+    repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
+    """Make a repository private or public."""
+    private = body.visibility == "private" if body.visibility else body.private
+    if private is None:
+        raise bad_request("expected 'private' or 'visibility'")
+    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).set_private(private))
+    return {"private": private}
+
+
+def _info(repo_id: str, commit: str, modified: int, private: bool) -> dict[str, Any]:
+    return {
+        "_id": repo_id,
+        "id": repo_id,
+        "author": repo_id.partition("/")[0],
+        "sha": commit,
+        "lastModified": timestamp(modified),
+        "private": private,
+        "gated": False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": [],
+    }
+
+
+@router.get("/api/kernels")
+def list_kernels(
+    request: Request,
+    hub: TheHub,
+    caller: TheCaller,
+    search: str = "",
+    author: str = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 500,
+    cursor: str = "",
+) -> JSONResponse:
+    """List the kernels that the caller may see; the header `Link` has the address of the next page."""
+    kernels = hub.index.page(caller.seen(), search=search, organization=author, after=cursor, count=limit + 1)
+    answer = JSONResponse(
+        [_info(item.repo_id, item.commit, item.modified, bool(item.private)) for item in kernels[:limit]]
+    )
+    if len(kernels) > limit:
+        next_page(request, answer, cursor=kernels[limit - 1].repo_id)
+    return answer
+
+
+@router.get("/api/kernels/{organization}/{name}")
+def kernel_info(repo_id: RepoId, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
+    """Describe a kernel at `main`."""
+    return kernel_info_at(repo_id, "main", hub, caller)
+
+
+@router.get("/api/kernels/{organization}/{name}/revision/{revision}")
+def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
+    """Describe a kernel at a revision, without its files: clients of some versions would take them for objects."""
+    repository = hub.to_read(repo_id, caller)
+    commit = repository.refs.resolve(revision)
+    return _info(repo_id, commit, repository.history.last_modified(commit), repository.private)

@@ -1,0 +1,175 @@
+"""Routes that read a revision: folders, files, their content and their history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request, Response
+
+from kernel_hub.git.objects import TreeEntry
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.http.receive import parse_json
+from kernel_hub.refusals import bad_request, no_entry, too_large
+from kernel_hub.routes.content import content_response
+from kernel_hub.routes.parameters import EntryPath, RepoId, Revision, TheCaller, TheHub, next_page, timestamp
+
+router = APIRouter()
+
+TREE_PAGE = 1000
+EXPANDED_TREE_PAGE = 50
+HISTORY_PAGE = 50
+
+
+def _item(entry: TreeEntry) -> dict[str, Any]:
+    if entry.is_folder:
+        return {"type": "directory", "oid": entry.oid, "size": 0, "path": entry.path}
+    item = {"type": "file", "oid": entry.oid, "size": entry.content_size, "path": entry.path}
+    if entry.large:
+        item["lfs"] = {"oid": entry.large.sha256, "size": entry.large.size, "pointerSize": entry.size}
+    return item
+
+
+def _expanded(repository: GitRepository, commit: str, entries: Iterable[TreeEntry]) -> list[dict[str, Any]]:
+    entries = list(entries)
+    last = repository.history.last_changes(commit, [entry.path for entry in entries])
+    items = []
+    for entry in entries:
+        item = _item(entry)
+        if (change := last.get(entry.path)) is not None:
+            item["lastCommit"] = {"id": change.oid, "title": change.title, "date": timestamp(change.time)}
+        items.append(item)
+    return items
+
+
+@router.get("/api/kernels/{organization}/{name}/tree/{revision}")
+def list_top(
+    repo_id: RepoId,
+    revision: Revision,
+    request: Request,
+    response: Response,
+    hub: TheHub,
+    caller: TheCaller,
+    recursive: bool = False,
+    expand: bool = False,
+    cursor: Annotated[int, Query(ge=0)] = 0,
+) -> list[dict[str, Any]]:
+    """List the top folder of a revision."""
+    return list_folder(repo_id, revision, "", request, response, hub, caller, recursive, expand, cursor)
+
+
+@router.get("/api/kernels/{organization}/{name}/tree/{revision}/{path:path}")
+def list_folder(
+    repo_id: RepoId,
+    revision: Revision,
+    path: EntryPath,
+    request: Request,
+    response: Response,
+    hub: TheHub,
+    caller: TheCaller,
+    recursive: bool = False,
+    expand: bool = False,
+    cursor: Annotated[int, Query(ge=0)] = 0,
+) -> list[dict[str, Any]]:
+    """List a folder of a revision."""
+    repository = hub.to_read(repo_id, caller)
+    commit = repository.refs.resolve(revision)
+    entries = repository.trees.entries(commit, path, recursive=recursive)
+    page = EXPANDED_TREE_PAGE if expand else TREE_PAGE
+    shown = entries[cursor : cursor + page]
+    if cursor + page < len(entries):
+        next_page(request, response, cursor=cursor + page)
+    return _expanded(repository, commit, shown) if expand else [_item(entry) for entry in shown]
+
+
+@router.post(
+    "/api/kernels/{organization}/{name}/paths-info/{revision}",
+    openapi_extra={
+        "requestBody": {
+            "content": {
+                "application/x-www-form-urlencoded": {
+                    "schema": {
+                        "type": "object",
+                        "properties": {
+                            "paths": {"type": "array", "items": {"type": "string"}},
+                            "expand": {"type": "boolean"},
+                        },
+                        "required": ["paths"],
+                    }
+                }
+            }
+        }
+    },
+)
+async def paths_info(
+    repo_id: RepoId, revision: Revision, request: Request, hub: TheHub, caller: TheCaller
+) -> list[dict[str, Any]]:
+    """Describe those of the given files and folders that exist."""
+    body = await request.body()
+    try:
+        if request.headers.get("content-type", "").startswith("application/json"):
+            fields = parse_json(body)
+            paths, expand = fields["paths"], bool(fields.get("expand"))
+        else:
+            form = parse_qs(body.decode())
+            paths, expand = form.get("paths", []), form.get("expand", ["false"])[0].lower() in {"true", "1"}
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise bad_request("expected a form or JSON with 'paths'") from None
+    if len(paths) > TREE_PAGE:
+        raise too_large(f"{len(paths)} paths in one request; at most {TREE_PAGE} are allowed")
+
+    def look() -> list[dict[str, Any]]:
+        repository = hub.to_read(repo_id, caller)
+        commit = repository.refs.resolve(revision)
+        entries = [entry for path in paths if (entry := repository.trees.find(commit, path.rstrip("/"))) is not None]
+        return _expanded(repository, commit, entries) if expand else [_item(entry) for entry in entries]
+
+    return await to_thread.run_sync(look)
+
+
+@router.get("/api/kernels/{organization}/{name}/commits/{revision}")
+def list_commits(
+    repo_id: RepoId,
+    revision: Revision,
+    request: Request,
+    response: Response,
+    hub: TheHub,
+    caller: TheCaller,
+    p: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+) -> list[dict[str, Any]]:
+    """List the commits of a revision, newest first."""
+    repository = hub.to_read(repo_id, caller)
+    commit = repository.refs.resolve(revision)
+    history = repository.history.commits(commit, skip=p * HISTORY_PAGE, count=HISTORY_PAGE + 1)
+    if len(history) > HISTORY_PAGE:
+        next_page(request, response, p=p + 1)
+    return [
+        {
+            "id": item.oid,
+            "title": item.title,
+            "message": item.message,
+            "authors": [{"user": item.author, "avatar": ""}],
+            "date": timestamp(item.time),
+        }
+        for item in history[:HISTORY_PAGE]
+    ]
+
+
+@router.head("/kernels/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_head")
+@router.get("/kernels/{organization}/{name}/resolve/{revision}/{path:path}")
+def resolve(
+    repo_id: RepoId, revision: Revision, path: EntryPath, request: Request, hub: TheHub, caller: TheCaller
+) -> Response:
+    """Send a file of a revision, or a range of it."""
+    repository = hub.to_read(repo_id, caller)
+    commit = repository.refs.resolve(revision)
+    entry = repository.trees.entry(commit, path)
+    if entry.is_folder:
+        raise no_entry(path, commit)
+    if hub.mirror is not None and repository.mirror_of is not None:
+        hub.mirror.admission.check(repository, commit, path)
+    return content_response(request, hub, repository, entry, commit)

@@ -1,0 +1,1 @@
+"""Files on the disk or in another store, and locks between servers."""

@@ -1,0 +1,1 @@
+"""Xet uploads: their formats, and the names of xorbs."""

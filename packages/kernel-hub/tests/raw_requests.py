@@ -1,0 +1,64 @@
+"""Requests to a Hub that no client sends: half of a body, and addresses by hand; and what they cost it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+
+from tests.support.running_hub import RunningHub
+from tests.support.small_kernel import KERNEL
+
+TOKEN = {"Authorization": "Bearer any"}
+
+
+def target(url: str) -> tuple[str, int]:
+    """Return host and port of an address, for a socket."""
+    parts = urlsplit(url)
+    return str(parts.hostname), int(parts.port or 0)
+
+
+def upload_address(hub: RunningHub, data: bytes) -> str:
+    """Return the signed address to which a client would send a large file."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    answer = requests.post(
+        f"{hub.url}/kernels/{KERNEL}.git/info/lfs/objects/batch",
+        json={"operation": "upload", "objects": [{"oid": sha256, "size": len(data)}]},
+        headers=TOKEN,
+    )
+    return str(answer.json()["objects"][0]["actions"]["upload"]["href"])
+
+
+def begin(url: str, method: str, length: int, body: bytes, token: str = "any") -> socket.socket:
+    """Send the head of a request and the start of its body."""
+    parts = urlsplit(url)
+    connection = socket.create_connection(target(url))
+    head = (
+        f"{method} {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        f"Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Wait until a condition holds; return whether it did in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def memory(hub: RunningHub) -> int:
+    """Return the most memory that the Hub has had, in MB."""
+    peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
+    assert peak
+    return int(peak[1]) // 1000

@@ -1,0 +1,337 @@
+"""Malformed and hostile requests: each gets an answer with a reason, and the Hub keeps running."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import requests
+import schemathesis
+from huggingface_hub import CommitOperationAdd
+from huggingface_hub.errors import HfHubHTTPError
+from hypothesis import HealthCheck, given, settings, strategies
+from raw_requests import TOKEN, begin, target, until, upload_address
+
+from kernel_hub.xet.format import Xorb
+from kernel_hub.xet.hashes import xorb_hash
+from tests.support.running_hub import RunningHub
+from tests.support.small_kernel import KERNEL, write_kernel
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
+    """One Hub with a kernel, for all examples."""
+    from tests.support.running_hub import running_hub
+
+    with running_hub(tmp_path_factory.mktemp("fuzzed"), "--idle-timeout", "5") as hub:
+        api = hub.api()
+        api.create_repo(KERNEL, repo_type="kernel")
+        folder = write_kernel(tmp_path_factory.mktemp("kernel"))
+        api.upload_folder(repo_id=KERNEL, folder_path=folder, repo_type="kernel")
+        yield hub
+
+
+@schemathesis.serializer("application/x-ndjson")
+def commit_lines(context: object, value: object) -> bytes:
+    """Serialize a generated value as lines of a commit, which may be malformed."""
+    return f'{{"key": "header", "value": {{"summary": "s"}}}}\n{value}'.encode("utf-8", "surrogatepass")
+
+
+def test_all_routes_fuzzed_by_their_openapi_description(fuzzed: RunningHub) -> None:
+    description = schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
+    known = {"organization": "kernels-community", "name": "twice", "revision": "main"}
+    tried: list[str] = []
+
+    def one_route(operation: Any) -> None:
+        @given(case=operation.as_strategy(), exists=strategies.booleans())
+        @settings(
+            max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+        )
+        def send(case: schemathesis.Case, exists: bool) -> None:
+            if exists:  # an existing kernel, half of the time
+                case.path_parameters.update({key: known[key] for key in known.keys() & case.path_parameters.keys()})
+            response = case.call(headers=TOKEN)
+            assert response.status_code not in {500, 502, 504}, (response.text, case.as_curl_command())
+            if response.status_code >= 400 and case.method != "HEAD":
+                assert response.headers["x-error-message"], case.as_curl_command()
+
+        send()
+        tried.append(operation.label)
+
+    for operation in description.get_all_operations():
+        one_route(operation.ok())
+    assert len(tried) > 30
+
+
+def test_the_fuzzed_hub_still_works(fuzzed: RunningHub) -> None:
+    assert requests.get(f"{fuzzed.url}/health").json()["status"] == "ok"
+    metrics = requests.get(f"{fuzzed.url}/metrics").text
+    assert 'hub_requests_total{method="GET",route="/health",status="200"}' in metrics
+    assert '"request failed"' not in fuzzed.log.read_text()
+    lines = [json.loads(line) for line in fuzzed.log.read_text().splitlines()]
+    assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
+
+
+def test_uploads_cut_at_every_tenth_leave_nothing_behind(hub: RunningHub) -> None:
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    data = os.urandom(3_000_000)
+    address = upload_address(hub, data)
+    lines = [{"key": "header", "value": {"summary": "cut"}}]
+    lines += [
+        {"key": "file", "value": {"path": f"{n}", "content": "x" * 20_000, "encoding": "utf-8"}} for n in range(20)
+    ]
+    commit = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    granted = requests.get(f"{hub.url}/api/kernels/{KERNEL}/xet-write-token/main", headers=TOKEN).json()
+    xet = {"method": "POST", "length": len(data), "token": granted["accessToken"]}
+    for tenth in range(10):
+        for kind in (f"xorbs/default/{'1' * 64}", "shards"):
+            begin(f"{granted['casUrl']}/v1/{kind}", body=data[: len(data) * tenth // 10], **xet).close()
+        begin(address, "PUT", len(data), data[: len(data) * tenth // 10]).close()
+        commits = f"{hub.url}/api/kernels/{KERNEL}/commit/main"
+        begin(commits, "POST", len(commit), commit[: len(commit) * tenth // 10]).close()
+        begin(f"{hub.url}/api/kernels/{KERNEL}/paths-info/main", "POST", 100, b"p" * 10 * tenth).close()
+    assert until(lambda: not list((hub.root / "incoming").iterdir()))
+    assert not [path for path in hub.root.glob("large*/**/*") if path.is_file()]
+    assert len(hub.api().list_repo_commits(KERNEL, repo_type="kernel")) == 1
+    assert "error" not in hub.log.read_text()
+    assert requests.put(address, data=data).ok
+    wrong = requests.put(upload_address(hub, b"announced"), data=b"sent here")
+    assert wrong.status_code == 400 and "not the announced" in wrong.text
+    assert requests.put(address.replace("size=3000000", "size=3000001"), data=data).status_code == 403
+    hub.api().create_commit(
+        KERNEL, [CommitOperationAdd("x.so", data)], commit_message="whole", repo_type="kernel"
+    )  # the client does not upload the stored file again
+
+
+def record(*parts: bytes) -> bytes:
+    return b"".join(parts).ljust(48, b"\0")
+
+
+def shard(xorb: bytes, chunks: tuple[int, int], size: int, sha256: bytes) -> bytes:
+    """Return a shard with one file, which is one range of chunks of one xorb."""
+    end = record(b"\xff" * 32)
+    words = b"".join(sha256[start : start + 8][::-1] for start in range(0, 32, 8))
+    return b"".join(
+        [
+            record(b"HFRepoMetaData\0".ljust(32, b"\1"), struct.pack("<QQ", 2, 0)),
+            record(bytes(32), struct.pack("<II", 1 << 30, 1)),
+            record(xorb, struct.pack("<IIII", 0, size, *chunks)),
+            record(words),
+            end,
+            end,
+        ]
+    )
+
+
+def test_malformed_xorbs_and_shards(hub: RunningHub) -> None:
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    granted = requests.get(f"{hub.url}/api/kernels/{KERNEL}/xet-write-token/main", headers=TOKEN).json()
+    data = b"what a chunk holds"
+    chunk = b"\0" + len(data).to_bytes(3, "little") + b"\0" + len(data).to_bytes(3, "little") + data
+    sha256 = hashlib.sha256(data).digest()
+
+    def post(path: str, body: bytes, token: str = granted["accessToken"]) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return requests.post(f"{granted['casUrl']}/v1/{path}", data=body, headers=headers).status_code
+
+    name = xorb_hash(Xorb("x", io.BytesIO(chunk)))
+    raw = b"".join(bytes.fromhex(name)[start : start + 8][::-1] for start in range(0, 32, 8))
+    whole = shard(raw, (0, 1), len(data), sha256)
+    assert post("shards", whole) == 400  # no such xorb
+    assert post(f"xorbs/default/{name}", chunk) == 200
+    assert post("shards", whole) == 200
+    assert post("shards", whole, "no token") == 401
+    assert post("shards", whole, granted["accessToken"][:-1]) == 401
+    assert post("xorbs/default/..%2f..%2fx", chunk) == 400
+    wrong = hashlib.sha256(b"other").digest()
+    assert post("shards", shard(raw, (0, 1), len(data), wrong)) == 400
+    assert post("shards", shard(raw, (0, 9), len(data), wrong)) == 400
+    assert post("shards", shard(raw, (0, 1), 2**32 - 1, wrong)) == 400
+    for scheme in (1, 2, 7):  # invalid LZ4 data, and an unknown compression
+        assert post(f"xorbs/default/{name}", chunk[:4] + bytes([scheme]) + chunk[5:]) == 400
+    assert post(f"xorbs/default/{name}", chunk[:-1] + b"!") == 400  # others' files are assembled from this name
+    assert post(f"xorbs/default/{name}", b"") == 400
+    empty = b"\0" * 5 + (1 << 20).to_bytes(3, "little")  # claims to have a million bytes
+    assert post(f"xorbs/default/{name}", empty * 60_000) == 400
+    copy = requests.post(
+        f"{hub.url}/kernels/{KERNEL}.git/info/lfs/objects/batch",
+        headers=TOKEN,
+        json={"operation": "download", "objects": [{"oid": sha256.hex(), "size": len(data)}]},
+    ).json()
+    assert requests.get(copy["objects"][0]["actions"]["download"]["href"]).content == data
+    for size in range(0, len(whole) - 48, 7):
+        assert post("shards", whole[:size]) == 400
+    assert requests.get(f"{hub.url}/health").ok
+    assert not list((hub.root / "incoming").iterdir())
+
+
+NAMES = ["..", ".", "a..b", "-a", "a--b", "a.git", "a/b", "..%2f..", "a\0b", "é", "x" * 97, "", "CON ", "a\\b"]
+PATHS = ["../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/x", "a//b", "./a", "a\0b", "a\\b", "x" * 300, "d/" * 40]
+PATHS += [
+    "con",
+    "CON.txt",
+    "aux/x",
+    "lib/nul.so",
+    "LPT1",
+    "C:/x",
+    "a:b",
+    "CONIN$",
+    "lib/conout$.txt",
+    "a.",
+    "a /b",
+]
+PATHS += [
+    "git~1/x",
+    ".git. /x",
+    ".g\u200cit/x",
+    "\u202egnp.exe",
+    "a\ud800",
+    "a\u00a0b",
+    "a\u3164",
+    "\u2800",
+    "a\ufe0f",
+]  # names that some file systems take for .git, and names with invisible characters
+REFS = [
+    "..",
+    "../../x",
+    "refs/heads/../../x",
+    "a..b",
+    "a.lock",
+    "a b",
+    "a~1",
+    "-a",
+    "x" * 201,
+    "x" * 5000,
+    "HEAD",
+    "@{0}",
+    "v1^{tree}",
+]
+
+
+def test_no_name_leads_out_of_the_root(hub: RunningHub, tmp_path: Path) -> None:
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+
+    def all_files() -> set[str]:
+        return {str(path) for path in tmp_path.rglob("*") if "lock" not in path.name and "/objects/" not in str(path)}
+
+    before = all_files()
+    for name in NAMES:
+        for body in ({"name": name, "organization": "ours"}, {"name": "x", "organization": name}):
+            answer = requests.post(f"{hub.url}/api/repos/create", json={**body, "type": "kernel"}, headers=TOKEN)
+            assert answer.status_code == 400 or (not name and body["organization"] == ""), (name, answer.text)
+            requests.delete(f"{hub.url}/api/repos/delete", json={**body, "type": "kernel"}, headers=TOKEN)
+    requests.delete(f"{hub.url}/api/repos/delete", json={"name": "x", "type": "kernel"}, headers=TOKEN)
+    (tmp_path / "hub/repositories/user").rmdir()  # without an organisation, the caller's own is used
+    api = f"{hub.url}/api/kernels/{KERNEL}"
+    for path in PATHS:
+        for line in (
+            {"key": "file", "value": {"path": path, "content": "x"}},
+            {"key": "deletedFile", "value": {"path": path}},
+            {"key": "lfsFile", "value": {"path": path, "oid": "0" * 64, "algo": "sha256", "size": 1}},
+        ):
+            lines = json.dumps({"key": "header", "value": {"summary": "s"}}) + "\n" + json.dumps(line)
+            answer = requests.post(f"{api}/commit/main", data=lines, headers=TOKEN)
+            assert answer.status_code in {400, 404}, (path, answer.text)
+        inside = quote(path, safe="", errors="replace")
+        assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/{inside}").status_code in {400, 404}
+    for ref in REFS:
+        branch = requests.post(f"{api}/branch/{quote(ref, safe='')}", json={}, headers=TOKEN)
+        assert branch.status_code == 400 or ref == "..", ref  # the client removes `..` from the address
+        assert requests.post(f"{api}/tag/main", json={"tag": ref}, headers=TOKEN).status_code == 400, ref
+        assert requests.get(f"{api}/revision/{quote(ref, safe='')}").status_code == 404 or ref == "..", ref
+    assert all_files() == before
+
+
+def test_limits_and_malformed_bodies_are_refused_with_reasons(start_hub: Callable[..., RunningHub]) -> None:
+    hub = start_hub("--max-file-size", "120")
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+
+    def commit(content: bytes, path: str) -> None:
+        api.create_commit(KERNEL, [CommitOperationAdd(path, content)], commit_message="m", repo_type="kernel")
+
+    with pytest.raises(HfHubHTTPError, match=r"a metadata\.json has at most"):
+        commit(b" " * 100_000_000, "build/torch-cpu/metadata.json")
+    with pytest.raises(HfHubHTTPError, match="takes files up to 120000000"):
+        commit(bytes(121_000_000), "x.so")
+    with pytest.raises(HfHubHTTPError, match="both a file and a folder"):
+        api.create_commit(
+            KERNEL,
+            [CommitOperationAdd("a", b"a"), CommitOperationAdd("a/b", b"b")],
+            commit_message="m",
+            repo_type="kernel",
+        )
+    with pytest.raises(HfHubHTTPError, match="holds kernels"):
+        api.create_repo(KERNEL, repo_type="model")
+    commits = f"{hub.url}/api/kernels/{KERNEL}/commit/main"
+    header = b'{"key": "header", "value": {"summary": "s"}}\n'
+    for body, status in (
+        (b"\xff\xfe\x00" * 1000, 400),
+        (b"[" * 100_000, 400),
+        (b'{"key": "file"}\n', 400),
+        (b'{"key": "file", "value": {"path": "a", "content": "x"}}\n', 400),
+        (header + b'{"key": "file", "value": {"path": "a", "content": "?", "encoding": "base64"}}\n', 400),
+        (b'{"key": "header", "value": {"summary": "\\ud800"}}', 400),
+        (header[:-3] + b', "parentCommit": "\\ud800"}}', 400),
+        (b'{"key": "header", "value": {"summary": "' + b"s" * 30_000 + b'"}}', 400),
+        (header + b'{"key": "rename", "value": {"path": "a"}}\n', 400),
+        (header + b'{"key": "file", "value": {"path": "a", "content": "' + b"x" * 20_000_000, 413),
+        (header, 200),
+    ):
+        answer = requests.post(commits, data=body, headers=TOKEN)
+        assert answer.status_code == status and (status == 200 or answer.json()["error"]), (body[:60], answer.text)
+    assert requests.post(f"{hub.url}/api/repos/create", data=b" " * 9_000_000, headers=TOKEN).status_code == 413
+    hidden = {"name": "x", "organization": "ours", "type": "kernel", "visibility": "protected"}
+    assert requests.post(f"{hub.url}/api/repos/create", json=hidden, headers=TOKEN).status_code == 400
+    assert requests.post(f"{hub.url}/api/kernels/{KERNEL}/branch/v1", json={}, headers=TOKEN).ok
+    for start in ("\ud800", "\0", "x" * 30_000):
+        answer = requests.post(
+            f"{hub.url}/api/kernels/{KERNEL}/branch/v2", json={"startingPoint": start}, headers=TOKEN
+        )
+        assert answer.status_code == 400 and answer.json()["error"]
+    below = requests.post(f"{hub.url}/api/kernels/{KERNEL}/branch/v1%2Ffix", json={}, headers=TOKEN)
+    assert below.status_code == 409 and "refs/heads/v1" in below.json()["error"]
+    # libyaml would overflow its stack at 60 000 brackets and kill the server.
+    for front in ("a: " + "[" * 3000, "a: " + "[" * 60_000, "a: b\n" * 50_000, "a"):
+        card = {"content": f"---\n{front}\n---\n"}
+        assert requests.post(f"{hub.url}/api/validate-yaml", json=card, headers=TOKEN).status_code == 400
+    for raw in (
+        os.urandom(5000),
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+    ):
+        with socket.create_connection(target(hub.url)) as connection:
+            connection.sendall(raw)
+    with socket.create_connection(target(hub.url)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 200_000)
+    assert requests.get(f"{hub.url}/health").ok
+
+
+def test_ranges_and_conditions(hub: RunningHub) -> None:
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    large = os.urandom(2_500_000)
+    files = [CommitOperationAdd("large.so", large), CommitOperationAdd("small", b"0123456789")]
+    api.create_commit(KERNEL, files, commit_message="m", repo_type="kernel")
+    for path, data in (("large.so", large), ("small", b"0123456789")):
+        url = f"{hub.url}/kernels/{KERNEL}/resolve/main/{path}"
+        whole = requests.get(url)
+        assert whole.content == data and whole.headers["X-Linked-Size"] == str(len(data))
+        for wanted, expected in (("0-0", data[:1]), ("5-", data[5:]), ("-3", data[-3:]), ("2-99999999", data[2:])):
+            part = requests.get(url, headers={"Range": f"bytes={wanted}"})
+            assert (part.status_code, part.content) == (206, expected)
+        assert requests.get(url, headers={"Range": f"bytes={len(data)}-"}).status_code == 416
+        assert requests.get(url, headers={"Range": "bytes=1-0, 4-9"}).status_code == 200
+        assert requests.get(url, headers={"If-None-Match": whole.headers["ETag"]}).status_code == 304
+        assert requests.get(url, headers={"Range": "bytes=1-2", "If-Range": '"other"'}).content == data
+        head = requests.head(url)
+        assert head.headers["Content-Length"] == str(len(data)) and not head.content

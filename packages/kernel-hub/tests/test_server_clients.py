@@ -1,0 +1,315 @@
+"""The unmodified public clients, in separate processes, against a real Hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+
+from tests.support.running_hub import RunningHub
+from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
+
+
+def python(hub: RunningHub, code: str, home: Path, **environment: str) -> str:
+    """Run a program that uses the clients, and return its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**hub.environment, "HF_HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_published_kernel_loads_through_the_client_and_then_without_a_hub(hub: RunningHub, tmp_path: Path) -> None:
+    publish_kernel(hub, write_kernel(tmp_path / "one"))
+    publish_kernel(hub, write_kernel(tmp_path / "two", version=2, factor=3), branch="v2")
+    publish_kernel(
+        hub, write_kernel(tmp_path / "three", repo_id="strangers/twice", factor=4), repo_id="strangers/twice"
+    )
+    home = tmp_path / "home"
+    code = f"""
+import torch
+from kernels import get_kernel, get_kernel_variants, has_kernel
+print(get_kernel("{KERNEL}", version=1).twice(torch.ones(1)).item())
+"""
+    more = f"""
+print(get_kernel("{KERNEL}", version=2).twice(torch.ones(1)).item())
+print(has_kernel("{KERNEL}", version=1))
+print([variant.variant.variant_str for variant in get_kernel_variants("{KERNEL}", version=1)])
+try:
+    get_kernel("strangers/twice", version=1)
+except ValueError as error:
+    print(error)
+print(get_kernel("strangers/twice", version=1, trust_remote_code=True).twice(torch.ones(1)).item())
+"""
+    answer = python(hub, code + more, home).split("\n")
+    assert answer[:3] == ["2.0", "3.0", "True"]
+    assert VARIANT in answer[3]
+    assert "not from a trusted publisher" in answer[4] and answer[5] == "4.0"
+    # Without a Hub, get_kernel needs a snapshot of the whole branch in the cache.
+    python(
+        hub,
+        f"from huggingface_hub import HfApi\nHfApi().snapshot_download('{KERNEL}', repo_type='kernel', revision='v1')",
+        home,
+    )
+    hub.kill()
+    assert python(hub, code, home, HF_HUB_OFFLINE="1") == "2.0\n"
+
+
+def test_kernels_command_line(hub: RunningHub, tmp_path: Path) -> None:
+    publish_kernel(hub, write_kernel(tmp_path / "one"))
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(f'[tool.kernels.dependencies]\n"{KERNEL}" = 1\n')
+
+    commands = [
+        ["versions", KERNEL],
+        ["info", KERNEL, "--version", "1", "--json"],
+        ["lock", str(project)],
+        ["download", str(project)],
+    ]
+    code = f"""
+import sys
+from kernels.cli import main
+for command in {commands!r}:
+    sys.argv[1:] = command
+    main()
+    print("----")
+"""
+    versions, info, _, _, _ = python(hub, code, tmp_path / "home").split("----\n")
+    assert "1" in versions
+    assert json.loads(info)
+    assert KERNEL in (project / "kernels.lock").read_text()
+    copies = list((tmp_path / "home").rglob(f"{VARIANT}/table.bin"))
+    assert len(copies) == 1 and copies[0].read_bytes() == bytes(range(256)) * 5000
+
+
+@pytest.fixture
+def older_client(pytestconfig: pytest.Config) -> Path:
+    """A directory with huggingface_hub 1.33 and its dependencies; kept in pytest's cache."""
+    target = pytestconfig.cache.mkdir("huggingface_hub-1.33.0") / "site"
+    if not target.exists():
+        staging = target.with_name(f"new-{os.getpid()}")
+        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(staging), "huggingface_hub==1.33.0"]
+        done = subprocess.run(install, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"huggingface_hub 1.33.0 cannot be installed: {done.stderr[-300:]}")
+        staging.rename(target)
+    return target
+
+
+def test_the_older_client_reads_and_manages_repositories(hub: RunningHub, older_client: Path, tmp_path: Path) -> None:
+    publish_kernel(hub, write_kernel(tmp_path / "one"))
+    code = f"""
+import huggingface_hub
+from huggingface_hub import HfApi
+assert huggingface_hub.__version__.startswith("1."), huggingface_hub.__version__
+api = HfApi()
+print(api.whoami()["name"], [ref.name for ref in api.list_repo_refs("{KERNEL}", repo_type="kernel").branches])
+path = api.snapshot_download("{KERNEL}", repo_type="kernel", revision="v1", allow_patterns="build/*")
+print([item.path for item in api.list_repo_tree("{KERNEL}", "build/{VARIANT}", repo_type="kernel", revision="v1")])
+print(api.create_repo("kernels-community/older", repo_type="kernel").repo_id)
+api.create_branch("kernels-community/older", branch="v1", repo_type="kernel")
+api.create_tag("kernels-community/older", tag="v1.0", repo_type="kernel")
+api.delete_tag("kernels-community/older", tag="v1.0", repo_type="kernel")
+api.delete_branch("kernels-community/older", branch="v1", repo_type="kernel")
+api.move_repo("kernels-community/older", "kernels-community/old", repo_type="kernel")
+try:
+    api.create_commit("kernels-community/old", [], commit_message="m", repo_type="kernel")
+except ValueError as error:
+    print(error)  # the client itself refuses
+api.delete_repo("kernels-community/old", repo_type="kernel")
+print(api.repo_exists("kernels-community/old", repo_type="kernel"))
+"""
+    answer = python(hub, code, tmp_path / "home", PYTHONPATH=str(older_client))
+    assert "['main', 'v1']" in answer and "table.bin" in answer and "kernels-community/older" in answer
+    assert "Invalid repo type" in answer and answer.endswith("False\n")
+
+    load = f"import torch, kernels\nprint(kernels.get_kernel('{KERNEL}', version=1).twice(torch.ones(1)).item())"
+    assert python(hub, load, tmp_path / "another-home", PYTHONPATH=str(older_client)) == "2.0\n"
+
+
+ON_V1 = {"repo_id": KERNEL, "repo_type": "kernel", "revision": "v1"}
+
+
+@pytest.fixture
+def api(hub: RunningHub) -> HfApi:
+    """The client of a Hub with an empty kernel and its branch v1."""
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    api.create_branch(KERNEL, branch="v1", repo_type="kernel")
+    return api
+
+
+def put(api: HfApi, path: str, content: bytes, **options: object) -> CommitInfo:
+    """Commit one file to v1."""
+    return api.create_commit(operations=[CommitOperationAdd(path, content)], commit_message=path, **ON_V1, **options)
+
+
+def test_commits(api: HfApi, tmp_path: Path) -> None:
+    large = os.urandom(2_000_000)
+    first = api.create_commit(
+        operations=[
+            CommitOperationAdd("build/a/x.so", large),
+            CommitOperationAdd("build/b/x.so", large),
+            CommitOperationAdd("build/a/π=1 %2F#?.py", b"pi = 3\n"),
+            CommitOperationAdd("empty", b""),
+        ],
+        commit_message="first",
+        **ON_V1,
+    )
+    # huggingface_hub 1.20 would take the files from there, and fails at it for kernels.
+    assert "siblings" not in requests.get(f"{api.endpoint}/api/kernels/{KERNEL}").json()
+    files = {item.path: item for item in api.list_repo_tree(recursive=True, expand=True, **ON_V1)}
+    assert files["build/a/x.so"].lfs.sha256 == files["build/b/x.so"].lfs.sha256
+    assert files["build/a/π=1 %2F#?.py"].last_commit.oid == first.oid
+    for path, content in (("build/a/π=1 %2F#?.py", b"pi = 3\n"), ("build/b/x.so", large)):
+        got = api.hf_hub_download(filename=path, cache_dir=tmp_path / "cache", **ON_V1)
+        assert Path(got).read_bytes() == content
+    api.create_commit(
+        operations=[
+            CommitOperationCopy("build/a/x.so", "build/c/x.so"),
+            CommitOperationDelete("build/a/"),
+            CommitOperationDelete("empty"),
+        ],
+        commit_message="second",
+        parent_commit=first.oid,
+        **ON_V1,
+    )
+    paths = ["build/a", "build/c", "empty", "nothing"]
+    assert {item.path for item in api.get_paths_info(paths=paths, **ON_V1)} == {"build/c"}
+    assert [commit.title for commit in api.list_repo_commits(**ON_V1)] == ["second", "first", "initial commit"]
+    with pytest.raises(HfHubHTTPError, match="another commit came first"):
+        put(api, "late", b"late", parent_commit=first.oid)
+
+
+def test_pull_requests(hub: RunningHub, api: HfApi, tmp_path: Path) -> None:
+    wanted = put(api, "wish", b"wish", create_pr=True)
+    assert wanted.pr_revision == "refs/pr/1"
+    assert api.file_exists(KERNEL, "wish", repo_type="kernel", revision="refs/pr/1")
+    assert not api.file_exists(KERNEL, "wish", repo_type="kernel", revision="v1")
+    refs = api.list_repo_refs(KERNEL, repo_type="kernel", include_pull_requests=True)
+    assert [ref.ref for ref in refs.pull_requests] == ["refs/pr/1"]
+    assert "A</code> wish" in requests.get(wanted.pr_url).text
+    code = f"import sys; sys.argv[1:] = ['hub', 'merge', '{KERNEL}', '1']; from kernel_builder.cli import main; main()"
+    put(api, "other", b"")
+    assert "is merged" in python(hub, code, tmp_path / "home")
+    assert api.file_exists(KERNEL, "wish", repo_type="kernel", revision="v1")
+    assert api.file_exists(KERNEL, "other", repo_type="kernel", revision="v1")
+    assert "merged" in requests.get(wanted.pr_url).text
+    again = put(api, "other", b"one", create_pr=True)
+    put(api, "other", b"two")
+    with pytest.raises(AssertionError, match="other changed on v1 as well"):
+        python(hub, code.replace("'1'", f"'{again.pr_num}'"), tmp_path / "home")
+    assert "M</code> other" in requests.get(again.commit_url, headers={"Accept": "text/html"}).text
+
+
+def test_tags_branches_and_repositories(api: HfApi) -> None:
+    first = put(api, "first", b"1")
+    put(api, "second", b"2")
+    api.create_tag(KERNEL, tag="v1.0", revision=first.oid, tag_message="the first", repo_type="kernel")
+    assert api.repo_info(KERNEL, revision="v1.0", repo_type="kernel").sha == first.oid
+    api.delete_tag(KERNEL, tag="v1.0", repo_type="kernel")
+    with pytest.raises(RevisionNotFoundError):
+        api.repo_info(KERNEL, revision="v1.0", repo_type="kernel")
+    api.delete_branch(KERNEL, branch="v1", repo_type="kernel")
+    assert [ref.name for ref in api.list_repo_refs(KERNEL, repo_type="kernel").branches] == ["main"]
+
+    api.move_repo(KERNEL, "other/twice", repo_type="kernel")
+    assert api.repo_info(KERNEL, repo_type="kernel").id == "other/twice"  # the old name redirects
+    api.delete_repo("other/twice", repo_type="kernel")
+    assert not api.repo_exists("other/twice", repo_type="kernel") and not api.repo_exists(KERNEL, repo_type="kernel")
+
+
+def test_the_same_files_are_not_sent_again(hub: RunningHub, tmp_path: Path) -> None:
+    directory = write_kernel(tmp_path / "one")
+    first = publish_kernel(hub, directory)
+    sent = sum(path.stat().st_size for path in (hub.root / "large-xorbs").rglob("*") if path.is_file())
+    assert publish_kernel(hub, directory) == first
+    assert publish_kernel(hub, directory, branch="v2")
+    again = sum(path.stat().st_size for path in (hub.root / "large-xorbs").rglob("*") if path.is_file())
+    assert sent == again
+
+
+@pytest.mark.parametrize("transfer", ["xet", "lfs"])
+def test_large_files_by_xet_and_by_lfs(hub: RunningHub, tmp_path: Path, transfer: str) -> None:
+    binary = Path(sys.executable).resolve().read_bytes() + os.urandom(300_000)  # partly compressible, as binaries are
+    (tmp_path / "x.so").write_bytes(binary)
+    code = f"""
+from huggingface_hub import HfApi
+api = HfApi()
+api.create_repo("{KERNEL}", repo_type="kernel")
+api.upload_file(path_or_fileobj="{tmp_path}/x.so", path_in_repo="x.so", repo_id="{KERNEL}", repo_type="kernel")
+"""
+    python(hub, code, tmp_path / "home", HF_HUB_DISABLE_XET="1" if transfer == "lfs" else "0")
+    assert ((hub.root / "large-xorbs" / "kernels-community").exists()) == (transfer == "xet")
+    got = hub.api().hf_hub_download(KERNEL, "x.so", repo_type="kernel", cache_dir=tmp_path / "cache")
+    assert Path(got).read_bytes() == binary
+
+
+def test_the_xet_cache_of_a_client_may_come_from_another_hub(
+    start_hub: Callable[..., RunningHub], tmp_path: Path
+) -> None:
+    hub = start_hub()
+    code = """
+from huggingface_hub import HfApi
+for repo in ("one/twice", "two/twice"):
+    HfApi().create_repo(repo, repo_type="kernel")
+    HfApi().upload_folder(folder_path={folder!r}, repo_id=repo, repo_type="kernel")
+""".format(folder=str(write_kernel(tmp_path / "one")))
+    python(hub, code, tmp_path / "home")
+    hub.stop()
+    second = start_hub("--port", hub.url.rpartition(":")[2], root=tmp_path / "second")
+    python(second, code, tmp_path / "home")
+    assert second.url == hub.url and second.api().file_exists(
+        "two/twice", f"build/{VARIANT}/table.bin", repo_type="kernel"
+    )
+
+
+def test_concurrent_commits_on_two_servers_are_all_in_the_history(
+    start_hub: Callable[..., RunningHub], tmp_path: Path
+) -> None:
+    first, second = start_hub(), start_hub()
+    assert first.root == second.root
+    first.api().create_repo(KERNEL, repo_type="kernel")
+    failures: list[Exception] = []
+
+    def commit(api: HfApi, number: int) -> None:
+        try:
+            for step in range(5):
+                api.create_commit(
+                    KERNEL,
+                    [CommitOperationAdd(f"{number}-{step}", f"{number} {step}".encode())],
+                    commit_message=f"{number}-{step}",
+                    repo_type="kernel",
+                )
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=commit, args=((first, second)[number % 2].api(), number)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    titles = [commit.title for commit in second.api().list_repo_commits(KERNEL, repo_type="kernel")]
+    assert sorted(titles[:-1]) == sorted(f"{number}-{step}" for number in range(6) for step in range(5))
+    clone = tmp_path / "clone"
+    subprocess.run(
+        ["git", "clone", "-q", str(first.root / "repositories" / f"{KERNEL}.git"), str(clone)],
+        check=True,
+        env={**os.environ, "GIT_LFS_SKIP_SMUDGE": "1"},
+    )
+    assert len(list(clone.glob("*-*"))) == 30

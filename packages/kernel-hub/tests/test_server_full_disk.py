@@ -1,0 +1,133 @@
+"""What a full disk does to the Hub: every write is refused with the reason, and nothing is half made."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pygit2
+import pytest
+import requests
+from huggingface_hub import CommitOperationAdd
+from huggingface_hub.errors import HfHubHTTPError
+from pygit2.enums import FileMode, ObjectType
+
+from kernel_hub import mend
+from kernel_hub.git.objects import write_commit
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
+from tests.support.running_hub import RunningHub
+from tests.support.small_kernel import KERNEL, send_large_file
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk_is_a_clear_error_and_the_hub_keeps_running(
+    start_hub: Callable[..., RunningHub], small_disk: Path, tmp_path: Path
+) -> None:
+    hub = start_hub(root=small_disk / "hub")
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    large = os.urandom(6_000_000)
+    with pytest.raises(HfHubHTTPError, match="no space left"):
+        api.create_commit(KERNEL, [CommitOperationAdd("x.so", large)], commit_message="large", repo_type="kernel")
+    with pytest.raises(requests.HTTPError, match="507"):  # the client has not announced the size
+        send_large_file(hub.url, "x.so", large)
+    assert not list((hub.root / "incoming").iterdir())
+    api.create_commit(KERNEL, [CommitOperationAdd("small", b"fits")], commit_message="fits", repo_type="kernel")
+
+
+@pytest.fixture
+def filled(small_disk: Path) -> Callable[[], None]:
+    """A function that fills the small disk to the last byte."""
+
+    def fill() -> None:
+        with (small_disk / "filling").open("ab", buffering=0) as file:
+            for size in (4096, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)):
+                        pass
+
+    return fill
+
+
+def test_every_change_on_a_full_disk_is_refused_with_the_reason(
+    start_hub: Callable[..., RunningHub], small_disk: Path, filled: Callable[[], None]
+) -> None:
+    hub = start_hub(root=small_disk / "hub")
+    headers = {"Authorization": "Bearer any"}
+    api = f"{hub.url}/api/kernels/{KERNEL}"
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    hub.api().create_repo("o/spare", repo_type="kernel")
+    sha256 = hashlib.sha256(large := os.urandom(500_000)).hexdigest()
+    batch = {"operation": "upload", "objects": [{"oid": sha256, "size": len(large)}]}
+    uploads = requests.post(f"{hub.url}/kernels/{KERNEL}.git/info/lfs/objects/batch", json=batch, headers=headers)
+    address = uploads.json()["objects"][0]["actions"]["upload"]["href"]
+    granted = requests.get(f"{api}/xet-write-token/main", headers=headers).json()
+    xet = {"Authorization": f"Bearer {granted['accessToken']}"}
+    commit = '{"key": "header", "value": {"summary": "s"}}\n{"key": "file", "value": {"path": "a", "content": "a"}}'
+    changes: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", f"{api}/commit/main", {"data": commit}),
+        ("POST", f"{api}/branch/v1", {"json": {}}),
+        ("POST", f"{api}/tag/main", {"json": {"tag": "t", "message": "m"}}),
+        ("PUT", f"{api}/settings", {"json": {"private": False}}),
+        ("POST", f"{hub.url}/api/repos/create", {"json": {"name": "b", "organization": "o", "type": "kernel"}}),
+        ("PUT", address, {"data": large}),
+        ("POST", f"{granted['casUrl']}/v1/xorbs/default/{'1' * 64}", {"data": large, "headers": xet}),
+    ]
+    filled()
+    for _ in range(2):
+        for method, url, options in changes:
+            answer = requests.request(method, url, **{"headers": headers, **options})
+            assert answer.status_code == (413 if "/xet/" in url else 507), (url, answer.text)
+        assert requests.get(api).ok and requests.get(f"{hub.url}/").ok and requests.get(f"{hub.url}/health").ok
+    with closing(sqlite3.connect(hub.root / "index.sqlite")) as database, database:  # of a server that was killed
+        (small_disk / "filling").unlink()
+        database.execute("INSERT INTO marks (repo_id, began, since) VALUES (?, ?, ?)", (KERNEL, 0, 0))
+    filled()
+    assert requests.get(f"{hub.url}/api/kernels").ok
+    assert not list(mend.find_defects(Hub(Settings(hub.root))))
+    hub.api().delete_repo("o/spare", repo_type="kernel")
+    assert [item["id"] for item in requests.get(f"{hub.url}/api/kernels").json()] == [KERNEL]
+    filled()
+    assert requests.post(f"{api}/commit/main", data=commit, headers=headers).status_code == 507
+    (small_disk / "filling").unlink()
+    for method, url, options in changes[:-1]:
+        assert requests.request(method, url, **{"headers": headers, **options}).ok, url
+
+
+def test_no_object_that_could_not_be_written_is_reported_as_written(
+    small_disk: Path, filled: Callable[[], None]
+) -> None:
+    repository = GitRepository.create(KERNEL, small_disk / "k.git", private=False, author="a")
+    git = pygit2.Repository(str(repository.path))
+    tip = repository.refs.resolve("main")
+    index = pygit2.Index()
+    index.add(pygit2.IndexEntry("a", git.create_blob(b"a"), FileMode.BLOB))
+    writes: dict[str, Callable[[], object]] = {
+        "blob": lambda: repository.commits.write_blob(b"new"),
+        "tree": lambda: index.write_tree(git),
+        "commit": lambda: write_commit(git, [tip], git[tip].peel(pygit2.Tree).id, "m", "a"),
+        "tag": lambda: git.odb.write(ObjectType.TAG, b"t"),
+    }
+    filled()
+    for name, write in writes.items():
+        with pytest.raises((OSError, pygit2.GitError), match="write"):
+            pytest.fail(f"{name}: {write()}")

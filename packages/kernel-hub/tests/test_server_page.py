@@ -1,0 +1,161 @@
+"""The web pages, in a real browser, without JavaScript."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from huggingface_hub import CommitOperationAdd
+
+from kernel_hub import tokens
+from tests.support.running_hub import RunningHub
+from tests.support.small_kernel import KERNEL, write_kernel
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+CARD = """---
+license: apache-2.0
+---
+# twice
+
+Doubles a tensor. <script>document.title = "owned"</script><img src=x onerror="document.title='owned'">
+
+| function | result |
+| --- | --- |
+| `twice(x)` | `x * 2` |
+
+![speed](benchmarks/results/speed.svg) ![outside](http://203.0.113.1/track.png) [the plot](benchmarks/results/speed.svg)
+[click](javascript:alert(1))
+"""
+PLOT = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="120" height="40"><rect width="120" height="40" fill="teal"/></svg>'
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    installed = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with playwright.sync_playwright() as runs:
+        try:
+            opened = runs.chromium.launch(executable_path=installed, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no browser: apt install chromium, or playwright install chromium ({str(error)[:100]})")
+        yield opened
+        opened.close()
+
+
+def publish(hub: RunningHub, directory: Path, token: str = "any") -> None:
+    write_kernel(directory)
+    stable = directory / "build" / "torch-stable-abi210-cu130-x86_64-linux"
+    stable.mkdir()
+    metadata = {"backend": {"type": "cuda", "archs": ["9.0a", "12.0+PTX"]}}
+    (stable / "metadata.json").write_text(json.dumps(metadata))
+    api = hub.api(token)
+    api.create_repo(KERNEL, repo_type="kernel", private=token != "any")
+    results = directory / "sources" / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (results / "speed.svg").write_text(PLOT)
+    (results / "more.svg").write_text(PLOT)
+    (directory / "sources" / "README.md").write_text(CARD)
+    api.upload_folder(repo_id=KERNEL, folder_path=directory / "sources", repo_type="kernel")
+    for branch in ("v1", "v2"):
+        api.create_branch(KERNEL, branch=branch, repo_type="kernel")
+        api.upload_folder(
+            repo_id=KERNEL, folder_path=directory, repo_type="kernel", revision=branch, allow_patterns="build/*"
+        )
+
+
+def test_the_pages_show_the_kernel_and_the_line_that_loads_it(hub: RunningHub, browser: object, tmp_path: Path) -> None:
+    publish(hub, tmp_path / "kernel")
+    requested: list[str] = []
+    page = browser.new_context(java_script_enabled=False).new_page()  # type: ignore[attr-defined]
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto(hub.url)
+    assert "Doubles a tensor." in page.inner_text("main")
+    page.click(f"text={KERNEL}")
+    assert page.inner_text("#load") == f'twice = kernels.get_kernel("{KERNEL}", version=2)'
+    page.click("nav >> text=v1")
+    assert page.inner_text("#load") == f'twice = kernels.get_kernel("{KERNEL}", version=1)'
+    row = page.locator("#variants tbody tr >> nth=1 >> td").all_inner_texts()
+    assert row[0] == "torch-stable-abi210-cu130-x86_64-linux"
+    assert row[1:5] == ["2.10 and later", "CUDA 13.0 to 13.x", "x86_64-linux", "9.0a, 12.0+PTX"]
+    shown = page.evaluate("[...document.images].map(image => [new URL(image.src).pathname, image.naturalWidth])")
+    assert [f"/kernels/{KERNEL}/resolve/main/benchmarks/results/speed.svg", 120] in shown
+    assert [f"/kernels/{KERNEL}/resolve/main/benchmarks/results/more.svg", 120] in shown
+    assert page.inner_text("article td >> nth=0") == "twice(x)"
+    assert all(url.startswith(hub.url) for url in requested)
+
+
+HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
+
+
+def test_addresses_in_a_card_lead_to_the_repository(hub: RunningHub) -> None:
+    card = (
+        '[a](docs/x.md) <a href="y.md">y</a> ![i](../../i.png) ![o](https://elsewhere/o) <img src="//[x"> [b](http://[)'
+    )
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    api.create_commit(
+        KERNEL, [CommitOperationAdd("README.md", card.encode())], commit_message="card", repo_type="kernel"
+    )
+    page = requests.get(f"{hub.url}/kernels/{KERNEL}").text
+    files = f"/kernels/{KERNEL}/resolve/main"
+    for shown in (f'href="{files}/docs/x.md"', f'href="{files}/y.md"', f'src="{files}/i.png"'):
+        assert shown in page
+    assert "elsewhere" not in page and "[x" not in page
+    assert "Traceback" not in hub.log.read_text()
+
+
+def test_hostile_cards_and_names_run_no_script(hub: RunningHub, browser: object, tmp_path: Path) -> None:
+    publish(hub, tmp_path / "kernel")
+    page = browser.new_context().new_page()  # type: ignore[attr-defined]
+    requested: list[str] = []
+    dialogs: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    page.goto(f"{hub.url}/kernels/{KERNEL}")
+    assert page.title() == KERNEL
+    article = page.inner_html("article")
+    assert "<script" not in article and "onerror" not in article and 'href="javascript' not in article
+    assert all(url.startswith(hub.url) for url in requested)
+    response = page.goto(f"{hub.url}/kernels/{KERNEL}/resolve/main/benchmarks/results/speed.svg")
+    assert "sandbox" in response.headers["content-security-policy"]
+    metadata = json.dumps({"backend": {"type": HOSTILE, "archs": [HOSTILE]}}).encode()
+    long = b"![" * 100_000
+    api = hub.api()
+    made = api.create_commit(
+        KERNEL,
+        [CommitOperationAdd(f"build/{HOSTILE.replace('/', '-')}/metadata.json", metadata)],
+        commit_message=HOSTILE,
+        commit_description=HOSTILE,
+        repo_type="kernel",
+        revision="v2",
+    )
+    api.create_commit(KERNEL, [CommitOperationAdd("README.md", long)], commit_message=HOSTILE, repo_type="kernel")
+    for address in (f"kernels/{KERNEL}", f"kernels/{KERNEL}/commit/{made.oid}", f"?search={HOSTILE}", HOSTILE):
+        page.goto(f"{hub.url}/{address}")
+    page.goto(f"{hub.url}/kernels/{KERNEL}")
+    assert "too large to show here" in page.inner_text("article") and "onerror" in page.inner_text("#variants")
+    assert not dialogs and all(url.startswith(hub.url) for url in requested)
+    assert page.goto(f"{hub.url}/kernels/no/such").status == 404 and "no kernel repository" in page.inner_text("main")
+
+
+def test_a_private_kernel_is_shown_after_login(
+    start_hub: Callable[..., RunningHub], browser: object, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens.json"
+    token = tokens.add(file, "ci", read=(), write=("kernels-community",))
+    hub = start_hub("--token-file", str(file))
+    publish(hub, tmp_path / "kernel", token)
+    stranger = browser.new_context().new_page()  # type: ignore[attr-defined]
+    stranger.goto(hub.url)
+    assert "No kernels yet" in stranger.inner_text("main")
+    assert stranger.goto(f"{hub.url}/kernels/{KERNEL}").status == 404
+    member = browser.new_context(http_credentials={"username": "me", "password": token}).new_page()  # type: ignore[attr-defined]
+    member.goto(f"{hub.url}/login")
+    assert KERNEL in member.inner_text("main") and "private" in member.inner_text("main")

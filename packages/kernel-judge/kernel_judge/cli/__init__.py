@@ -1,0 +1,1 @@
+"""Commands that `kernel-builder` has when this package is installed."""

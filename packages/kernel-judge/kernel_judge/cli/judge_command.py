@@ -1,0 +1,102 @@
+"""`kernel-builder judge`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kernel_builder.cli import torch_required
+from kernel_builder.errors import ConfigError
+from kernel_builder.progress import shown
+from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, RIGHT, WRONG, Verdict
+
+_PATH = click.Path(path_type=Path)
+_PEERS = ("eager", "compile", "max-autotune")
+_COLOURS = {RIGHT: "green", WRONG: "red", NOT_JUDGED: "yellow"}
+
+
+def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    if value is None:
+        return _PEERS
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    for name in names:
+        if name not in _PEERS:
+            raise ConfigError(f"{name!r} is none of {', '.join(_PEERS)}", where="--against")
+    return names
+
+
+def _print(verdict: Verdict) -> None:
+    click.secho(verdict.verdict, fg=_COLOURS[verdict.verdict], bold=True, nl=False)
+    click.echo(f": {verdict.task}, on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s")
+    if not verdict.is_right:
+        click.echo(f"  {f'{verdict.rejected_as}: ' if verdict.rejected_as else ''}{verdict.reason}")
+        if verdict.failing_case:
+            click.echo(f"  case: {json.dumps(verdict.failing_case)}")
+    for name, speedup in verdict.speed.items():
+        click.echo(f"  {speedup.ratio:.2f} times as fast as {name} ({speedup.low:.2f} to {speedup.high:.2f})")
+    if verdict.share_of_copy_speed is not None:
+        click.echo(f"  {verdict.share_of_copy_speed:.0%} of copy speed")
+    if verdict.share_of_peak is not None:
+        click.echo(f"  {verdict.share_of_peak:.0%} of the speed of a large matrix product")
+    for sentence in verdict.suspicious:
+        click.secho(f"  suspicious: {sentence}", fg="yellow")
+
+
+@click.command()
+@click.argument("candidate", metavar="CANDIDATE", type=_PATH)
+@click.option("--task", metavar="TASK", type=_PATH, required=True, help="A problem file, or a directory with one.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: the task's, or cuda if there is a GPU]")
+@click.option("--inputs", type=click.IntRange(min=1), default=100, show_default=True, help="Random inputs to check.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=0),
+    default=15,
+    show_default=True,
+    help="Samples of each time; 0 checks the results and times nothing.",
+)
+@click.option(
+    "--against",
+    "peers",
+    callback=_peers,
+    metavar="NAME,...",
+    help="Peers to time: eager, compile, max-autotune. On a CPU, peers that compile for too long are left out. "
+    "[default: all]",
+)
+@click.option("--seed", type=int, help="Repeat a choice of inputs and shapes. [default: unforeseeable]")
+@click.option("--build-seconds", type=float, default=600.0, show_default=True, help="Limit of importing the candidate.")
+@click.option("--call-seconds", type=float, default=30.0, show_default=True, help="Limit of a call.")
+@click.option(
+    "--sandbox",
+    type=click.Choice(["bubblewrap", "landlock", "process"]),
+    help="What confines the candidate. [default: the first that this system permits]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON object.")
+def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
+    """Say whether a candidate computes what a task asks for, and how fast.
+
+    TASK is a problem in KernelBench's form: a Python file with Model, get_inputs and get_init_inputs. CANDIDATE is a
+    Python file that defines ModelNew, or a kernel project with such a file beside its build.toml, which is built first.
+
+    The candidate runs in another process, in a sandbox without network, and gets inputs only. This process has the
+    reference in float64, compares, and measures time by its own clock. The exit status is 0 if the candidate is right,
+    1 if it is wrong, 2 if the task or the candidate cannot be read, and 11 if this machine cannot judge the candidate.
+
+    \b
+    kernel-builder judge candidate.py --task KernelBench/level1/36_RMSNorm_.py
+    kernel-builder judge my-kernel/ --task tasks/rms_norm.py --json
+    kernel-builder judge candidate.py --task task.py --inputs 10 --rounds 0
+    """
+    with torch_required("candidates run in it"):
+        from kernel_judge.judge.judgement import JudgeRequest
+        from kernel_judge.judge.judgement import judge as judged
+    with shown(sys.stderr) as progress:
+        verdict = judged(JudgeRequest(candidate, task, **options), progress)
+    if as_json:
+        click.echo(verdict.to_json())
+    else:
+        _print(verdict)
+    sys.exit(EXIT_STATUS[verdict.verdict])

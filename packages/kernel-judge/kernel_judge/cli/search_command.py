@@ -1,0 +1,146 @@
+"""`kernel-builder search`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kernel_builder.cli import torch_required
+from kernel_builder.cli.shared_options import LIMIT, json_option, minutes_option
+from kernel_builder.progress import shown
+from kernel_judge.search.limited_process import Limits
+from kernel_judge.search.local_judge import JUDGE_COMMAND
+from kernel_judge.search.search_request import GIGABYTE, SearchRequest, parse_context
+
+_PATH = click.Path(path_type=Path)
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+
+def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    return tuple(parse_context(words) for words in values) or ((),)
+
+
+@click.command()
+@click.argument("task", metavar="TASK", type=_PATH)
+@click.option(
+    "--agent",
+    "agents",
+    multiple=True,
+    required=True,
+    metavar="COMMAND",
+    help="A command that writes a kernel; may be repeated, and attempts take the agents in turn.",
+)
+@click.option("-n", "--attempts", type=click.IntRange(min=1), help="Attempts in all. [default: one for each agent]")
+@click.option(
+    "--tries",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Calls of the agent in each attempt; each is told the verdict on the one before.",
+)
+@click.option(
+    "--context",
+    "contexts",
+    multiple=True,
+    callback=_contexts,
+    metavar="NAME,...",
+    help="What agents get besides the task: skill, reference, profile, or none; may be repeated to compare. "
+    "[default: none]",
+)
+@click.option("--skill", type=_DIRECTORY, metavar="DIR", help="The skill that --context skill gives.")
+@click.option(
+    "--reference",
+    "references",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="FILE",
+    help="What --context reference gives; may be repeated. [default: the code that torch.compile generates]",
+)
+@click.option("--run", type=_DIRECTORY, metavar="DIR", help="The search's directory. [default: search-<task>]")
+@click.option("--name", "repo_id", metavar="ORG/NAME", help="The Hub repository of the kernel. [default: local/<task>]")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), help="Attempts at a time; judging is one at a time on each device. "
+    "[default: one for each core]",
+)  # fmt: skip
+@click.option(
+    "--against",
+    metavar="NAME,...",
+    help="Peers that the judge times, as for `judge`; eager alone is quickest. [default: all]",
+)
+@click.option("--ray", metavar="ADDRESS", help="Judge on the machines of this Ray cluster.")
+@minutes_option
+@click.option("--memory", type=LIMIT, default=16.0, show_default=True, help="Gigabytes for each process of an agent.")
+@click.option(
+    "--disk", type=LIMIT, default=2.0, show_default=True, help="Gigabytes for the files of one call of an agent."
+)
+@json_option
+def search(
+    task: Path,
+    agents: tuple[str, ...],
+    attempts: int | None,
+    skill: Path | None,
+    run: Path | None,
+    jobs: int | None,
+    against: str | None,
+    minutes: float,
+    memory: float,
+    disk: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Let agents write a kernel for a task, and keep the best.
+
+    TASK is a problem file or directory, as for `judge`. An agent is any command. It runs in a directory of its own with
+    the task and a kernel project to start from, reads what to do on its standard input, and may ask `./judge` for a
+    verdict. What it leaves in candidate.py or kernel/ is judged. The fastest right candidate is judged once more, and
+    written to DIR/best, which `build-and-upload` publishes. The exit status is 1 if nothing is right and faster than
+    the reference.
+
+    Everything is in DIR/log.jsonl. The same command with the same --run goes on where it was stopped or killed. An
+    agent runs with your rights: run it in a container if you would not run its commands yourself.
+
+    \b
+    kernel-builder search task.py --agent 'claude -p --dangerously-skip-permissions' -n 8 --tries 5
+    kernel-builder search task.py --agent 'codex exec -' --agent ./mine.sh --context none --context reference,profile
+    kernel-builder report search-task
+    """
+    from kernel_judge.skills.catalog import find_skill
+
+    result = _search(
+        SearchRequest(
+            task=task,
+            run=run or Path(f"search-{task.resolve().stem}"),
+            agents=agents,
+            attempts=attempts or len(agents),
+            jobs=jobs or os.cpu_count() or 1,
+            judge=(*JUDGE_COMMAND, "--against", against) if against else JUDGE_COMMAND,
+            skill=skill or find_skill("cuda-kernels").directory,
+            limits=Limits(minutes * 60, int(memory * GIGABYTE), int(disk * GIGABYTE)),
+            **options,
+        )
+    )
+    if as_json:
+        click.echo(json.dumps(result.as_dict()))
+    elif result.best:
+        best = result.best
+        click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}")
+        for peer, speed in best["verdict"]["speed"].items():
+            click.echo(f"  {speed['ratio']:.2f} times the speed of {peer} ({speed['low']:.2f} to {speed['high']:.2f})")
+        click.echo(f"It is in {result.run / 'best'}. Next:\n  kernel-builder report {result.run}")
+        click.echo(f"  kernel-builder build-and-upload {result.run / 'best'} --repo-id ORG/NAME")
+    else:
+        click.echo(f"No candidate is right and faster than the reference. Next:\n  kernel-builder report {result.run}")
+    if result.best is None:
+        sys.exit(1)
+
+
+def _search(request: SearchRequest) -> Any:
+    with torch_required("tasks run in it"):
+        from kernel_judge.search import search_run
+    with shown(sys.stderr) as progress:
+        return search_run.search(request, progress)

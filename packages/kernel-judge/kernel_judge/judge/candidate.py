@@ -1,0 +1,117 @@
+"""Candidates: one Python file with `ModelNew`, or a kernel project with such a file beside its `build.toml`."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_builder.develop.local_build import build_for_device
+from kernel_builder.errors import ConfigError
+from kernel_judge.judge.candidate_files import candidate_digest, ignored
+
+MODEL = "ModelNew"
+# What calls a kernel that is not PyTorch's own.
+_KERNELS = (
+    "load_inline",
+    "cpp_extension",
+    "triton",
+    "cutlass",
+    "get_kernel",
+    "get_local_kernel",
+    "torch.ops",
+    "ctypes",
+)
+_CASTS = ("bfloat16", "float16", ".half()", "float8", "allow_tf32", "set_float32_matmul_precision", "quantize")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Code that claims to solve a task.
+
+    Attributes:
+        path: The file or directory that the user named.
+        file: The Python file that defines `ModelNew`.
+        digest: SHA-256 of all files, in hexadecimal.
+        is_project: Whether it has a `build.toml`.
+    """
+
+    path: Path
+    file: Path
+    digest: str
+    is_project: bool
+
+    def prepared(self, directory: Path, device: str) -> Path:
+        """Copy the candidate to a directory, build it there if it is a project, and return the file with `ModelNew`.
+
+        Raises:
+            KernelBuilderError: If the project cannot be built, or its package does not pass the builder's checks.
+        """
+        if not self.is_project:
+            return Path(shutil.copy(self.file, directory))
+        copy = directory / self.path.resolve().name
+        shutil.copytree(self.path, copy, ignore=ignored)
+        build_for_device(copy, device, capabilities=() if device == "cpu" else (_capability(),))
+        return copy / self.file.name
+
+    def suspicions(self, dtype: str) -> list[str]:
+        """Return what its source makes a reader look at, in sentences."""
+        files = [self.file, *self.path.rglob("*.py")] if self.is_project else [self.file]
+        text = "\n".join(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace") for path in files))
+        sentences = []
+        if not self.is_project and not any(word in text for word in _KERNELS):
+            sentences.append("It has no kernel of its own: it calls only PyTorch's operations.")
+        if dtype == "float32" and (casts := [word for word in _CASTS if word in text]):
+            sentences.append(f"Its source names a lower precision: {', '.join(casts)}.")
+        return sentences
+
+
+def read_candidate(path: Path) -> Candidate:
+    """Read a Python file, or a directory with `build.toml` and one file that defines `ModelNew`.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    if path.is_dir():
+        if not (path / "build.toml").is_file():
+            raise ConfigError(
+                "has no build.toml; a candidate is a Python file or a kernel project",
+                where=str(path),
+                hint="name the Python file, or create a project with `kernel-builder init`",
+            )
+        files = [file for file in sorted(path.glob("*.py")) if _defines_model(file)]
+        if len(files) != 1:
+            raise ConfigError(
+                f"has {len(files)} Python files beside build.toml that define {MODEL}; expected one",
+                where=str(path),
+                hint=f"write candidate.py with a torch.nn.Module named {MODEL} that loads the kernel beside it",
+            )
+        return Candidate(path, files[0], candidate_digest(path), is_project=True)
+    if not path.is_file():
+        raise ConfigError("does not exist; expected a candidate", where=str(path), hint="name a file or a directory")
+    return Candidate(path, path, candidate_digest(path), is_project=False)
+
+
+def _defines_model(file: Path) -> bool:
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError):
+        return False
+    names = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    names += [
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    ]
+    return MODEL in names
+
+
+def _capability() -> str:
+    """Return the capability of this machine's GPU, the only one to compile for."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return f"{major}.{minor}"

@@ -1,0 +1,153 @@
+"""Compare a candidate's results with the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernel_builder.measure.accuracy import deviation, fault
+from kernel_builder.measure.case import ALLOWED_PEERS
+from kernel_builder.measure.results import Deviation
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first result that is wrong.
+
+    Attributes:
+        kind: The name under which the judge rejects it.
+        text: What is wrong.
+        facts: The largest difference, how many elements differ, and one of them.
+    """
+
+    kind: str
+    text: str
+    facts: dict[str, Any]
+
+
+def difference(
+    results: Sequence[torch.Tensor],
+    eager: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor] | None,
+    tolerance: float,
+) -> Difference | None:
+    """Return where results differ by more than the tolerance, or None.
+
+    An element is right if |a - b| <= tolerance + tolerance |b|, where b is the float64 result, or eager's without one.
+    Where eager itself is off by more, only the comparison of errors applies.
+    """
+    for number, (result, plain) in enumerate(zip(results, eager, strict=True), 1):
+        which = "the result" if len(eager) == 1 else f"result {number}"
+        expected = exact[number - 1] if exact else plain
+        if not plain.is_floating_point():
+            wrong = (result != plain) & (plain == expected)
+            kind, a, b = "wrong-result", result.double(), plain.double()
+        else:
+            a, b = result.double(), expected.double()
+            excused = _outside(plain.double(), b, tolerance)
+            wrong = _outside(a, b, tolerance) & ~excused
+            kind = "not-finite" if bool((wrong & ~a.isfinite() & b.isfinite()).any()) else "wrong-result"
+        count = int(wrong.sum())
+        if count:
+            return Difference(kind, *_described(which, a, b, wrong, count))
+    return None
+
+
+def _outside(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Return which elements differ too much; equal infinities and two NaNs do not differ."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    near = ((a - b).abs() <= tolerance + tolerance * b.abs()) & b.isfinite()
+    return ~near & ~same
+
+
+def _described(
+    which: str, a: torch.Tensor, b: torch.Tensor, wrong: torch.Tensor, count: int
+) -> tuple[str, dict[str, Any]]:
+    place = [int(index) for index in wrong.nonzero()[0]]
+    got, expected = float(a[tuple(place)]), float(b[tuple(place)])
+    largest = float((a - b).abs()[wrong].nan_to_num(torch.inf).max())
+    text = (
+        f"{count} of {wrong.numel()} elements of {which} are wrong; the first is {got:.6g} at {place}, "
+        f"expected {expected:.6g}"
+    )
+    facts = {"largest-difference": str(largest) if largest == float("inf") else largest, "wrong-elements": count}
+    return text, {**facts, "elements": wrong.numel(), "index": place, "got": str(got), "expected": str(expected)}
+
+
+class ErrorRule:
+    """The error of a candidate against float64, over all inputs of one kind, beside eager's.
+
+    One input can favour eager by chance, a single number above all. So the candidate's error on each input is compared
+    with eager's largest.
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        self._tolerance = tolerance
+        self.worst: list[Deviation] = []
+        self._candidate: list[Deviation] = []
+        self._rounding: list[Deviation] = []
+
+    def add(
+        self, results: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]
+    ) -> None:
+        """Note the errors on one input."""
+        self._candidate = _largest(self._candidate, [_deviation(*pair) for pair in zip(results, exact, strict=True)])
+        self._rounding = [_rounding(result.dtype) for result in results]
+        self.worst = _largest(self.worst, [_deviation(*pair) for pair in zip(eager, exact, strict=True)])
+
+    def fault(self) -> str | None:
+        """Return why the candidate is less accurate than eager, or None."""
+        return fault(self._candidate, _largest(self.worst, self._rounding), ALLOWED_PEERS)
+
+    def agree(self, results: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> bool:
+        """Return whether results agree with eager's, without float64, within the errors that were noted."""
+        for number, (result, plain) in enumerate(zip(results, eager, strict=True)):
+            if not plain.is_floating_point():
+                if not torch.equal(result, plain) and not self.worst:
+                    return False
+                continue
+            a, b = result.double(), plain.double()
+            if not self.worst:
+                if bool(_outside(a, b, self._tolerance).any()):
+                    return False
+                continue
+            finite = b.isfinite()
+            if not bool((finite == a.isfinite()).all()) or bool(_outside(a[~finite], b[~finite], 0.0).any()):
+                return False
+            norm = float((a - b)[finite].norm()) / max(float(b[finite].norm()), torch.finfo(torch.float64).tiny)
+            # Both results may be off, and this input may be harder than those that were noted.
+            worst = max(self.worst[number].relative, _rounding(plain.dtype).relative)
+            if norm > 2 * (1 + ALLOWED_PEERS) * worst:
+                return False
+        return True
+
+
+def _rounding(dtype: torch.dtype) -> Deviation:
+    """Return an error that eager is taken to have at least.
+
+    In float32 it is four units in the last place, since sums in another order are as good; a lower precision is
+    thousands of units off. In the 16-bit dtypes it is what rounding the exact result costs.
+    """
+    if not dtype.is_floating_point:
+        return Deviation(0.0, 0.0)
+    eps = torch.finfo(dtype).eps
+    return Deviation(4 * eps, 4.0) if dtype == torch.float32 else Deviation(eps / 4, 0.5)
+
+
+def _deviation(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
+    """Return the error of the elements that are finite in float64."""
+    if not result.is_floating_point():
+        return Deviation(0.0, 0.0)
+    finite = exact.isfinite()
+    if not bool(finite.all()):
+        result, exact = result[finite], exact[finite]
+    return deviation(result, exact)
+
+
+def _largest(worst: Sequence[Deviation], other: Sequence[Deviation]) -> list[Deviation]:
+    if not worst:
+        return list(other)
+    return [Deviation(max(a.relative, b.relative), max(a.ulps, b.ulps)) for a, b in zip(worst, other, strict=True)]

@@ -1,0 +1,89 @@
+"""What `torch.compile` makes once for a CPU, whatever the model: probes of instructions, precompiled Torch headers.
+
+A worker has an empty home, and would need 15 s to make them. All workers read them from one directory. Only a worker
+that runs the judge's own model adds to it, never one that runs a candidate or a task.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kernel_builder import files
+from kernel_builder.progress import Progress
+from kernel_judge.judge.peers import COMPILE, Peers
+from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.task import read_task
+from kernel_judge.judge.worker_process import WorkerProcess
+
+_PROBLEM = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) + 1
+
+
+def get_inputs():
+    return [torch.ones(64)]
+
+
+def get_init_inputs():
+    return []
+"""
+_SECONDS = 180.0
+# Locks, and what is of this model alone.
+_OF_THE_MODEL = ("*.lock", "locks", "*.py", "fxgraph", "aotautograd")
+
+
+def existing(root: Path) -> Path | None:
+    """Return the directory for this version of Torch in the builder's cache, or None."""
+    directory = _directory(root)
+    return directory if directory.is_dir() else None
+
+
+def prepared(root: Path, make: Callable[[], WorkerProcess], progress: Progress) -> Path | None:
+    """Return the directory for this version of Torch, which is made if it is not there; None if nothing compiles here.
+
+    Args:
+        root: The builder's cache.
+        make: Starts a worker for the CPU.
+        progress: Told if it is made, or cannot be.
+    """
+    directory = _directory(root)
+    try:
+        return directory if directory.is_dir() or _made(directory, make, progress) else None
+    except OSError as error:
+        progress.say(f"torch.compile needs more time, since {error.filename} cannot be written: {error.strerror}")
+        return None
+
+
+def _directory(root: Path) -> Path:
+    return root / "torch-compile" / torch.__version__
+
+
+def _made(directory: Path, make: Callable[[], WorkerProcess], progress: Progress) -> bool:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        files.locked(Path(f"{directory}.lock"), waiting=lambda: progress.say("waiting for another judge")),
+        tempfile.TemporaryDirectory(prefix="new-", dir=directory.parent) as staging,
+    ):
+        if directory.is_dir():
+            return True
+        progress.say("preparing torch.compile, once on this machine")
+        problem = Path(staging, "problem.py")
+        problem.write_text(_PROBLEM, encoding="utf-8")
+        task = read_task(problem)
+        with Peers(task, [Reference(task, {}, None, "cpu", 0)], [COMPILE], make, progress) as peers:
+            peers.finish(_SECONDS)
+            if COMPILE not in peers.workers:
+                return False
+            made = peers.workers[COMPILE].compiled
+            shutil.copytree(made, f"{staging}/made", ignore=shutil.ignore_patterns(*_OF_THE_MODEL))
+        Path(staging, "made").rename(directory)
+    return True

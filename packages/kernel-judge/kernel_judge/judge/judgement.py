@@ -1,0 +1,277 @@
+"""The judge: builds a candidate, checks it on inputs that it has not seen, and times it beside its peers."""
+
+from __future__ import annotations
+
+import random
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernel_builder import sandbox
+from kernel_builder.cache_directory import default_cache
+from kernel_builder.errors import (
+    BuildError,
+    ConfigError,
+    KernelBuilderError,
+    MeasureError,
+    ToolchainError,
+    VariantError,
+)
+from kernel_builder.progress import Progress, Silent
+from kernel_judge.judge import compiler_cache
+from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
+from kernel_judge.judge.examination import Examination, RejectedError
+from kernel_judge.judge.peers import COMPILED, Peers
+from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.scaling import affordable, fitted, unseen
+from kernel_judge.judge.speed import measure_speed
+from kernel_judge.judge.speed_report import SpeedReport
+from kernel_judge.judge.task import Task, read_task
+from kernel_judge.judge.verdict import NOT_JUDGED, RIGHT, WRONG, Verdict
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+
+PEERS = ("eager", *COMPILED)
+_ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
+_ARENA_SHARE = 26  # each of four workers has two, and its results; the judge has copies
+_UNSEEN = 3
+_START_SECONDS = 120.0
+# On a CPU, so that a verdict takes less than 20 seconds: after how many peers that still compile are left out, and
+# after how many timing ends.
+_CPU_SECONDS, _TIMED_SECONDS = 12.5, 17.0
+# What Torch, Triton and the client for kernels say where code for a GPU meets a machine without one.
+_NEEDS_GPU = re.compile(
+    r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|\b0 active drivers|Invalid backend 'cuda'|selected backend \(cu"
+)
+_SILENT = Silent()
+
+
+class _CannotJudgeError(Exception):
+    """This machine cannot build or run the candidate, which may be right."""
+
+
+@dataclass(frozen=True)
+class JudgeRequest:
+    """What to judge, and how thoroughly.
+
+    Attributes:
+        candidate: A Python file with `ModelNew`, or a kernel project with one.
+        task: A problem file, or a directory with one.
+        device: "cpu" or "cuda"; None for the task's, or "cuda" if there is a GPU.
+        inputs: How many random inputs to check.
+        rounds: Samples of each time; 0 to time nothing.
+        peers: Which of `PEERS` to time.
+        seed: Makes inputs and shapes repeatable, for a reader of a verdict; None for ones that nobody can foresee.
+        build_seconds: Limit of importing the candidate, which may compile.
+        call_seconds: Limit of a call.
+        compile_seconds: How long to wait for `torch.compile` once the candidate is checked.
+        sandbox: One of the sandboxes; None for the strongest.
+    """
+
+    candidate: Path
+    task: Path
+    device: str | None = None
+    inputs: int = 100
+    rounds: int = 15
+    peers: tuple[str, ...] = PEERS
+    seed: int | None = None
+    build_seconds: float = 600.0
+    call_seconds: float = 30.0
+    compile_seconds: float | None = None
+    sandbox: str | None = None
+
+
+def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
+    """Return the verdict on a candidate.
+
+    Raises:
+        ConfigError: If the task or the candidate cannot be read, or the reference cannot be run.
+        MeasureError: If a process of the judge's own fails.
+    """
+    started = time.monotonic()
+    task = read_task(request.task)
+    candidate = read_candidate(request.candidate)
+    device = _device(task, request.device)
+    choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
+    trial = _Trial(request, task, candidate, device, choice, progress)
+    rejected: RejectedError | None = None
+    word, reason, speed = RIGHT, "", SpeedReport()
+    try:
+        speed = trial.run()
+    except _CannotJudgeError as error:
+        word, reason = NOT_JUDGED, str(error)
+    except RejectedError as error:
+        word, reason, rejected = WRONG, str(error), error
+    except WorkerFailure as failure:
+        word, reason, rejected = WRONG, str(failure), RejectedError(failure.kind, str(failure))
+    if rejected and rejected.kind == "raised" and not torch.cuda.is_available() and _NEEDS_GPU.search(reason):
+        word, reason, rejected = NOT_JUDGED, f"it needs a GPU, and Torch finds none: {reason}", None
+    return Verdict(
+        verdict=word,
+        reason=reason,
+        rejected_as=rejected.kind if rejected else None,
+        failing_case=rejected.case if rejected else None,
+        task=task.name,
+        task_digest=task.digest,
+        candidate_digest=candidate.digest,
+        sandbox=trial.sandbox,
+        device=_device_name(device),
+        seconds=round(time.monotonic() - started, 3),
+        speed=speed.speed,
+        share_of_copy_speed=speed.share_of_copy_speed,
+        share_of_peak=speed.share_of_peak,
+        suspicious=(*trial.suspicious, *speed.suspicious),
+        cases=speed.cases,
+    )
+
+
+class _Trial:
+    """One judgement."""
+
+    def __init__(
+        self,
+        request: JudgeRequest,
+        task: Task,
+        candidate: Candidate,
+        device: str,
+        choice: random.Random,
+        progress: Progress,
+    ) -> None:
+        self._request, self._task, self._candidate = request, task, candidate
+        self._device, self._choice, self._progress = device, choice, progress
+        self._started = time.monotonic()
+        self.sandbox = request.sandbox or sandbox.strongest()
+        self.suspicious: list[str] = []
+        self._lent: Path | None = None
+
+    def run(self) -> SpeedReport:
+        """Examine the candidate and time it.
+
+        Raises:
+            RejectedError: If the candidate is wrong.
+            WorkerFailure: If its process fails.
+            _CannotJudgeError: If this machine cannot build it.
+        """
+        request, device = self._request, self._device
+        with ExitStack() as stack:
+            if device == "cpu":
+                self._lent = compiler_cache.existing(default_cache())
+            if device == "cpu" and not self._lent and request.rounds and set(request.peers) & set(COMPILED):
+                self._lent = compiler_cache.prepared(default_cache(), lambda: self._worker([]), self._progress)
+                self._started = time.monotonic()
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="candidate-")))
+            file = self._built(directory)
+            worker = stack.enter_context(self._worker([directory]))
+            self._progress.say("preparing the reference")
+            references = self._references()
+            timed = references[: max(1, min(len(references), 1 + len(self._task.settings.shapes or (1,))))]
+            modes = request.peers if request.rounds else ()
+            peers = stack.enter_context(Peers(self._task, timed, modes, lambda: self._worker([]), self._progress))
+            try:
+                worker.ready(_START_SECONDS)
+            except WorkerFailure as failure:
+                raise MeasureError(
+                    f"the candidate's process does not start: {failure}",
+                    where=f"sandbox {self.sandbox}",
+                    hint="choose another with --sandbox",
+                ) from failure
+            worker.start("load", str(file), MODEL, self._candidate.is_project)
+            worker.wait(request.build_seconds)
+            for number, reference in enumerate(references):
+                worker.ask("model", number, *reference.model_arguments(), seconds=request.build_seconds)
+            examination = Examination(worker, references, self._task.settings.tolerance, request.call_seconds)
+            inputs = affordable(request.inputs, references[0].seconds, device)
+            if inputs < request.inputs:
+                self.suspicious.append(f"Only {inputs} inputs were checked, since a call of the reference takes long.")
+            seeds = [self._choice.getrandbits(48) for _ in range(inputs)]
+            self._progress.say(f"checking {inputs} inputs")
+            with peers.paused():
+                examination.check(seeds)
+            self.suspicious += examination.suspicious
+            self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
+            if not request.rounds:
+                return SpeedReport()
+            self._progress.say("timing")
+            wait = request.compile_seconds
+            if wait is None:
+                wait = _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
+            worker.stop()
+            peers.finish(wait)
+            end = self._started + _TIMED_SECONDS
+            return measure_speed(
+                worker, peers, timed, examination, request.rounds, request.call_seconds, end, self._choice
+            )
+
+    def _built(self, directory: Path) -> Path:
+        try:
+            return self._candidate.prepared(directory, self._device)
+        except KernelBuilderError as error:
+            output = error.output.strip()[-1500:] if isinstance(error, BuildError) else ""
+            text = f"{error}{f' ({error.hint})' if error.hint else ''}{f': {output}' if output else ''}"
+            text = text.replace(str(directory), "")
+            if isinstance(error, (ToolchainError, VariantError)):
+                raise _CannotJudgeError(f"this machine cannot build it for {self._device}: {text}") from error
+            raise RejectedError("build-failed", text) from error
+
+    def _worker(self, readable: Sequence[Path]) -> WorkerProcess:
+        return WorkerProcess(
+            self.sandbox,
+            self._device,
+            readable=readable,
+            lent=self._lent,
+            arena_bytes=_arena_bytes(self._device),
+            threads=torch.get_num_threads(),
+        )
+
+    def _references(self) -> list[Reference]:
+        """Return the reference at the sizes to time, at the task's further ones, and at sizes of the judge's choice."""
+        settings = self._task.settings
+        dtypes: Sequence[str | None] = settings.dtypes or (None,)
+        sizes = fitted(self._task, self._device)
+        others = unseen(self._task, sizes, _UNSEEN, self._choice)
+        given = [{**sizes, **shape} for shape in settings.shapes]
+        seed = self._choice.getrandbits(48)
+        references = [
+            Reference(self._task, changed, dtypes[number % len(dtypes)] if number else dtypes[0], self._device, seed)
+            for number, changed in enumerate([sizes, *given, *others])
+        ]
+        known = {(str(reference.sizes), reference.dtype) for reference in references}
+        references += [
+            Reference(self._task, sizes, dtype, self._device, seed)
+            for dtype in dtypes
+            if (str(sizes), dtype) not in known
+        ]
+        if not others and not given:
+            self.suspicious.append("The task has no sizes that can be changed: only one shape was checked.")
+        if not references[0].has_exact:
+            self.suspicious.append("The reference cannot be computed in float64: results were compared with eager's.")
+        return references
+
+
+def _device(task: Task, wanted: str | None) -> str:
+    device = wanted or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "needs a GPU, and Torch finds none", where=str(task.path), hint="judge it on the CPU with --device cpu"
+        )
+    return device
+
+
+def _arena_bytes(device: str) -> int:
+    if device == "cpu":
+        return 0
+    return min(_ARENA_BYTES, int(torch.cuda.get_device_properties(None).total_memory) // _ARENA_SHARE)
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return f"cpu, {torch.get_num_threads()} threads"
+    name: Any = torch.cuda.get_device_name()
+    return str(name)

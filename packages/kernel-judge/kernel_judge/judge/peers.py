@@ -1,0 +1,108 @@
+"""The candidate's peers: the reference in eager mode and compiled, each in a worker like the candidate's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+from kernel_builder.errors import MeasureError
+from kernel_builder.progress import Progress
+from kernel_judge.judge.examination import place, synchronize
+from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.task import Task
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+
+EAGER, COMPILE = "eager", "compile"
+COMPILED = (COMPILE, "max-autotune")
+_START_SECONDS = 120.0
+
+
+class Peers:
+    """Workers that run the reference. They start and compile while the candidate is checked.
+
+    Args:
+        task: The task.
+        references: The references to time; peers have their models by the same numbers.
+        modes: Which peers are wanted; eager is started if there is any.
+        make: Starts a worker.
+        progress: Told which peers are left out, and why.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        references: Sequence[Reference],
+        modes: Sequence[str],
+        make: Callable[[], WorkerProcess],
+        progress: Progress,
+    ) -> None:
+        self._stack = ExitStack()
+        self._progress = progress
+        self._waiting: dict[str, int] = {}
+        self.workers: dict[str, WorkerProcess] = {}
+        with ExitStack() as opened:
+            for mode in dict.fromkeys([EAGER, *modes] if modes else []):
+                worker = self.workers[mode] = opened.enter_context(make())
+                source = worker.scratch / "problem.py"
+                source.write_text(task.source_with(references[0].sizes), encoding="utf-8")
+                worker.start("open", worker.inputs.handle, worker.outputs.handle)
+                worker.start("load", str(source), "Model")
+                for number, reference in enumerate(references):
+                    worker.start("model", number, *reference.model_arguments(mode))
+                for number, reference in enumerate(references):
+                    given = reference.arguments(reference.seed)
+                    calls, slots = place(worker, reference, [given], append=number > 0)
+                    synchronize(reference.device)
+                    worker.start("call", number, calls[0], slots[0], reference.seed, None)
+                self._waiting[mode] = 3 + 2 * len(references)
+            self._stack = opened.pop_all()
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Suspend the peers on a CPU: threads of the candidate would wait for the cores on which they compile."""
+        for worker in self.workers.values():
+            worker.stop()
+        try:
+            yield
+        finally:
+            for worker in self.workers.values():
+                worker.go_on()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until the peers are ready, and leave out those that have not compiled within a time, or cannot.
+
+        Raises:
+            MeasureError: If eager PyTorch fails.
+        """
+        end = time.monotonic() + seconds
+        for mode, count in self._waiting.items():
+            limit = _START_SECONDS if mode == EAGER else max(end - time.monotonic(), 0.01)
+            try:
+                for _ in range(count):
+                    self.workers[mode].wait(limit)
+                    if mode != EAGER:
+                        limit = max(end - time.monotonic(), 0.01)
+            except WorkerFailure as failure:
+                self.leave_out(mode, failure)
+        self._waiting.clear()
+
+    def leave_out(self, mode: str, failure: WorkerFailure) -> None:
+        """Time a peer no longer, since it has failed.
+
+        Raises:
+            MeasureError: If it is eager PyTorch, with which results are compared.
+        """
+        if mode == EAGER:
+            raise MeasureError(f"eager PyTorch fails in a process of its own: {failure}") from failure
+        self._progress.say(f"left out beside the candidate: {mode}: {failure}")
+        del self.workers[mode]

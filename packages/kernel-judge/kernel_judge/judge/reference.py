@@ -1,0 +1,190 @@
+"""The reference of a task at one choice of sizes and dtype: inputs, results in float64, and eager's own results."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.measure.case import size
+from kernel_judge.judge.evaluation import ResultError, evaluate, with_tensors, without_tensors
+from kernel_judge.judge.task import Sizes, Task
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The inputs of one call.
+
+    Attributes:
+        skeleton: The arguments, with placeholders for tensors.
+        tensors: The tensors.
+        grads: The gradients of the results; None without a backward pass.
+        seed: What the random generators are seeded with before the call.
+    """
+
+    skeleton: Any
+    tensors: Tensors
+    grads: Tensors | None
+    seed: int
+
+    def shapes(self) -> list[list[int]]:
+        """Return the shapes of the inputs."""
+        return [list(tensor.shape) for tensor in self.tensors]
+
+
+class Reference:
+    """The model of a task, and what the judge must know of its results.
+
+    Args:
+        task: The task.
+        sizes: The sizes to run its file with.
+        dtype: The dtype of floating-point inputs and parameters; None for the file's own.
+        device: "cpu" or "cuda".
+        seed: Seeds the parameters.
+
+    Attributes:
+        init: The arguments of the model's constructor.
+        state: Its parameters and buffers.
+        parameters: Names of the parameters that get a gradient.
+        results: The shapes and dtypes of the results.
+        has_exact: Whether the model can be computed in float64.
+        mutates: Whether the reference itself changes its inputs.
+        seconds: The time of one eager call here, roughly.
+
+    Raises:
+        ConfigError: If the reference cannot be run.
+    """
+
+    def __init__(self, task: Task, sizes: Sizes, dtype: str | None, device: str, seed: int) -> None:
+        self.sizes, self.dtype, self.device, self.seed = dict(sizes), dtype, device, seed
+        self._backward = task.settings.backward
+        self._problem = task.problem(sizes)
+        try:
+            torch.manual_seed(seed)
+            self.init = self._problem.get_init_inputs()
+            torch.manual_seed(seed)
+            self._model = self._problem.Model(*self.init).to(device)
+            if dtype:
+                self._model = self._model.to(getattr(torch, dtype))
+            self.state = {name: value.detach().cpu().clone() for name, value in self._model.state_dict().items()}
+            named = sorted(dict(self._model.named_parameters())) if self._backward else []
+            self.parameters: Sequence[str] = named
+            self._exact: Any = copy.deepcopy(self._model).double()
+            self._probe()
+        except (ConfigError, MemoryError):
+            raise
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [""]
+            raise ConfigError(
+                f"the reference cannot be run: {type(error).__name__}: {reason[0]}",
+                where=str(task.path),
+                hint=f"the sizes were {self.sizes}",
+            ) from error
+
+    def arguments(self, seed: int) -> Arguments:
+        """Return the inputs that a seed gives."""
+        torch.manual_seed(seed)
+        if self.device == "cpu":
+            given = self._problem.get_inputs()
+        else:
+            with torch.device(self.device):
+                given = self._problem.get_inputs()
+        tensors: Tensors = []
+        skeleton = without_tensors(given, tensors)
+        tensors = [self._cast(tensor.detach().to(self.device)) for tensor in tensors]
+        grads = None
+        if self._backward:
+            grads = [torch.randn(shape, device=self.device).to(dtype) for shape, dtype in self.results[: self._forward]]
+        return Arguments(skeleton, tensors, grads, seed)
+
+    def eager(self, given: Arguments) -> Tensors:
+        """Return what eager PyTorch computes."""
+        return self._evaluate(self._model, given, lambda tensor: tensor.clone())
+
+    def exact(self, given: Arguments) -> Tensors | None:
+        """Return the results in float64, or None if the model cannot be computed so."""
+        if not self.has_exact:
+            return None
+        return self._evaluate(
+            self._exact, given, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor.clone()
+        )
+
+    def _evaluate(self, model: Any, given: Arguments, change: Any) -> Tensors:
+        torch.manual_seed(given.seed)
+        arguments = with_tensors(given.skeleton, [change(tensor) for tensor in given.tensors])
+        grads = None if given.grads is None else [change(grad) for grad in given.grads]
+        return evaluate(model, arguments, grads, self.parameters)
+
+    def _probe(self) -> None:
+        backward, self._backward = self._backward, False
+        given = self.arguments(self.seed)
+        torch.manual_seed(given.seed)
+        tensors = [tensor.clone() for tensor in given.tensors]
+        try:
+            with torch.no_grad():
+                outputs = evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())
+        except ResultError as error:
+            raise ConfigError(f"the reference cannot be judged: {error}", where=self._problem.__file__) from error
+        self.mutates = not all(map(_same, tensors, given.tensors))
+        self._backward, self._forward = backward, len(outputs)
+        self.results = [(tuple(output.shape), output.dtype) for output in outputs]
+        given = self.arguments(self.seed)
+        expected = self.eager(given)
+        self.results = [(tuple(result.shape), result.dtype) for result in expected]
+        self.seconds = min(self._seconds(given) for _ in range(3))
+        self.has_exact = True
+        try:
+            exact = self.exact(given)
+            assert exact is not None
+            self.has_exact = all(map(_close, expected, exact))
+        except Exception:  # code that casts, or an operation without float64
+            self.has_exact = False
+
+    def _seconds(self, given: Arguments) -> float:
+        self._synchronize()
+        started = time.perf_counter()
+        self.eager(given)
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(getattr(torch, self.dtype)) if self.dtype and tensor.is_floating_point() else tensor
+
+    def _synchronize(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+    def model_arguments(self, mode: str = "eager") -> tuple[Any, ...]:
+        """Return what the worker's command "model" takes after the number; `mode` is that of a peer."""
+        return self.init, self.state, self.dtype, self.seed, mode, self.parameters
+
+    def moved(self, given: Arguments) -> int:
+        """Return the bytes that a call must read and write: inputs, parameters and results."""
+        tensors = [*given.tensors, *(given.grads or ()), *self.state.values()]
+        written = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.results)
+        return size(tensors) + written
+
+
+def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(tensor, other) or torch.equal(tensor.isnan(), other.isnan())
+
+
+def _close(eager: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Return whether float64 computes the same thing as eager: random masks, for example, may depend on the dtype.
+
+    The whole tensors are compared, since sums of many 16-bit numbers may be far off at some elements.
+    """
+    if eager.shape != exact.shape:
+        return False
+    wide, exact = eager.double(), exact.double()
+    difference = torch.where((wide == exact) | (wide.isnan() & exact.isnan()), 0.0, wide - exact)
+    size = exact[exact.isfinite()].norm() + math.sqrt(exact.numel())
+    return bool(difference.norm() <= 0.1 * size)

@@ -1,0 +1,160 @@
+"""Sizes for this machine: small enough to judge in seconds, and further ones that a candidate has not seen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kernel_builder.errors import ConfigError
+from kernel_judge.judge.evaluation import with_tensors, without_tensors
+from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.task import Sizes, Task
+
+# Integers below that the constructor depends on are rarely sizes, but widths of convolutions or numbers of groups.
+_SMALLEST = 16
+_MOST_BYTES = {"cpu": 24 << 20, "cuda": 1 << 30}
+_MOST_SECONDS = {"cpu": 8e-3, "cuda": 20e-3}
+_TRIES = 20
+_LEAST_INPUTS = 8
+_CHECK_SECONDS = 10.0
+_CALLS_AN_INPUT = 6  # the candidate's, eager's, and one in float64, which takes several times as long
+_BEYOND = 10  # times these, for a task whose sizes cannot be made smaller
+
+
+def fitted(task: Task, device: str) -> dict[str, Any]:
+    """Return the sizes of a task, halved until a call fits the time and memory of a verdict on this device.
+
+    Raises:
+        ConfigError: If no sizes do, or the reference fails.
+    """
+    current = {**task.sizes(), **task.settings.sizes}
+    fixed: set[str] = set()
+    while (cost := _bytes(task, current)) is not None and cost > _MOST_BYTES[device]:
+        smaller = _halved_once(task, current, fixed, 4)
+        if smaller is None and cost <= _BEYOND * _MOST_BYTES[device]:
+            break
+        if smaller is None:
+            raise ConfigError(
+                f"a call takes {cost >> 20} MiB; the judge has {_MOST_BYTES[device] >> 20} MiB on {device}",
+                where=str(task.path),
+                hint="assign the sizes at the top level of the file, or set smaller ones in [sizes] of its task.toml",
+            )
+        current = smaller
+    while (seconds := Reference(task, current, None, device, 0).seconds) > _MOST_SECONDS[device]:
+        # Small integers only where a call is far too long: they change the problem more than its size.
+        least = 2 * _SMALLEST if seconds <= _BEYOND * _MOST_SECONDS[device] else 4
+        smaller = _halved_once(task, current, fixed, least)
+        if smaller is None:
+            break
+        current = smaller
+    return current
+
+
+def affordable(inputs: int, seconds: float, device: str) -> int:
+    """Return how many inputs can be checked in the time of a verdict, at least a few, if a call takes so long."""
+    if device != "cpu":
+        return inputs
+    return min(inputs, max(_LEAST_INPUTS, int(_CHECK_SECONDS / (_CALLS_AN_INPUT * max(seconds, 1e-6)))))
+
+
+def unseen(task: Task, sizes: Sizes, number: int, choice: random.Random) -> list[dict[str, Any]]:
+    """Return other sizes, at most as large, with which the reference works.
+
+    Sizes that the constructor does not depend on are changed, as another batch or sequence length in use; if there is
+    none, any.
+    """
+    names = [name for name, value in sizes.items() if _largest(value) > 1 and _changes(task, sizes, name, free=True)]
+    names = names or [
+        name
+        for name, value in sizes.items()
+        if _largest(value) >= _SMALLEST and _changes(task, sizes, name, free=False)
+    ]
+    chosen: list[dict[str, Any]] = []
+    for _ in range(_TRIES if names else 0):
+        some = choice.sample(names, choice.randint(1, len(names)))
+        other = {name: _smaller(value, choice) if name in some else value for name, value in sizes.items()}
+        if other != sizes and other not in chosen and _bytes(task, other) is not None:
+            chosen.append(other)
+        if len(chosen) == number:
+            break
+    return chosen
+
+
+def _smaller(value: Any, choice: random.Random) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_smaller(item, choice) for item in value)
+    return choice.randint(max(1, value // 3), value)
+
+
+def _changes(task: Task, sizes: Sizes, name: str, *, free: bool) -> bool:
+    """Return whether the inputs depend on a size and, if it must be free, the constructor does not."""
+    value = sizes[name]
+    other = {**sizes, name: tuple(item - 1 for item in value) if isinstance(value, tuple) else value - 1}
+    try:
+        before, after = _layout(task, sizes), _layout(task, other)
+    except Exception:
+        return False
+    same_constructor = before[0] == after[0]
+    return before[1] != after[1] and same_constructor is free
+
+
+def _layout(task: Task, sizes: Sizes) -> tuple[str, list[Any]]:
+    problem = task.problem(sizes)
+    with torch.device("meta"):
+        tensors: list[torch.Tensor] = []
+        without_tensors(problem.get_inputs(), tensors)
+    return repr(problem.get_init_inputs()), [tuple(tensor.shape) for tensor in tensors]
+
+
+def _bytes(task: Task, sizes: Sizes) -> int | None:
+    """Return the bytes of inputs, parameters and results, without allocating them; None if the model refuses."""
+    problem = task.problem(sizes)
+    try:
+        tensors: list[torch.Tensor] = []
+        with torch.device("meta"), torch.no_grad():
+            model = problem.Model(*problem.get_init_inputs())
+            skeleton = without_tensors(problem.get_inputs(), tensors)
+            tensors = [tensor.to("meta") for tensor in tensors]
+            without_tensors(model(*with_tensors(skeleton, tensors)), tensors)
+        tensors += model.state_dict().values()
+    except Exception:
+        return None
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _halved_once(task: Task, sizes: Sizes, fixed: set[str], least: int) -> dict[str, Any] | None:
+    """Return sizes that the model accepts, with the largest halved if it is at least `least`.
+
+    Sizes that the model does not accept smaller are added to `fixed`.
+    """
+    while True:
+        free = {name: value for name, value in sizes.items() if name not in fixed}
+        largest = max(map(_largest, free.values()), default=0)
+        if largest < least:
+            return None
+        names = [name for name, value in free.items() if _largest(value) == largest]
+        for some in _choices(names):
+            other = {name: _halved(value, largest) if name in some else value for name, value in sizes.items()}
+            if _bytes(task, other) is not None:
+                return other
+        fixed.update(names)
+
+
+def _choices(names: list[str]) -> Iterator[list[str]]:
+    """Yield all names, since sizes of one value often must be equal, then each alone."""
+    yield names
+    if len(names) > 1:
+        yield from ([name] for name in names)
+
+
+def _largest(value: Any) -> int:
+    return max(value) if isinstance(value, tuple) else int(value)
+
+
+def _halved(value: Any, largest: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_halved(item, largest) for item in value)
+    return value // 2 if value == largest else value

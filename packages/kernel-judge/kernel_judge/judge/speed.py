@@ -1,0 +1,315 @@
+"""Time a candidate beside its peers, by the judge's clock.
+
+A timed run calls a model on several sets of inputs, each new and used once, and copies all results into the judge's
+memory. The judge's clock covers both, so work that is put off counts; the time of the copies alone is measured on
+eager's results and subtracted from all. Every result of a timed run is compared with eager's.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from kernel_builder.measure.timing import Clock, clock
+from kernel_judge.judge.comparison import ErrorRule
+from kernel_judge.judge.examination import Examination, RejectedError, describe, fill, place, reserve, synchronize
+from kernel_judge.judge.peers import EAGER, Peers
+from kernel_judge.judge.reference import Arguments, Reference
+from kernel_judge.judge.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+
+_RUN_SECONDS = 20e-3
+_SHORT, _LONGEST = 0.5, 5.0  # times that: too short; the longest of eager, for a faster candidate's run to be as long
+_CPU_RUN_BYTES = 32 << 20
+_MOST_CALLS = 400
+# The least time for a shape, and the least number of rounds.
+_SHAPE_SECONDS = {"cpu": 1.0, "cuda": 60.0}
+_LEAST_ROUNDS = 3
+_LEAST_CALLS = 3
+_FEW_RUNS, _MANY_RUNS = 3, 12  # on equal inputs
+# Calls of such a run, whose first computes even if the candidate keeps its result, and its least time, in starts. Other
+# work on a GPU takes it for milliseconds at a time.
+_LEAST_EQUAL, _LONG_RUN = 8, {"cpu": 4.0, "cuda": 20.0}
+_EQUAL_SECONDS = 2.0  # after which, and after some runs, no further one starts
+# A run of less than this share of the time, on equal inputs, has skipped work; one of more than the other has not.
+_SKIPPED, _CLEAR = 0.5, 0.75
+# How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
+_DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 2e-3}
+_FLUSHED = 2  # times the cache
+
+
+class _Taken(NamedTuple):
+    """What a run took: seconds by this process's clock; and on a CPU the CPU time, elsewhere the same seconds."""
+
+    seconds: float
+    effort: float
+
+
+def measure_speed(
+    worker: WorkerProcess,
+    peers: Peers,
+    references: Sequence[Reference],
+    examination: Examination,
+    rounds: int,
+    seconds: float,
+    end: float,
+    choice: random.Random,
+) -> SpeedReport:
+    """Time a candidate and its peers at the sizes of the references.
+
+    Args:
+        worker: Has the candidate's models.
+        peers: Have the same models.
+        references: What to time.
+        examination: Has checked the candidate; its errors bound what a timed result may differ by.
+        rounds: Samples of each time.
+        seconds: Limit of a run.
+        end: When to end on a CPU, by `time.monotonic`. Each shape gets a second, and some rounds, even after it.
+        choice: Of seeds.
+
+    Raises:
+        RejectedError: If a result of a timed run is wrong, work is skipped, or the clocks disagree.
+        WorkerFailure: If a call fails.
+    """
+    device = references[0].device
+    timer = clock(device)
+    shapes = []
+    for number, reference in enumerate(references):
+        left = (end - time.monotonic()) / (len(references) - number) if device == "cpu" else 0.0
+        race = _Race(worker, peers, number, reference, examination.rules[number], timer, seconds, choice)
+        shapes.append(race.shape(rounds, max(_SHAPE_SECONDS[device], left)))
+        if number == 0:
+            race.check_repeats()
+            race.check_clock()
+    return report_speed(shapes, timer)
+
+
+class _Race:
+    """The timed runs at one shape."""
+
+    def __init__(
+        self,
+        worker: WorkerProcess,
+        peers: Peers,
+        number: int,
+        reference: Reference,
+        rule: ErrorRule,
+        timer: Clock,
+        seconds: float,
+        choice: random.Random,
+    ) -> None:
+        self._worker, self._peers, self._number, self._reference = worker, peers, number, reference
+        self._rule, self._seconds, self._choice = rule, seconds, choice
+        self._device = reference.device
+        self._given = reference.arguments(choice.getrandbits(48))
+        self._calls = _LEAST_CALLS
+        self._flushed = torch.zeros(_FLUSHED * timer.cache // 4, device=self._device)
+        self._reported: list[tuple[float, float]] = []
+        self._copying = _Taken(0.0, 0.0)
+
+    def shape(self, rounds: int, seconds: float) -> TimedShape:
+        """Return the samples of all participants, after one round that does not count.
+
+        Args:
+            rounds: How many samples each has at most.
+            seconds: After which, and after some rounds, no further one starts.
+        """
+        runs: dict[str, list[float]] = {name: [] for name in (CANDIDATE, *self._peers.workers)}
+        copying = []
+        end = time.monotonic() + seconds
+        self._lengthen()
+        for turn in range(rounds + 1):
+            if turn > _LEAST_ROUNDS and time.monotonic() > end:
+                break
+            calls = self._new_calls(self._calls)
+            names = list(runs)
+            first = turn % len(names)
+            taken = {}
+            for name in names[first:] + names[:first]:
+                try:
+                    taken[name] = self._run(name, calls).seconds
+                except WorkerFailure as failure:
+                    if name == CANDIDATE:
+                        raise
+                    self._peers.leave_out(name, failure)
+                    del runs[name]
+            self._compare(calls)
+            if turn == 0 and taken.get(EAGER, math.inf) < _SHORT * _RUN_SECONDS:
+                self._lengthen()  # the machine was busy when the number of calls was chosen
+            if turn:
+                copying.append(self._hand_over())
+                for name, samples in runs.items():
+                    samples.append(taken[name])
+        self._copying = _Taken(*map(min, zip(*copying, strict=True)))
+        overhead = self._copying.seconds
+        each = {name: [_net(run, overhead) / self._calls for run in taken] for name, taken in runs.items()}
+        return TimedShape(self._reference, self._given, self._calls, each)
+
+    def _lengthen(self) -> None:
+        """Choose how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
+        most = max(_LEAST_CALLS, min(self._room(), _MOST_CALLS))
+        while True:
+            calls = self._new_calls(self._calls)
+            eagers, ours = (min(self._run(name, calls).seconds for _ in range(2)) for name in (EAGER, CANDIDATE))
+            share = max(min(eagers, ours), eagers / _LONGEST) / _RUN_SECONDS
+            if share >= 1 or self._calls >= most:
+                self._reported.clear()  # of runs too short to compare clocks
+                return
+            self._calls = min(most, math.ceil(self._calls * max(1.2, min(1 / share, 8.0))))
+
+    def _room(self) -> int:
+        """Return for how many calls there is memory."""
+        if self._device == "cpu":
+            return _CPU_RUN_BYTES // max(self._reference.moved(self._given), 1)
+        worker = self._worker
+        place(worker, self._reference, [self._given])
+        return worker.inputs.size // max(worker.inputs.end, worker.outputs.end, 1)
+
+    def check_repeats(self) -> None:
+        """Compare runs on equal inputs with runs on different ones.
+
+        Raises:
+            RejectedError: If the candidate is much faster on equal ones, and eager is not.
+        """
+        if self._share_of_repeats(CANDIDATE, _FEW_RUNS) >= _CLEAR:
+            return
+        # Equal inputs may be in the cache, and a busy machine disturbs short runs: many of them tell.
+        share, eagers = (self._share_of_repeats(name, _MANY_RUNS) for name in (CANDIDATE, EAGER))
+        if share < _SKIPPED * min(eagers, 1.0):
+            raise RejectedError(
+                "cached-result",
+                f"calls with equal values take {share:.0%} of the time of calls with different ones; a result must be "
+                "computed in every call",
+                describe(self._reference, self._given),
+            )
+
+    def _share_of_repeats(self, name: str, number: int) -> float:
+        """Return the time of calls with equal values, divided by that of calls with different ones.
+
+        On a CPU this is CPU time: on a busy machine, the clock says little about single runs.
+
+        Args:
+            name: Whose calls.
+            number: Of runs of each kind; fewer if they take long.
+        """
+        # The start of a run, on a busy machine, is not part of the work that could be skipped.
+        start, most = _START[self._device], max(self._calls, min(self._room(), _MOST_CALLS))
+        count = min(max(self._calls, _LEAST_EQUAL), most)
+        overhead = _Taken(*(total / self._calls for total in self._copying))
+        while count < most:
+            least = min(self._run(name, self._new_calls(count)).seconds for _ in range(2))
+            if _net(least, overhead.seconds * count) >= _LONG_RUN[self._device] * start:
+                break
+            count = min(2 * count, most)
+        different: list[Arguments] = []
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        end = time.monotonic() + _EQUAL_SECONDS
+        for turn in range(number):
+            if turn > _FEW_RUNS and time.monotonic() > end:
+                break
+            if not different or name == CANDIDATE:  # which may know values that it has seen
+                different = self._new_calls(count)
+            taken[False].append(self._run(name, different).effort)
+            taken[True].append(self._run(name, self._new_calls(1) * count).effort)
+        # The least of several: what else runs on the machine only adds time.
+        same, other = (_net(min(taken[equal]), overhead.effort * count) for equal in (True, False))
+        return (same + start) / (other + start)
+
+    def _new_calls(self, count: int) -> list[Arguments]:
+        return [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
+
+    def _run(self, name: str, calls: Sequence[Arguments]) -> _Taken:
+        """Return what one run takes, and keep its results for `_compare`."""
+        worker = self._worker if name == CANDIDATE else self._peers.workers[name]
+        placed, slots = reserve(worker, self._reference, calls)
+        worker.ask("prepare", placed, slots, seconds=self._seconds)
+        # From here on, the worker's processes run only while the clock does, and none slows down another worker.
+        worker.stop()
+        with _one_thread():
+            fill(worker, placed, calls)
+            before = worker.inputs.raw(worker.inputs.end).clone() if name == CANDIDATE else None
+            self._flushed.sum()
+        synchronize(self._device)
+        taken, reported = self._timed(worker, "run", self._number, calls[0].seed)
+        if before is not None:
+            # In an order that the candidate cannot foresee, for it may still write to a GPU's memory.
+            order = self._choice.sample(range(len(slots)), len(slots))
+            copies = {call: [worker.outputs.tensor(slot).clone() for slot in slots[call]] for call in order}
+            self._results = [copies[call] for call in range(len(slots))]
+            if not self._reference.mutates and not torch.equal(before, worker.inputs.raw(worker.inputs.end)):
+                raise RejectedError(
+                    "input-changed", "it changes its inputs when it is timed", describe(self._reference, calls[0])
+                )
+            self._reported.append((taken.seconds, reported_seconds(reported)))
+        elif name == EAGER:
+            self._expected = [[worker.outputs.tensor(slot) for slot in call] for call in slots]
+        return taken
+
+    def _compare(self, calls: Sequence[Arguments]) -> None:
+        """Compare what the candidate has returned when it was timed with what eager has."""
+        for given, results, expected in zip(calls, self._results, self._expected, strict=True):
+            if not self._rule.agree(results, expected):
+                raise RejectedError(
+                    "wrong-when-timed",
+                    "a result of its timed calls is wrong, though the same shapes were right before: results must not "
+                    "depend on earlier calls",
+                    describe(self._reference, given),
+                )
+
+    def _hand_over(self) -> _Taken:
+        """Return what copying the results alone takes."""
+        return self._timed(self._peers.workers[EAGER], "hand_over")[0]
+
+    def _timed(self, worker: WorkerProcess, *command: Any) -> tuple[_Taken, Any]:
+        """Return what a command took, and the value of its answer."""
+        on_cpu = self._device == "cpu"
+        before = worker.cpu_seconds() if on_cpu else 0.0
+        seconds, value = worker.timed(*command, seconds=self._seconds)
+        worker.stop()
+        return _Taken(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
+
+    def check_clock(self) -> None:
+        """Compare this process's clock with what the candidate's has reported.
+
+        Raises:
+            RejectedError: If they disagree in every run.
+        """
+        # This process may be late to see the end of a run, but not of every run.
+        shares = [(abs(taken - reported) - _START[self._device]) / taken for taken, reported in self._reported]
+        if min(shares) > _DISAGREEMENT:
+            taken, reported = self._reported[-1]
+            raise RejectedError(
+                "clock-disagrees",
+                f"a run took {taken * 1e3:.3g} ms by the judge's clock and {reported * 1e3:.3g} ms by the clock in the "
+                "candidate's process",
+                describe(self._reference, self._given),
+            )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: others would spin for milliseconds after their work, on the cores of a worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def reported_seconds(answer: object) -> float:
+    """Return the time that a worker reports; infinity, which no clock agrees with, if it is no time."""
+    if isinstance(answer, (int, float)) and math.isfinite(answer):
+        return float(answer)
+    return math.inf
+
+
+def _net(taken: float, overhead: float) -> float:
+    """Return a run's time without that of copying results: at least a fifth, for it has written what was copied."""
+    return max(taken - overhead, 0.2 * taken)

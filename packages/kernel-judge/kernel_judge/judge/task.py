@@ -1,0 +1,265 @@
+"""Tasks: a problem file in KernelBench's form, and optionally a `task.toml` beside it.
+
+A problem file defines `Model`, `get_inputs` and `get_init_inputs`. The integers that it assigns at its top level are
+its sizes; the judge runs the file with other values of them, for shapes that a candidate has not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernel_builder import toml_file
+from kernel_builder.config.toml_schema import Key, TomlPlace, list_of, natural, one_of, table, tables
+from kernel_builder.errors import ConfigError
+
+Sizes = Mapping[str, Any]
+"""Names of a problem file's top level -> an integer, or a tuple of integers."""
+
+_NEEDED = ("Model", "get_inputs", "get_init_inputs")
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What `task.toml` says.
+
+    Attributes:
+        dtypes: Dtypes of inputs and parameters; empty for those of the file.
+        sizes: The sizes to time, in place of the file's own.
+        shapes: Further sizes to check, and to time as well.
+        tolerance: Absolute and relative tolerance of each element.
+        backward: Whether the gradients of inputs and parameters belong to the results.
+        device: "cpu" or "cuda"; None for either.
+    """
+
+    dtypes: tuple[str, ...] = ()
+    sizes: Sizes = field(default_factory=dict)
+    shapes: tuple[Sizes, ...] = ()
+    tolerance: float = 0.01
+    backward: bool = False
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem that a candidate solves.
+
+    Attributes:
+        name: The file's name without its suffix, or the directory's.
+        path: The problem file.
+        source: Its content.
+        settings: What `task.toml` says.
+        digest: SHA-256 of the problem file and `task.toml`, in hexadecimal.
+        level: The level of KernelBench that the file is in, or None.
+    """
+
+    name: str
+    path: Path
+    source: str
+    settings: TaskSettings
+    digest: str
+    level: int | None = None
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the sizes of the file: integers, and tuples of integers, that its top level assigns once."""
+        sizes: dict[str, Any] = {}
+        seen: set[str] = set()
+        for name, value in _assignments(_parsed(self.source)):
+            constant = _constant(value)
+            if name in seen:
+                sizes.pop(name, None)
+            elif constant is not None:
+                sizes[name] = constant
+            seen.add(name)
+        return sizes
+
+    def source_with(self, sizes: Sizes) -> str:
+        """Return the content of the problem file with other sizes."""
+        if not sizes:
+            return self.source
+        tree = _parsed(self.source)
+        for statement in tree.body:
+            name = _target(statement)
+            if name in sizes and isinstance(statement, ast.Assign):
+                statement.value = ast.parse(repr(sizes[name]), mode="eval").body
+        return ast.unparse(tree)
+
+    def problem(self, sizes: Sizes) -> Any:
+        """Return the problem as a module, run with these sizes.
+
+        Raises:
+            ConfigError: If the file cannot be run, or lacks one of its three names.
+        """
+        module = types.ModuleType(f"problem_{re.sub(r'[^A-Za-z0-9]', '_', self.name)}")
+        module.__file__ = str(self.path)
+        sys.modules[module.__name__] = module
+        try:
+            exec(compile(self.source_with(sizes), str(self.path), "exec"), vars(module))
+        except Exception as error:
+            raise ConfigError(f"cannot be run: {type(error).__name__}: {error}", where=str(self.path)) from error
+        if missing := [name for name in _NEEDED if not hasattr(module, name)]:
+            raise ConfigError(
+                f"defines no {missing[0]}; a problem has {', '.join(_NEEDED)}",
+                where=str(self.path),
+                hint="docs/judge.md shows a problem file",
+            )
+        return module
+
+
+def read_task(path: Path) -> Task:
+    """Read a problem file, or a directory with `task.toml` and one problem file.
+
+    Raises:
+        ConfigError: If there is no such task, or its settings are not valid.
+    """
+    if path.is_dir():
+        file, settings = _problem_file(path), path / "task.toml"
+    else:
+        file, settings = path, path.with_suffix(".toml")
+    try:
+        source = file.read_text(encoding="utf-8")
+        ast.parse(source)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "does not exist; expected a problem file or a directory with one", where=str(path), hint="see docs/judge.md"
+        ) from error
+    except (SyntaxError, ValueError, OSError) as error:
+        raise ConfigError(f"is not a Python file: {error}", where=str(file)) from error
+    text = toml_file.decode(settings.read_bytes(), str(settings)) if settings.is_file() else ""
+    level = re.fullmatch(r"level(\d+)", file.parent.name)
+    task = Task(
+        name=path.stem if path.is_file() else path.resolve().name,
+        path=file,
+        source=source,
+        settings=_settings(text, settings),
+        digest=hashlib.sha256(json.dumps([source, text]).encode()).hexdigest(),
+        level=int(level[1]) if level else None,
+    )
+    own = task.sizes()
+    for sizes in (task.settings.sizes, *task.settings.shapes):
+        for name in sizes:
+            if name not in own:
+                raise ConfigError(
+                    f"{name!r} is not a size of {file.name}; expected one of {', '.join(own) or 'none'}",
+                    where=str(settings),
+                    hint="a size is an integer that the top level of the problem file assigns",
+                )
+    return task
+
+
+def kernelbench(checkout: Path, levels: Sequence[int] = (1, 2, 3)) -> Iterator[Task]:
+    """Yield the problems of a local checkout of KernelBench, by level and number.
+
+    Raises:
+        ConfigError: If the directory has no such levels.
+    """
+    root = checkout / "KernelBench" if (checkout / "KernelBench").is_dir() else checkout
+    for level in levels:
+        files = [path for path in (root / f"level{level}").glob("*.py") if re.match(r"\d+_", path.name)]
+        if not files:
+            raise ConfigError(
+                f"has no level{level} with problem files", where=str(checkout), hint="name a checkout of KernelBench"
+            )
+        for path in sorted(files, key=lambda path: int(path.name.partition("_")[0])):
+            yield read_task(path)
+
+
+def _problem_file(directory: Path) -> Path:
+    files = [path for path in sorted(directory.glob("*.py")) if "get_inputs" in path.read_text(encoding="utf-8")]
+    if len(files) != 1:
+        names = ", ".join(path.name for path in files) or "none"
+        raise ConfigError(
+            f"has {len(files)} files that define get_inputs ({names}); expected one",
+            where=str(directory),
+            hint="name the problem file itself",
+        )
+    return files[0]
+
+
+def _settings(text: str, path: Path) -> TaskSettings:
+    settings: TaskSettings = _SETTINGS(toml_file.parse(text, str(path)), TomlPlace(str(path)))
+    return settings
+
+
+def _size(value: Any, place: TomlPlace) -> Any:
+    return list_of(natural)(value, place) if isinstance(value, list) else natural(value, place)
+
+
+def _tolerance(value: Any, place: TomlPlace) -> float:
+    if not isinstance(value, float) or not 0 < value <= 0.1:
+        raise ConfigError(f"{value!r} is not a number above 0 and at most 0.1", where=str(place), hint="write 0.01")
+    return value
+
+
+def _flag(value: Any, place: TomlPlace) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError("expected a boolean", where=str(place), hint="write true or false")
+    return value
+
+
+_SETTINGS = table(
+    {
+        "dtypes": Key(list_of(one_of(("float32", "float16", "bfloat16"), "a dtype"), least=1)),
+        "sizes": Key(tables(_size)),
+        "shapes": Key(list_of(tables(_size))),
+        "tolerance": Key(_tolerance),
+        "backward": Key(_flag),
+        "device": Key(one_of(("cpu", "cuda"), "a device")),
+    },
+    TaskSettings,
+)
+
+
+def _parsed(source: str) -> ast.Module:
+    """Parse a problem, with `a, b = 1, 2` and `a = b = 1` as assignments of one name each."""
+    tree = ast.parse(source)
+    tree.body = [part for statement in tree.body for part in _split(statement)]
+    return ast.fix_missing_locations(tree)
+
+
+def _split(statement: ast.stmt) -> list[ast.stmt]:
+    if not isinstance(statement, ast.Assign):
+        return [statement]
+    pairs: list[tuple[ast.expr, ast.expr]] = [(target, statement.value) for target in statement.targets]
+    if len(pairs) == 1 and isinstance(pairs[0][0], ast.Tuple) and isinstance(statement.value, ast.Tuple):
+        targets, values = pairs[0][0].elts, statement.value.elts
+        if len(targets) != len(values):
+            return [statement]
+        pairs = list(zip(targets, values, strict=True))
+    if not all(isinstance(target, ast.Name) and _constant(value) is not None for target, value in pairs):
+        return [statement]
+    return [ast.Assign([target], value) for target, value in pairs]
+
+
+def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for statement in tree.body:
+        if name := _target(statement):
+            assert isinstance(statement, ast.Assign)
+            yield name, statement.value
+
+
+def _target(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
+        return statement.targets[0].id
+    return ""
+
+
+def _constant(value: ast.expr) -> Any:
+    """Return an integer or a tuple of integers that an expression without names gives, else None."""
+    if any(isinstance(node, (ast.Name, ast.Call, ast.Lambda)) for node in ast.walk(value)):
+        return None
+    try:
+        constant = eval(compile(ast.Expression(value), "size", "eval"), {"__builtins__": {}})
+    except Exception:
+        return None
+    if isinstance(constant, tuple) and constant and all(type(item) is int for item in constant):
+        return constant
+    return constant if type(constant) is int else None

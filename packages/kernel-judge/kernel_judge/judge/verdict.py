@@ -1,0 +1,94 @@
+"""The verdict on one candidate, and its JSON form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from kernel_builder.errors import ConfigError
+
+RIGHT, WRONG, NOT_JUDGED = "right", "wrong", "not judged"
+EXIT_STATUS = {RIGHT: 0, WRONG: 1, NOT_JUDGED: 11}  # of `judge`; errors of the builder have those between
+
+
+class Speedup(NamedTuple):
+    """A peer's time divided by the candidate's: the geometric mean over the timed shapes, and its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a candidate computes what its task asks for, and how fast. In JSON, keys have dashes for underscores.
+
+    Attributes:
+        verdict: "right", "wrong", or "not judged" if this machine cannot build or run the candidate.
+        reason: Why it is not right, in one or two sentences that say what to change; empty if it is right.
+        rejected_as: The kind of failure, such as "wrong-result" or "input-changed"; None unless it is wrong.
+        failing_case: Of the first wrong case: "shapes", "dtypes", "seed", and what was found; None if there is none.
+        task: The name of the task.
+        task_digest: SHA-256 of the task's files, in hexadecimal.
+        candidate_digest: SHA-256 of the candidate's files, in hexadecimal.
+        sandbox: What confined the candidate: "bubblewrap", "landlock" or "process".
+        device: The device's name.
+        seconds: What the whole verdict took, with the build.
+        speed: "eager", "compile" and "max-autotune" -> speedup over that peer; a peer without a time is absent.
+        share_of_copy_speed: The time of a copy of the inputs' and results' bytes divided by the candidate's.
+        share_of_peak: Floating-point operations a second over the device's peak, where both are known.
+        suspicious: What a person should look at, in sentences. It does not make a candidate wrong.
+        cases: Of each timed shape: "shapes", and "milliseconds" of the candidate and its peers.
+    """
+
+    verdict: str
+    reason: str
+    rejected_as: str | None
+    failing_case: Mapping[str, Any] | None
+    task: str
+    task_digest: str
+    candidate_digest: str
+    sandbox: str
+    device: str
+    seconds: float
+    speed: Mapping[str, Speedup] = field(default_factory=dict)
+    share_of_copy_speed: float | None = None
+    share_of_peak: float | None = None
+    suspicious: Sequence[str] = ()
+    cases: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the candidate may be used in place of the reference."""
+        return self.verdict == RIGHT
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as `judge --json` prints it."""
+        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
+        values["speed"] = {name: speedup._asdict() for name, speedup in self.speed.items()}
+        return values | {"suspicious": list(self.suspicious), "cases": list(self.cases)}
+
+    def to_json(self) -> str:
+        """Return one JSON object on one line."""
+        return json.dumps(self.as_dict())
+
+    @staticmethod
+    def from_json(text: str) -> Verdict:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigError: If the text is not a verdict.
+        """
+        try:
+            values = {name.replace("-", "_"): value for name, value in json.loads(text).items()}
+            values["speed"] = {name: Speedup(**speedup) for name, speedup in values["speed"].items()}
+            verdict = Verdict(**values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"is not a verdict of `kernel-builder judge --json`: {error}", where=text[:80]) from error
+        if verdict.verdict not in EXIT_STATUS:
+            raise ConfigError(
+                f"{verdict.verdict!r} is not a verdict; expected {', '.join(EXIT_STATUS)}", where=text[:80]
+            )
+        return verdict

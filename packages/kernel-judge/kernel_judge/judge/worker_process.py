@@ -1,0 +1,290 @@
+"""The judge's side of a worker: starts the process, sends commands, and waits for answers with its own clock."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import kernel_builder
+import kernel_judge
+from kernel_builder import sandbox
+from kernel_judge.judge.arena import Arena
+from kernel_judge.judge.worker import receive, send
+
+_LONGEST_ANSWER = 1 << 20
+_LONGEST_WORDS = 1500
+_USER = "judge"
+_MOST_WALKS = 100
+# glibc returns freed memory to the system when there is much, and getting a page again takes longer than a small kernel
+# needs to fill it. Linux often puts two of a worker's threads on one core when they wake up; OpenMP binds each to its
+# own. Runs of 337 softmaxes of 48x256 took 5 to 56 ms before, and 4.8 to 5.4 ms with both (4 cores, in a VM).
+_STEADY_TIMES = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "OMP_PROC_BIND": "true",
+}
+
+
+class WorkerFailure(Exception):
+    """A worker has failed. `kind` is the name under which the judge rejects the candidate."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class WorkerProcess:
+    """A worker in its sandbox, with a scratch home that is removed at the end.
+
+    Args:
+        kind: The sandbox.
+        device: "cpu" or "cuda".
+        readable: What it may read beside the system and Python.
+        lent: Files for `torch.compile`, to start with.
+        variables: More environment variables.
+        arena_bytes: The size of each arena on a GPU.
+
+    Attributes:
+        inputs, outputs: The arenas that it shares with this process.
+        scratch: The only directory that it may write.
+        compiled: The directory in it where `torch.compile` keeps files.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        device: str,
+        *,
+        readable: Sequence[Path] = (),
+        lent: Path | None = None,
+        variables: dict[str, str] | None = None,
+        arena_bytes: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self._device = device
+        self._stopped: set[int] = set()
+        # Of the commands that are not answered yet: an answer has that of its command. It starts with one of its own.
+        self._tokens: deque[str | None] = deque([None])
+        self._stack = ExitStack()
+        with ExitStack() as opened:
+            self.scratch = Path(
+                opened.enter_context(tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True))
+            )
+            self.compiled = self.scratch / f"torchinductor_{_USER}"  # where Torch looks for precompiled headers
+            if lent:
+                _link(lent, self.compiled)
+            self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
+            opened.callback(self.inputs.close)
+            opened.callback(self.outputs.close)
+            self._words = opened.enter_context((self.scratch / "words").open("w+b"))
+            self._said = 0
+            self._connection, other = socket.socketpair()
+            opened.enter_context(self._connection)
+            own = [Path(kernel_builder.__file__).parent.parent, Path(kernel_judge.__file__).parent.parent]
+            paths = sandbox.readable([*readable, *([lent] if lent else []), *own])
+            settings = {
+                "connection": other.fileno(),
+                "sandbox": kind,
+                "scratch": str(self.scratch),
+                "paths": paths,
+                "device": device,
+                "threads": threads,
+            }
+            command = [sys.executable, "-m", "kernel_judge.judge.worker", json.dumps(settings)]
+            with other:
+                self.process = subprocess.Popen(
+                    [*sandbox.prefix(kind, self.scratch, paths, device), *command],
+                    cwd=self.scratch,
+                    env=self._environment(own, variables or {}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._words,
+                    stderr=self._words,
+                    pass_fds=[other.fileno(), *self.inputs.descriptors, *self.outputs.descriptors],
+                    start_new_session=True,
+                )
+            opened.callback(self._kill)
+            self._stack = opened.pop_all()
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def ready(self, seconds: float) -> None:
+        """Wait until the worker has imported Torch, and open the arenas in it.
+
+        Raises:
+            WorkerFailure: If it cannot start.
+        """
+        self.wait(seconds)
+        self.ask("open", self.inputs.handle, self.outputs.handle, seconds=seconds)
+
+    def start(self, command: str, *arguments: Any) -> None:
+        """Send a command without waiting for its answer."""
+        message = self._message(command, arguments)
+        self._said = os.fstat(self._words.fileno()).st_size
+        self.go_on()
+        with suppress(OSError):  # it has died, which `wait` reports
+            send(self._connection, message)
+
+    def wait(self, seconds: float) -> Any:
+        """Return the value of the answer to the last command.
+
+        Raises:
+            WorkerFailure: If the command failed, or there is no answer in time, or it is none of this protocol.
+        """
+        self._connection.settimeout(seconds)
+        try:
+            answer = json.loads(receive(self._connection, _LONGEST_ANSWER))
+        except TimeoutError:
+            self._kill()
+            raise WorkerFailure("timeout", f"it did not finish a call within {seconds:.0f} seconds") from None
+        except (EOFError, ConnectionError):
+            raise WorkerFailure("died", self._death()) from None
+        except (ValueError, RecursionError):
+            raise WorkerFailure("forged-answer", "it writes into the judge's connection") from None
+        known = isinstance(answer, dict) and ("value" in answer or isinstance(answer.get("failed"), str))
+        if not known or answer.get("token") != self._tokens.popleft():
+            raise WorkerFailure("forged-answer", "it writes into the judge's connection")
+        if "failed" in answer:
+            words = self._words_since(self._said) if answer["failed"] == "raised" else ""
+            raise WorkerFailure(
+                answer["failed"], str(answer.get("text", "")) + (f"; it printed: {words}" if words else "")
+            )
+        return answer["value"]
+
+    def _message(self, command: str, arguments: Sequence[Any]) -> bytes:
+        token = secrets.token_hex(8)
+        self._tokens.append(token)
+        return pickle.dumps((token, command, arguments))
+
+    def ask(self, command: str, *arguments: Any, seconds: float) -> Any:
+        """Send a command and return the value of its answer, as `wait` does."""
+        self.start(command, *arguments)
+        return self.wait(seconds)
+
+    def timed(self, command: str, *arguments: Any, seconds: float) -> tuple[float, Any]:
+        """Return the seconds that a command took by this process's clock, and the value of its answer."""
+        message = self._message(command, arguments)
+        started = time.perf_counter()
+        self.go_on()
+        with suppress(OSError):
+            send(self._connection, message)
+        value = self.wait(seconds)
+        return time.perf_counter() - started, value
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the worker's processes so far, which other work on the machine does not add to."""
+        return sum(map(_cpu_seconds, {self.process.pid, *self._descendants()}))
+
+    def stop(self) -> None:
+        """Suspend the worker's processes on a CPU until the next command, or `go_on`."""
+        if self._device != "cpu":
+            return
+        self._signal(signal.SIGSTOP)
+        for _ in range(_MOST_WALKS):  # a process that is not stopped yet may start another
+            if not (new := self._descendants() - self._stopped):
+                break
+            self._stopped |= new
+            _signal_each(new, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Resume the worker."""
+        if self._device != "cpu":
+            return
+        self._signal(signal.SIGCONT)
+        _signal_each(self._stopped, signal.SIGCONT)
+        self._stopped.clear()
+
+    def _descendants(self) -> set[int]:
+        """Return the processes that the worker has started; they may have left its group."""
+        descendants: set[int] = set()
+        waiting = [self.process.pid]
+        while waiting:
+            with suppress(OSError):
+                for thread in Path(f"/proc/{waiting.pop()}/task").iterdir():
+                    children = [int(word) for word in (thread / "children").read_text().split()]
+                    descendants.update(children)
+                    waiting += children
+        return descendants
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+    def _death(self) -> str:
+        try:
+            status = self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return "it closed the judge's connection"
+        if status < 0:
+            return f"its process was killed by {signal.Signals(-status).name}"
+        words = self._words_since(0).splitlines()
+        return f"its process ended with status {status}" + (f": {words[-1][:500]}" if words else "")
+
+    def _words_since(self, start: int) -> str:
+        """Return the end of what the worker printed after a place, such as the messages of a compiler that it ran."""
+        file = self._words.fileno()  # the worker has this file, too, and writes where it last stood
+        start = max(start, os.fstat(file).st_size - _LONGEST_WORDS)
+        return os.pread(file, _LONGEST_WORDS, start).decode(errors="replace").strip()
+
+    def _environment(self, packages: Sequence[Path], more: dict[str, str]) -> dict[str, str]:
+        scratch = str(self.scratch)
+        own = {
+            "TORCH_EXTENSIONS_DIR": f"{scratch}/extensions",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
+            "TORCH_NO_COMPILER_WRAPPER": "1",  # sccache, which would start a server of its own in each sandbox
+            "TRITON_CACHE_DIR": f"{scratch}/triton",
+            "PYTHONPATH": os.pathsep.join([*map(str, packages), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "USER": _USER,
+            **_STEADY_TIMES,
+        }
+        return {**sandbox.environment(self.scratch), **own, **more}
+
+
+def _cpu_seconds(process: int) -> float:
+    clock = ctypes.c_int()
+    if ctypes.CDLL(None).clock_getcpuclockid(process, ctypes.byref(clock)):
+        return 0.0  # it has ended
+    return time.clock_gettime(clock.value)
+
+
+def _signal_each(processes: Iterable[int], number: int) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
+
+
+def _link(lent: Path, here: Path) -> None:
+    """Put links to the files of a directory, which a worker can only read, into one of its own."""
+    for file in lent.rglob("*"):
+        place = here / file.relative_to(lent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_dir():
+            place.symlink_to(file)

@@ -1,0 +1,53 @@
+"""What a sample of attempts says of the best of k attempts: counted with `math.comb`, since no library has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def pass_at_k(attempts: int, right: int, k: int) -> float:
+    """Return the probability that at least one of k attempts is right, estimated from more attempts than k.
+
+    This is the share of all sets of k of the attempts that have a right one, 1 - C(n - c, k) / C(n, k), which is
+    unbiased. `1 - (1 - c / n) ** k` is too small. Source: Chen et al., "Evaluating Large Language Models Trained on
+    Code", arXiv:2107.03374, section 2.1.
+
+    Raises:
+        ValueError: If k is larger than the number of attempts; there is no unbiased estimate then.
+    """
+    _check(attempts, k)
+    return 1 - math.comb(attempts - right, k) / math.comb(attempts, k)
+
+
+def speedup_at_k(speeds: Sequence[float], k: int) -> float:
+    """Return the expected speed of the fastest of k attempts, estimated from the speeds of at least k attempts.
+
+    This is the mean of the maximum over all sets of k of the attempts, which is unbiased. The attempt with the i-th
+    smallest speed is the fastest of C(i - 1, k - 1) sets. Source: Nichols et al., "Can Large Language Models Write
+    Parallel Code?", arXiv:2401.12554, where it is speedup_n@k. Unlike there, every attempt counts: one that is wrong
+    has the speed 1, that of the reference which is used in its place.
+
+    Raises:
+        ValueError: If k is larger than the number of attempts.
+    """
+    _check(len(speeds), k)
+    chosen = (math.comb(index, k - 1) * speed for index, speed in enumerate(sorted(speeds)))
+    return math.fsum(chosen) / math.comb(len(speeds), k)
+
+
+def fast_p(speeds: Sequence[float | None], p: float) -> float:
+    """Return the share of attempts that are right and more than p times as fast as the reference.
+
+    Source: Ouyang et al., "KernelBench: Can LLMs Write Efficient GPU Kernels?", arXiv:2502.10517. fast_0 is the share
+    of right attempts.
+
+    Args:
+        speeds: The speed of each attempt, None where it is wrong.
+    """
+    return sum(speed is not None and speed > p for speed in speeds) / len(speeds)
+
+
+def _check(attempts: int, k: int) -> None:
+    if not 1 <= k <= attempts:
+        raise ValueError(f"k is {k}; expected 1 to {attempts}, the number of attempts")

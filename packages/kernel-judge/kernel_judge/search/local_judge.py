@@ -1,0 +1,160 @@
+"""Run the judge in a process of its own, one at a time on each device."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from filelock import FileLock, Timeout
+
+from kernel_builder.cache_directory import default_cache
+from kernel_builder.errors import ConfigError
+from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
+
+BUILDER = "kernel-builder"
+JUDGE_COMMAND = (BUILDER, "judge")
+_OUTPUT_TAIL = 2000  # characters of the judge's output, if it has no verdict
+_POLL = 0.05  # seconds between two looks for a free device
+
+
+class Judged(NamedTuple):
+    """The answer of the judge. Exactly one of verdict and error is None; times are in seconds."""
+
+    verdict: Verdict | None
+    error: str | None
+    seconds: float
+    waited: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer as the log has it."""
+        return {**self._asdict(), "verdict": self.verdict.as_dict() if self.verdict else None}
+
+    @staticmethod
+    def from_dict(entry: Mapping[str, Any]) -> Judged:
+        """Read what `as_dict` returned."""
+        verdict = Verdict.from_json(json.dumps(entry["verdict"])) if entry["verdict"] else None
+        return Judged(**{**entry, "verdict": verdict})
+
+
+class Judge(Protocol):
+    """Judges candidates, on this machine or elsewhere."""
+
+    def judge(self, candidate: Path) -> Judged:
+        """Return the verdict on a candidate, or why there is none. Several threads may call this."""
+
+
+class LocalJudge:
+    """Judges on the devices of this machine.
+
+    Args:
+        task: The task's file or directory.
+        seconds: The judge is stopped after this time, which includes the build of the candidate.
+        command: The judge, with the arguments and the output of `kernel-builder judge --json`.
+        environment: Variables of the judge's process besides those of this one.
+    """
+
+    def __init__(
+        self,
+        task: Path,
+        *,
+        seconds: float,
+        command: Sequence[str] = JUDGE_COMMAND,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._task = task
+        self._seconds = seconds
+        # Of this installation: that of another machine may be elsewhere.
+        own = (sys.executable, "-m", "kernel_builder", *command[1:])
+        self._command = own if command[0] == BUILDER else tuple(command)
+        self._environment = dict(environment or {})
+        self._devices = judging_devices()
+
+    def judge(self, candidate: Path) -> Judged:
+        asked = time.monotonic()
+        with free_device(self._devices) as environment:
+            started = time.monotonic()
+            verdict, error = self._run(candidate, environment)
+        return Judged(verdict, error, time.monotonic() - started, started - asked)
+
+    def _run(self, candidate: Path, environment: Mapping[str, str]) -> tuple[Verdict | None, str | None]:
+        command = [*self._command, str(candidate), "--task", str(self._task), "--json"]
+        try:
+            done = subprocess.run(
+                command,
+                # Agents work meanwhile: threads of Torch that spin for work multiply the time of a busy CPU.
+                env={"OMP_WAIT_POLICY": "passive", **os.environ, **self._environment, **environment},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=self._seconds,
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"the judge took longer than {self._seconds:.0f} s, with the build; make the candidate smaller"
+        if done.returncode in EXIT_STATUS.values():
+            with suppress(ConfigError):
+                verdict = Verdict.from_json(done.stdout)
+                return (None, f"not judged: {verdict.reason}") if verdict.verdict == NOT_JUDGED else (verdict, None)
+        return None, f"there is no verdict (exit status {done.returncode}): {_error(done)}"
+
+
+def _error(done: subprocess.CompletedProcess[str]) -> str:
+    """Return why the judge failed: what its JSON says, or else the end of its output."""
+    with suppress(ValueError, AttributeError):
+        words = json.loads(done.stdout)
+        return ". ".join(str(words[key]) for key in ("message", "hint") if words.get(key))
+    return (done.stderr.strip() or done.stdout.strip())[-_OUTPUT_TAIL:]
+
+
+def judging_devices() -> dict[str, dict[str, str]]:
+    """Return the devices that can judge: name -> the variables that show a process this device alone.
+
+    These are the GPUs that this process may use, by their unique names, or else the CPU.
+    """
+    query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        listed = ""
+    names = {row[0].strip(): row[1].strip() for row in csv.reader(listed.splitlines()) if len(row) == 2}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        chosen = [names.get(word.strip(), word.strip()) for word in visible.split(",")]
+        wanted = [name for name in chosen if name in names.values()]
+    else:
+        wanted = list(names.values())
+    return {name: {"CUDA_VISIBLE_DEVICES": name} for name in wanted} or {"cpu": {}}
+
+
+@contextmanager
+def free_device(devices: Mapping[str, Mapping[str, str]]) -> Iterator[Mapping[str, str]]:
+    """Wait until a device is free, and hold it; yields its variables.
+
+    All searches of a user on a machine that share a cache of the builder respect each other.
+    """
+    directory = default_cache() / "locks"
+    directory.mkdir(parents=True, exist_ok=True)
+    # With the name of the host: the cache may be on a network file system.
+    locks = {name: FileLock(directory / f"judge-{socket.gethostname()}-{name}.lock") for name in devices}
+    while True:
+        for name, lock in locks.items():
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            try:
+                yield devices[name]
+            finally:
+                lock.release()
+            return
+        time.sleep(_POLL)

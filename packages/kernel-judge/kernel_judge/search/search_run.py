@@ -1,0 +1,120 @@
+"""A search from its request to `best/`: set up its directory, make the attempts, verify and write the best kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.files import locked
+from kernel_builder.progress import Progress
+from kernel_judge.judge.task import Task, read_task
+from kernel_judge.search import best_kernel, given
+from kernel_judge.search.local_judge import judging_devices
+from kernel_judge.search.run_log import FINISHED, LOG, STARTED, RunLog
+from kernel_judge.search.search_judge import open_judge
+from kernel_judge.search.search_request import SearchRequest, agent_command
+from kernel_judge.search.supervisor import Supervisor
+
+_PATIENCE = 2.0  # seconds
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search has found. `best` is None if the reference is the best."""
+
+    run: Path
+    task: str
+    attempts: int
+    best: dict[str, Any] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as `--json` prints it."""
+        return {
+            "run": str(self.run),
+            "task": self.task,
+            "attempts": self.attempts,
+            "best": self.best,
+            "directory": str(self.run / "best") if self.best else None,
+        }
+
+
+def search(request: SearchRequest, progress: Progress) -> SearchResult:
+    """Make the attempts that are left, verify the fastest right candidate, and write it to `best/`.
+
+    Raises:
+        ConfigError: If the task or a context cannot be read, another search uses the directory, or the directory is
+            that of a search with other settings.
+        OSError: If the directory of the search cannot be written.
+    """
+    task = read_task(request.task)
+    for agent in request.agents:
+        agent_command(agent)  # before anything is made
+    name = given.kernel_name(task.name)
+    request = replace(request, run=request.run.absolute(), repo_id=request.repo_id or f"local/{name}")
+    request.run.mkdir(parents=True, exist_ok=True)
+    with _alone(request.run):
+        log = RunLog(request.run / LOG)
+        try:
+            return _search(request, task, log, progress)
+        finally:
+            log.close()
+
+
+def _search(request: SearchRequest, task: Task, log: RunLog, progress: Progress) -> SearchResult:
+    settings = request.fixed() | {"task": task.name, "task-digest": task.digest, "level": task.level}
+    before = log.find(STARTED)
+    for key, value in settings.items() if before else ():
+        if before and before[key] != value:
+            raise ConfigError(
+                f"this search was started with another {key}: {before[key]!r}, now {value!r}",
+                where=str(request.run),
+                hint="go on with the same, or name another directory with --run",
+            )
+    backends = _backends(request, task)
+    given.prepare(request, backends)
+    judging = request.judge_settings()
+    log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
+    with open_judge(judging, given.task_path(request.run), f"{request.run}/judge") as judge:
+        Supervisor(request, task.name, judge, log, progress).run()
+        chosen = best_kernel.choose(log, judge, request.run)
+    best = None
+    if chosen:
+        contender, verdict = chosen
+        assert request.repo_id
+        best_kernel.write(request.run, contender, verdict, repo_id=request.repo_id, backends=backends)
+        best = {
+            "attempt": contender.attempt,
+            "try": contender.number,
+            "agent": contender.agent,
+            "candidate": contender.candidate,
+            "speed": verdict.speed[best_kernel.REFERENCE_PEER].ratio,
+            "verdict": verdict.as_dict(),
+        }
+    log.append(FINISHED, best=best)
+    return SearchResult(request.run, task.name, request.attempts, best)
+
+
+def _backends(request: SearchRequest, task: Task) -> tuple[str, ...]:
+    """Return the backends of the kernel: those of the device that judges, or both if that is not known."""
+    if task.settings.device:
+        return (task.settings.device,)
+    if request.ray:
+        return ("cpu", "cuda")
+    return ("cpu",) if "cpu" in judging_devices() else ("cuda",)
+
+
+@contextmanager
+def _alone(run: Path) -> Iterator[None]:
+    def refuse() -> None:
+        raise ConfigError(
+            "another search is running in it", where=str(run), hint="wait for its end, or use another --run"
+        )
+
+    # A child of a killed search has its lock until it has become another program.
+    with locked(run / "lock", waiting=refuse, patience=_PATIENCE):
+        yield

@@ -1,0 +1,143 @@
+"""The directories of a search: what every agent is given, and the workspace of each try.
+
+RUN/log.jsonl               everything that has happened
+RUN/given/                  what each workspace starts with: task/, kernel/, context/
+RUN/attempts/0001/1/workspace/   where the agent of try 1 of attempt 1 works
+RUN/attempts/0001/1/candidate    what it wrote: a copy, made when all of its processes had ended
+RUN/attempts/0001/1/agent.log    what it printed
+RUN/best/                   the best kernel, as a project
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import string
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
+from kernel_judge.judge.verdict import Verdict
+from kernel_judge.search.search_request import PlannedAttempt, SearchRequest
+
+_TEMPLATES = Path(__file__).parent / "templates"
+FILE, PROJECT = "candidate.py", "kernel"  # what an agent writes: one of them
+PROMPT = "PROMPT.md"
+
+
+class Workspace:
+    """The directory of one try.
+
+    Args:
+        run: The directory of the search, absolute.
+        attempt: The attempt's number.
+        number: The try's number, from 1.
+    """
+
+    def __init__(self, run: Path, attempt: int, number: int) -> None:
+        self.run = run
+        self.root = run / "attempts" / f"{attempt:04}" / str(number)
+        self.directory = self.root / "workspace"
+        self.log = self.root / "agent.log"
+        self.mark = f"{run}/{attempt}/{number}"
+
+    def prepare(self, prompt: str, context: Sequence[str], judge: str, before: Path | None) -> None:
+        """Make the workspace anew.
+
+        Args:
+            context: What of `given/context` the agent gets.
+            judge: The script with which the agent asks for a verdict.
+            before: The candidate of the try before, with which the agent goes on.
+        """
+        shutil.rmtree(self.root, ignore_errors=True)
+        given = self.run / "given"
+        self.directory.mkdir(parents=True)
+        for name in ("task", PROJECT, *(f"context/{name}" for name in context)):
+            shutil.copytree(given / name, self.directory / name, symlinks=True)
+        if before:
+            copy_candidate(before, self.directory / (FILE if before.is_file() else PROJECT))
+        script = self.directory / "judge"
+        script.write_text(judge)
+        script.chmod(0o755)
+        (self.directory / PROMPT).write_text(prompt)
+
+    def freeze(self) -> Path | None:
+        """Copy what the agent has written to where it no longer changes; return the copy.
+
+        None if it has written nothing, or something that cannot be copied, such as a pipe or an unreadable file.
+        """
+        try:
+            candidate = written(self.directory, self.run / "given" / PROJECT)
+            if candidate is None:
+                return None
+            target = self.frozen.parent / candidate.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy_candidate(candidate, target)
+        except OSError:
+            shutil.rmtree(self.frozen.parent, ignore_errors=True)
+            return None
+        return target
+
+    @property
+    def frozen(self) -> Path:
+        """Where `freeze` puts a file; a project is beside it."""
+        return self.root / "candidate" / FILE
+
+    def frozen_candidate(self) -> Path | None:
+        """Return what `freeze` copied, or None."""
+        return next((path for path in (self.frozen, self.frozen.parent / PROJECT) if path.exists()), None)
+
+
+def written(directory: Path, pristine: Path) -> Path | None:
+    """Return the candidate in a directory: a file, or a project that differs from what the agent was given."""
+    if (directory / FILE).is_file():
+        return directory / FILE
+    project = directory / PROJECT
+    if not project.is_dir() or candidate_digest(project) == candidate_digest(pristine):
+        return None
+    return project
+
+
+def prompt_text(request: SearchRequest, attempt: PlannedAttempt, task_name: str, feedback: str) -> str:
+    """Return what an agent reads on its standard input and in `PROMPT.md`."""
+    template = string.Template((_TEMPLATES / "PROMPT.md").read_text(encoding="utf-8"))
+    explained = json.loads((_TEMPLATES / "contexts.json").read_text(encoding="utf-8"))
+    return template.substitute(
+        task=task_name,
+        minutes=f"{request.limits.seconds / 60:.3g}",
+        context="".join(f"- `context/{name}/`: {explained[name]}\n" for name in attempt.context),
+        feedback=feedback,
+    )
+
+
+def judge_script(request: SearchRequest) -> str:
+    """Return the script `judge` of a workspace: a verdict in words on what the agent has written so far."""
+    command = [sys.executable, "-m", "kernel_judge.search.workspace_judge", str(request.run), "."]
+    return f'#!/bin/sh\ncd "$(dirname "$0")" || exit 2\nexec {shlex.join(command)}\n'
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """Return a verdict in words, for an agent."""
+    lines = []
+    if verdict.is_right:
+        lines.append("The candidate is right.")
+    else:
+        kind = f" ({verdict.rejected_as})" if verdict.rejected_as else ""
+        lines.append(f"The candidate is wrong{kind}: {verdict.reason}")
+    if verdict.failing_case:
+        lines.append(f"The first failing case: {json.dumps(verdict.failing_case)}")
+    for peer, speed in verdict.speed.items():
+        lines.append(
+            f"Its speed is {speed.ratio:.2f} times that of {peer} (95 % interval {speed.low:.2f} to {speed.high:.2f})."
+        )
+    if verdict.share_of_copy_speed is not None:
+        lines.append(
+            f"It reaches {verdict.share_of_copy_speed:.0%} of copy speed, what to compare with if memory is the limit."
+        )
+    if verdict.share_of_peak is not None:
+        lines.append(f"It reaches {verdict.share_of_peak:.0%} of the device's peak arithmetic.")
+    lines += [f"Suspicious: {fact}" for fact in verdict.suspicious]
+    lines += [f"Times: {json.dumps(case)}" for case in verdict.cases]
+    return "\n".join(lines)

@@ -1,0 +1,47 @@
+"""`./judge` of a workspace: the verdict on what the agent has written so far, in words.
+
+It waits for a free device, as the search does. The search does not read the result: it judges again when the agent has
+ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from kernel_builder.errors import KernelBuilderError
+from kernel_judge.judge.candidate_files import copy_candidate
+from kernel_judge.search.given import task_path
+from kernel_judge.search.run_log import LOG, STARTED, read_events
+from kernel_judge.search.search_judge import open_judge
+from kernel_judge.search.workspace import PROJECT, verdict_text, written
+
+
+def main(run: Path, workspace: Path) -> int:
+    """Print the verdict; return 0 if the candidate is right, 1 if not, and 2 if there is no verdict."""
+    candidate = written(workspace, run / "given" / PROJECT)
+    if candidate is None:
+        print("There is no candidate: write candidate.py, or change the project in kernel/.")
+        return 2
+    settings = [event for event in read_events(run / LOG) if event["event"] == STARTED][-1]["judge"]
+    with tempfile.TemporaryDirectory() as scratch, open_judge(settings, task_path(run)) as judge:
+        copy = Path(scratch) / candidate.name
+        copy_candidate(candidate, copy)
+        judged = judge.judge(candidate)
+    if judged.verdict is None:
+        print(judged.error)
+        return 2
+    print(verdict_text(judged.verdict))
+    return 0 if judged.verdict.is_right else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    except KernelBuilderError as error:
+        print(f"{error}\n{error.hint or ''}")
+        sys.exit(2)
+    except OSError as error:  # a sandbox of the agent's own
+        print(f"The judge cannot work here: {error}. Go on without it: the search judges when you end.")
+        sys.exit(2)

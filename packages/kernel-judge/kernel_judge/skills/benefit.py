@@ -1,0 +1,222 @@
+"""How much a skill helps an agent: the same tasks, agent, limits and judge, with the skill and without.
+
+Each task is one search in which every second attempt has the skill, so that both groups meet the same state of the
+machine. Like any search, it goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.files import write_atomically
+from kernel_builder.progress import Progress
+from kernel_judge.judge.verdict import RIGHT
+from kernel_judge.search.local_judge import Judged
+from kernel_judge.search.run_log import LOG, TRY_ENDED, read_events
+from kernel_judge.search.search_request import SKILL, SearchRequest
+from kernel_judge.search.workspace import Workspace
+from kernel_judge.skills.agent_usage import reported_tokens
+from kernel_judge.skills.catalog import Skill, digests
+from kernel_judge.skills.intervals import CONFIDENCE, Compared, compare_best, compare_means, compare_shares
+
+HELPS, HARMS, MIXED, NO_HELP = "helps", "harms", "mixed", "no measurable help"
+_PEER = "eager"
+_SETTINGS = "skill.json"
+
+
+class SkillTry(NamedTuple):
+    """One try of a task. The speed is that relative to eager, at least 1.0; 1.0 if the candidate is wrong."""
+
+    task: str
+    has_skill: bool
+    is_right: bool
+    speed: float
+    seconds: float
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Benefit:
+    """What a skill changes.
+
+    Attributes:
+        skill: The name of the skill.
+        agent: The command of the agent.
+        tries: All tries, half of them with the skill.
+        measures: "pass@1", "pass@k", "speedup@1", "speedup@k", "seconds", "tokens" -> the intervals. Tokens are absent
+            if the agent does not report them in every try.
+        conclusion: "helps", "harms", "mixed" (more right and slower, or the other way) or "no measurable help".
+    """
+
+    skill: str
+    agent: str
+    tries: Sequence[SkillTry]
+    measures: Mapping[str, Compared]
+    conclusion: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as `--json` prints it; a limit that is infinite is null."""
+        measures = {
+            name: {
+                key.replace("_", "-"): value if math.isfinite(value) else None
+                for key, value in compared._asdict().items()
+            }
+            for name, compared in self.measures.items()
+        }
+        rows = [{key.replace("_", "-"): value for key, value in made._asdict().items()} for made in self.tries]
+        return {
+            "skill": self.skill,
+            "agent": self.agent,
+            "conclusion": self.conclusion,
+            "confidence": CONFIDENCE,
+            "measures": measures,
+            "tries": rows,
+        }
+
+
+def find_tasks(directory: Path) -> list[Path]:
+    """Return the tasks in a directory: problem files, and directories with one. A problem file is a task by itself.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if directory.is_file():
+        return [directory]
+    entries = sorted(directory.iterdir()) if directory.is_dir() else []
+    tasks = [path for path in entries if _is_problem(path) or (path.is_dir() and any(map(_is_problem, path.iterdir())))]
+    if not tasks:
+        raise ConfigError(
+            "has no task; expected Python files that define get_inputs, or directories with one",
+            where=str(directory),
+            hint="a checkout of KernelBench has tasks in KernelBench/level1",
+        )
+    return tasks
+
+
+def _is_problem(path: Path) -> bool:
+    return path.suffix == ".py" and "get_inputs" in path.read_text(encoding="utf-8", errors="replace")
+
+
+def measure_benefit(
+    skill: Skill, tasks: Sequence[Path], tries: int, template: SearchRequest, progress: Progress
+) -> Benefit:
+    """Let the agent try each task with and without the skill, and compare.
+
+    Args:
+        tries: How often each task is tried in each group.
+        template: The agent, the limits and the directory; the task and the attempts are set here.
+
+    Raises:
+        ConfigError: If a task cannot be read, or the directory is that of another evaluation.
+        OSError: If the directory cannot be written.
+    """
+    from kernel_judge.search.search_run import search
+
+    _claim(template.run, skill, tries)
+    results: list[SkillTry] = []
+    for task in tasks:
+        run = template.run / task.stem
+        request = replace(
+            template, task=task, run=run, attempts=2 * tries, tries=1, contexts=((), (SKILL,)), skill=skill.directory
+        )
+        search(request, progress)
+        results += _tries(task.stem, run)
+    return compare_tries(skill.name, template.agents[0], results, tries)
+
+
+def _claim(run: Path, skill: Skill, tries: int) -> None:
+    """Write down what is evaluated, or check that it is the same as before: groups of tries must not be mixed."""
+    files = digests(skill.files())
+    settings = json.dumps({"skill": skill.name, "files": files, "tries": tries}, indent=1)
+    run.mkdir(parents=True, exist_ok=True)
+    file = run / _SETTINGS
+    if file.exists() and file.read_text(encoding="utf-8") != settings:
+        raise ConfigError(
+            "is the directory of an evaluation of another skill, of another text of it, or with another -k",
+            where=str(run),
+            hint="name another directory with --run",
+        )
+    write_atomically(file, settings)
+
+
+def _tries(task: str, run: Path) -> list[SkillTry]:
+    tries = []
+    ended = [event for event in read_events(run / LOG) if event["event"] == TRY_ENDED]
+    for event in sorted(ended, key=lambda event: event["attempt"]):
+        is_right, speed = event["outcome"] == RIGHT, 1.0
+        if is_right:
+            verdict = Judged.from_dict(event["judged"]).verdict
+            assert verdict
+            if _PEER not in verdict.speed:
+                raise ConfigError(f"the verdict on attempt {event['attempt']} has no speed", where=str(run))
+            speed = max(1.0, verdict.speed[_PEER].ratio)
+        log = Workspace(run, event["attempt"], event["try"]).log
+        tokens = reported_tokens(log.read_text(encoding="utf-8", errors="replace"))
+        tries.append(SkillTry(task, SKILL in event["context"], is_right, speed, event["agent-seconds"], tokens))
+    return tries
+
+
+def compare_tries(skill: str, agent: str, tries: Sequence[SkillTry], k: int) -> Benefit:
+    """Compare the tries with the skill with those without it; there are k of each for every task."""
+    tasks = list(dict.fromkeys(made.task for made in tries))
+    groups = [
+        [[made for made in tries if made.task == task and made.has_skill == has_skill] for task in tasks]
+        for has_skill in (False, True)
+    ]
+
+    def shares(of_task: bool) -> list[list[bool]]:
+        if of_task:
+            return [[any(made.is_right for made in task) for task in group] for group in groups]
+        return [[made.is_right for task in group for made in task] for group in groups]
+
+    def values(name: str) -> list[list[list[float]]]:
+        return [[[max(getattr(made, name), 1e-3) for made in task] for task in group] for group in groups]
+
+    measures = {"pass@1": compare_shares(*shares(of_task=False))}
+    if k > 1:
+        measures[f"pass@{k}"] = compare_shares(*shares(of_task=True))
+    measures["speedup@1"] = compare_means(*values("speed"))
+    if k > 1:
+        measures[f"speedup@{k}"] = compare_best(*values("speed"))
+    measures["seconds"] = compare_means(*values("seconds"))
+    if all(made.tokens is not None for made in tries):
+        measures["tokens"] = compare_means(*values("tokens"))
+    return Benefit(skill, agent, tries, measures, _conclusion(measures))
+
+
+def _conclusion(measures: Mapping[str, Compared]) -> str:
+    right, speed = measures["pass@1"], measures["speedup@1"]
+    better, worse = right.low > 0 or speed.low > 1, right.high < 0 or speed.high < 1
+    if better and worse:
+        return MIXED
+    return HELPS if better else HARMS if worse else NO_HELP
+
+
+def benefit_lines(benefit: Benefit) -> list[str]:
+    """Return a comparison in words and as a table."""
+    words = {
+        HELPS: "The skill helps.",
+        HARMS: "The skill harms.",
+        MIXED: "The skill makes one of pass@1 and speedup@1 better and the other worse.",
+        NO_HELP: "No measurable help: neither pass@1 nor speedup@1 differs by more than chance gives.",
+    }
+    tasks = len({made.task for made in benefit.tries})
+    lines = [
+        words[benefit.conclusion],
+        f"{tasks} tasks, {len(benefit.tries) // (2 * tasks)} tries of each with the skill and as many without it.",
+        f"{'':<12}{'without':>10}{'with':>10}{'change':>10}   {CONFIDENCE:.1%} interval",
+    ]
+    for name, (without, with_skill, *changes) in benefit.measures.items():
+        is_share = name.startswith("pass")
+        change, low, high = (f"{value:+.2f}" if is_share else f"{value:.2f}x" for value in changes)
+        digits = 0 if name == "tokens" else 2
+        lines.append(f"{name:<12}{without:>10.{digits}f}{with_skill:>10.{digits}f}{change:>10}   {low} to {high}")
+    if "tokens" not in benefit.measures:
+        lines.append("The agent does not report tokens in every try.")
+    return lines

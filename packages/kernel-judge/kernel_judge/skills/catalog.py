@@ -1,0 +1,119 @@
+"""Skills as directories: reading and checking them, and those that come with the builder."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.front_matter import parse, split
+from kernel_judge.skills.token_count import tokens_at_most
+
+SKILL_FILE = "SKILL.md"
+# Agents read SKILL.md as a whole; what not every task needs belongs to references.
+MOST_TOKENS = 550
+_BUILT_IN = Path(__file__).parent
+# The Agent Skills format: names are words of small letters and digits with dashes between, and name the directory.
+_NAME = re.compile(r"(?=.{1,64}$)[a-z0-9]+(-[a-z0-9]+)*")
+_MOST_DESCRIPTION = 1024
+
+
+@dataclass(frozen=True)
+class Skill:
+    """A directory with a SKILL.md in the Agent Skills format.
+
+    Attributes:
+        name: From the front matter.
+        description: What it is for, from the front matter; agents choose skills by it.
+        tokens: An upper estimate for SKILL.md.
+        directory: Where it is.
+    """
+
+    name: str
+    description: str
+    tokens: int
+    directory: Path
+
+    def files(self) -> dict[str, bytes]:
+        """Return the content of all files, by relative path."""
+        paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
+        return {path.relative_to(self.directory).as_posix(): path.read_bytes() for path in paths}
+
+
+def digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the SHA-256 of each file, in hexadecimal."""
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def built_in() -> list[Skill]:
+    """Return the skills that come with the builder, by name."""
+    return [read_skill(path.parent) for path in sorted(_BUILT_IN.glob(f"*/{SKILL_FILE}"))]
+
+
+def find_skill(name: str) -> Skill:
+    """Return a skill that comes with the builder.
+
+    Raises:
+        ConfigError: If there is none of this name.
+    """
+    known = {skill.name: skill for skill in built_in()}
+    if name not in known:
+        meant = difflib.get_close_matches(name, known, n=1)
+        raise ConfigError(
+            f"there is no skill {name!r}; there is {', '.join(known)}",
+            where="skills",
+            hint=f"did you mean {meant[0]}?" if meant else "`kernel-builder skills list` lists the skills",
+        )
+    return known[name]
+
+
+def read_skill(directory: Path) -> Skill:
+    """Read a skill and check it against the format and the limit of tokens.
+
+    Raises:
+        ConfigError: If it is not a skill, or too long.
+    """
+    file = directory / SKILL_FILE
+    where = str(file)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError("a skill is a directory with a SKILL.md", where=where, hint="name its directory") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=where) from error
+    front, _ = split(text)
+    form = "begin it with front matter: `---`, `name: my-skill`, `description: what it is for`, `---`"
+    if front is None:
+        raise ConfigError("has no front matter", where=where, hint=form)
+    try:
+        values = parse(front)
+    except ValueError as error:
+        raise ConfigError(f"its front matter {error}", where=where, hint=form) from error
+    name, description = values.get("name"), values.get("description")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"expected at most 64 small letters, digits and single dashes, got {name!r}", where=f"{where}: name"
+        )
+    if name != directory.resolve().name:
+        raise ConfigError(
+            f"{name!r} is not the name of the directory, {directory.resolve().name!r}",
+            where=f"{where}: name",
+            hint="rename one of them; agents look for the skill by both",
+        )
+    if not isinstance(description, str) or not 0 < len(description.strip()) <= _MOST_DESCRIPTION:
+        raise ConfigError(
+            f"expected 1 to {_MOST_DESCRIPTION} characters that say when to use the skill",
+            where=f"{where}: description",
+        )
+    tokens = tokens_at_most(text)
+    if tokens > MOST_TOKENS:
+        raise ConfigError(
+            f"has up to {tokens} tokens; expected at most {MOST_TOKENS}",
+            where=where,
+            hint="move what not every task needs to references/*.md",
+        )
+    return Skill(name, description.strip(), tokens, directory)

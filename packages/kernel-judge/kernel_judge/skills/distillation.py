@@ -1,0 +1,185 @@
+"""A skill from the best traces of a search, kept only if it helps a student agent.
+
+WORK/traces/       what the writing agent is given: candidates with their logs and verdicts, and common mistakes
+WORK/skill/NAME/   what it writes
+WORK/agent.log     what it prints
+WORK/benefit/      the evaluation of the student
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.progress import Progress
+from kernel_judge.judge.verdict import RIGHT
+from kernel_judge.search.given import task_path
+from kernel_judge.search.limited_process import run_limited
+from kernel_judge.search.local_judge import Judged
+from kernel_judge.search.run_log import LOG, TRY_ENDED, Event, read_events
+from kernel_judge.search.search_request import SearchRequest
+from kernel_judge.search.workspace import Workspace
+from kernel_judge.skills.benefit import HELPS, Benefit, measure_benefit
+from kernel_judge.skills.catalog import MOST_TOKENS, SKILL_FILE, Skill, read_skill
+from kernel_judge.skills.installation import write_files
+
+_PROMPT = Path(__file__).parent / "distil.md"
+_MOST_TRACES = 3
+_MOST_MISTAKES = 10
+_LOG_BYTES = 200_000  # the end of an agent's output; the whole of it would not fit into a context
+
+
+@dataclass(frozen=True)
+class DistilRequest:
+    """Which skill to write from which search.
+
+    Attributes:
+        source: The directory of the search.
+        target: The directory of the new skill; its name is the skill's.
+        writer: The command of the agent that writes it.
+        tasks: The tasks of the evaluation; none for the task of the search.
+        tries: How often the student tries each task in each group.
+        student: The student, its limits, and the directory of work.
+    """
+
+    source: Path
+    target: Path
+    writer: str
+    tasks: tuple[Path, ...]
+    tries: int
+    student: SearchRequest
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """A skill that an agent wrote, and what it changes. `kept` is where it is; None if it does not help."""
+
+    skill: Skill
+    benefit: Benefit
+    kept: Path | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values as `--json` prints them."""
+        return {
+            "skill": self.skill.name,
+            "tokens": self.skill.tokens,
+            "written": str(self.skill.directory),
+            "kept": str(self.kept) if self.kept else None,
+            "benefit": self.benefit.as_dict(),
+        }
+
+
+def distil(request: DistilRequest, progress: Progress) -> Distilled:
+    """Let an agent write a skill, evaluate it, and put it to its place if it helps. Goes on where it was stopped.
+
+    Raises:
+        ConfigError: If the search has no right try, the agent writes no valid skill, or the target exists.
+    """
+    if request.target.exists():
+        raise ConfigError("exists", where=str(request.target), hint="move it away, or name another -o DIR")
+    work = request.student.run.absolute()
+    directory = work / "skill" / request.target.resolve().name
+    if not (directory / SKILL_FILE).is_file():
+        _gather(request.source, work / "traces")
+        progress.say(f"{request.writer} writes {directory / SKILL_FILE}")
+        _write(request, work, directory)
+    try:
+        skill = read_skill(directory)
+    except ConfigError as error:
+        error.hint = f"the agent's output is in {work / 'agent.log'}; correct the file or remove it, and run again"
+        raise
+    tasks = request.tasks or (task_path(request.source),)
+    template = replace(request.student, run=work / "benefit")
+    benefit = measure_benefit(skill, tasks, request.tries, template, progress)
+    if benefit.conclusion != HELPS:
+        return Distilled(skill, benefit, None)
+    try:
+        write_files(skill.files(), request.target)
+    except ConfigError as error:
+        error.hint = f"the skill is in {skill.directory}; copy it where you want it"
+        raise
+    return Distilled(skill, benefit, request.target)
+
+
+def _gather(source: Path, traces: Path) -> None:
+    """Copy the fastest right candidates of a search, with how they came about, and the reasons of wrong ones."""
+    try:
+        tries = [event for event in read_events(source / LOG) if event["event"] == TRY_ENDED]
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {LOG}", where=str(source), hint="name the directory of a search") from None
+    best = _best(tries)
+    if not best:
+        raise ConfigError(
+            "no try of this search is right, so there is nothing to learn from",
+            where=str(source),
+            hint="search with more attempts, or with another agent",
+        )
+    shutil.rmtree(traces, ignore_errors=True)
+    shutil.copytree(source / "given" / "task", traces / "task")
+    for rank, event in enumerate(best, 1):
+        place, workspace = traces / str(rank), Workspace(source.absolute(), event["attempt"], event["try"])
+        place.mkdir()
+        candidate = workspace.frozen_candidate()
+        assert candidate, "a try with a verdict has a candidate"
+        if candidate.is_dir():
+            shutil.copytree(candidate, place / candidate.name, symlinks=True)
+        else:
+            shutil.copyfile(candidate, place / candidate.name)
+        (place / "agent.log").write_bytes(workspace.log.read_bytes()[-_LOG_BYTES:])
+        (place / "verdict.json").write_text(json.dumps(event["judged"]["verdict"], indent=1), encoding="utf-8")
+    (traces / "mistakes.md").write_text("".join(f"- {reason}\n" for reason in _mistakes(tries)), encoding="utf-8")
+
+
+def _best(tries: Sequence[Event]) -> list[Event]:
+    def speed(event: Event) -> float:
+        verdict = Judged.from_dict(event["judged"]).verdict
+        return max((speedup.ratio for speedup in verdict.speed.values()), default=0.0) if verdict else 0.0
+
+    right = sorted((event for event in tries if event["outcome"] == RIGHT), key=speed, reverse=True)
+    distinct: dict[str, Event] = {}
+    for event in right:
+        distinct.setdefault(event["candidate"], event)
+    return list(distinct.values())[:_MOST_TRACES]
+
+
+def _mistakes(tries: Sequence[Event]) -> list[str]:
+    verdicts = [Judged.from_dict(event["judged"]).verdict for event in tries if event["judged"]]
+    reasons = [verdict.reason for verdict in verdicts if verdict and not verdict.is_right]
+    return list(dict.fromkeys(reasons))[:_MOST_MISTAKES]
+
+
+def _write(request: DistilRequest, work: Path, directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    text = string.Template(_PROMPT.read_text(encoding="utf-8")).substitute(
+        name=directory.name, file=directory.relative_to(work) / SKILL_FILE, tokens=MOST_TOKENS
+    )
+    prompt = work / "PROMPT.md"
+    prompt.write_text(text, encoding="utf-8")
+    log = work / "agent.log"
+    with log.open("wb") as output:
+        ended = run_limited(
+            shlex.split(request.writer),
+            work,
+            os.environ,
+            request.student.limits,
+            mark=str(work),
+            stdin=prompt,
+            output=output,
+            is_stopping=lambda: False,
+        )
+    if not (directory / SKILL_FILE).is_file():
+        why = f"it met its limit of {ended.stopped}" if ended.stopped else f"its exit status is {ended.exit_status}"
+        raise ConfigError(
+            f"the agent wrote no {directory.relative_to(work) / SKILL_FILE}; {why}",
+            where=request.writer,
+            hint=f"its output is in {log}",
+        )

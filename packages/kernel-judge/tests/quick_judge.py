@@ -1,0 +1,55 @@
+"""A judge for tests of what comes after a judge: it believes the candidate.
+
+    python quick_judge.py CANDIDATE --task TASK --json
+
+A candidate's line `# right 1.5` or `# wrong` is its verdict. Each call adds a line to $QUICK_JUDGE_CALLS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+from kernel_judge.judge.verdict import Speedup, Verdict
+
+
+def main(candidate: Path, task: Path) -> int:
+    text = candidate.read_text()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    with Path(os.environ["QUICK_JUDGE_CALLS"]).open("a") as calls:
+        calls.write(f"{digest} {time.monotonic():.4f} ")
+        calls.flush()
+        said = re.search(r"# (right|wrong|broken|stuck) ?([\d.]*)", text)
+        assert said
+        time.sleep(60 if said[1] == "stuck" else float(os.environ.get("QUICK_JUDGE_SECONDS", "0")))
+        calls.write(f"{time.monotonic():.4f}\n")
+    if said[1] == "broken":
+        sys.exit("no such device")
+    right = said[1] == "right"
+    ratio = float(said[2] or 1)
+    if "lucky" in text and Path(os.environ["QUICK_JUDGE_CALLS"]).read_text().count(digest) > 1:
+        ratio = 0.9  # the first time was a mistake
+    print(
+        Verdict(
+            verdict=said[1],
+            reason="" if right else "it is wrong on purpose",
+            rejected_as=None if right else "wrong-result",
+            failing_case=None,
+            task=task.stem,
+            task_digest="0" * 64,
+            candidate_digest=digest,
+            sandbox="process",
+            device="none",
+            seconds=0.0,
+            speed={"eager": Speedup(ratio, ratio * 0.98, ratio * 1.02)} if right else {},
+        ).to_json()
+    )
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[3])))

@@ -1,0 +1,150 @@
+"""What a search keeps: verified again, written as a project, published; and what agents are given."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agents import BODIES, MODEL
+from searches import agent, logged, quick_request, quoted, run_search
+
+from kernel_builder.errors import ConfigError
+from kernel_judge.search.search_request import parse_context
+from kernel_judge.search.workspace import Workspace
+from tests.support.running_hub import running_hub
+
+BUILDER = [sys.executable, "-m", "kernel_builder"]
+REAL_JUDGE = ("kernel-builder", "judge", "--against", "eager", "--inputs", "8", "--rounds", "7")
+LOAD = """
+import torch
+from kernels import get_kernel
+x = torch.randn(8)
+model = get_kernel("kernels-community/hard-swish", version=1, backend="cpu").ModelNew()
+assert torch.equal(model(x), torch.nn.functional.hardswish(x))
+"""
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = MODEL.format(body=BODIES["good"])
+    best = run_search(quick_request(tmp_path, quoted(f"# right 2.5\n{model}"))).run / "best"
+    with running_hub(tmp_path_factory.mktemp("hub"), "--trust", "kernels-community") as hub:
+        upload = [
+            "build-and-upload",
+            str(best),
+            "--backend",
+            "cpu",
+            "--repo-id",
+            "kernels-community/hard-swish",
+            "--json",
+        ]
+        done = subprocess.run([*BUILDER, *upload], env=hub.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        loaded = subprocess.run([sys.executable, "-c", LOAD], env=hub.environment, capture_output=True, check=False)
+        assert loaded.returncode == 0, loaded.stderr.decode()
+        card = hub.api().hf_hub_download(
+            "kernels-community/hard-swish", "README.md", repo_type="kernel", local_dir=tmp_path / "card"
+        )
+    text = Path(card).read_text()
+    assert "right, twice" in text and "| eager | 2.50 | 2.45 to 2.55 |" in text
+    assert str(tmp_path) not in text
+
+
+@pytest.mark.slow
+def test_the_judge_decides_between_six_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests run at the same time. Threads would wait for each other, and a short time varies by a factor of two:
+    # the steps of the reference give the good kernel a speed of about ten, and the slow one less than one.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    kinds = ("cheating", "hanging", "slow", "wrong", "crashing", "good")
+    agents = [agent(kind) for kind in kinds]
+    request = quick_request(tmp_path, *agents, seconds=5, jobs=4, judge=REAL_JUDGE)
+    steps = "torch.clamp(x + 3, 0, 6)"
+    many = steps + ".clamp(0, 6)" * 40
+    assert steps in request.task.read_text()
+    request.task.write_text(request.task.read_text().replace(steps, many))
+    result = run_search(request)
+    outcomes = {event["attempt"]: event for event in logged(result.run, "try-ended")}
+    said = [outcomes[number]["outcome"] for number in range(1, 7)]
+    assert said == ["wrong", "no-candidate", "right", "wrong", "no-candidate", "right"], outcomes
+    assert outcomes[1]["judged"]["verdict"]["rejected-as"] == "input-changed"
+    assert result.best and result.best["attempt"] == 6
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_a_verdict_that_does_not_hold_makes_room_for_the_next(tmp_path: Path) -> None:
+    result = run_search(quick_request(tmp_path, quoted("# right 3.0 lucky"), quoted("# right 2.0")))
+    assert [event["attempt"] for event in logged(result.run, "verified")] == [1, 2]
+    assert result.best and (result.best["attempt"], result.best["speed"]) == (2, 2.0)
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_agents_get_the_contexts_in_turn(tmp_path: Path) -> None:
+    skill, reference = tmp_path / "my-skill", tmp_path / "kernel.cu"
+    skill.mkdir()
+    (skill / "SKILL.md").write_text("how to")
+    reference.write_text("__global__ void hard_swish();")
+    contexts = (parse_context("none"), parse_context("skill,reference"), parse_context("profile"))
+    request = quick_request(
+        tmp_path, quoted("# wrong"), attempts=4, contexts=contexts, skill=skill, references=(reference,)
+    )
+    run = run_search(request).run
+    spaces = [Workspace(run, number, 1).directory for number in range(1, 5)]
+    assert [sorted(path.name for path in space.glob("context/*")) for space in spaces] == [
+        [],
+        ["reference", "skill"],
+        ["profile"],
+        [],
+    ]
+    assert (spaces[1] / "context/skill/SKILL.md").read_text() == "how to"
+    assert (spaces[1] / "context/reference/kernel.cu").is_file()
+    assert "`context/skill/`" in (spaces[1] / "PROMPT.md").read_text()
+    assert "aten::clamp" in (spaces[2] / "context/profile/profile.txt").read_text()
+
+
+@pytest.mark.slow
+def test_the_reference_is_the_generated_code_where_no_file_is_named(tmp_path: Path, judge_calls: Path) -> None:
+    request = quick_request(tmp_path, quoted("# wrong"), contexts=(("reference",),))
+    code = run_search(request).run / "given/context/reference/compiled.py"
+    assert "clamp" in code.read_text() and "__output_code" not in code.read_text()
+    assert judge_calls.read_text()
+
+
+def test_a_context_without_its_files_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no SKILL\.md"):
+        run_search(quick_request(tmp_path, agent("crashing"), contexts=(("skill",),), skill=tmp_path))
+    with pytest.raises(ConfigError, match="'tutorial' is not a context"):
+        parse_context("skill,tutorial")
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_an_agent_asks_the_judge(tmp_path: Path) -> None:
+    asking = "sh -c './judge; echo \"# wrong\" > candidate.py; ./judge; echo status $?'"
+    run = run_search(quick_request(tmp_path, asking)).run
+    said = Workspace(run, 1, 1).log.read_text()
+    assert "There is no candidate" in said
+    assert "The candidate is wrong (wrong-result): it is wrong on purpose" in said
+    assert "status 1" in said
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_a_command_that_answers_with_text_is_an_agent(tmp_path: Path) -> None:
+    answer = tmp_path / "answer.md"
+    answer.write_text("Use this:\n\n```python\n# wrong\n```\n\nNo, better:\n\n```python\n# right 2\n```\n")
+    script = Path(__file__).parents[4] / "examples/search/answer_agent.py"
+    result = run_search(quick_request(tmp_path, f"{sys.executable} {script} sh -c 'tail -n 3; cat {answer}'"))
+    assert result.best and result.best["speed"] == 2.0
+    assert "Answer with the complete `candidate.py`" in Workspace(result.run, 1, 1).log.read_text()
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_the_command_prints_the_result_as_json(tmp_path: Path) -> None:
+    task = quick_request(tmp_path, "true").task
+    search = [*BUILDER, "search", str(task), "--agent", "true", "--run", str(tmp_path / "run"), "--json"]
+    done = subprocess.run(search, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    answer = json.loads(done.stdout)
+    assert answer["best"] is None and answer["task"] == "hard_swish_steps"
+    assert "attempt 1, try 1 (true): no-candidate" in done.stderr

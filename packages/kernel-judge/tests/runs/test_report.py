@@ -1,0 +1,176 @@
+"""The report: estimators against enumeration, groups, tables, JSON and the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from html.parser import HTMLParser
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kernel_builder.cli import main
+from kernel_builder.errors import ConfigError
+from kernel_judge.judge.verdict import Speedup, Verdict
+from kernel_judge.search.best_kernel import contenders
+from kernel_judge.search.estimators import fast_p, pass_at_k, speedup_at_k
+from kernel_judge.search.run_log import LOG
+from kernel_judge.search.run_report import make_report
+
+SPEEDS = [1.0, 1.0, 1.3, 2.5, 1.3, 4.0, 1.1]
+
+
+@pytest.mark.parametrize("k", range(1, 8))
+def test_speedup_at_k_is_the_mean_over_all_sets(k: int) -> None:
+    expected = statistics.fmean(max(chosen) for chosen in combinations(SPEEDS, k))
+    assert speedup_at_k(SPEEDS, k) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("k", range(1, 8))
+@pytest.mark.parametrize("right", range(8))
+def test_pass_at_k_is_the_mean_over_all_sets(k: int, right: int) -> None:
+    outcomes = [True] * right + [False] * (7 - right)
+    expected = statistics.fmean(any(chosen) for chosen in combinations(outcomes, k))
+    assert pass_at_k(7, right, k) == pytest.approx(expected)
+
+
+def test_no_estimate_for_more_attempts_than_there_are() -> None:
+    with pytest.raises(ValueError, match="expected 1 to 7"):
+        speedup_at_k(SPEEDS, 8)
+    with pytest.raises(ValueError, match="expected 1 to 7"):
+        pass_at_k(7, 1, 0)
+
+
+def test_fast_p_counts_right_attempts_that_are_faster() -> None:
+    assert fast_p([None, 0.5, 1.0, 1.5, 3.0], 1.0) == 2 / 5
+    assert fast_p([None, 0.5, 1.0, 1.5, 3.0], 0.0) == 4 / 5
+
+
+def verdict(speed: float | None) -> Verdict:
+    right = speed is not None
+    peers = (
+        {"eager": Speedup(speed, speed, speed), "compile": Speedup(speed / 2, speed / 2, speed / 2)} if right else {}
+    )
+    said = ("right", "", None) if right else ("wrong", "it is", "wrong-result")
+    return Verdict(*said, None, "task", "0", "0", "process", "none", 1.0, peers)
+
+
+def ended(attempt: int, number: int, speed: float | None, *, agent: str, context: list[str]) -> dict[str, Any]:
+    judged = {"verdict": verdict(speed).as_dict(), "error": None, "seconds": 5.0, "waited": 1.0}
+    return {
+        "event": "try-ended",
+        "attempt": attempt,
+        "try": number,
+        "agent": agent,
+        "context": context,
+        "outcome": "wrong" if speed is None else "right",
+        "candidate": f"{attempt}/{number}",
+        "agent-seconds": 5.0,
+        "judged-as": None,
+        "judged": judged,
+        "supervisor-seconds": 0.02,
+    }
+
+
+def write_run(directory: Path, task: str, level: int, speeds: list[tuple[float | None, float | None]]) -> Path:
+    """Write the log of a search with two agents, two contexts and two tries for each attempt; one is not finished."""
+    started = {"event": "started", "task": task, "level": level, "tries": 2, "attempts": len(speeds) + 1}
+    events: list[dict[str, Any]] = [started]
+    for number, pair in enumerate(speeds, 1):
+        about = {"agent": f"agent-{number % 2}", "context": ["skill"] if number % 4 > 1 else []}
+        events += [ended(number, place, speed, **about) for place, speed in enumerate(pair, 1)]
+    events.append(ended(len(speeds) + 1, 1, 9.0, agent="agent-0", context=[]))
+    directory.mkdir()
+    (directory / LOG).write_text("".join(json.dumps(event) + "\n" for event in events))
+    return directory
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    first = [(None, 2.0), (0.5, 0.8), (None, None), (3.0, 4.0)]
+    second = [(None, None), (1.5, 1.2), (None, None), (None, 1.0)]
+    return [write_run(tmp_path / "one", "one", 1, first), write_run(tmp_path / "two", "two", 2, second)]
+
+
+def test_groups_have_the_figures_of_their_attempts(runs: list[Path]) -> None:
+    report = make_report(runs, "eager", [1, 2, 4])
+    everything = report.groups[0]
+    assert (everything.tasks, everything.attempts, everything.right) == (2, 8, 5)
+    assert everything.pass_at[1] == pytest.approx((3 / 4 + 2 / 4) / 2)
+    assert everything.pass_at[4] == 1
+    assert everything.speedup_at[4] == pytest.approx(math.sqrt(4.0 * 1.5))
+    assert everything.fast[1.5] == pytest.approx((2 / 4 + 0) / 2)
+    assert everything.geometric_mean == pytest.approx((2.0 * 4.0 * 1.5) ** (1 / 8))
+    assert everything.median == 1.0
+    named = {(group.by, group.name): group for group in report.groups}
+    assert set(named) == {
+        ("all", "all"),
+        *(("agent", f"agent-{number}") for number in (0, 1)),
+        *(("context", name) for name in ("none", "skill")),
+        *(("level", level) for level in ("1", "2")),
+    }
+    assert named["agent", "agent-0"].speedup_at[2] == pytest.approx(math.sqrt(4.0 * 1.5))
+    assert 4 not in named["agent", "agent-0"].pass_at
+    assert report.unfinished == 2
+    assert report.overhead == pytest.approx(0.04 / 20)
+
+
+def test_speeds_may_be_relative_to_another_peer(runs: list[Path]) -> None:
+    assert make_report(runs, "compile", [4]).groups[0].speedup_at[4] == pytest.approx(math.sqrt(2.0 * 1.0))
+    with pytest.raises(ConfigError, match="no speed relative to max-autotune"):
+        make_report(runs, "max-autotune")
+
+
+def test_the_best_does_not_depend_on_the_order() -> None:
+    speeds = (2.5, 0.5, None, 1.0, 2.4, 1.5)
+    events = [ended(number, 1, speed, agent="a", context=[]) for number, speed in enumerate(speeds, 1)]
+    for order in permutations(events):
+        assert [contender.ratio for contender in contenders(order)] == [2.5, 2.4, 1.5]
+
+
+class _Counter(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert tag not in ("script", "link", "img")
+
+
+def test_the_command_prints_a_table_or_json_and_writes_a_page(runs: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    named = [str(run) for run in runs]
+    shown = CliRunner().invoke(main, ["report", *named, "--k", "1,2", "--html", str(page)])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    assert lines[0].split()[:6] == ["tasks", "attempts", "pass@1", "pass@2", "speedup@1", "speedup@2"]
+    assert lines[1].split()[:3] == ["all", "2", "8"]
+    assert "2 planned attempts are not finished and left out." in shown.output
+    answer = json.loads(CliRunner().invoke(main, ["report", *named, "--json"]).stdout)
+    assert answer["groups"][0]["pass-at"]["1"] == pytest.approx(0.625)
+    assert len(answer["attempts"]) == 8
+    counter = _Counter()
+    counter.feed(page.read_text())
+    assert counter.tags.count("svg") == 2
+    assert counter.tags.count("table") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--k", "0"], "not a list of numbers"), ([], "there is no log.jsonl")],
+)
+def test_errors_say_what_to_do(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, ["report", str(tmp_path), *arguments])
+    assert done.exit_code == 2
+    assert said in done.stderr and "hint: " in done.stderr
+
+
+def test_a_report_needs_a_finished_attempt(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", "one", 1, [])
+    with pytest.raises(ConfigError, match="no attempt is finished"):
+        make_report([tmp_path / "one"], "eager")

@@ -1,0 +1,219 @@
+"""The supervisor: limits, feedback, exclusive judging, its log, and how a search goes on that was killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from searches import agent, logged, marked_processes, quick_request, quoted, run_search, start_search
+
+from kernel_builder.errors import ConfigError
+from kernel_judge.search.run_log import LOG, RunLog, read_events
+from kernel_judge.search.workspace import Workspace
+
+GOOD, SLOW, WRONG = quoted("# right 2.5"), quoted("# right 0.5"), quoted("# wrong")
+
+
+@pytest.mark.usefixtures("judge_calls")
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("good", "slow", "wrong", "hanging", "crashing"),
+        ("crashing", "hanging", "wrong", "slow", "good"),
+        ("wrong", "good", "hanging", "crashing", "slow"),
+    ],
+)
+def test_the_good_agent_wins_in_any_order(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    commands = {"good": GOOD, "slow": SLOW, "wrong": WRONG}
+    agents = [commands.get(kind) or agent(kind) for kind in kinds]
+    result = run_search(quick_request(tmp_path, *agents, seconds=1.5, jobs=5))
+    assert result.best
+    assert result.best["attempt"] == kinds.index("good") + 1
+    assert result.best["speed"] == 2.5
+    outcomes = {event["attempt"]: event["outcome"] for event in logged(result.run, "try-ended")}
+    expected = {
+        "good": "right",
+        "slow": "right",
+        "wrong": "wrong",
+        "hanging": "no-candidate",
+        "crashing": "no-candidate",
+    }
+    assert [outcomes[number] for number in range(1, 6)] == [expected[kind] for kind in kinds]
+    stopped = {event["attempt"]: event["stopped"] for event in logged(result.run, "agent-ended")}
+    assert stopped[kinds.index("hanging") + 1] == "time"
+    assert marked_processes(result.run) == []
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -> None:
+    result = run_search(quick_request(tmp_path, SLOW, WRONG))
+    assert result.best is None
+    assert not (result.run / "best").exists()
+    assert logged(result.run, "verified") == []
+
+
+@pytest.mark.usefixtures("judge_calls")
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("crashing", {}, "something went wrong"),
+        ("filling", {"disk": 50_000_000}, "its limit of disk"),
+        ("greedy", {"memory": 1_000_000_000}, "MemoryError"),
+        ("hanging", {"seconds": 1}, "its limit of time"),
+        ("odd", {}, "It wrote no candidate."),
+    ],
+)
+def test_a_failure_is_told_to_the_next_try(tmp_path: Path, kind: str, settings: dict[str, Any], said: str) -> None:
+    request = quick_request(tmp_path, agent(kind), tries=2, **settings)
+    assert run_search(request).best is None
+    workspace = Workspace(request.run, 1, 2).directory
+    prompt = (workspace / "PROMPT.md").read_text()
+    assert said in prompt
+    assert "It wrote no candidate." in prompt
+    assert marked_processes(request.run) == []
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_a_try_knows_the_verdict_on_the_one_before_and_goes_on_with_its_files(tmp_path: Path) -> None:
+    run = run_search(quick_request(tmp_path, WRONG, tries=2)).run
+    workspace = Workspace(run, 1, 2).directory
+    prompt = (workspace / "PROMPT.md").read_text()
+    assert "The candidate is wrong (wrong-result): it is wrong on purpose" in prompt
+    assert {path.name for path in workspace.iterdir()} == {"PROMPT.md", "task", "kernel", "judge", "candidate.py"}
+    assert (workspace / "kernel" / "build.toml").is_file()
+    assert (workspace / "task" / "hard_swish_steps.py").is_file()
+    first = Workspace(run, 1, 1).frozen_candidate()
+    assert first and "/0001/1/workspace" in first.read_text()
+
+
+def test_an_equal_candidate_is_not_judged_again(tmp_path: Path, judge_calls: Path) -> None:
+    result = run_search(quick_request(tmp_path, agent("quoted", "# wrong"), attempts=3, tries=2))
+    assert len(judge_calls.read_text().splitlines()) == 1
+    origins = [event["judged-as"] for event in logged(result.run, "try-ended")]
+    assert origins.count(None) == 1
+    assert len(origins) == 6
+
+
+def test_judging_is_exclusive(tmp_path: Path, judge_calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUICK_JUDGE_SECONDS", "0.1")
+    other = tmp_path / "other"
+    other.mkdir()
+    beside = start_search(other, WRONG, attempts=3, jobs=3)
+    run_search(quick_request(tmp_path, WRONG, attempts=4, jobs=4))
+    assert beside.wait(30) == 0
+    times = sorted(tuple(map(float, line.split()[1:])) for line in judge_calls.read_text().splitlines())
+    assert len(times) == 7
+    assert all(end <= start for (_, end), (start, _) in pairwise(times))
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_a_judge_that_fails_is_no_verdict(tmp_path: Path) -> None:
+    request = quick_request(tmp_path, quoted("# broken"), quoted("# stuck"), GOOD, tries=2, judge_seconds=2)
+    assert run_search(request).best
+    said = {event["attempt"]: event["judged"]["error"] for event in logged(request.run, "try-ended") if event["judged"]}
+    assert "no such device" in said[1]
+    assert "longer than 2 s" in said[2]
+    assert "no such device" in (Workspace(request.run, 1, 2).directory / "PROMPT.md").read_text()
+
+
+def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUICK_JUDGE_SECONDS", "0.05")
+    agents, settings = (GOOD, SLOW, WRONG), {"attempts": 12, "tries": 2, "jobs": 3}
+    log = tmp_path / "run" / LOG
+    for goal in (2, 9, 16):
+        process = start_search(tmp_path, *agents, **settings)
+        while not log.exists() or log.read_bytes().count(b'"event":"try-ended"') < goal:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with log.open("ab") as torn:
+        torn.write(b'{"event":"try-ended","attempt":')
+    result = run_search(quick_request(tmp_path, *agents, **settings))
+    tries = [(event["attempt"], event["try"]) for event in logged(result.run, "try-ended")]
+    assert sorted(tries) == [(attempt, number) for attempt in range(1, 13) for number in (1, 2)]
+    assert result.best and result.best["speed"] == 2.5
+    judged = [event["candidate"] for event in logged(result.run, "try-ended") if not event["judged-as"]]
+    assert len(judged) == len(set(judged))
+    # One candidate is judged at a time, so each kill interrupts at most one judging, which begins again.
+    calls = re.findall(r"[0-9a-f]{64}", judge_calls.read_text())
+    assert len(judged) <= len(calls) - len(logged(result.run, "verified")) <= len(judged) + 3
+    assert marked_processes(result.run) == []
+    before = (tmp_path / "judge-calls").read_bytes()
+    run_search(quick_request(tmp_path, *agents, **settings))
+    assert (tmp_path / "judge-calls").read_bytes() == before
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_a_stopped_search_leaves_no_process(tmp_path: Path) -> None:
+    process = start_search(tmp_path, agent("hanging"))
+    while len(marked_processes(tmp_path / "run")) < 2:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) != 0
+    assert marked_processes(tmp_path / "run") == []
+    assert logged(tmp_path / "run", "agent-ended") == []
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_more_attempts_continue_a_search_and_other_settings_do_not(tmp_path: Path) -> None:
+    run_search(quick_request(tmp_path, WRONG, attempts=1))
+    result = run_search(quick_request(tmp_path, WRONG, attempts=2))
+    assert [event["attempt"] for event in logged(result.run, "try-ended")] == [1, 2]
+    with pytest.raises(ConfigError, match="another agents"):
+        run_search(quick_request(tmp_path, GOOD))
+    changed = quick_request(tmp_path, WRONG)
+    changed.task.write_text(changed.task.read_text().replace("1024", "2048"))
+    with pytest.raises(ConfigError, match="another task-digest"):
+        run_search(changed)
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_two_searches_cannot_use_one_directory(tmp_path: Path) -> None:
+    process = start_search(tmp_path, agent("hanging"), seconds=5)
+    try:
+        while not (tmp_path / "run" / LOG).exists():
+            time.sleep(0.02)
+        with pytest.raises(ConfigError, match="another search is running"):
+            run_search(quick_request(tmp_path, agent("hanging")))
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_the_supervisor_takes_less_than_2_percent_of_the_time(tmp_path: Path) -> None:
+    agents = [quoted("# wrong", 3.0), quoted("# right 2.5", 3.0)]
+    result = run_search(quick_request(tmp_path, *agents, attempts=4, jobs=4))
+    events = logged(result.run, "try-ended")
+    share = sum(event["supervisor-seconds"] for event in events) / sum(event["agent-seconds"] for event in events)
+    assert share < 0.02
+
+
+def test_an_agent_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no program 'no-such-agent'"):
+        run_search(quick_request(tmp_path, "no-such-agent -p"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_log_ends_with_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / LOG
+    log = RunLog(path)
+    log.append("one", value=1)
+    log.close()
+    with path.open("ab") as torn:
+        torn.write(b'{"event":"two"')
+    assert [event["event"] for event in read_events(path)] == ["one"]
+    log = RunLog(path)
+    log.append("three")
+    log.close()
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["one", "three"]
+    path.write_text("[]\n")
+    with pytest.raises(ConfigError, match=r"line 1: is not an event"):
+        read_events(path)

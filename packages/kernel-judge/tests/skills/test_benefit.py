@@ -1,0 +1,279 @@
+"""The benefit of a skill: what agents that follow a script gain or lose by it, and the statistics behind that."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import agents
+import pytest
+import quick_judge
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.progress import Silent
+from kernel_judge.search.limited_process import Limits
+from kernel_judge.search.run_log import read_events
+from kernel_judge.search.search_request import SearchRequest
+from kernel_judge.skills import benefit as benefits
+from kernel_judge.skills import intervals
+from kernel_judge.skills.agent_usage import reported_tokens
+from kernel_judge.skills.benefit import Benefit, SkillTry, benefit_lines, compare_tries, find_tasks, measure_benefit
+from kernel_judge.skills.catalog import find_skill, read_skill
+from kernel_judge.skills.distillation import Distilled, DistilRequest, distil
+from tests.support.places import ROOT
+
+STUDENTS = Path(__file__).with_name("students.py")
+TASK = """
+import torch
+
+width = 64
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.silu(x)
+
+
+def get_inputs():
+    return [torch.randn(4, width)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.fixture
+def tasks(judge_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with two tasks, a file and a directory, and what is no task."""
+    monkeypatch.setenv("QUICK_JUDGE_CALLS", str(tmp_path / "calls"))
+    directory = tmp_path / "tasks"
+    (directory / "gate").mkdir(parents=True)
+    (directory / "silu.py").write_text(TASK)
+    (directory / "gate" / "problem.py").write_text(TASK)
+    (directory / "gate" / "task.toml").write_text('device = "cpu"\n')
+    (directory / "README.md").write_text("get_inputs\n")
+    return directory
+
+
+def request(run: Path, agent: str) -> SearchRequest:
+    return SearchRequest(
+        task=Path(),
+        run=run,
+        agents=(f"{sys.executable} {STUDENTS} {agent}",),
+        jobs=2,
+        limits=Limits(60, 2**32, 2**30),
+        judge=(sys.executable, quick_judge.__file__),
+    )
+
+
+@pytest.fixture
+def measured(tasks: Path, tmp_path: Path) -> Callable[[str], Benefit]:
+    """Return a function that evaluates the skill with an agent."""
+
+    def measure(agent: str, tries: int = 5) -> Benefit:
+        skill = find_skill("cuda-kernels")
+        return measure_benefit(skill, find_tasks(tasks), tries, request(tmp_path / agent, agent), Silent())
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("agent", "conclusion", "words"),
+    [
+        ("helped", "helps", "The skill helps."),
+        ("same", "no measurable help", "No measurable help"),
+        ("harmed", "harms", "The skill harms."),
+    ],
+)
+def test_agents_with_and_without_the_skill(
+    measured: Callable[[str], Benefit], agent: str, conclusion: str, words: str, tmp_path: Path
+) -> None:
+    benefit = measured(agent)
+    assert benefit.conclusion == conclusion
+    assert benefit_lines(benefit)[0].startswith(words)
+    assert [sum(made.has_skill == has for made in benefit.tries) for has in (False, True)] == [10, 10]
+    expected = {"helped": (0.5, 1.0), "same": (0.5, 0.5), "harmed": (1.0, 0.0)}[agent]
+    assert benefit.measures["pass@1"][:2] == pytest.approx(expected, abs=0.11)
+    assert benefit.measures["tokens"].low > 1.8
+    json.dumps(benefit.as_dict(), allow_nan=False)
+    calls = (tmp_path / "calls").read_text()
+    assert measured(agent) == benefit, "the evaluation goes on where it was"
+    assert (tmp_path / "calls").read_text() == calls
+
+
+def test_an_evaluation_is_not_mixed_with_another(measured: Callable[..., Benefit], tmp_path: Path) -> None:
+    (tmp_path / "faster").mkdir()
+    (tmp_path / "faster" / "skill.json").write_text("{}")
+    with pytest.raises(ConfigError, match="evaluation of another skill"):
+        measured("faster")
+
+
+def test_a_directory_without_tasks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.py").write_text("print()\n")
+    for directory in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ConfigError, match="has no task"):
+            find_tasks(directory)
+    assert find_tasks(tmp_path / "notes.py") == [tmp_path / "notes.py"]
+
+
+def command(*arguments: str | Path) -> tuple[int, dict[str, object]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "kernel_builder", "skills", *map(str, arguments), "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
+    agent = f"{sys.executable} {agents.__file__} wrong"
+    options = ("--tasks", tasks / "silu.py", "--agent", agent, "-k", "2", "-j", "2", "--run", tmp_path / "run")
+    code, answer = command("eval", "cuda-kernels", *options)
+    assert (code, answer["conclusion"]) == (1, "no measurable help")
+    assert [(made["has-skill"], made["is-right"], made["speed"]) for made in answer["tries"]] == [
+        (False, False, 1.0),
+        (True, False, 1.0),
+    ] * 2
+    reports = {
+        event["judged"]["verdict"]["rejected-as"]
+        for event in read_events(tmp_path / "run/silu/log.jsonl")[:-1]
+        if "judged" in event
+    }
+    assert reports == {"wrong-result"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "message"),
+    [
+        (("eval", "cuda-kernels", "--tasks", "none", "--agent", "true"), "none", "has no task"),
+        (("eval", "cuda", "--tasks", "none", "--agent", "true"), "skills", "there is no skill 'cuda'"),
+        (("eval", "docs", "--tasks", "none", "--agent", "true"), "docs/SKILL.md", "a directory with a SKILL.md"),
+        (("distil", "docs", "--agent", "true", "-o", "/nonexistent/new"), "docs", "there is no log.jsonl"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[str, ...], where: str, message: str) -> None:
+    code, answer = command(*arguments)
+    assert (code, answer["error"], answer["where"]) == (2, "ConfigError", where)
+    assert message in str(answer["message"])
+    assert answer["hint"]
+
+
+@pytest.fixture
+def distilled(tasks: Path, tmp_path: Path) -> Callable[..., Distilled]:
+    """Return a function that distils a skill from the evaluation of an agent that is right in every second try."""
+    source = tmp_path / "same"
+    measure_benefit(find_skill("cuda-kernels"), [tasks / "silu.py"], 2, request(source, "same"), Silent())
+
+    def run(writer: str, student: str) -> Distilled:
+        writer = f"{sys.executable} {STUDENTS} {writer}"
+        given = DistilRequest(
+            source / "silu",
+            tmp_path / "be-right",
+            writer,
+            tuple(find_tasks(tasks)),
+            5,
+            request(tmp_path / student, student),
+        )
+        return distil(given, Silent())
+
+    return run
+
+
+def test_a_distilled_skill_is_kept_only_if_it_helps(distilled: Callable[..., Distilled], tmp_path: Path) -> None:
+    result = distilled("writer", "same")
+    assert result.kept is None and result.benefit.conclusion == "no measurable help"
+    assert not (tmp_path / "be-right").exists()
+    result = distilled("writer", "helped")
+    assert result.kept == tmp_path / "be-right" and result.benefit.conclusion == "helps"
+    assert read_skill(tmp_path / "be-right").description == "How to be right."
+    assert [path.name for path in (tmp_path / "be-right").iterdir()] == ["SKILL.md"]
+    with pytest.raises(ConfigError, match="exists"):
+        distilled("writer", "helped")
+
+
+@pytest.mark.parametrize(
+    ("writer", "message", "hint"),
+    [
+        ("lazy-writer", r"wrote no skill/be-right/SKILL\.md; its exit status is 1", "agent.log"),
+        ("broken-writer", "has no front matter", "agent.log"),
+    ],
+)
+def test_an_agent_that_writes_no_skill(
+    distilled: Callable[..., Distilled], writer: str, message: str, hint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        distilled(writer, "helped")
+    assert hint in str(refused.value.hint)
+    assert not (tmp_path / "be-right").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "tokens"),
+    [
+        ("no report\n", None),
+        ('{"type": "result", "usage": {"input_tokens": 5, "cache_read_input_tokens": 20, "output_tokens": 7}}', 32),
+        (
+            '{"type": "assistant", "usage": {"output_tokens": 1}}\n{"type": "result", "usage": {"output_tokens": 9}}\n',
+            9,
+        ),
+        ('{"type":"turn.completed","usage":{"input_tokens":10,"cached_input_tokens":8,"output_tokens":3}}\n' * 2, 26),
+        ('text "usage" {\n{"usage": {"total_tokens": 4}}', 4),
+    ],
+)
+def test_tokens_are_read_from_the_output_of_agents(output: str, tokens: int | None) -> None:
+    assert reported_tokens(output) == tokens
+
+
+def test_exact_intervals_of_shares() -> None:
+    # 0 of n: 1 - (alpha / 2)^(1 / n) is the upper limit.
+    assert intervals.share_interval(0, 5) == (0.0, pytest.approx(1 - 0.0125 ** (1 / 5)))
+    assert intervals.share_interval(5, 5) == (pytest.approx(0.0125 ** (1 / 5)), 1.0)
+    low, high = intervals.share_interval(3, 10)
+    assert sum(math.comb(10, i) * low**i * (1 - low) ** (10 - i) for i in range(3, 11)) == pytest.approx(0.0125)
+    assert sum(math.comb(10, i) * high**i * (1 - high) ** (10 - i) for i in range(4)) == pytest.approx(0.0125)
+
+
+def test_few_tries_show_nothing() -> None:
+    assert intervals.compare_shares([False] * 3, [True] * 3).low < 0
+    assert intervals.compare_shares([False] * 5, [True] * 5).low > 0
+    few = intervals.compare_means([[1.0, 1.1, 1.2]], [[2.0, 2.1, 2.2]])
+    assert (few.low, few.high) == (0.0, math.inf)
+    assert intervals.compare_means([[1.0, 1.1, 1.2, 1.3, 1.4]], [[2.0, 2.1, 2.2, 2.3, 2.4]]).low > 1
+
+
+def test_the_interval_of_means_moves_with_the_values() -> None:
+    generator = random.Random(3)
+    groups = [[[generator.lognormvariate(0, 0.2) for _ in range(6)] for _ in range(3)] for _ in range(2)]
+    compared = intervals.compare_means(*groups)
+    doubled = intervals.compare_means(groups[0], [[2 * value for value in task] for task in groups[1]])
+    assert doubled.change == pytest.approx(2 * compared.change)
+    assert (doubled.low, doubled.high) == (pytest.approx(2 * compared.low), pytest.approx(2 * compared.high))
+    assert compared.low < compared.change < compared.high
+
+
+def test_a_skill_without_effect_is_rarely_said_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The intervals promise at most one in twenty; of 60 evaluations, at most 7 are expected in all but 2 % of runs."""
+    monkeypatch.setattr(intervals, "_PERMUTATIONS", 400)
+    monkeypatch.setattr(benefits, "compare_best", lambda *_: intervals.Compared(1, 1, 1, 1, 1))
+    generator = random.Random(1)
+    wrong = 0
+    for _ in range(60):
+        tries = []
+        for task in range(4):
+            share = generator.random()
+            for number in range(10):
+                is_right = generator.random() < share
+                speed = max(1.0, generator.lognormvariate(0.3, 0.4)) if is_right else 1.0
+                tries.append(SkillTry(f"task{task}", number < 5, is_right, speed, 1.0, None))
+        wrong += compare_tries("skill", "agent", tries, 5).conclusion != "no measurable help"
+    assert wrong <= 7

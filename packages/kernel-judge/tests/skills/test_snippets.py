@@ -1,0 +1,97 @@
+"""Every listing of the skill's references is what it says: files that build, commands that work, Python that runs.
+
+The references are one project. A listing whose first line is a comment with a path is that file of the project. Other
+listings are commands and scripts, which run in the order of the text, beside the project.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.places import ROOT
+
+REFERENCES = ROOT / "packages" / "kernel-judge" / "kernel_judge" / "skills" / "cuda-kernels" / "references"
+# The order in which an agent needs them. GPU guides have no listings.
+ORDER = ("build-toml", "vectors", "reductions", "torch", "integration", "judge-and-benchmark")
+# clang-format and ruff check the listings as they check the repository's own files.
+STYLE = {".cpp": "clang-format", ".h": "clang-format", ".cu": "clang-format", ".cuh": "clang-format", ".py": "ruff"}
+
+
+class Listing(NamedTuple):
+    language: str
+    text: str
+
+    @property
+    def path(self) -> str | None:
+        """The file of the project that this is, or None for commands and scripts."""
+        match = re.match(r"(?://|#) ([\w./-]+\.\w+)\n", self.text)
+        return match[1] if match else None
+
+
+def listings(reference: str) -> list[Listing]:
+    text = (REFERENCES / f"{reference}.md").read_text()
+    return [Listing(*parts) for parts in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+
+
+def run(directory: Path, *command: str | Path) -> str:
+    tools = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    env = {**os.environ, "PATH": os.pathsep.join(tools), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, cwd=directory, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}"
+    return done.stdout
+
+
+def test_every_reference_is_read() -> None:
+    names = {path.stem for path in REFERENCES.glob("*.md") if not path.stem.startswith("gpu-")}
+    assert names == set(ORDER)
+    for path in REFERENCES.glob("gpu-*.md"):
+        assert not listings(path.stem)
+    for reference in ORDER:
+        assert all(listing.language in {"sh", "python", "toml", "cpp", "cuda"} for listing in listings(reference))
+
+
+@pytest.mark.slow
+def test_every_listing_works(tmp_path: Path) -> None:
+    project = tmp_path / "rms-scale"
+    for reference in ORDER:
+        script = ""
+        for listing in listings(reference):
+            if listing.path:
+                file = project / listing.path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(listing.text)
+            elif listing.language == "sh":
+                run(tmp_path, "sh", "-e", "-c", listing.text)
+            else:
+                assert listing.language == "python"
+                script += listing.text  # later scripts of a reference use the names of earlier ones
+        if script and find_spec("diffusers"):
+            run(tmp_path, sys.executable, "-c", script)
+    pytest.importorskip("diffusers", reason="diffusers and transformers need Python 3.11")
+
+
+def test_listings_are_formatted(tmp_path: Path) -> None:
+    (tmp_path / ".clang-format").write_text((ROOT / ".clang-format").read_text())
+    (tmp_path / "ruff.toml").write_text("line-length = 120\n")
+    for reference in ORDER:
+        for listing in listings(reference):
+            path = listing.path or ("script.py" if listing.language == "python" else "")
+            tool = STYLE.get(Path(path).suffix)
+            file = tmp_path / reference / path.replace("..", "beside")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if tool == "clang-format":
+                file.write_text(listing.text)
+                run(tmp_path, "clang-format", "--dry-run", "--Werror", file)
+            elif tool == "ruff":
+                file.write_text(listing.text)
+                run(tmp_path, sys.executable, "-m", "ruff", "format", "--check", file)

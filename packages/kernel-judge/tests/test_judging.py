@@ -1,0 +1,231 @@
+"""The command, kernel projects as candidates, and what the sandboxes take away."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from judge_samples import HERE, note, quick, scale_project
+
+from kernel_builder import sandbox
+from kernel_builder.cli import main
+from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
+from kernel_judge.judge.judgement import JudgeRequest, judge
+from kernel_judge.judge.verdict import Verdict
+from kernel_judge.search.local_judge import JUDGE_COMMAND, LocalJudge
+
+SOFTMAX = HERE / "tasks" / "softmax.py"
+SCALED = HERE / "tasks" / "scaled.py"
+QUICK = ("--inputs", "8", "--rounds", "0", "--device", "cpu")
+
+# Reports through its result what the sandbox lets it do: elements 0 to 3 are 3 x where it was stopped.
+REACHES = """
+import os, socket
+from pathlib import Path
+import torch
+
+def stopped(action):
+    try:
+        action()
+    except OSError:
+        return True
+    return False
+
+def connect():
+    with socket.create_connection(("127.0.0.1", {port}), timeout=2):
+        pass
+
+checks = [
+    stopped(connect),
+    stopped(lambda: Path({outside!r}).write_text("written")),
+    stopped(lambda: Path({secret!r}).read_text()) or not {hides},
+    "JUDGE_SECRET" not in os.environ,
+]
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        result = 3.0 * x
+        for number, held in enumerate(checks):
+            result[number] = result[number] if held else 1000.0 + number
+        return result
+"""
+
+
+# Makes the Torch of every process started with it one for CUDA, as far as the client for kernels sees.
+CUDA_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "torch.version":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            module.cuda = "13.0"
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder)
+"""
+AS_TYPED = """
+from pathlib import Path
+
+import torch
+from kernels import get_local_kernel
+
+kernel = get_local_kernel(Path(__file__).parent)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return kernel.scaled(x, 3.0)
+"""
+
+
+def run(*arguments: str | Path) -> Result:
+    done = CliRunner().invoke(main, ["judge", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Return a port of this machine on which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=lambda: _accept(server), daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def _accept(server: socket.socket) -> None:
+    try:
+        while True:
+            server.accept()[0].close()
+    except OSError:
+        return
+
+
+@pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])
+def test_a_sandbox_takes_away_network_files_and_secrets(
+    kind: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == BUBBLEWRAP and sandbox.strongest() != kind:
+        pytest.skip("bubblewrap is not installed, or may not be used")
+    monkeypatch.setenv("JUDGE_SECRET", "x")
+    # A plain process can read and write what the user can.
+    hides = kind != PROCESS
+    secret, outside = tmp_path / "secret", tmp_path / "outside"
+    secret.write_text("secret")
+    candidate = tmp_path / "candidate.py"
+    target = outside if hides else Path("/proc/version")
+    candidate.write_text(REACHES.format(port=port, outside=str(target), secret=str(secret), hides=hides))
+    verdict = judge(JudgeRequest(candidate, SCALED, device="cpu", inputs=2, rounds=0, sandbox=kind))
+    assert verdict.is_right, (verdict.rejected_as, verdict.reason)
+    assert verdict.sandbox == kind and not outside.exists()
+
+
+def test_the_command_prints_a_verdict_and_exits_by_it() -> None:
+    right = HERE / "honest" / "more_exact.py"
+    done = run(right, "--task", SOFTMAX, *QUICK, "--json")
+    verdict = Verdict.from_json(done.stdout)
+    assert done.exit_code == 0 and verdict.is_right and verdict.task == "softmax" and not verdict.speed
+    assert len(verdict.task_digest) == len(verdict.candidate_digest) == 64
+    wrong = run(HERE / "cheats" / "not_a_number.py", "--task", SOFTMAX, *QUICK)
+    assert wrong.exit_code == 1
+    assert "wrong: softmax" in wrong.stdout and "not-finite: 1 of" in wrong.stdout and '"seed"' in wrong.stdout
+
+
+def test_what_cannot_be_read_exits_with_2(tmp_path: Path) -> None:
+    right = HERE / "honest" / "more_exact.py"
+    for arguments, words in (
+        ((right, "--task", tmp_path / "none.py"), "does not exist"),
+        ((tmp_path / "none.py", "--task", SOFTMAX), "does not exist; expected a candidate"),
+        ((tmp_path, "--task", SOFTMAX), "has no build.toml"),
+        ((right, "--task", SOFTMAX, "--against", "eager,jax"), "'jax' is none of eager, compile, max-autotune"),
+    ):
+        done = run(*arguments)
+        assert done.exit_code == 2 and words in done.stderr, done.stderr
+
+
+def test_a_kernel_project_is_built_and_judged(tmp_path: Path) -> None:
+    project = scale_project(tmp_path / "right")
+    before = sorted(project.rglob("*"))
+    verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0))
+    assert verdict.is_right, verdict.reason
+    assert sorted(project.rglob("*")) == before, "the candidate's directory is not touched"
+    refused = judge(JudgeRequest(scale_project(tmp_path / "refused", "out[i] = nothing"), SCALED, device="cpu"))
+    assert refused.rejected_as == "build-failed" and "scale_cpu.cpp" in refused.reason
+    assert str(tmp_path) not in refused.reason and "nothing" in refused.reason
+
+
+@pytest.fixture
+def cuda_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have processes that are started see a Torch for CUDA."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(CUDA_TORCH)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_the_cpu_package_of_a_project_is_loaded_into_a_torch_for_cuda(tmp_path: Path) -> None:
+    project = scale_project(tmp_path)
+    (project / "candidate.py").write_text(AS_TYPED)
+    verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0))
+    assert verdict.is_right, verdict.reason
+
+
+def test_a_project_without_a_kernel_for_this_machine_is_not_judged(tmp_path: Path) -> None:
+    project = scale_project(tmp_path)
+    configuration = project / "build.toml"
+    configuration.write_text(configuration.read_text().replace('["cpu", "cuda"]', '["cuda"]'))
+    done = run(project, "--task", SCALED, *QUICK)
+    assert done.exit_code == 11
+    assert done.stdout.startswith("not judged: ")
+    assert "this machine cannot build it for cpu" in done.stdout and "no variant to build here" in done.stdout
+    judged = LocalJudge(SCALED, seconds=120, command=(*JUDGE_COMMAND, *QUICK)).judge(project)
+    assert judged.verdict is None and judged.error and judged.error.startswith("not judged: this machine cannot")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_candidate_for_a_gpu_is_not_judged_without_one(tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(
+        "import torch\n\nclass ModelNew(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return 3.0 * torch.ones(1, device='cuda') * x\n"
+    )
+    verdict = judge(JudgeRequest(candidate, SCALED, inputs=2, rounds=0))
+    assert (verdict.verdict, verdict.rejected_as, verdict.is_right) == ("not judged", None, False)
+    assert verdict.reason.startswith("it needs a GPU, and Torch finds none: ")
+    assert Verdict.from_json(verdict.to_json()).as_dict() == verdict.as_dict()
+
+
+def test_a_seed_repeats_a_verdict_and_none_does_not() -> None:
+    cheat = HERE / "cheats" / "not_a_number.py"
+    cases = [judge(quick(cheat, seed=seed, inputs=1)).failing_case for seed in (7, 7, None)]
+    assert cases[0] == cases[1] != cases[2]
+    assert note(cheat, "rejected-as") == "not-finite"
+
+
+def test_the_words_of_a_compiler_that_a_candidate_runs_are_in_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import subprocess\nfrom pathlib import Path\nimport torch\n\n"
+        "Path('kernel.c').write_text('int main( { return 0; }')\n"
+        "subprocess.run(['cc', '-c', 'kernel.c'], check=True)\n\n"
+        "class ModelNew(torch.nn.Module):\n    pass\n"
+    )
+    verdict = judge(JudgeRequest(tmp_path / "broken.py", SOFTMAX, inputs=8, rounds=0, device="cpu"))
+    assert verdict.rejected_as == "raised", verdict
+    assert "it printed: kernel.c:1" in verdict.reason and "error: expected" in verdict.reason

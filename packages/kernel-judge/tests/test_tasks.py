@@ -1,0 +1,171 @@
+"""Reading tasks, changing their sizes, and verdicts as JSON."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from judge_samples import HERE
+
+from kernel_builder.errors import ConfigError
+from kernel_judge.judge.comparison import ErrorRule, difference
+from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.scaling import fitted, unseen
+from kernel_judge.judge.task import kernelbench, read_task
+from kernel_judge.judge.verdict import Speedup, Verdict
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "tasks").glob("*.py"))
+
+PROBLEM = """
+import torch
+
+batch = 4096
+width = 1024 * 16
+shape = (64, width)
+kernel = 3
+
+
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def get_inputs():
+    return [torch.rand(batch, width)]
+
+
+def get_init_inputs():
+    return [width]
+"""
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Path:
+    file = tmp_path / "level1" / "7_Linear.py"
+    file.parent.mkdir()
+    file.write_text(PROBLEM)
+    return file
+
+
+def test_sizes_are_the_integers_that_the_file_assigns(problem: Path) -> None:
+    task = read_task(problem)
+    assert task.sizes() == {"batch": 4096, "width": 16384, "kernel": 3}
+    assert (task.name, task.level) == ("7_Linear", 1)
+    problem.write_text(PROBLEM.replace("kernel = 3", "kernel, depth = 3, 40\nheight = rows = 64"))
+    assert read_task(problem).sizes() == {**task.sizes(), "depth": 40, "height": 64, "rows": 64}
+    assert read_task(problem).problem({"rows": 2, "depth": 5}).depth == 5
+    other = task.problem({"batch": 5, "width": 7})
+    assert other.get_inputs()[0].shape == (5, 7) and other.shape == (64, 7)
+
+
+def test_sizes_are_halved_until_a_call_fits(problem: Path) -> None:
+    task = read_task(problem)
+    sizes = fitted(task, "cpu")
+    assert 16 <= sizes["width"] < 4096 and sizes["kernel"] == 3
+    assert sizes["width"] * sizes["width"] * 4 <= 24 << 20
+
+
+def test_unseen_sizes_leave_the_constructor_as_it_is(problem: Path) -> None:
+    sizes = {"batch": 64, "width": 128, "kernel": 3}
+    chosen = unseen(read_task(problem), sizes, 3, random.Random(1))
+    assert len(chosen) == 3
+    assert all(sizes["width"] == 128 and sizes["kernel"] == 3 and 1 <= sizes["batch"] < 64 for sizes in chosen)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_example_tasks_can_be_judged_at_other_sizes_in_float64(file: Path) -> None:
+    task = read_task(file)
+    for shape in task.settings.shapes:
+        sizes = {**task.sizes(), **shape}
+        assert unseen(task, sizes, 3, random.Random(1))
+        for dtype in task.settings.dtypes or (None,):
+            reference = Reference(task, sizes, dtype, "cpu", 1)
+            assert reference.has_exact and not reference.mutates
+            assert len(reference.results) > len(reference.arguments(1).tensors), "results and gradients"
+
+
+def test_random_masks_have_no_result_in_float64(problem: Path) -> None:
+    problem.write_text(PROBLEM.replace("self.linear(x)", "x * (torch.rand(x.shape, dtype=x.dtype) > 0.1)"))
+    assert not Reference(read_task(problem), {"batch": 40, "width": 50}, "bfloat16", "cpu", 1).has_exact
+
+
+def test_problems_of_a_checkout_come_in_order(problem: Path) -> None:
+    problem.with_name("10_Other.py").write_text(PROBLEM)
+    problem.with_name("readme.py").write_text("")
+    assert [task.name for task in kernelbench(problem.parent.parent, (1,))] == ["7_Linear", "10_Other"]
+    with pytest.raises(ConfigError, match="has no level2"):
+        list(kernelbench(problem.parent.parent))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("tolerance = 2.0", "[tolerance]: 2.0 is not a number above 0"),
+        ("dtypes = ['float8']", "'float8' is not a dtype"),
+        ("[sizes]\nwidht = 3", "'widht' is not a size of 7_Linear.py; expected one of batch, width, kernel"),
+        ("backward = 1", "expected a boolean"),
+        ("colour = 'red'", "unknown key"),
+        ("tolerance = ", "is not TOML: Invalid value"),
+        (f"x = {'[' * 20_000}", "is not TOML: too many nested brackets"),
+    ],
+)
+def test_settings_that_are_not_valid_name_the_key(problem: Path, settings: str, words: str) -> None:
+    problem.with_suffix(".toml").write_text(settings)
+    with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
+        read_task(problem)
+
+
+def test_a_task_that_cannot_be_read_says_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_task(tmp_path / "nothing.py")
+    with pytest.raises(ConfigError, match="has 0 files that define get_inputs"):
+        read_task(tmp_path)
+    (tmp_path / "task.py").write_text("def get_inputs(): pass")
+    with pytest.raises(ConfigError, match="defines no Model"):
+        read_task(tmp_path).problem({})
+
+
+def test_the_digest_covers_the_problem_and_its_settings(problem: Path) -> None:
+    before = read_task(problem).digest
+    problem.with_suffix(".toml").write_text("tolerance = 0.001")
+    assert read_task(problem).digest != before
+    assert read_task(problem).settings.tolerance == 0.001
+    problem.with_suffix(".toml").write_text("tolerance = 0.002", encoding="utf-8-sig")
+    assert read_task(problem).settings.tolerance == 0.002
+    assert read_task(HERE / "tasks" / "trained").settings.backward
+
+
+def test_a_verdict_survives_json() -> None:
+    verdict = Verdict(
+        "right", "", None, None, "t", "a" * 64, "b" * 64, "landlock", "cpu", 1.5, {"eager": Speedup(2.0, 1.9, 2.1)}
+    )
+    read = Verdict.from_json(verdict.to_json())
+    assert read.to_json() == verdict.to_json() and read.is_right and read.speed == verdict.speed
+    assert verdict.as_dict()["rejected-as"] is None
+    for text in ("", "[]", "{}", verdict.to_json().replace('"right"', '"maybe"')):
+        with pytest.raises(ConfigError):
+            Verdict.from_json(text)
+
+
+def test_infinities_and_nan_of_the_reference_are_right_in_their_places_only() -> None:
+    exact = torch.tensor([1.0, torch.inf, -torch.inf, torch.nan], dtype=torch.float64)
+    eager = exact.float()
+    assert difference([eager], [eager], [exact], 0.01) is None
+    for wrong in ([1.0, -torch.inf, -torch.inf, torch.nan], [1.0, torch.inf, -torch.inf, 0.0], [torch.nan] * 4):
+        assert difference([torch.tensor(wrong)], [eager], [exact], 0.01)
+
+
+def test_an_element_at_which_eager_fails_is_left_to_the_rule_of_errors() -> None:
+    exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    eager = torch.tensor([1.0, 2.5])
+    assert difference([torch.tensor([1.0, 2.4])], [eager], [exact], 0.01) is None
+    assert difference([torch.tensor([1.4, 2.0])], [eager], [exact], 0.01)
+    rule = ErrorRule(0.01)
+    rule.add([torch.tensor([1.0, 5.0])], [eager], [exact])
+    assert "its error" in (rule.fault() or "")

@@ -1,0 +1,97 @@
+"""The judge's hold on a worker's processes and clock."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kernel_builder import sandbox
+from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
+from kernel_judge.judge.speed import reported_seconds
+from kernel_judge.judge.worker_process import WorkerProcess
+
+# Starts a process in a session of its own that writes without end.
+WRITES = """
+import os, time
+import torch
+
+class ModelNew(torch.nn.Module):
+    pass
+
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        with open("written", "a") as file:
+            file.write(".")
+        time.sleep(0.001)
+"""
+
+# Writes the cores that threads may use: the main one, those of OpenMP, and one that this thread starts.
+CORES = """
+import json, os, threading
+from pathlib import Path
+import torch
+
+class ModelNew(torch.nn.Module):
+    pass
+
+def cores(thread):
+    return (thread / "status").read_text().partition("Cpus_allowed_list:")[2].split()[0]
+
+threads = Path("/proc/self/task")
+before = set(threads.iterdir())
+torch.ones(1 << 20).add_(1)
+written = {"openmp": [cores(thread) for thread in set(threads.iterdir()) - before], "main": cores(Path("/proc/self"))}
+thread = threading.Thread(target=lambda: written.update(own=cores(Path("/proc/thread-self"))))
+thread.start()
+thread.join()
+json.dump(written, open("cores", "w"))
+"""
+
+
+@pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])
+def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, tmp_path: Path) -> None:
+    if kind == BUBBLEWRAP and sandbox.strongest() != kind:
+        pytest.skip("bubblewrap is not installed, or may not be used")
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(WRITES)
+    with WorkerProcess(kind, "cpu", readable=[tmp_path]) as worker:
+        written = worker.scratch / "written"
+
+        def grows_within(seconds: float) -> bool:
+            before, end = written.stat().st_size, time.monotonic() + seconds
+            while time.monotonic() < end and written.stat().st_size == before:
+                time.sleep(0.01)
+            return written.stat().st_size > before
+
+        worker.ready(120)
+        worker.ask("load", str(candidate), "ModelNew", seconds=120)
+        while not written.exists():
+            time.sleep(0.01)
+        worker.stop()
+        assert not grows_within(0.2)
+        worker.ask("patched", seconds=120)
+        assert grows_within(60), "a command resumes all of them"
+
+
+def test_threads_of_openmp_have_a_core_each_and_other_threads_all(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    everywhere = Path("/proc/self/status").read_text().partition("Cpus_allowed_list:")[2].split()[0]
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(CORES)
+    with WorkerProcess(PROCESS, "cpu", readable=[tmp_path], threads=len(cores)) as worker:
+        worker.ready(120)
+        worker.ask("load", str(candidate), "ModelNew", seconds=120)
+        written = json.loads((worker.scratch / "cores").read_text())
+    assert sorted(map(int, written["openmp"])) == cores[1:], "the main thread computes on the first"
+    assert written["main"] == written["own"] == everywhere
+
+
+def test_what_is_no_time_agrees_with_no_clock() -> None:
+    assert reported_seconds(0.02) == 0.02
+    assert [reported_seconds(answer) for answer in (math.nan, -math.inf, "0.02", None)] == [math.inf] * 4

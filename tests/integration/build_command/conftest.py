@@ -1,0 +1,274 @@
+"""Fixtures and assertions of the end-to-end tests, which run the command line in processes of their own.
+
+The builds use the real compilers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kernel_builder.cli import main
+from kernel_builder.toolchain import Toolchains
+from tests.support.places import CPU, PROJECTS, ROOT
+from tests.support.torch_process import run_with_torch
+
+BUILDER = Path(sys.executable).with_name("kernel-builder")
+RIGHT = "out[i] = factor * in[i]"
+MEASURED = ("--dtype", "float32", "--rounds", "7")
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of a command; `answer` is the JSON that it printed."""
+
+    code: int
+    answer: Any
+    stderr: str
+
+
+Run = Callable[..., Done]
+Copy = Callable[..., Path]
+NewCache = Callable[[str], Path]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+# Loads the CPU package of a scale project with the client, calls it, and compiles it with torch.compile.
+LOAD = """
+import sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+kernel = get_local_kernel(Path(sys.argv[1]), backend="cpu")
+print(kernel.scaled(torch.arange(3.0), 2.0).tolist())
+torch.compile(kernel.scaled, fullgraph=True, backend="eager")(torch.ones(3), 2.0)
+"""
+
+# The static assertion keeps the compiler busy for a minute.
+SLOW_SOURCE = """
+constexpr unsigned count(unsigned long to) {
+  unsigned sum = 0;
+  for (unsigned long i = 0; i < to; ++i) sum += static_cast<unsigned>(i * i);
+  return sum;
+}
+static_assert(count(1000000000) != 1);
+"""
+
+
+def environment(cache: Path, **more: str) -> dict[str, str]:
+    """Return the environment of a build with this cache and without the network."""
+    return {**os.environ, "KERNEL_BUILDER_CACHE": str(cache), "HF_HUB_OFFLINE": "1", **more}
+
+
+def snapshot(directory: Path) -> dict[str, bytes | str]:
+    """Return everything below a directory, hidden entries too: content of files, targets of links, directories."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if path.is_symlink():
+            found[name] = f"-> {path.readlink()}"
+        else:
+            found[name] = path.read_bytes() if path.is_file() else "directory"
+    return found
+
+
+@contextmanager
+def untouched(*directories: Path) -> Iterator[None]:
+    """Assert that the block changes nothing below the directories, to the byte."""
+    before = [snapshot(directory) for directory in directories]
+    yield
+    assert [snapshot(directory) for directory in directories] == before
+
+
+def replace(file: Path, old: str, new: str) -> None:
+    """Replace the first occurrence of a text in a file; it must be there."""
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def assert_refused(done: Done, code: int, error: str, *, where: str, message: str, hint: str | None) -> None:
+    """Assert that a build failed with this error, and that its fields contain these texts; None if it has no hint."""
+    assert done.code == code, done
+    got = done.answer
+    assert got["error"] == error, done
+    assert where in got["where"], done
+    assert message in got["message"], done
+    assert got["hint"] is None if hint is None else hint in got["hint"], done
+
+
+def working_in(directory: Path) -> dict[int, str]:
+    """Return the processes that work in a directory or name it, with their commands."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = os.fsdecode((process / "cmdline").read_bytes().replace(b"\0", b" "))
+            if not command:  # a zombie
+                continue
+            if str(directory) in command or (process / "cwd").readlink().is_relative_to(directory):
+                found[int(process.name)] = command
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    """Return whether a condition becomes true within a time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def compiling(cache: Path) -> Callable[[], bool]:
+    """Return a condition: a compiler that works in this cache compiles scale_cpu.cpp."""
+    return lambda: any("cc1plus" in command and "scale_cpu.cpp" in command for command in working_in(cache).values())
+
+
+def assert_whole(project: Path, cache: Path, undisturbed: dict[str, bytes | str]) -> None:
+    """Assert that the packages equal those of an undisturbed build, and that project and cache hold nothing else."""
+    assert snapshot(project / "build") == undisturbed
+    assert sorted(path.name for path in project.iterdir()) == ["build", "build.toml", "scale", "torch-ext"]
+    assert not (cache / "work").exists()
+    left = [str(path) for path in cache.rglob("*") if path.is_file() and "toolchains" not in path.parts]
+    assert [name for name in left if not name.endswith((".o", ".so", ".sha256", ".json", ".lock"))] == []
+
+
+@pytest.fixture
+def kernel_builder() -> Run:
+    """Return a function that runs the command line with `--json`."""
+
+    def run(cache: Path, *arguments: str | Path, **more: str) -> Done:
+        command = [str(BUILDER), *map(str, arguments), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(cache, **more))
+        assert "Traceback" not in done.stderr, done.stderr
+        return Done(done.returncode, json.loads(done.stdout) if done.stdout.strip() else None, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def project(copy_project: Copy) -> Path:
+    """Return a project with an earlier package in its `build`."""
+    copied = copy_project("stable-scale")
+    package = copied / "build" / CPU
+    package.mkdir(parents=True)
+    (package / "metadata.json").write_text("{}")
+    return copied
+
+
+@pytest.fixture
+def cache(new_cache: NewCache) -> Path:
+    return new_cache("cache")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
+    """Return the packages of an undisturbed build of the CPU variant of stable-scale."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    project, cache = home / "stable-scale", home / "cache"
+    shutil.copytree(PROJECTS / "stable-scale", project)
+    cache.mkdir()
+    (cache / "toolchains").symlink_to(Toolchains().store.root)
+    command = [BUILDER, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off"]
+    subprocess.run(command, check=True, capture_output=True, env=environment(cache))
+    return snapshot(project / "build")
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Return a function that starts a build of the CPU variant, in its own session, as a terminal does.
+
+    At the end of the test, the build and its compilers are killed.
+    """
+    running: list[tuple[subprocess.Popen[str], Path]] = []
+
+    def run(cache: Path, project: Path, *arguments: str | Path, own_session: bool = True) -> subprocess.Popen[str]:
+        options = ["--variant", CPU, "--compiler-cache", "off", "--json"]
+        process = subprocess.Popen(
+            [BUILDER, "build", project, *options, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(cache),
+            start_new_session=own_session,
+        )
+        running.append((process, cache))
+        return process
+
+    yield run
+    for process, _ in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    for _, cache in running:
+        for number in working_in(cache):
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+
+
+@pytest.fixture
+def slow_project(copy_project: Copy) -> Path:
+    """Return a project with one source that the compiler needs a minute for."""
+    project = copy_project("stable-scale")
+    source = project / "scale" / "scale_cpu.cpp"
+    source.write_text(source.read_text() + SLOW_SOURCE)
+    flags = '["-fconstexpr-loop-limit=2000000000", "-fconstexpr-ops-limit=100000000000"]'
+    replace(project / "build.toml", 'backend = "cpu"', f'backend = "cpu"\ncxx-flags = {flags}')
+    return project
+
+
+def content(build: Path) -> dict[str, bytes]:
+    """Return the content of every file below a directory, by relative name."""
+    return {str(path.relative_to(build)): path.read_bytes() for path in sorted(build.rglob("*")) if path.is_file()}
+
+
+def run_python(code: str, *arguments: object) -> str:
+    """Run code that uses Torch in a process of its own, offline, and return what it prints."""
+    done = run_with_torch(code, *arguments, HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def scale(
+    copy_project: Callable[..., Path], new_cache: Callable[[str], Path], kernel_builder: Run
+) -> Callable[..., Path]:
+    """Return a function that builds `stable-scale` with workloads.
+
+    Its argument `statement` replaces the only statement of the kernel.
+    """
+
+    def make(statement: str = RIGHT) -> Path:
+        project = copy_project("stable-scale")
+        source = project / "scale" / "scale_cpu.cpp"
+        assert RIGHT in source.read_text()
+        source.write_text(source.read_text().replace(RIGHT, statement))
+        (project / "benchmarks").mkdir()
+        shutil.copy(ROOT / "kernels" / "kit" / "workload.py", project / "benchmarks")
+        shutil.copy(ROOT / "tests" / "measure" / "scale_benchmark.py", project / "benchmarks" / "benchmark.py")
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU, "--no-load")
+        assert done.code == 0, done.stderr
+        return project
+
+    return make
+
+
+def benchmark(*arguments: str | Path) -> Result:
+    """Run `kernel-builder benchmark` in this process, which has imported Torch already."""
+    done = CliRunner().invoke(main, ["benchmark", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done

@@ -1,0 +1,203 @@
+"""Projects with a mistake each: texts of bindings and Python files, and how they are written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.support.places import PROJECTS
+
+HEAD = '#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/tensor.h>\n\n#include "registration.h"\n\n'
+SCALED = "torch::stable::Tensor scaled(torch::stable::Tensor in, double factor) { return in; }\n"
+MODULE = "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)\n"
+FAKE = '@torch.library.register_fake(add_op_namespace_prefix("{}"))\ndef _{}(input, factor):\n    return input\n\n\n'
+PYTHON = "import torch\n\nfrom ._ops import add_op_namespace_prefix, ops\n\n\n" + FAKE.format("scaled", "scaled")
+BINDING = "torch-ext/torch_binding.cpp"
+
+# Every op is another mistake.
+REGISTERED = (
+    HEAD
+    + SCALED
+    + """STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensor input, float factor) -> Tensor");
+  ops.def("lost(Tensor input, float factor) -> Tensor");
+  ops.def("elsewhere(Tensor input, float factor) -> Tensor");
+  // Two literals, one schema.
+  ops.def("untraced(Tensor input, "
+          "float factor) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+  ops.impl("scaled", TORCH_BOX(&scaled));
+  ops.impl("untraced", TORCH_BOX(&scaled));
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("elsewhere", TORCH_BOX(&scaled)); }
+STABLE_TORCH_LIBRARY(pinned_ops, ops) { ops.def("pinned(Tensor input, float factor) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(pinned_ops, CPU, ops) { ops.impl("pinned", TORCH_BOX(&scaled)); }
+"""
+    + MODULE
+)
+USING = (
+    PYTHON
+    + "".join(FAKE.format(name, name) for name in ("lost", "elsewhere"))
+    + """
+
+def scaled(input, factor):
+    return ops.scaledd(input, factor) + torch.ops.registered.scaled(input, factor)
+"""
+)
+# The library of the misspelt key ends the process that loads the package.
+WRITTEN = (
+    HEAD
+    + SCALED
+    + """STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensr input, float factor) -> Tensor");
+  ops.def("arrow(Tensor input, "
+          "float factor) > Tensor");
+  ops.def("numbers(Tensor input, double factor) -> Tensor");
+  ops.def(R"(default(Tensor input, bool factor=true) -> Tensor)");
+  ops.def("open(Tensor input, float factor");
+  ops.def("taken(Tensor input, int factor) -> Tensor");
+  ops.def("more(Tensor input, float factor, bool exact) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPUU, ops) {
+  ops.impl("taken", TORCH_BOX(&scaled));
+  ops.impl("more", TORCH_BOX(&scaled));
+  ops.impl("numberz", TORCH_BOX(&scaled));
+}
+"""
+    + MODULE
+)
+SOUND = """STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensor input, float factor) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("scaled", TORCH_BOX(&scaled)); }
+"""
+THROWER = 'static int table = [] { throw std::runtime_error("no table"); return 1; }();\n'
+THROWING = f"{HEAD}{SCALED}{SOUND}{MODULE}{THROWER}"
+PARTS = "".join(f"void part_{number}(int);\n" for number in range(8))
+CALLS = "".join(f"part_{number}(1); " for number in range(8))
+LEFT_OUT = f"{HEAD}{PARTS}{SCALED.replace('{', '{ ' + CALLS)}{SOUND}{MODULE}"
+UNNAMED = f"{HEAD}{SCALED}{SOUND}REGISTER_EXTENSION(my_kernel)\n"
+# What Torch does not notice on the stable ABI.
+TYPED = (
+    HEAD
+    + """using torch::stable::Tensor;
+
+Tensor scaled(Tensor in, float factor) { return in; }
+Tensor counted(Tensor in, const std::optional<double>& by, int32_t count) { return in; }
+float mean(const Tensor& in) { return 0; }
+Tensor both(Tensor in, int64_t count) { return in; }
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensor input, float factor) -> Tensor");
+  ops.def("scaled(Tensor input, int factor) -> Tensor");
+  ops.def("counted(Tensor input, int? by, int count=1) -> Tensor");
+  ops.def("mean(Tensor input) -> float");
+  ops.def("both(Tensor input, int count) -> Tensor");
+  ops.def("both.by(Tensor input, float factor) -> Tensor");
+#ifdef ONE
+  ops.def("either(Tensor input, int count) -> Tensor");
+#else
+  ops.def("either(Tensor input) -> Tensor");
+#endif
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+  ops.impl("scaled", TORCH_BOX(&scaled));
+  ops.impl("counted", TORCH_BOX(&counted));
+  ops.impl("mean", TORCH_BOX(&mean));
+  ops.impl("both", TORCH_BOX(&both));
+  ops.impl("both.by", TORCH_BOX(&both));
+}
+"""
+    + MODULE
+)
+# What Torch says on the full ABI after long errors of templates, or when a user loads the package.
+TYPED_FULL = """#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "registration.h"
+
+at::Tensor scaled(const at::Tensor& in, float factor) { return in * factor; }
+at::Tensor taken(at::Tensor in, c10::optional<at::Tensor> bias, at::IntArrayRef sizes, double factor) { return in; }
+void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {}
+
+TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensor input, float factor) -> Tensor");
+  ops.impl("scaled", c10::kCPU, &scaled);
+  ops.def("direct(Tensor input, float factor) -> Tensor", &scaled);
+  ops.def("boxed(Tensor input) -> Tensor", torch::CppFunction::makeFromBoxedFunction<&boxed>());
+  ops.def("taken(Tensor input, Tensor? bias, int[] sizes, int factor) -> Tensor");
+  ops.def("taken(Tensor input) -> Tensor");
+}
+TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("taken", TORCH_FN(taken)); }
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+"""
+# No compiler accepts this one, so that what is found was found before.
+UNCOMPILED = WRITTEN.replace(MODULE, '#error "this is compiled"\n')
+
+WITHOUT_HEADER = f"{HEAD}{SCALED}{SOUND}{MODULE}".replace('#include "registration.h"\n', "")
+
+COMPILED = {
+    "registered": (REGISTERED, USING),
+    "written": (WRITTEN, PYTHON),
+    "uncompiled": (UNCOMPILED, PYTHON),
+    "typed": (TYPED, PYTHON),
+    "typed-full": (TYPED_FULL, PYTHON),
+    "unincluded": (WITHOUT_HEADER, PYTHON),
+    "fake": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input)")),
+    "bound-early": (f"{HEAD}{SCALED}{SOUND}{MODULE}", f"{PYTHON}_scaled = ops.scald.default\n"),
+    "sound": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)")),
+    "throwing": (THROWING, PYTHON),
+    "left-out": (LEFT_OUT, PYTHON),
+    "unnamed": (UNNAMED, PYTHON),
+    "ported-full": ("#include <pybind11/pybind11.h>\n#include <torch/all.h>\n", PYTHON),
+    "bound-full": ("// A comment.\n\n#include <torch/csrc/utils/pybind.h>\n", PYTHON),
+    "ported": ("#include <torch/extension.h>\n\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n", PYTHON),
+}
+WITHOUT_PYTHON = (
+    "without PYBIND11_MODULE, torch/extension.h and pybind.h, which need Python.h: one binary serves every Python"
+)
+MISNAMED = """import torch
+
+from ._ops import add_op_namespace_prefix
+
+torch.library.define(add_op_namespace_prefix("doubled"), "(Tensor x) -> Tensor")
+torch.library.register_fake(add_op_namespace_prefix("doubld"))(lambda x: x)
+"""
+TWICE = """import torch
+
+from ._ops import add_op_namespace_prefix
+
+for _ in range(2):
+    torch.library.define(add_op_namespace_prefix("doubled"), "(Tensor x) -> Tensor")
+"""
+IN_PYTHON = {
+    "syntax": {"__init__.py": "from . import part\n", "part.py": "def f(:\n"},
+    "circular": {"__init__.py": "from .part import f\n\ng = 1\n", "part.py": "from . import g\n\nf = 1\n"},
+    "data": {"__init__.py": "from pathlib import Path\n\nPath(__file__).with_name('table.json').read_text()\n"},
+    "device": {"__init__.py": "import torch\n\ntorch.cuda.get_device_capability()\n"},
+    "exiting": {"__init__.py": "import sys\n\nsys.exit('no GPU')\n"},
+    "ops-of": {"__init__.py": "from ._ops import doubled\n"},
+    "missing": {"__init__.py": "from .lost import f\n"},
+    "misnamed": {"__init__.py": MISNAMED},
+    "twice": {"__init__.py": TWICE},
+}
+
+
+def compiled(root: Path, name: str, binding: str, init: str) -> None:
+    project = root / name
+    example = "full-scale" if name.endswith("-full") else "stable-scale"
+    shutil.copytree(PROJECTS / example, project, ignore=shutil.ignore_patterns("build"))
+    config = (project / "build.toml").read_text().replace(example, name)
+    (project / "build.toml").write_text(config[: config.index("[kernel.")].replace('["cpu", "cuda"]', '["cpu"]'))
+    (project / BINDING).write_text(binding)
+    (project / "torch-ext" / example.replace("-", "_")).rename(project / "torch-ext" / name.replace("-", "_"))
+    (project / "torch-ext" / name.replace("-", "_") / "__init__.py").write_text(init)
+
+
+def in_python(root: Path, name: str, files: dict[str, str]) -> None:
+    package = root / name / "torch-ext" / name.replace("-", "_")
+    package.mkdir(parents=True)
+    config = (PROJECTS / "python-only/build.toml").read_text().replace("python-only", name)
+    (root / name / "build.toml").write_text(config)
+    for file, text in files.items():
+        (package / file).write_text(text)

@@ -1,0 +1,150 @@
+"""Sources that do not compile, link or load are reported with their file.
+
+Their packages stay as they were. Other variants and other projects of the command are built nevertheless.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.build_command.conftest import (
+    BUILDER,
+    Copy,
+    Run,
+    assert_refused,
+    environment,
+    replace,
+    untouched,
+)
+from tests.support.places import CPU
+
+CALLER = ", in scale/scale_cpu.cpp: called by scale(float*, float const*, float, long, void*)"
+FACET = "_ZNSt7codecvtIDsDu11__mbstate_tE2idE"
+GLIBC = tuple(int(part) for part in (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 0").split()[1].split("."))
+
+
+def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> None:
+    """The error names the file and the variant, and has the command and the output of the compiler."""
+    source = project / "scale" / "scale_cpu.cpp"
+    replace(source, "factor * in[i]", "factor * input[i]")
+    arguments = ("build", project, "--variant", CPU)
+    with untouched(project):
+        done = kernel_builder(cache, *arguments, "--compiler-cache", "off")
+        people = subprocess.run(
+            [BUILDER, *arguments], capture_output=True, text=True, env=environment(cache), check=False
+        )
+    assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=None)
+    assert re.search(r"refused it: scale/scale_cpu\.cpp:4:\d+: error: ‘input’ was not declared", done.answer["message"])
+    assert "scale/scale_cpu.cpp:4" in done.answer["output"]
+    assert "‘input’ was not declared" in done.answer["output"]
+    assert "g++ -c " in done.answer["command"]
+    assert people.returncode == 5
+    assert "failed: scale_cpu.cpp: the compiler refused it" in people.stdout
+    for words in (f"error: {source}", CPU, "‘input’ was not declared"):
+        assert words in people.stderr
+    # The compiler's words come first; the command is in a log, without the compiler cache that may run it.
+    assert people.stderr.index("‘input’ was not declared") < people.stderr.index("error: /")
+    assert "g++ -c " not in people.stderr
+    (log,) = re.findall(r"all of its output: (.*)", people.stderr)
+    assert "g++ -c " in Path(log).read_text()
+    assert "sccache" not in Path(log).read_text() + people.stderr
+    replace(source, "factor * input[i]", "factor * in[i]")
+    repaired = kernel_builder(cache, *arguments, "--no-load")
+    # Two compiles: the source, and the binding, whose namespace is a digest that includes the source.
+    assert (repaired.code, repaired.answer["compiles"]) == (0, 2)
+
+
+def test_several_compile_errors_are_all_reported_and_nothing_is_linked(
+    project: Path, cache: Path, kernel_builder: Run
+) -> None:
+    replace(project / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * input[i]")
+    replace(project / "torch-ext" / "torch_binding.cpp", "Tensor in,", "Tensir in,")
+    with untouched(project):
+        done = kernel_builder(cache, "build", project, "--variant", CPU, "--jobs", "1")
+    assert (done.code, done.answer["error"]) == (5, "SeveralErrors")
+    (failed,) = done.answer["failures"]
+    assert failed["outdated"]
+    assert {Path(error["where"]).name for error in failed["errors"]} == {"scale_cpu.cpp", "torch_binding.cpp"}
+    assert not (cache / "binaries").exists() or not list((cache / "binaries").rglob("*.so"))
+
+
+def test_a_bad_project_does_not_stop_another(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    good, bad = copy_project("python-only"), copy_project("stable-scale")
+    replace(bad / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * input[i]")
+    with untouched(bad):
+        done = kernel_builder(cache, "build", good, bad, "--backend", "cpu", "--no-load")
+    assert_refused(done, 5, "BuildError", where=str(bad), message=CPU, hint=None)
+    assert [(built["project"], built["status"]) for built in done.answer["packages"]] == [("python-only", "built")]
+    assert list((good / "build").glob("*/metadata.json"))
+    assert not (bad / "build").exists()
+
+
+ELSEWHERE = "{} is neither in the project nor in the headers of this variant"
+
+
+@pytest.mark.parametrize(
+    ("header", "advice"),
+    [
+        ("scale/lost.h", ELSEWHERE),
+        ("cutlass/cutlass.h", ELSEWHERE),
+        ("no_such_header", "the C++ library of this compiler has no <{}>: do without"),
+    ],
+)
+def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, header: str, advice: str) -> None:
+    source = project / "scale" / "scale_cpu.cpp"
+    replace(source, "#include", f"#include <{header}>\n#include")
+    with untouched(project):
+        done = kernel_builder(cache, "build", project, "--variant", CPU)
+    hint = advice.format(header)
+    assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=hint)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "call", "code", "error", "words"),
+    [
+        ("float lost(float);", "lost(in[i])", 7, "CheckError", "lost"),
+        (
+            'extern "C" float omp_alloc(float);',
+            "omp_alloc(in[i])",
+            5,
+            "BuildError",
+            f"needs 1 symbol newer than glibc 2.28, GLIBCXX_3.4.24 and Torch's libgomp (GOMP_5.0), for {CPU}:\n"
+            f"  omp_alloc (OMP_5.0.1){CALLER}",
+        ),
+        pytest.param(
+            f'extern "C" unsigned arc4random(); extern float facet __asm__("{FACET}");',
+            "arc4random() + facet",
+            5,
+            "BuildError",
+            f"for {CPU}:\n  std::codecvt<char16_t, char8_t, __mbstate_t>::id (GLIBCXX_3.4.26){CALLER}\n"
+            f"  arc4random (GLIBC_2.36){CALLER}",
+            marks=pytest.mark.skipif(GLIBC < (2, 36), reason="this machine's own C library does not have it"),
+        ),
+    ],
+)
+def test_undefined_and_too_new_symbols_are_reported(
+    project: Path, cache: Path, kernel_builder: Run, declaration: str, call: str, code: int, error: str, words: str
+) -> None:
+    source = project / "scale" / "scale_cpu.cpp"
+    replace(source, "void scale(", f"{declaration}\nvoid scale(")
+    replace(source, "factor * in[i]", call)
+    with untouched(project):
+        done = kernel_builder(cache, "build", project, "--variant", CPU)
+    assert done.code == code, done
+    assert done.answer["error"] == error
+    assert words in done.answer["message"]
+    assert CPU in done.answer["message"]
+    assert done.answer["hint"]
+
+
+def test_a_package_that_does_not_load_is_not_installed(project: Path, cache: Path, kernel_builder: Run) -> None:
+    """A package that cannot be imported does not replace the old one."""
+    (project / "torch-ext" / "stable_scale" / "__init__.py").write_text("from . import lost\n")
+    with untouched(project):
+        done = kernel_builder(cache, "build", project, "--variant", CPU)
+    assert_refused(done, 7, "CheckError", where=str(project), message="lost", hint="1 earlier package unchanged in ")

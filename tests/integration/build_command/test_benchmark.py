@@ -1,0 +1,132 @@
+"""`kernel-builder benchmark` on real builds of correct and wrong kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Point
+from tests.integration.build_command.conftest import BUILDER, MEASURED, RIGHT, Run, benchmark
+from tests.support.places import CPU
+
+
+def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> None:
+    project, file, picture = scale(), tmp_path / "scale.json", tmp_path / "scale.svg"
+    command = [str(BUILDER), "benchmark", str(project), *MEASURED, "--against", "eager,mul,absent,another"]
+    command += ["--json", str(file), "--plot", str(picture)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    report = BenchmarkReport.read(file)
+    assert report.variant == CPU and report.kernel == "stable-scale"
+    assert report.command == shlex.join(["kernel-builder", *command[1:]])
+    assert [row.point for row in report.rows] == [
+        Point("scaled", "forward", shape, "float32") for shape in ((64, 512), (128, 512))
+    ]
+    for row in report.rows:
+        elements = row.point.shape[0] * row.point.shape[1]
+        assert row.bytes == 2 * 4 * elements
+        # A peer with a wrong result is not timed either.
+        assert row.times.keys() == {COPY, OURS, "eager", "mul"}
+        assert row.faults.keys() == {"another"}
+        assert all(0 < one.low <= one.median <= one.high < 1 for one in row.times.values())
+        assert row.shares[COPY].median == row.ratios[OURS].median == 1
+    assert report.absent.keys() == {"absent"}
+    (host,) = report.hosts
+    assert host.point.shape == (1, 8) and host.times.keys() == {OURS, YARDSTICK, "eager", "mul", "another"}
+    # The report printed by the command and the one printed from the file have the same rows.
+    for shown in (done.stdout, benchmark("--from", file).stdout):
+        assert "64x512" in shown and "128x512" in shown and "WRONG" not in shown
+        assert "absent: ModuleNotFoundError" in shown
+    assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
+
+
+def test_the_naive_kernel_is_the_first_peer_of_forward_passes(
+    scale: Callable[..., Path], copy_project: Callable[..., Path], kernel_builder: Run, tmp_path: Path
+) -> None:
+    project, file = scale(), tmp_path / "scale.json"
+    declared = (project / "benchmarks" / "benchmark.py").read_text()
+    for old, new in {
+        'SHAPES = {"forward": ': 'SHAPES = {"forward + backward": {"cuda": [], "cpu": [(64, 512)]}, "forward": ',
+        "return self.kernel.scaled(x, 3.0)": "return x * 3.0  # with a gradient\n\n"
+        "    def naive(self, x):\n        return self.naive_kernel.scaled(x, 3.0)",
+    }.items():
+        assert old in declared
+        declared = declared.replace(old, new)
+    (project / "benchmarks" / "benchmark.py").write_text(declared)
+    copy_project("stable-scale", "naive").rename(project / "naive")
+    source = project / "naive" / "scale" / "scale_cpu.cpp"
+    source.write_text(source.read_text().replace(RIGHT, "out[i] = in[i] * factor"))
+    arguments = (project, *MEASURED, "--against", "naive,eager", "--shapes", "64x512", "--json", file)
+
+    assert (
+        f"naive is absent: not built; kernel-builder build {project}/naive --backend cpu"
+        in benchmark(*arguments).stdout
+    )
+    assert kernel_builder(tmp_path / "cache", "build", project / "naive", "--variant", CPU, "--no-load").code == 0
+    assert benchmark(*arguments).exit_code == 0
+    report = BenchmarkReport.read(file)
+    with_gradients, forward = report.rows
+    assert list(forward.times) == [COPY, OURS, "naive", "eager"]
+    assert list(with_gradients.times) == [COPY, OURS, "eager"] and not with_gradients.faults
+    assert "naive" in report.hosts[1].times and "naive" not in report.hosts[0].times
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "out[i] = i % 1000 ? factor * in[i] : 0",  # now and then
+        "out[i] = (float)(int)(1e5f * factor * in[i]) * 1e-5f",  # too roughly, everywhere
+        "out[i] = i % 1000 ? factor * in[i] : 0.f / 0.f * in[i]",  # not a number
+    ],
+)
+def test_a_wrong_kernel_is_not_timed(scale: Callable[..., Path], tmp_path: Path, statement: str) -> None:
+    project, file = scale(statement), tmp_path / "scale.json"
+    done = benchmark(project, *MEASURED, "--against", "eager", "--json", file, "--shapes", "64x512")
+    assert done.exit_code == 1
+    line = next(line for line in done.stdout.splitlines() if line.startswith("64x512"))
+    assert "WRONG" in line and " us" not in line
+    (row,) = BenchmarkReport.read(file).rows
+    assert not row.times and row.faults.keys() == {OURS}
+    assert json.loads(file.read_text())["rows"][0]["times"] == {}
+
+
+def test_an_exception_of_a_benchmark_names_its_line(scale: Callable[..., Path]) -> None:
+    project = scale()
+    file = project / "benchmarks/benchmark.py"
+    lines = file.read_text().splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if "def eager(" in line)
+    lines.insert(number, "        raise ValueError('no such function\\nmore')")
+    file.write_text("\n".join(lines) + "\n")
+    done = benchmark(project, *MEASURED, "--against", "eager", "--shapes", "64x512")
+    assert done.exit_code == 2
+    assert f"{file}: line {number + 1}, in eager: ValueError: no such function\n" in done.stderr
+
+
+def test_bad_selections_have_clear_errors(
+    scale: Callable[..., Path], copy_project: Callable[..., Path], tmp_path: Path
+) -> None:
+    project = scale()
+    for arguments, words in {
+        ("--shapes", "64x512,7by9"): "--shapes: '7by9' is not a shape; expected sizes joined by x",
+        ("--shapes", "*x3"): "--shapes: '*x3' fits no operation on cpu; they take 2 sizes, and declare 64x512, 128x512",
+        ("--shapes", "1x2x3"): "--shapes: '1x2x3' fits no operation on cpu",
+        ("--against", "eager,unknown"): "--against: 'unknown' is none of eager, mul, absent, another, compile",
+        ("--operation", "scale"): "--operation: 'scale' is none of scaled",
+        ("--pass", "backward"): "nothing is declared for backward on cpu",
+    }.items():
+        done = benchmark(project, *arguments)
+        assert done.exit_code == 2 and words in done.stderr, done.stderr
+    unbuilt = copy_project("stable-scale", "unbuilt")
+    assert "benchmark.py: does not exist" in benchmark(unbuilt).stderr
+    shutil.copytree(project / "benchmarks", unbuilt / "benchmarks")
+    done = benchmark(unbuilt)
+    assert done.exit_code == 3 and f"hint: kernel-builder build {unbuilt} --backend cpu" in done.stderr

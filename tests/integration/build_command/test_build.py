@@ -1,0 +1,241 @@
+"""Builds of a project give packages that the unmodified client loads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernels import Metadata  # type: ignore[attr-defined]
+
+from kernel_builder.config.variant import Release
+from kernel_builder.toolchain import Toolchains
+from tests.integration.build_command.conftest import (
+    LOAD,
+    Copy,
+    NewCache,
+    Run,
+    assert_refused,
+    replace,
+    run_python,
+    untouched,
+)
+from tests.support.places import CPU, CUDA
+
+LOAD_AS_OLD_CLIENTS_DO = """
+import importlib.util, sys, torch
+spec = importlib.util.spec_from_file_location("any_name", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules["any_name"] = module
+spec.loader.exec_module(module)
+print(module.scaled(torch.tensor([3.0]), 2.0).tolist())
+"""
+
+
+def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    """Variants share binaries; the client loads the result; a second build does nothing."""
+    project = copy_project("stable-scale", "a project, größer")
+    cache = new_cache("cache")
+    done = kernel_builder(cache, "build", project, "--all", "--no-load")
+    assert done.code == 0, done
+    packages = {package["variant"]: package for package in done.answer["packages"]}
+    # One step for each source, backend and CUDA compiler: two sources, for the CPU, clang, and nvcc of two releases.
+    assert done.answer["compiles"] == 2 * 4
+    assert len({package["module"] for package in packages.values()}) == 4
+    assert len(packages) == 28
+    assert CPU in packages["torch213-cxx11-cpu-x86_64-linux"]["shares-binary-with"]
+    missing = {variant["variant"]: variant for variant in done.answer["unavailable"]}
+    assert missing and all(name.endswith("-aarch64-linux") for name in missing)
+    assert "torch-stable-abi210-cpu-aarch64-linux" in missing
+
+    assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
+    assert run_python(LOAD_AS_OLD_CLIENTS_DO, project / "build" / CPU / "stable_scale" / "__init__.py") == "[6.0]"
+    metadata = Metadata.read_from_file(project / "build" / CUDA / "metadata.json")
+    assert metadata.id == packages[CUDA]["module"]
+    assert metadata.backend.archs == ["9.0"]
+
+    again = kernel_builder(cache, "build", project, "--all", "--no-load")
+    assert again.answer["steps"] == 0
+    assert {package["status"] for package in again.answer["packages"]} == {"unchanged"}
+
+
+def test_a_changed_source_recompiles_itself_and_the_binding_and_links(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    project, cache = copy_project("stable-scale"), new_cache("cache")
+    before = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
+    unused = cache / "objects" / "aa" / "unused.o"
+    unused.parent.mkdir(exist_ok=True)
+    unused.touch()
+    os.utime(unused, (0, 0))
+    source = project / "scale" / "scale_cpu.cpp"
+    source.write_text(source.read_text().replace("factor * in[i]", "in[i] * factor + 0.0f"))
+    after = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
+    assert (after.answer["compiles"], after.answer["steps"]) == (2, 3)
+    # A build removes outputs that no build has used for a month.
+    assert not unused.exists()
+    assert after.answer["packages"][0]["module"] != before.answer["packages"][0]["module"]
+
+    python = project / "torch-ext" / "stable_scale" / "__init__.py"
+    python.write_text(python.read_text() + "# changed\n")
+    # Two versions of the Python files must not register under one namespace, so the binding is compiled again.
+    renamed = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
+    assert (renamed.answer["compiles"], renamed.answer["steps"]) == (1, 2)
+
+
+def test_two_versions_load_into_one_process(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    project, cache = copy_project("stable-scale"), new_cache("cache")
+    assert kernel_builder(cache, "build", project, "--variant", CPU, "--out", project / "one").code == 0
+    source = project / "scale" / "scale_cpu.cpp"
+    source.write_text(source.read_text().replace("factor * in[i]", "factor * in[i] + 1"))
+    assert kernel_builder(cache, "build", project, "--variant", CPU, "--out", project / "two").code == 0
+    code = """
+import sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+one, two = (get_local_kernel(Path(path)) for path in sys.argv[1:])
+print(one.scaled(torch.ones(1), 2.0).item(), two.scaled(torch.ones(1), 2.0).item())
+"""
+    assert run_python(code, project / "one", project / "two") == "2.0 3.0"
+
+
+def test_several_projects_are_built_by_one_command(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    one, two = copy_project("stable-scale", "one"), copy_project("python-only", "two")
+    out = tmp_path / "out"
+    done = kernel_builder(new_cache("cache"), "build", one, two, "--backend", "cpu", "--out", out)
+    assert done.code == 0, done
+    assert sorted(path.name for path in out.iterdir()) == ["python-only", "stable-scale"]
+    assert (out / "python-only" / "torch-cpu" / "metadata.json").is_file()
+
+
+def test_cuda_home_names_the_toolkit_to_build_with(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    """The toolkit of this test is a copy of the pinned one. Its nvcc records that it runs."""
+    pinned, toolkit, calls = Toolchains().cuda(Release(13, 0)).root, tmp_path / "cuda", tmp_path / "calls"
+    shutil.copytree(pinned, toolkit, copy_function=os.symlink)
+    nvcc = toolkit / "bin" / "nvcc"
+    nvcc.parent.chmod(0o755)
+    nvcc.unlink()
+    nvcc.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {pinned}/bin/nvcc "$@"\n')
+    nvcc.chmod(0o755)
+    project = copy_project("stable-scale")
+    done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA, "--cuda-home", toolkit)
+    assert done.code == 0, done
+    assert "scale_cuda.cu" in calls.read_text()
+
+
+def test_a_directory_of_other_files_is_not_taken(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    project, out = copy_project("python-only"), tmp_path / "home"
+    (out / "work").mkdir(parents=True)
+    done = kernel_builder(new_cache("cache"), "build", project, "--cuda-compiler", "nvcc", "--no-load", "--out", out)
+    assert_refused(done, 6, "PackageError", where=str(out), message="other files, such as work", hint="--out")
+    assert [path.name for path in out.iterdir()] == ["work"]
+
+
+@pytest.mark.parametrize("entry", ["torch-vision/setup.py", "torch2/notes", ".git/config", "data/metadata.json"])
+def test_a_directory_that_looks_like_one_of_packages_is_not_taken(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, entry: str
+) -> None:
+    project, out = copy_project("python-only"), tmp_path / "home"
+    (out / entry).parent.mkdir(parents=True)
+    (out / entry).write_text("{}")
+    with untouched(out):
+        done = kernel_builder(
+            new_cache("cache"), "build", project, "--cuda-compiler", "nvcc", "--no-load", "--out", out
+        )
+    assert_refused(done, 6, "PackageError", where=str(out), message="other files", hint="--out")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["torch-cpu"], "is not a package"),
+        (["torch-cpu/notes.txt"], "is not a package"),
+        (["torch-cpu/__init__.py", "torch-cpu/.git/config"], "is not a file of the package"),
+        ([], "is not a package"),
+    ],
+)
+def test_what_is_in_the_place_of_a_package_is_not_replaced(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, files: list[str], message: str
+) -> None:
+    project = copy_project("python-only")
+    for name in files:
+        (project / "build" / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / "build" / name).write_text("mine")
+    if not files:
+        (project / "build").mkdir()
+        (project / "build" / "torch-cpu").symlink_to(tmp_path)
+    with untouched(project):
+        done = kernel_builder(new_cache("cache"), "build", project, "--cuda-compiler", "nvcc", "--no-load")
+    assert_refused(done, 6, "PackageError", where="build/torch-cpu", message=message, hint="move it")
+
+
+def test_a_package_with_other_files_is_not_replaced(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    project, cache = copy_project("python-only"), new_cache("cache")
+    arguments = ("build", project, "--cuda-compiler", "nvcc", "--no-load")
+    assert kernel_builder(cache, *arguments).code == 0
+    package = project / "build" / "torch-cpu"
+    (package / "__pycache__").mkdir(exist_ok=True)
+    (package / "__pycache__" / "x.pyc").write_text("")
+    (package / "__init__.py").unlink()
+    assert kernel_builder(cache, *arguments).code == 0
+    (package / "notes.txt").write_text("mine")
+    with untouched(project):
+        done = kernel_builder(cache, *arguments)
+    assert_refused(done, 6, "PackageError", where="torch-cpu/notes.txt", message="the package around it", hint="move")
+
+
+def test_packages_of_another_kernel_are_not_replaced(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    """Two projects with one --out, and a directory whose name begins like a package's."""
+    one, two, out = copy_project("python-only", "one"), copy_project("python-only", "two"), tmp_path / "out"
+    replace(two / "build.toml", 'name = "python-only"', 'name = "python-two"')
+    (two / "torch-ext/python_only").rename(two / "torch-ext/python_two")
+    cache, options = new_cache("cache"), ("--cuda-compiler", "nvcc", "--no-load", "--out", out)
+    assert kernel_builder(cache, "build", one, *options).code == 0
+    (out / "torch-models").mkdir()
+    (out / "torch-models" / "metadata.json").write_text("{}")
+    with untouched(out):
+        done = kernel_builder(cache, "build", two, *options)
+    assert_refused(done, 6, "PackageError", where=str(out), message="another kernel than python-two", hint="--out")
+    assert kernel_builder(cache, "build", one, *options).code == 0
+    assert (out / "torch-models" / "metadata.json").exists()
+
+
+def test_other_files_in_build_are_the_same_files_after(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    project, cache = copy_project("python-only"), new_cache("cache")
+    (project / "build" / "lib").mkdir(parents=True)
+    (project / "build").chmod(0o750)
+    before = [(project / "build" / name).stat() for name in (".", "lib")]
+    assert kernel_builder(cache, "build", project, "--cuda-compiler", "nvcc", "--no-load").code == 0
+    after = [(project / "build" / name).stat() for name in (".", "lib")]
+    assert [(one.st_ino, one.st_mode) for one in before] == [(one.st_ino, one.st_mode) for one in after]
+
+
+def test_other_files_in_build_are_kept(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    project, cache = copy_project("stable-scale"), new_cache("cache")
+    build: Any = project / "build"
+    (build / "notes").mkdir(parents=True)
+    (build / "notes" / "mine.txt").write_text("mine")
+    old = build / "torch29-cxx11-cpu-x86_64-linux"
+    old.mkdir()
+    (old / "metadata.json").write_text("{}")
+    assert kernel_builder(cache, "build", project, "--variant", CPU, "--no-load").code == 0
+    assert old.exists()
+    assert kernel_builder(cache, "build", project, "--cuda-compiler", "nvcc", "--no-load").code == 0
+    assert (build / "notes" / "mine.txt").read_text() == "mine"
+    # The project no longer offers this variant, so a full build removes it.
+    assert not old.exists()
+    assert sorted(path.name for path in project.iterdir()) == ["build", "build.toml", "scale", "torch-ext"]

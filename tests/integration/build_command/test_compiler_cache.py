@@ -1,0 +1,52 @@
+"""A compiler cache (sccache) in addition to the builder's own cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.build_command.conftest import (
+    Copy,
+    NewCache,
+    Run,
+    content,
+)
+
+
+def test_a_compiler_cache_gives_the_same_bytes(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    sccache = Path(sys.executable).with_name("sccache")
+    server = {"SCCACHE_DIR": str(tmp_path / "sccache"), "SCCACHE_SERVER_PORT": "4327"}
+    project = copy_project("stable-scale")
+    plain, cached = new_cache("plain"), new_cache("cached")
+    build = ("build", project, "--cuda-compiler", "nvcc")  # no compiler cache knows this clang
+
+    def counts() -> dict[str, int]:
+        command = [sccache, "--show-stats", "--stats-format", "json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, **server})
+        stats = json.loads(done.stdout)["stats"]
+        found = {name: sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses")}
+        return {**found, "requests_executed": stats["requests_executed"]}
+
+    try:
+        for cache, out, choice in ((plain, "plain-out", "off"), (cached, "cached-out", str(sccache))):
+            done = kernel_builder(cache, *build, "--out", project / out, "--compiler-cache", choice, **server)
+            assert done.code == 0, done
+        before = counts()
+        for made in ("objects", "binaries"):
+            shutil.rmtree(cached / made)
+        done = kernel_builder(cached, *build, "--out", project / "warm-out", "--compiler-cache", sccache, **server)
+        assert done.code == 0, done
+        after = counts()
+    finally:
+        subprocess.run([sccache, "--stop-server"], capture_output=True, check=False, env={**os.environ, **server})
+    assert before["requests_executed"] > 0
+    # After the builder's cache is emptied, every object comes from the compiler cache.
+    assert after["cache_hits"] > before["cache_hits"]
+    assert after["cache_misses"] == before["cache_misses"]
+    assert content(project / "plain-out") == content(project / "cached-out") == content(project / "warm-out")

@@ -1,0 +1,122 @@
+"""Builds that run at the same time, and files and readers that change during a build."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.integration.build_command.conftest import (
+    BUILDER,
+    Copy,
+    NewCache,
+    Start,
+    assert_whole,
+    compiling,
+    environment,
+    replace,
+    snapshot,
+    wait_for,
+    working_in,
+)
+from tests.support.places import CPU
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caches", [1, 2])
+def test_two_builds_of_one_project_at_once(
+    copy_project: Copy, new_cache: NewCache, start: Start, undisturbed: dict[str, bytes | str], caches: int
+) -> None:
+    project = copy_project("stable-scale")
+    used = [new_cache(f"cache{number}") for number in range(caches)]
+    both = [start(used[number % caches], project, "--no-load") for number in range(2)]
+    answers = [json.loads(process.communicate()[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    for cache in used:
+        assert_whole(project, cache, undisturbed)
+    if caches == 1:
+        assert sorted(answer["compiles"] for answer in answers) == [0, 2]
+
+
+@pytest.mark.slow
+def test_two_projects_at_once_in_one_cache(
+    copy_project: Copy, new_cache: NewCache, start: Start, undisturbed: dict[str, bytes | str]
+) -> None:
+    """The source that both projects have is compiled once. The bindings differ, and are compiled for each."""
+    one, two, cache = copy_project("stable-scale", "one"), copy_project("stable-scale", "two"), new_cache("cache")
+    with (two / "torch-ext" / "torch_binding.cpp").open("a") as binding:
+        binding.write("// Changed.\n")
+    both = [start(cache, project, "--no-load") for project in (one, two)]
+    answers = [json.loads(process.communicate()[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    assert sorted(answer["compiles"] for answer in answers) == [1, 2]
+    assert_whole(one, cache, undisturbed)
+    assert snapshot(two / "build").keys() != undisturbed.keys()
+
+
+def test_a_python_file_that_changes_during_the_build_is_an_error(
+    slow_project: Path, new_cache: NewCache, start: Start
+) -> None:
+    """The name of a binary is a digest that includes the Python files, so they must not change during the build."""
+    replace(slow_project / "scale" / "scale_cpu.cpp", "count(1000000000)", "count(500000)")
+    cache = new_cache("cache")
+    process = start(cache, slow_project, "--no-load")
+    assert wait_for(compiling(cache), 30)
+    python = slow_project / "torch-ext" / "stable_scale" / "__init__.py"
+    python.write_text(python.read_text() + "# changed\n")
+    stdout, _ = process.communicate()
+    answer = json.loads(stdout)
+    assert process.returncode == 5, answer
+    assert answer["where"] == str(python)
+    assert "changed while" in answer["message"]
+    assert answer["hint"] == "run the build again"
+    assert not (slow_project / "build").exists()
+
+
+def test_a_closed_pipe_ends_the_build_without_a_traceback(slow_project: Path, new_cache: NewCache) -> None:
+    """`kernel-builder build 2>&1 | head -1`: no traceback, no compilers left."""
+    cache = new_cache("cache")
+    source = slow_project / "scale" / "scale_cpu.cpp"
+    replace(source, "count(1000000000)", "count(500000)")
+    script = f"{shlex.quote(str(BUILDER))} build {shlex.quote(str(slow_project))} --variant {CPU}"
+    script += " --compiler-cache off 2>&1 | head -1"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment(cache), check=True)
+    assert done.stdout == "1 variant, 1 binary\n"
+    assert done.stderr == ""
+    assert wait_for(lambda: working_in(cache) == {}, 10)
+
+
+def test_a_build_that_waits_for_a_step_of_another_reports_it(
+    slow_project: Path, copy_project: Copy, new_cache: NewCache, start: Start
+) -> None:
+    """A second project with the same slow source waits for the first one's compiler, and prints why."""
+    cache = new_cache("cache")
+    start(cache, slow_project)
+    assert wait_for(compiling(cache), 30)
+    second = copy_project("stable-scale", "second")
+    for name in ("build.toml", "scale/scale_cpu.cpp"):
+        (second / name).write_text((slow_project / name).read_text())
+    process = start(cache, second)
+    lines: list[str] = []
+    assert process.stderr is not None
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
+    reader.start()
+    assert wait_for(lambda: any("another build is compiling" in line for line in lines), 20)
+
+
+def test_a_build_ends_while_another_compiles(
+    slow_project: Path, copy_project: Copy, new_cache: NewCache, start: Start
+) -> None:
+    """Builds of two projects with one cache do not wait for each other's compilers."""
+    cache = new_cache("cache")
+    first = start(cache, slow_project)
+    assert wait_for(compiling(cache), 30)
+    second = start(cache, copy_project("stable-scale", "second"), "--no-load")
+    answer = json.loads(second.communicate()[0])
+    assert (second.returncode, answer["compiles"]) == (0, 2)
+    assert first.poll() is None
+    assert compiling(cache)()

@@ -1,0 +1,126 @@
+"""Variants of CUDA 12: clang compiles them, and their binaries work with the runtimes of CUDA 12 and 13."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kernel_builder import elf
+from kernel_builder.backends import cuda
+from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, untouched
+from tests.support.places import CUDA
+
+CUDA12 = CUDA.replace("cu130", "cu126")
+
+
+def binary_of(package: Path) -> Path:
+    (binary,) = package.glob("*.so")
+    return binary
+
+
+def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    """With clang for both, the variants share a binary, which uses what the runtime of every release has."""
+    project = copy_project("stable-scale")
+    replace(project / "build.toml", 'cuda-capabilities = ["9.0"]', 'cuda-capabilities = ["9.0+PTX", "10.0", "12.1"]')
+    arguments = ("build", project, "--variant", CUDA12, "--variant", CUDA, "--cuda-compiler", "clang", "--no-load")
+    done = kernel_builder(new_cache("cache"), *arguments)
+    assert done.code == 0, done
+    assert done.answer["compiles"] == 2
+    packages = [project / "build" / name for name in (CUDA12, CUDA)]
+    contents = {binary_of(package).read_bytes() for package in packages}
+    assert len(contents) == 1
+    for package in packages:
+        metadata = json.loads((package / "metadata.json").read_text())
+        # CUDA 12.6 does not know 10.0, and no release of CUDA 12 that clang compiles with knows 12.1.
+        assert metadata["backend"]["archs"] == ["9.0+PTX", "10.0"]
+        assert metadata["provenance"]["cuda-compiler"].startswith("clang 22.")
+    names = {symbol.name for symbol in elf.read(binary_of(packages[0])).undefined if "cuda" in symbol.name.lower()}
+    used = {name for name in names if name in cuda.runtime_exports()[cuda.clang_releases().cuda]}
+    assert {"__cudaRegisterFatBinary", "cudaLaunchKernel"} <= used
+    assert {name: cuda.runtimes_lacking(name, cuda.runtime_exports()) for name in used} == dict.fromkeys(used, ())
+
+
+def test_a_function_that_a_runtime_lacks_is_refused(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    """The headers of CUDA 12.8 declare it, but a Torch for CUDA 12.6 would not load the binary."""
+    project = copy_project("stable-scale")
+    with (project / "scale" / "scale_cuda.cu").open("a") as stream:
+        stream.write('extern "C" void at_end(cudaEvent_t a) { float ms; cudaEventElapsedTime_v2(&ms, a, a); }\n')
+        stream.write("void* kept = (void*)at_end;\n")
+    with untouched(project):
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
+    message = "cudaEventElapsedTime_v2 is not in the runtime of CUDA 12.6"
+    assert_refused(done, 7, "CheckError", where=str(project), message=message, hint="correct the project")
+
+
+def test_a_source_that_clang_rejects(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    project = copy_project("stable-scale")
+    source = project / "scale" / "scale_cuda.cu"
+    with source.open("a") as stream:
+        stream.write("#ifdef __clang__\n#error not for clang\n#endif\n")
+    with untouched(project):
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
+    assert_refused(done, 5, "BuildError", where=str(source), message="not for clang", hint="#ifndef __clang__")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "hint"),
+    [
+        (
+            '"-fno-such-flag"',
+            "unknown argument: '-fno-such-flag'",
+            "has no -fno-such-flag: remove it from `cuda-flags`",
+        ),
+        ('"-Xptxas", "--no-such"', "Unknown option '-no-such'", "ptxas has no -no-such: remove it from `cuda-flags`"),
+    ],
+)
+def test_a_flag_that_clang_or_ptxas_rejects(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, flags: str, message: str, hint: str
+) -> None:
+    project = copy_project("stable-scale")
+    declared = 'cuda-capabilities = ["9.0"]\n'
+    replace(project / "build.toml", declared, f"{declared}cuda-flags = [{flags}]\n")
+    with untouched(project):
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
+    assert_refused(done, 5, "BuildError", where="scale_cuda.cu", message=message, hint=hint)
+    assert "BUG REPORT" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "error", "message", "hint"),
+    [
+        (
+            'cuda-flags = ["-gencode", "arch=compute_90,code=sm_90"]',
+            2,
+            "ConfigError",
+            "nothing like nvcc's -gencode=arch",
+            "--cuda-home",
+        ),
+        (
+            'cuda-capabilities = ["12.1"]',
+            3,
+            "VariantError",
+            "CUDA 12.8 does not compile for 12.1",
+            '[general.cuda] minver = "13.0"',
+        ),
+    ],
+)
+def test_what_clang_and_cuda_12_lack(
+    copy_project: Copy,
+    new_cache: NewCache,
+    kernel_builder: Run,
+    line: str,
+    code: int,
+    error: str,
+    message: str,
+    hint: str,
+) -> None:
+    project = copy_project("stable-scale")
+    declared = 'cuda-capabilities = ["9.0"]\n'
+    replace(project / "build.toml", declared, f"{line}\n" if "capabilities" in line else f"{declared}{line}\n")
+    with untouched(project):
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
+    assert_refused(done, code, error, where="build.toml: [kernel.scale_cuda]", message=message, hint=hint)

@@ -1,0 +1,192 @@
+"""Header libraries that kernels depend on, and the headers of CUDA's libraries."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.build import compile_steps, ninja_run
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Release, Variant
+from kernel_builder.toolchain import Toolchains
+from tests.integration.build_command.conftest import (
+    BUILDER,
+    Copy,
+    NewCache,
+    Run,
+    assert_refused,
+    environment,
+    replace,
+    untouched,
+)
+from tests.support.places import CPU, CUDA
+
+# What the code below takes from CUTLASS.
+HEADERS = {
+    "include/cutlass/cutlass.h": "#pragma once\n",
+    "include/cutlass/version.h": "#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 5\n#define CUTLASS_PATCH 2\n",
+    "include/cutlass/gemm_coord.h": "#pragma once\nstruct Coord { int m; };\n",
+    "tools/util/include/cutlass/util/packed_stride.hpp": "#pragma once\n",
+}
+
+
+def depend(project: Path, name: str, *includes: str, backend: str = "cuda") -> Path:
+    """Make the kernel of stable-scale for a backend depend on a library and include headers of it."""
+    declared = f'backend = "{backend}"\ndepends = '
+    replace(project / "build.toml", f"{declared}[]", f'{declared}["{name}"]')
+    lines = "".join(f"#include <{header}>\n" for header in includes)
+    source = {"cuda": "scale_cuda.cu", "cpu": "scale_cpu.cpp"}[backend]
+    replace(project / "scale" / source, "#include", f"{lines}#include")
+    return project
+
+
+@pytest.fixture
+def cutlass(tmp_path: Path) -> Path:
+    """Return a directory like a checkout of CUTLASS 4.5.2."""
+    root = tmp_path / "cutlass"
+    for name, text in HEADERS.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    """Symbols of cuBLAS stay undefined: Torch's CUDA part loads it."""
+    project = depend(copy_project("stable-scale"), "cutlass_3_8", "cutlass/cutlass.h", "cutlass/util/command_line.h")
+    with (project / "scale" / "scale_cuda.cu").open("a") as source:
+        source.write("#include <cutlass/version.h>\nstatic_assert(CUTLASS_MAJOR == 3 && CUTLASS_MINOR == 8);\n")
+        source.write("#include <cublas_v2.h>\nint blas(cublasHandle_t* handle) { return cublasCreate(handle); }\n")
+    done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA, "--no-load")
+    assert done.code == 0, done
+    (binary,) = (project / "build" / CUDA).rglob("*.so")
+    assert b"cublasCreate_v2" in binary.read_bytes()
+
+
+def test_all_sources_of_a_backend_see_the_libraries_of_its_kernels(copy_project: Copy, cutlass: Path) -> None:
+    """`[torch]` cannot name libraries. Those of its own kernel come first for a source."""
+    project = depend(copy_project("stable-scale"), "cutlass_4_5")
+    other = '[kernel.other]\nbackend = "cuda"\ndepends = ["cutlass_3_8", "torch"]\nsrc = ["scale/other.cpp"]\n'
+    with (project / "build.toml").open("a") as file:
+        file.write(other)
+    (project / "scale" / "other.cpp").write_text("int other;\n")
+    toolchains = Toolchains(dependencies={"cutlass_4_5": cutlass})
+    steps = compile_steps.drafts(read_project(project), Variant.parse(CUDA), toolchains)
+    seen = {
+        step.source: [name for name in (part.split("\0")[1] for part in step.argv if "\0" in part) if "cutlass" in name]
+        for step in steps
+    }
+    assert {source: list(dict.fromkeys(names)) for source, names in seen.items()} == {
+        "torch-ext/torch_binding.cpp": ["cutlass_3_8", "cutlass_4_5"],
+        "scale/scale_cuda.cu": ["cutlass_4_5", "cutlass_3_8"],
+        "scale/other.cpp": ["cutlass_3_8", "cutlass_4_5"],
+    }
+    cpu = compile_steps.drafts(read_project(project), Variant.parse(CPU), toolchains)
+    assert not any("cutlass" in part for step in cpu for part in step.argv)
+
+
+def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
+    copy_project: Copy, tmp_path: Path, kernel_builder: Run
+) -> None:
+    project, cache = depend(copy_project("stable-scale"), "cutlass_4_5"), tmp_path / "cold"
+    hint = "--dependency cutlass_4_5=DIR"
+    with untouched(project):
+        named = kernel_builder(cache, "build", project, "--variant", CUDA)
+        every = kernel_builder(cache, "build", project, "--backend", "cuda")
+    assert_refused(named, 3, "VariantError", where=CUDA, message="needs cutlass_4_5, which no package index", hint=hint)
+    assert_refused(every, 3, "VariantError", where=str(project), message="needs cutlass_4_5", hint=hint)
+    assert not cache.exists()
+    rows = {row["variant"]: row for row in kernel_builder(cache, "list-variants", project).answer}
+    assert not rows[CUDA]["buildable"]
+    assert "needs cutlass_4_5" in rows[CUDA]["reason"] and hint in rows[CUDA]["hint"]
+    assert rows[CPU]["buildable"]
+
+
+def test_check_config_and_doctor_name_a_library_that_no_index_has(
+    copy_project: Copy, cutlass: Path, tmp_path: Path, kernel_builder: Run
+) -> None:
+    project = depend(copy_project("stable-scale"), "cutlass_4_5")
+    command, given = [str(BUILDER), "check-config", str(project)], f"cutlass_4_5={cutlass}"
+
+    def warnings(*arguments: str, **more: str) -> str:
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, check=True, env=environment(tmp_path, **more)
+        )
+        return "".join(line for line in done.stderr.splitlines() if line.startswith("warning"))
+
+    assert "stable-scale: needs cutlass_4_5" in warnings()
+    assert not warnings("--dependency", given)
+    assert not warnings(KERNEL_BUILDER_DEPENDENCIES=given)
+    findings = {row["name"]: row for row in kernel_builder(tmp_path, "doctor").answer["findings"]}
+    assert "--dependency cutlass_4_5=DIR" in findings["cutlass_4_5"]["mend"]
+    assert not findings["cutlass_4_5"]["needed_for"], "only projects that name it need it"
+    assert findings["cutlass_3_8"]["ok"]
+
+
+def test_a_directory_with_the_library(
+    copy_project: Copy, new_cache: NewCache, cutlass: Path, kernel_builder: Run
+) -> None:
+    """The content of the directory's headers, and not its place, determines what is compiled again."""
+    headers = ("cutlass/gemm_coord.h", "cutlass/util/packed_stride.hpp")
+    project, cache = depend(copy_project("stable-scale"), "cutlass_4_5", *headers, backend="cpu"), new_cache("cache")
+
+    def compiles(directory: Path) -> int:
+        options = ("--variant", CPU, "--no-load", "--dependency", f"cutlass_4_5={directory}")
+        done = kernel_builder(cache, "build", project, *options)
+        assert done.code == 0, done
+        count: int = done.answer["compiles"]
+        return count
+
+    assert compiles(cutlass) == 2
+    moved = cutlass.rename(cutlass.with_name("moved"))
+    assert compiles(moved) == 0
+    replace(moved / "include/cutlass/gemm_coord.h", "int m;", "int m, n;")
+    assert compiles(moved) == 2, "the kernel, and the binding with its new op namespace"
+
+
+def test_a_directory_of_another_version_is_refused(
+    copy_project: Copy, new_cache: NewCache, cutlass: Path, kernel_builder: Run
+) -> None:
+    project, cache = depend(copy_project("stable-scale"), "cutlass_4_4"), new_cache("cache")
+    for given, message in {
+        f"cutlass_4_4={cutlass}": "is CUTLASS 4.5.2, expected 4.4",
+        f"cutlass_4_4={cutlass}/include": "has no include/cutlass/cutlass.h",
+        "cutlass_4_4": "is not NAME=DIR",
+        f"cutlass_9_9={cutlass}": "is not NAME=DIR with one of the names cutlass_2_10",
+    }.items():
+        with untouched(project):
+            done = kernel_builder(cache, "build", project, "--variant", CUDA, "--dependency", given)
+        assert done.code == 4, done
+        assert message in done.answer["message"]
+        assert done.answer["hint"]
+
+
+def test_offline_without_the_library(copy_project: Copy, tmp_path: Path, kernel_builder: Run) -> None:
+    project = depend(copy_project("stable-scale"), "cutlass_3_5")
+    trees = tmp_path / "cache" / "toolchains" / "trees"
+    trees.mkdir(parents=True)
+    tools = Toolchains()
+    stored = [tools.cuda(Release(13, 0)).root, tools.torch(Release(2, 10), "stable").include[0], tools.sysroot().root]
+    for tree in stored:
+        (trees / tree.parent.name).symlink_to(tree.parent)
+    with untouched(project):
+        done = kernel_builder(tmp_path / "cache", "build", project, "--variant", CUDA, "--offline")
+    assert_refused(done, 4, "FetchError", where="CUTLASS 3.5.1", message="--offline", hint="toolchain fetch")
+
+
+@pytest.mark.slow
+def test_torchs_cuda_context_compiles(copy_project: Copy, tmp_path: Path) -> None:
+    """ATen/cuda/CUDAContext.h includes the headers of cuBLAS, cuSPARSE and cuSOLVER."""
+    project = copy_project("full-scale")
+    source = project / "scale" / "context.cpp"
+    source.write_text(
+        "#include <ATen/cuda/CUDAContext.h>\ncublasHandle_t handle() { return at::cuda::getCurrentCUDABlasHandle(); }\n"
+    )
+    replace(project / "build.toml", '"scale/scale_cuda.cu"', '"scale/scale_cuda.cu", "scale/context.cpp"')
+    variant = Variant.parse("torch213-cxx11-cu130-x86_64-linux")
+    drafts = compile_steps.drafts(read_project(project), variant, Toolchains())
+    with_libraries = [step for step in drafts if "\0cuda-libraries-13.0\0" in step.roots]
+    assert [step.source for step in with_libraries] == ["scale/context.cpp"], "the others do without the libraries"
+    ninja_run.compile_alone(with_libraries[0], tmp_path, tmp_path / "context.o", 1)
+    assert (tmp_path / "context.o").stat().st_size > 0

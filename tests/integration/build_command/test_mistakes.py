@@ -1,0 +1,318 @@
+"""Mistakes of authors, and what they read: one finding for each, with the author's file and line.
+
+One command builds all projects, so that Torch is imported once. Each project of C++ compiles one small binding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kernel_builder.toolchain import Toolchains
+from tests.integration.build_command.conftest import BUILDER
+from tests.integration.build_command.mistaken_projects import (
+    BINDING,
+    COMPILED,
+    IN_PYTHON,
+    UNCOMPILED,
+    WITHOUT_PYTHON,
+    compiled,
+    in_python,
+)
+from tests.support.places import CPU
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple[str, str, str]]]:
+    """Return what is found in a project: severity, then check, path and message, then the advice."""
+    root = tmp_path_factory.mktemp("mistakes")
+    cache = root / "cache"
+    cache.mkdir()
+    (cache / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
+    for name, (binding, init) in COMPILED.items():
+        compiled(root, name, binding, init)
+    for name, files in IN_PYTHON.items():
+        in_python(root, name, files)
+    command = [BUILDER, "build", *(root / name for name in (*COMPILED, *IN_PYTHON)), "--backend", "cpu", "--json"]
+    environment = {**os.environ, "KERNEL_BUILDER_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    reports = {one["project"]: one["checks"] for one in (*answer["failures"], *answer["packages"])}
+    errors = {failed["project"]: failed["errors"] for failed in answer["failures"]}
+
+    def of(name: str) -> list[tuple[str, str, str]]:
+        if reports[name] is None:
+            return [("error", error["message"], error["hint"]) for error in errors[name]]
+        found = reports[name]["findings"]
+        assert str(root) not in json.dumps(found), "a directory that is gone"
+        return [(f["severity"], f"{f['check']}: {f['path']}: {f['message']}", f["hint"]) for f in found]
+
+    return of
+
+
+Told = Callable[[str], list[tuple[str, str, str]]]
+
+
+def test_ops_that_are_registered_wrongly(told: Told) -> None:
+    def without(severity: str, op: str, line: int, others: str) -> tuple[str, str, str]:
+        return (
+            severity,
+            f"ops: {BINDING}: line {line}: {op} has no implementation for CPU, {others}",
+            "register one under CPU, by the same name; or define the op only where it is implemented: "
+            "#if defined(CPU_KERNEL)",
+        )
+
+    init = "torch-ext/registered/__init__.py"
+    assert told("registered") == [
+        (
+            "error",
+            f"op-namespace: {init}: line 24: torch.ops.registered has no ops: the namespace of a package is unique to "
+            "its build",
+            "take `ops` from `._ops`: `from ._ops import ops`",
+        ),
+        (
+            "error",
+            f"ops: {BINDING}: line 20: a library is registered in the fixed namespace 'pinned_ops': two versions of "
+            "the kernel could not be loaded in one process",
+            "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
+        ),
+        (
+            "warning",
+            f"ops: {init}: line 24: calls the op scaledd, which the package does not register",
+            "did you mean scaled?",
+        ),
+        without("error", "elsewhere", 10, "only for CUDA"),
+        without("warning", "lost", 9, "nor for another backend"),
+        (
+            "warning",
+            f"ops: {BINDING}: line 12: untraced has no fake, so torch.compile fails at it",
+            'add one in Python: @torch.library.register_fake(add_op_namespace_prefix("untraced"))',
+        ),
+    ]
+
+
+def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> None:
+    """The crash of the load, which the key causes, is not reported again."""
+    found = told("written")
+    assert {severity for severity, _, _ in found} == {"error"}
+    types = "unknown type specifier. Common valid schema types include Tensor, SymInt, int, float, bool, Scalar"
+    float_type = "`float` in schema corresponds to the double type in C++"
+    assert [message.removeprefix(f"ops: {BINDING}: ") for _, message, _ in found] == [
+        "line 18: scaled takes argument 2 as double, in the schema of taken it is int",
+        "line 19: scaled takes 2 of the 3 arguments of more",
+        "line 20: there is an implementation of numberz, which no schema defines",
+        f"line 8, column 19: the schema of scaled is wrong: {types}",
+        "line 10, column 26: the schema of arrow is wrong: expected arrow but found '>'",
+        "line 11, column 34: the schema of numbers is wrong: Use `float` instead of `double` in an operator's schema "
+        f"string. {float_type}",
+        "line 12, column 52: the schema of default is wrong: invalid numeric default value",
+        "line 13, column 43: the schema of open is wrong: expected ) but found 'eof'",
+        "line 17, column 56: Torch has no dispatch key CPUU",
+    ]
+    hints = [hint for _, _, hint in found]
+    assert hints[:3] == [
+        "make it int64_t, which int of a schema is in C++: Torch does not convert it",
+        "make them equal: Torch passes the arguments of the schema, also those with default values",
+        "did you mean numbers?",
+    ]
+    assert hints[-2:] == [
+        "a schema is like `name(Tensor x, int[] sizes, float eps=1e-6, Tensor? bias=None) -> Tensor`",
+        "did you mean CPU?",
+    ]
+
+
+def test_functions_are_compared_with_their_schemas(told: Told) -> None:
+    """Torch compares nothing on the stable ABI; on the full ABI, it does so in the process of a user."""
+
+    def found(project: str) -> list[tuple[str, str]]:
+        assert {severity for severity, _, _ in told(project)} == {"error"}
+        return [(message.removeprefix(f"ops: {BINDING}: "), hint) for _, message, hint in told(project)]
+
+    def made(of_function: str, of_schema: str) -> str:
+        return f"make it {of_function}, which {of_schema} of a schema is in C++: Torch does not convert it"
+
+    def again(op: str, line: int, first: int) -> tuple[str, str]:
+        return (
+            f"line {line}: {op} is defined again, after line {first}",
+            f"remove one, or make it an overload, such as {op}.other(...): Torch refuses it, or keeps the first and "
+            "says nothing",
+        )
+
+    assert found("typed") == [
+        (
+            "line 27: counted takes argument 2 as optional<double>, in the schema of counted it is int?",
+            made("std::optional<int64_t>", "int?"),
+        ),
+        ("line 27: counted takes argument 3 as int32_t, in the schema of counted it is int", made("int64_t", "int")),
+        ("line 28: mean returns its result as float, in the schema of mean it is float", made("double", "float")),
+        (
+            "line 30: both takes argument 2 as int64_t, in the schema of both.by it is float",
+            made("double", "float"),
+        ),
+        again("scaled", 14, 13),
+    ]
+    assert found("typed-full") == [
+        (
+            "line 13: scaled takes argument 2 as float, in the schema of direct it is float",
+            made("double", "float"),
+        ),
+        (
+            "line 12: scaled takes argument 2 as float, in the schema of scaled it is float",
+            made("double", "float"),
+        ),
+        again("taken", 16, 15),
+    ]
+
+
+def test_no_compiler_runs_for_schemas_that_are_wrong(told: Told) -> None:
+    assert "this is compiled" in UNCOMPILED
+    assert told("uncompiled") == told("written")
+
+
+LOAD = "the client cannot load the package: "
+
+
+@pytest.mark.parametrize(
+    ("project", "message", "hint"),
+    [
+        (
+            "throwing",
+            f"load: torch-ext/throwing/__init__.py: {LOAD}the process was killed by SIGABRT: std::runtime_error: no "
+            "table",
+            "a static initialiser or an op registration of the binary throws it",
+        ),
+        (
+            "syntax",
+            "python-source: torch-ext/syntax/part.py: line 1: invalid syntax",
+            "correct the syntax; Python 3.10 must be able to read it",
+        ),
+        (
+            "circular",
+            f"load: torch-ext/circular/__init__.py: {LOAD}ImportError: cannot import name 'g' from 'MODULE' "
+            "(torch-ext/circular/__init__.py)",
+            "`__init__.py` does not have it, or not yet: where modules import each other, move what both need into a "
+            "third one",
+        ),
+        (
+            "data",
+            f"load: torch-ext/data/__init__.py: {LOAD}FileNotFoundError: [Errno 2] No such file or directory: "
+            "'build/torch-cpu/table.json'",
+            "add the ending of the file to `pyext` in build.toml: the package has only files with these endings",
+        ),
+        (
+            "device",
+            f"load: torch-ext/device/__init__.py: {LOAD}AssertionError: Torch not compiled with CUDA enabled",
+            "ask for the device in the function that needs it: a package is imported on machines without a GPU too",
+        ),
+        (
+            "exiting",
+            f"load: torch-ext/exiting/__init__.py: {LOAD}SystemExit: no GPU",
+            "raise an exception instead, such as ImportError: a library must not end its user's process",
+        ),
+        (
+            "ops-of",
+            f"load: torch-ext/ops_of/__init__.py: {LOAD}ImportError: cannot import name 'doubled' from 'MODULE._ops' "
+            "(build/torch-cpu/_ops.py)",
+            "`_ops` has `ops`, whose attributes are the ops, and `add_op_namespace_prefix`",
+        ),
+        (
+            "misnamed",
+            "ops: torch-ext/misnamed/__init__.py: line 6: names the op doubld, which the package does not register",
+            "did you mean doubled?",
+        ),
+        (
+            "bound-early",
+            "ops: torch-ext/bound_early/__init__.py: line 11: calls the op scald, which the package does not register",
+            "did you mean scaled?",
+        ),
+        (
+            "missing",
+            f"load: torch-ext/missing/__init__.py: {LOAD}ModuleNotFoundError: No module named 'MODULE.lost'",
+            "import the package's `__init__.py` by hand to see the full traceback",
+        ),
+    ],
+)
+def test_a_mistake_has_one_finding(told: Told, project: str, message: str, hint: str) -> None:
+    (found,) = told(project)
+    severity, said, advice = found
+    name = project.replace("-", "_")
+    words = [word for word in said.replace("'", " ").split() if word.startswith(f"_{name}_c")]
+    if words:
+        said = said.replace(words[0].partition(".")[0], "MODULE")
+    assert (severity, said, advice) == ("error", message, hint)
+
+
+def test_an_op_that_is_defined_twice_in_python(told: Told) -> None:
+    ((severity, said, hint),) = told("twice")
+    assert severity == "error"
+    assert said.startswith(f"load: torch-ext/twice/__init__.py: {LOAD}RuntimeError: Tried to register an operator (")
+    assert hint == "define the op once, in C++ or in Python, and give it one fake"
+
+
+def test_a_source_that_is_left_out_has_one_finding(told: Told) -> None:
+    """Eight functions are undefined; loading the package would name one of them again."""
+    ((severity, said, hint),) = told("left-out")
+    assert severity == "error"
+    assert said.startswith("undefined: _left_out_cpu_")
+    assert said.partition(".abi3.so: ")[2] == (
+        "part_0(int), part_1(int), part_2(int), part_3(int), part_4(int), part_5(int) and 2 more are undefined: no "
+        "source of the kernel and no library defines them"
+    )
+    assert hint == "add the source that defines them to `src` of [torch] or of a [kernel.*] table, or drop the calls"
+
+
+def test_a_binding_by_pybind11(told: Told) -> None:
+    ((_, said, hint),) = told("ported")
+    assert said == (
+        f"the compiler refused it: {BINDING}:1:10: fatal error: torch/extension.h: No such file or directory, for {CPU}"
+    )
+    assert hint == (
+        "register the ops by STABLE_TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, and include "
+        f"torch/csrc/stable/library.h, {WITHOUT_PYTHON}"
+    )
+
+
+@pytest.mark.parametrize(("project", "line"), [("ported-full", 1), ("bound-full", 3)])
+def test_a_binding_by_pybind11_on_the_full_abi(told: Told, project: str, line: int) -> None:
+    """The compiler stops at the first header of Python's, and does not print 1,800 errors in those of pybind11."""
+    for _, said, hint in told(project):
+        assert said.startswith(f"the compiler refused it: {BINDING}:{line}: ")
+        assert "fatal error: Python.h: No such file or directory, for torch2" in said
+        assert "toolchains" not in said
+        assert hint == (
+            "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, and include "
+            f"torch/library.h or torch/all.h, {WITHOUT_PYTHON}"
+        )
+
+
+def test_a_fake_that_does_not_take_the_arguments_of_its_schema(told: Told) -> None:
+    assert told("fake") == [
+        (
+            "warning",
+            "ops: torch-ext/fake/__init__.py: line 7: the fake of scaled takes 1 argument, and its schema has 2",
+            "take those of the schema: torch.compile calls the fake with them",
+        )
+    ]
+    assert told("sound") == []
+
+
+def test_a_binding_without_the_header_of_its_macros(told: Told) -> None:
+    ((_, said, hint),) = told("unincluded")
+    assert f"refused it: {BINDING}:6:" in said
+    assert "expected constructor, destructor, or type conversion before" in said
+    assert hint == (
+        "STABLE_TORCH_LIBRARY_EXPAND is not known: include registration.h, which the builder provides, and "
+        "torch/csrc/stable/library.h"
+    )
+
+
+def test_a_module_of_another_name(told: Told) -> None:
+    ((severity, said, hint),) = told("unnamed")
+    assert (severity, said.partition(": ")[0]) == ("error", "python-abi")
+    assert "exports PyInit_my_kernel; `import` looks for PyInit__unnamed_cpu_" in said
+    assert "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)" in hint

@@ -1,0 +1,165 @@
+"""Odd surroundings and odd files: each is a clear error, before anything is compiled where that is possible."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.errors import FetchError
+from kernel_builder.toolchain.index import Index
+from tests.integration.build_command.conftest import BUILDER, Run, assert_refused, environment, replace, untouched
+from tests.support.places import CPU
+
+OPTIONS = ("--variant", CPU, "--no-load", "--compiler-cache", "off")
+
+
+def build(project: Path, cache: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a build with `--json` under a time limit."""
+    command = [BUILDER, "build", project, *OPTIONS, "--json"]
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(cache), **options}
+    done: subprocess.CompletedProcess[str] = subprocess.run(command, text=True, timeout=60, check=False, **settings)
+    assert "Traceback" not in (done.stderr or "")
+    return done
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "directory", "dangling link"])
+def test_what_is_no_file_in_the_package_is_refused(project: Path, cache: Path, kind: str) -> None:
+    """The build waited for a writer of the pipe without an end."""
+    odd = project / "torch-ext" / "stable_scale" / "x.py"
+    here = Path.cwd()
+    os.chdir(odd.parent)  # the name of a socket may have a hundred letters
+    try:
+        {
+            "pipe": lambda: os.mkfifo(odd.name),
+            "socket": lambda: socket.socket(socket.AF_UNIX).bind(odd.name),
+            "directory": lambda: Path(odd.name).mkdir(),
+            "dangling link": lambda: Path(odd.name).symlink_to("nowhere.py"),
+        }[kind]()
+    finally:
+        os.chdir(here)
+    done = build(project, cache)
+    if kind == "directory":  # of whatever name
+        assert done.returncode == 0
+        return
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["where"]) == (2, str(odd))
+    assert "is not a file: a pipe, a socket" in answer["message"]
+
+
+def test_a_pipe_in_the_place_of_a_source_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
+    source = project / "scale" / "scale_cpu.cpp"
+    source.unlink()
+    os.mkfifo(source)
+    done = kernel_builder(cache, "build", project, *OPTIONS)
+    assert_refused(done, 2, "ConfigError", where="[kernel.scale_cpu] src", message="there is no file", hint="create it")
+
+
+def test_a_name_that_is_not_utf8_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
+    Path(os.fsdecode(os.fsencode(project / "torch-ext" / "stable_scale") + b"/n\xff.py")).write_text("")
+    done = kernel_builder(cache, "build", project, *OPTIONS)
+    assert_refused(done, 2, "ConfigError", where=r"n\xff.py", message="is not UTF-8", hint="rename")
+
+
+def test_names_that_would_fail_after_compiling_are_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
+    settings = (project / "build.toml").read_text()
+    replace(project / "build.toml", "stable-scale", "s" * 230)
+    (project / "torch-ext" / "stable_scale").rename(project / "torch-ext" / ("s" * 230))
+    with untouched(project):
+        done = kernel_builder(cache, "build", project, *OPTIONS)
+    assert_refused(done, 2, "ConfigError", where="[general] name", message="at most 200 letters", hint="")
+    (project / "torch-ext" / ("s" * 230)).rename(project / "torch-ext" / "stable_scale")
+    (project / "build.toml").write_text(settings.replace("scale_cuda.cu", "s" * 240 + ".cu"))
+    (project / "scale" / "scale_cuda.cu").rename(project / "scale" / ("s" * 240 + ".cu"))
+    done = kernel_builder(cache, "build", project, "--backend", "cuda", "--no-load")
+    assert_refused(done, 2, "ConfigError", where="scale_cuda] src", message="longer than 255 bytes", hint="at most 220")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "+".join("1" * 20_000),
+        "-" * 9000 + "1",
+        "a" + ".b" * 9000,
+        "1\nif x == 0: pass\n" + "elif x == 1: pass\n" * 1500,  # the parser takes it, a check does not
+    ],
+)
+def test_deep_expressions_are_findings(project: Path, cache: Path, kernel_builder: Run, expression: str) -> None:
+    (project / "torch-ext" / "stable_scale" / "deep.py").write_text(f"x = {expression}\n")
+    done = kernel_builder(cache, "build", project, *OPTIONS)
+    assert_refused(
+        done,
+        7,
+        "CheckError",
+        where=str(project),
+        message="checks refuse 1 of 1 package (python-",
+        hint="1 earlier package unchanged in ",
+    )
+    assert "nested too deeply" in done.answer["message"]
+
+
+@pytest.mark.parametrize(
+    "url", ["htp://x", "http://[::1", "not a url", "http://h:99999/simple", "file:///etc", "http://user:secret@a b/"]
+)
+def test_an_odd_index_is_refused(url: str) -> None:
+    with pytest.raises(FetchError, match=r"expected one like https://pypi\.org/simple") as caught:
+        Index(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_user_without_a_home(project: Path, cache: Path) -> None:
+    if not (unshare := shutil.which("unshare")):
+        pytest.skip("this machine has no unshare")
+    as_number = [unshare, "--user", "--map-user=54321"]
+    if subprocess.run([*as_number, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine has no user namespaces")
+    unset = ("HOME", "USER", "LOGNAME", "XDG_CACHE_HOME", "KERNEL_BUILDER_CACHE")
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    for command in ("build", "list-variants"):
+        line = [*as_number, BUILDER, command, project, "--json"]
+        done = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 4
+        assert "no home directory" in json.loads(done.stdout)["message"]
+    line = [*as_number, BUILDER, "build", project, *OPTIONS]
+    done = subprocess.run(
+        line, capture_output=True, text=True, env={**env, "KERNEL_BUILDER_CACHE": str(cache)}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_closed_streams(project: Path, cache: Path) -> None:
+    """Without them, the next file that is opened gets the number of stderr."""
+    script = f'"{BUILDER}" build "{project}" {" ".join(OPTIONS)} <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", script], env=environment(cache), check=False).returncode == 0
+    script = f'"{BUILDER}" build "{project}/nowhere" --json 2>&-'
+    done = subprocess.run(["sh", "-c", script], env=environment(cache), stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, json.loads(done.stdout)["error"]) == (2, "ConfigError")
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "words"),
+    [
+        (resource.RLIMIT_FSIZE, 0, "File too large"),
+        (resource.RLIMIT_FSIZE, 8192, "no file may be larger than 8192 bytes (ulimit -f)"),
+        (resource.RLIMIT_AS, 120 << 20, "no process may have more than 120 MiB of memory (ulimit -v)"),
+    ],
+)
+def test_limits_of_resources_are_named(project: Path, cache: Path, kind: int, limit: int, words: str) -> None:
+    """They were blamed on the compiler or the linker."""
+
+    def limits(started: Callable[[int, tuple[int, int]], None] = resource.setrlimit) -> None:
+        started(kind, (limit, limit))
+
+    done = build(project, cache, preexec_fn=limits)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["error"]) == (4, "StoreError"), answer
+    assert words in answer["message"]
+    assert "limit" in answer["hint"]

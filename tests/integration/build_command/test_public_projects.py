@@ -1,0 +1,122 @@
+"""Projects as the public ones are: what the public builder accepts is built, and the client loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.build_command.conftest import LOAD, Copy, Run, replace, run_python
+from tests.support.places import CPU
+
+LOAD_PYTHON = """
+import sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+print(get_local_kernel(Path(sys.argv[1]), backend="cpu").doubled(torch.ones(2)).tolist())
+"""
+
+# A second copy of a module would register its op twice, or count its import twice.
+IMPORT_BY_NAME = """
+import importlib, importlib.util, sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+variant = Path(sys.argv[1]) / "build" / "torch-cpu"
+sys.path.insert(0, str(variant))
+sys.imported = []
+def by_name():
+    import python_only.inner.leaf
+    from python_only.inner import leaf
+    assert python_only.inner.leaf is leaf
+    return python_only
+def by_client():
+    return get_local_kernel(variant, backend="cpu")
+def by_path():
+    spec = importlib.util.spec_from_file_location("any_name", variant / "python_only" / "__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["any_name"] = module
+    spec.loader.exec_module(module)
+    assert importlib.import_module("any_name.inner.leaf") is importlib.import_module("python_only.inner.leaf")
+    return module
+for load in map(globals().get, sys.argv[2:]):
+    module = load()
+    assert module.doubled(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert module._hidden == 1 and module.__version__ == "7"
+    assert module.leaf_of() is importlib.import_module("python_only.inner.leaf")
+assert sys.imported == ["leaf"], sys.imported
+assert importlib.util.find_spec("python_only.missing") is None
+try:
+    import python_only.missing
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_no_edition_a_source_in_two_kernels_and_the_stable_abi_of_2_9(
+    copy_project: Copy, cache: Path, kernel_builder: Run
+) -> None:
+    project = copy_project("stable-scale")
+    file = project / "build.toml"
+    replace(file, "edition = 5\n", "")
+    replace(file, 'stable-abi = "2.10"', 'stable-abi = "2.9"')
+    again = 'src = ["scale/scale_cpu.cpp", "./scale/scale_cpu.cpp", "scale/scale.h", "scale/scale.h"]'
+    with file.open("a") as stream:
+        stream.write(f'[kernel.again]\nbackend = "cpu"\ndepends = []\n{again}\n')
+    variant = "torch-stable-abi29-cpu-x86_64-linux"
+    done = kernel_builder(cache, "build", project, "--variant", variant, "--no-load", "--compiler-cache", "off")
+    assert done.code == 0, done
+    (package,) = done.answer["packages"]
+    assert "torch-stable-abi" in package["checks"]["passed"]
+    assert done.answer["compiles"] == 2
+    assert any("no edition" in notice for notice in done.answer["notices"])
+    assert done.stderr.count("update-build DIR") == 1
+    assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
+
+
+def test_headers_in_csrc_the_path_of_registration_h_and_the_gnu_dialect(
+    copy_project: Copy, cache: Path, kernel_builder: Run
+) -> None:
+    """Sources of `[torch]` and of kernels find headers in csrc, after those in their `include` directories."""
+    project = copy_project("stable-scale")
+    (project / "csrc" / "api").mkdir(parents=True)
+    (project / "csrc" / "api" / "limits.h").write_text("#define LIMIT 8\n")
+    (project / "csrc" / "scale.h").write_text("#error the one of `include` comes first\n")
+    replace(project / "build.toml", 'include = ["."]', 'include = [".", "scale"]')
+    for name in ("torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp"):
+        source = project / name
+        # `typeof` is of GNU's dialect, which CMake asks for unless it is told otherwise.
+        source.write_text(f'#include "api/limits.h"\nstatic_assert(typeof(LIMIT){{8}} == LIMIT);\n{source.read_text()}')
+    replace(project / "torch-ext" / "torch_binding.cpp", '"scale/scale.h"', '"scale.h"')
+    replace(project / "torch-ext" / "torch_binding.cpp", '"registration.h"', '"../torch-ext/registration.h"')
+    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
+    assert (done.code, done.answer["compiles"]) == (0, 2), done
+
+
+def test_a_module_of_the_name_of_the_package(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    """The directory for old clients would hide the module, so the package has none."""
+    project = copy_project("python-only")
+    package = project / "torch-ext" / "python_only"
+    (package / "__init__.py").rename(package / "python_only.py")
+    (package / "__init__.py").write_text("from .python_only import doubled\n\n__all__ = ['doubled']\n")
+    done = kernel_builder(cache, "build", project, "--backend", "cpu")
+    assert done.code == 0, done
+    built = project / "build" / "torch-cpu"
+    assert (built / "python_only.py").read_bytes() == (package / "python_only.py").read_bytes()
+    assert not (built / "python_only").exists()
+    assert run_python(LOAD_PYTHON, project) == "[2.0, 2.0]"
+
+
+def test_the_package_and_its_modules_import_by_name(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    """Tests import a package by its Python name, beside the client: each of its modules is loaded once."""
+    project = copy_project("python-only")
+    package = project / "torch-ext" / "python_only"
+    (package / "__init__.py").rename(package / "ops.py")
+    (package / "__init__.py").write_text(
+        "from .ops import doubled\n\n__all__ = ['doubled']\n__version__ = '7'\n_hidden = 1\n\n\n"
+        "def leaf_of():\n    from .inner import leaf\n\n    return leaf\n"
+    )
+    (package / "inner").mkdir()
+    (package / "inner" / "__init__.py").touch()
+    (package / "inner" / "leaf.py").write_text("import sys\n\nsys.imported.append('leaf')\n")
+    done = kernel_builder(cache, "build", project, "--backend", "cpu")
+    assert done.code == 0, done
+    for order in (("by_name", "by_client", "by_path"), ("by_client", "by_name"), ("by_path", "by_client", "by_name")):
+        assert run_python(IMPORT_BY_NAME, project, *order) == "No module named 'python_only.missing'"

@@ -1,0 +1,85 @@
+"""Equal sources give equal bytes in any directory, with any cache, at any time."""
+
+from __future__ import annotations
+
+import time
+
+from tests.integration.build_command.conftest import (
+    Copy,
+    NewCache,
+    Run,
+    content,
+    run_python,
+)
+
+
+def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    """Two builds of a compiled and a Python-only project, with another directory, cache and number of jobs."""
+    results = []
+    for name, jobs in (("here", "1"), ("somewhere/else", "3")):
+        cache = new_cache(f"cache-{jobs}")
+        stable = copy_project("stable-scale", f"{name}/stable")
+        python = copy_project("python-only", f"{name}/python")
+        arguments = ("--no-load", "--jobs", jobs, "--compiler-cache", "off")
+        assert kernel_builder(cache, "build", stable, python, *arguments).code == 0
+        results.append({**content(stable / "build"), **content(python / "build")})
+    assert results[0].keys() == results[1].keys()
+    assert [name for name in results[0] if results[0][name] != results[1][name]] == []
+    assert any(name.endswith(".so") for name in results[0])
+
+
+def test_binaries_contain_neither_times_nor_paths(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    results = []
+    for name in ("one", "two"):
+        project = copy_project("stable-scale", name)
+        for source in ("scale_cpu.cpp", "scale_cuda.cu"):
+            with (project / "scale" / source).open("a") as stream:
+                stream.write('const char* where = __FILE__ " " __DATE__ " " __TIME__ " " __TIMESTAMP__;\n')
+                stream.write("void get_where(const char**out) { *out = where; }\n")
+        done = kernel_builder(new_cache(f"cache-{name}"), "build", project, "--no-load", "--compiler-cache", "off")
+        assert done.code == 0, done
+        results.append(content(project / "build"))
+        time.sleep(1)
+    assert results[0] == results[1]
+
+
+def test_the_op_namespace_is_whole_where_a_compiler_copies_it_in_pieces(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    """g++ copies a long string literal in pieces. Device code that uses the name compiles too."""
+    project, cache = copy_project("stable-scale"), new_cache("cache")
+    for name in ("torch-ext/torch_binding.cpp", "scale/scale_cuda.cu"):
+        with (project / name).open("a") as stream:
+            stream.write(
+                """
+#include <cstring>
+#define QUOTED(x) #x
+#define EXPANDED(x) QUOTED(x)
+extern "C" __attribute__((visibility("default"), used)) void PyInit_name_is(char* out) {
+  std::memcpy(out, EXPANDED(TORCH_EXTENSION_NAME), sizeof(EXPANDED(TORCH_EXTENSION_NAME)));
+}
+"""
+                if name.endswith(".cpp")
+                else """
+#define QUOTED(x) #x
+#define EXPANDED(x) QUOTED(x)
+__device__ const char name_on_the_device[] = EXPANDED(TORCH_EXTENSION_NAME);
+"""
+            )
+    # After the link, a check rejects the additional exported symbol of this test.
+    done = kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
+    assert (done.code, done.answer["error"]) == (7, "CheckError"), done
+    code = """
+import ctypes, sys, torch
+buffer = ctypes.create_string_buffer(200)
+ctypes.CDLL(sys.argv[1]).PyInit_name_is(buffer)
+print(buffer.value.decode())
+"""
+    modules = sorted((cache / "binaries").rglob("*.so"))
+    cpu = next(module for module in modules if b"_stable_scale_cpu_" in module.read_bytes())
+    name = run_python(code, cpu)
+    assert name.encode() in cpu.read_bytes()
+    assert name.startswith("_stable_scale_cpu_")
+    # A second build of the same sources gives the same names.
+    kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
+    assert sorted((cache / "binaries").rglob("*.so")) == modules

@@ -1,0 +1,172 @@
+"""Wheels of kernels: installed by pip into a fresh environment, imported, and used beside the client."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_builder.hub import project_sources
+from tests.integration.build_command.conftest import Copy, Done, NewCache, Run, replace, snapshot
+from tests.support.places import CPU
+from tests.support.torch_process import run_with_torch
+
+WITHOUT_CLIENT = """
+import sys
+sys.modules["kernels"] = sys.modules["huggingface_hub"] = None  # cannot be imported
+import torch, stable_scale
+print(stable_scale.scaled(torch.arange(3.0), 2.0).tolist())
+torch.compile(stable_scale.scaled, fullgraph=True, backend="eager")(torch.ones(3), 2.0)
+"""
+BESIDE_THE_CLIENT = """
+import importlib, sys, torch
+from pathlib import Path
+site, project, *order = sys.argv[1:]
+sys.path.insert(0, site)
+def wheel():
+    return importlib.import_module("stable_scale")
+def client():
+    from kernels import get_local_kernel
+    return get_local_kernel(Path(project), backend="cpu")
+kernels = [{"wheel": wheel, "client": client}[one]() for one in order]
+modules = [name for name in sys.modules if name.startswith("_stable_scale")]
+assert len([name for name in modules if "." not in name]) == 1, modules
+libraries = {line.split()[-1] for line in open("/proc/self/maps") if "_stable_scale_cpu" in line}
+assert len(libraries) == 1, libraries
+assert kernels[0].layers is kernels[1].layers and kernels[0].layers.scaled is kernels[1].layers.scaled
+for kernel in kernels:
+    print(kernel.__file__, kernel.scaled(torch.ones(1), 2.0).item())
+import stable_scale.layers
+assert stable_scale.layers is kernels[0].layers
+"""
+
+
+def wheels(kernel_builder: Run, cache: Path, project: Path, *arguments: str) -> Done:
+    return kernel_builder(cache, "wheel", project, "--no-load", *arguments)
+
+
+@pytest.fixture
+def built(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> tuple[Path, Path]:
+    """A cache, and a project with a submodule and a package for this machine's CPU."""
+    project, cache = copy_project("stable-scale"), new_cache("cache")
+    init = project / "torch-ext/stable_scale/__init__.py"
+    init.rename(init.with_name("layers.py"))
+    init.write_text('from . import layers\nfrom .layers import scaled\n\n__all__ = ["layers", "scaled"]\n')
+    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
+    assert done.code == 0, done.stderr
+    return cache, project
+
+
+def pip(python: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+
+
+def fresh_environment(directory: Path) -> tuple[Path, Path]:
+    """Make a virtual environment that has this interpreter's Torch; return its Python and its packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
+    (site,) = directory.glob("lib/python*/site-packages")
+    (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
+    return directory / "bin" / "python", site
+
+
+def test_pip_installs_a_wheel(kernel_builder: Run, built: tuple[Path, Path], tmp_path: Path) -> None:
+    cache, project = built
+    done = wheels(kernel_builder, cache, project, "--version", "1.2", "--json")
+    assert done.code == 0, done.stderr
+    (written,) = done.answer["wheels"]
+    wheel = Path(written.pop("path"))
+    assert wheel == project / "dist" / "stable_scale-1.2-py3-none-manylinux_2_28_x86_64.whl"
+    assert written == {"size": wheel.stat().st_size, "variants": [CPU], "requires": ["torch>=2.10"]}
+    assert not [name for name in project_sources.published_files(project) if "dist" in str(name)]
+    again = wheels(kernel_builder, cache, project, "--version", "1.2", "--json", "--out", str(tmp_path / "again"))
+    assert Path(again.answer["wheels"][0]["path"]).read_bytes() == wheel.read_bytes()
+
+    tools = [["twine", "check", "--strict"], ["auditwheel", "show", "--json"]]
+    for tool in tools:
+        checked = subprocess.run([sys.executable, "-m", *tool, wheel], capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+    shown = json.loads(checked.stdout)
+    policies = [name.removesuffix("_x86_64") for name in (shown["sym_tag"], "manylinux_2_28_x86_64")]
+    assert tuple(map(int, policies[0].split("_")[1:])) <= tuple(map(int, policies[1].split("_")[1:]))
+    assert set(shown["external_libs"]) == {"libtorch_cpu.so"}  # Torch has loaded it
+
+    python, site = fresh_environment(tmp_path / "environment")
+    assert pip(python, wheel).returncode == 0
+    assert run_in(python, WITHOUT_CLIENT).stdout == "[0.0, 2.0, 4.0]\n"
+    for order in (("wheel", "client"), ("client", "wheel")):
+        beside = run_with_torch(BESIDE_THE_CLIENT, site, project, *order)
+        assert beside.returncode == 0, beside.stderr
+        assert [line.split()[1] for line in beside.stdout.splitlines()] == ["2.0", "2.0"]
+
+    # A wheel for another Torch says what it has, what is there, and what to do.
+    variants = site / "stable_scale" / "build"
+    (variants / CPU).rename(variants / "torch29-cxx11-cpu-x86_64-linux")
+    missing = run_in(python, "import stable_scale")
+    for text in ("this wheel has: torch29-cxx11-cpu-x86_64-linux", f"Torch {torch.__version__}", "install a Torch"):
+        assert text in missing.stderr
+    # So does a wheel for another platform, which pip refuses but a copy of its files does not.
+    (variants / "torch29-cxx11-cpu-x86_64-linux").rename(variants / CPU.replace("x86_64", "aarch64"))
+    foreign = run_in(python, "import stable_scale").stderr
+    assert "this wheel is for aarch64-linux: install the one for x86_64-linux" in foreign
+    other = wheel.with_name(wheel.name.replace("x86_64", "aarch64"))
+    wheel.rename(other)
+    assert "is not a supported wheel on this platform" in pip(python, other).stderr
+
+
+def run_in(python: Path, code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_what_cannot_be_a_wheel_is_refused(kernel_builder: Run, built: tuple[Path, Path]) -> None:
+    cache, project = built
+
+    def refused(code: int, texts: Sequence[str], *arguments: str) -> None:
+        before = snapshot(project)
+        done = wheels(kernel_builder, cache, project, "--json", *arguments)
+        said = f"{done.answer}"
+        assert done.code == code and all(text in said for text in texts), said
+        assert snapshot(project) == before
+
+    refused(2, ["2.0 is not a release of version 1", "for example 1.3"], "--version", "2.0")
+    refused(2, ["'one' is not a version"], "--version", "one")
+    refused(2, ["not a name that a package index accepts"], "--name", "-x")
+    metadata = project / "build" / CPU / "metadata.json"
+    text = metadata.read_text()
+    limited = json.loads(text)
+    limited["provenance"]["capabilities-limited"] = ["9.0"]
+    metadata.write_text(json.dumps(limited))
+    refused(6, ["--capability 9.0", "those who install the wheel", "build without --capability"])
+    metadata.write_text(text)
+    replace(project / "scale/scale.h", "#pragma once", "#pragma once // later")
+    refused(6, ["other sources than those of the project", "scale/scale.h has changed", "kernel-builder build"])
+    (project / "build").rename(project / "elsewhere")
+    refused(7, ["there is no package", f"kernel-builder build {project}"])
+    replace(
+        project / "build.toml", "backends =", 'kernel-depends = [{ repo-id = "org/other", version = 1 }]\nbackends ='
+    )
+    refused(2, ["org/other", "get_kernel('stable-scale', version=1)"])
+
+
+def test_a_python_kernel_has_one_wheel_for_all(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    project, cache = copy_project("python-only"), new_cache("cache")
+    replace(project / "build.toml", "backends =", 'python-depends = ["einops"]\nbackends =')
+    table = '\n[general.cuda]\npython-depends = ["nvidia-cutlass-dsl"]\n'
+    (project / "build.toml").write_text((project / "build.toml").read_text() + table)
+    assert kernel_builder(cache, "build", project, "--no-load").code == 0
+    (written,) = wheels(kernel_builder, cache, project, "--name", "my-doubling", "--json").answer["wheels"]
+    assert written["variants"] == ["torch-cpu", "torch-cuda"]
+    assert written["requires"] == ["torch", "einops", 'nvidia-cutlass-dsl; extra == "cuda"']
+    wheel = Path(written["path"])
+    assert wheel.name == "my_doubling-1.0-py3-none-any.whl"
+    target = tmp_path / "site"
+    assert pip(Path(sys.executable), "--target", target, wheel).returncode == 0
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import python_only, torch; "
+    assert run_with_torch(f"{code}print(python_only.doubled(torch.ones(1)))", target).stdout == "tensor([2.])\n"

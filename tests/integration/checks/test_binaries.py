@@ -1,0 +1,304 @@
+"""Checks of real shared objects: a valid one, and one for each fault."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.checks import ABI_CHECKS, AbiPolicy, ProbeProcess, run
+from kernel_builder.config.variant import Release, this_platform
+from tests.support.sample_package import STABLE_CPU, STABLE_CUDA, Compile, Make, findings, identity
+
+
+def calling(declaration: str, call: str) -> str:
+    """Return C++ that declares a symbol and refers to it."""
+    return f'{declaration}\n__attribute__((visibility("default"))) void caller() {{ {call}; }}\n'
+
+
+def calling_c(function: str) -> str:
+    return calling(f'extern "C" void {function}();', f"{function}()")
+
+
+SLEEF = '\nextern "C" void Sleef_expf8_u10(); auto* sleef = &Sleef_expf8_u10;\n'
+SCALAR_OF_TORCH = calling("namespace c10 { struct Scalar { Scalar(int); void* p; }; }", "c10::Scalar s(1)")
+
+
+def test_valid_packages_have_no_findings(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
+    openmp = calling(
+        'extern "C" { void GOMP_parallel(); int omp_in_parallel(); }', "GOMP_parallel(); omp_in_parallel()"
+    )
+    packages = [
+        make(STABLE_CPU, compile_module(STABLE_CPU)),
+        make(f"torch213-cxx11-cpu-{this_platform()}", compile_module(STABLE_CPU, openmp + SLEEF)),
+        make(
+            STABLE_CUDA,
+            compile_module(
+                STABLE_CUDA, calling_c("cudaDeviceSynchronize"), "-Wl,--no-as-needed", "-l:libtorch_cuda.so"
+            ),
+        ),
+        make("torch-cpu"),
+    ]
+    assert [findings(package, probe=probe) for package in packages] == [[], [], [], []]
+
+
+CUDA_LIBRARIES = (
+    "cublasCreate_v2",
+    "cublasLtCreate",
+    "cudnnCreate",
+    "cufftPlan1d",
+    "cuFileDriverOpen",
+    "curandCreateGenerator",
+    "cusolverDnCreate",
+    "cusparseCreate",
+    "cusparseLtInit",
+    "cuMemAlloc_v2",
+    "ncclAllReduce",
+    "nvrtcCompileProgram",
+)
+
+
+@pytest.mark.parametrize(
+    ("variant", "missing"),
+    [
+        ("torch214-cxx11-cu130", {"cuSOLVER", "the CUDA driver"}),
+        ("torch215-cxx11-cu130", {"cuSOLVER", "the CUDA driver", "cuRAND"}),
+        ("torch210-cxx11-cu128", {"cuSOLVER", "the CUDA driver", "NVRTC"}),
+        ("torch-stable-abi210-cu130", {"cuSOLVER", "the CUDA driver", "NVRTC", "cuRAND"}),
+    ],
+)
+def test_cuda_libraries_are_those_that_torch_loads(
+    compile_module: Compile, make: Make, variant: str, missing: set[str]
+) -> None:
+    """A kernel may leave their symbols undefined. Others have to come from a library that the binary names."""
+    declarations = "".join(f"void {name}();" for name in CUDA_LIBRARIES)
+    extra = calling(f'extern "C" {{ {declarations} }}', "();".join(CUDA_LIBRARIES) + "()")
+    module = compile_module(STABLE_CUDA, extra, "-Wl,--no-as-needed", "-l:libtorch_cuda.so")
+    found = findings(make(f"{variant}-{this_platform()}", module), "undefined")
+    assert {finding.message.partition(" is a symbol of ")[2].partition(", and ")[0] for finding in found} == missing
+    assert all("dlopen when it is called" in finding.hint for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("extra", "flags", "check", "message", "hint"),
+    [
+        pytest.param(
+            "",
+            ["-Wl,-rpath,/opt/lib"],
+            "run-path",
+            "has the run path '/opt/lib' (DT_RUNPATH)",
+            "link without -rpath",
+            id="run path",
+        ),
+        pytest.param(
+            calling_c("arc4random"),
+            [],
+            "manylinux",
+            "needs arc4random@GLIBC_2.36; manylinux_2_28 has GLIBC up to 2.28",
+            "call an older function of the C library",
+            id="glibc",
+        ),
+        pytest.param(
+            calling("#include <charconv>", "double d; std::from_chars(nullptr, nullptr, d)"),
+            [],
+            "manylinux",
+            "needs std::from_chars(char const*, char const*, double&, std::chars_format)@GLIBCXX_3.4.29",
+            "avoid this part of the C++ library",
+            id="libstdc++",
+        ),
+        pytest.param(
+            calling_c("_PyObject_GetState"),
+            [],
+            "python-abi",
+            "uses _PyObject_GetState, which is not part of Python's limited API",
+            "compile with Py_LIMITED_API=0x030A0000",
+            id="private Python",
+        ),
+        pytest.param(
+            calling_c("PyObject_GetBuffer"),
+            [],
+            "python-abi",
+            "uses PyObject_GetBuffer, in the limited API since Python 3.11; the module must load in 3.10",
+            "which hides newer functions",
+            id="newer Python",
+        ),
+        pytest.param(
+            "",
+            ["-DNO_MODULE"],
+            "python-abi",
+            "exports no module initialiser; `import` looks for PyInit__demo_kernel_cpu_1",
+            "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)",
+            id="no module",
+        ),
+        pytest.param(
+            SCALAR_OF_TORCH,
+            [],
+            "torch-stable-abi",
+            "uses c10::Scalar::Scalar(int), which is not part of Torch's stable ABI",
+            "include only headers of torch/csrc/stable",
+            id="C++ of Torch",
+        ),
+        pytest.param(
+            calling_c("torch_from_blob"),
+            [],
+            "torch-stable-abi",
+            "uses torch_from_blob, which is new in Torch 2.11; the binary must load in 2.10",
+            'set `stable-abi = "2.11"` in build.toml',
+            id="newer Torch",
+        ),
+        pytest.param(
+            calling("namespace demo { void launch(int); }", "demo::launch(1)"),
+            [],
+            "undefined",
+            "demo::launch(int) is undefined",
+            "add the source that defines it to `src`",
+            id="undefined",
+        ),
+        pytest.param(
+            calling_c("cudaDeviceSynchronize"),
+            [],
+            "undefined",
+            "cudaDeviceSynchronize is a symbol of the CUDA runtime, which a cpu variant does not have",
+            "#ifdef CUDA_KERNEL",
+            id="CUDA in a cpu variant",
+        ),
+        pytest.param(
+            calling_c("torch_cuda_stream_synchronize"),
+            [],
+            "undefined",
+            "torch_cuda_stream_synchronize is a symbol of Torch's CUDA part",
+            "#ifdef CUDA_KERNEL",
+            id="Torch's CUDA in a cpu variant",
+        ),
+        pytest.param(
+            "",
+            ["-Wl,--no-as-needed", "-l:libforeign.so.3"],
+            "dependencies",
+            "needs libforeign.so.3, which neither Torch nor the C++ runtime provides",
+            "drop -lforeign",
+            id="foreign library",
+        ),
+        pytest.param(
+            "",
+            ["-Wl,--no-as-needed", "-l:libtorch_cuda.so"],
+            "dependencies",
+            "needs libtorch_cuda.so, which a cpu variant does not have",
+            "drop -ltorch_cuda",
+            id="CUDA library in a cpu variant",
+        ),
+        pytest.param(
+            "",
+            ["-Wl,-z,execstack"],
+            "binary",
+            "requests an executable stack",
+            "drop `-z execstack`",
+            id="stack",
+        ),
+        pytest.param(
+            '__asm__(".text\\n.globl target\\ntarget: .quad target\\n");',
+            ["-Wl,-z,notext"],
+            "binary",
+            "has text relocations",
+            "`-fPIC`",
+            id="text relocations",
+        ),
+    ],
+)
+def test_a_broken_binary_has_one_finding(
+    compile_module: Compile,
+    make: Make,
+    probe: ProbeProcess,
+    extra: str,
+    flags: list[str],
+    check: str,
+    message: str,
+    hint: str,
+) -> None:
+    (finding,) = findings(make(STABLE_CPU, compile_module(STABLE_CPU, extra, *flags)), probe=probe)
+    assert (finding.check, finding.path) == (check, f"{identity(STABLE_CPU)}.abi3.so")
+    assert message in finding.message
+    assert hint in finding.hint
+
+
+def test_a_binary_that_is_not_linked_with_torch_is_reported(
+    compile_module: Compile, make: Make, probe: ProbeProcess
+) -> None:
+    found = findings(make(STABLE_CPU, compile_module(STABLE_CPU, torch_library="-lc")), probe=probe)
+    assert {finding.check for finding in found} == {"undefined"}
+    assert "torch_library_impl is a symbol of Torch, and no library that the binary needs defines it" in [
+        finding.message for finding in found
+    ]
+
+
+def test_openmp_comes_from_torch(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
+    """Other OpenMP runtimes, and OpenMP without Torch, are reported."""
+    module = compile_module(STABLE_CPU, calling_c("GOMP_parallel"), torch_library="-lc")
+    found = {finding.message: finding.hint for finding in findings(make(STABLE_CPU, module), "undefined")}
+    message = "GOMP_parallel is a symbol of the OpenMP runtime, and no library that the binary needs defines it"
+    assert "libtorch_cpu.so" in found[message]
+    module = compile_module(STABLE_CPU, "", "-Wl,--no-as-needed", "-l:libgomp-a34b3233.so.1")
+    (finding,) = findings(make(STABLE_CPU, module), probe=probe)
+    assert finding.check == "dependencies"
+    assert "leave the symbols of OpenMP undefined" in finding.hint
+
+
+def test_an_unversioned_symbol_of_the_cpp_runtime_is_a_warning(compile_module: Compile, make: Make) -> None:
+    extra = calling("namespace std { void not_versioned(); }", "std::not_versioned()")
+    report = run(make(STABLE_CPU, compile_module(STABLE_CPU, extra)), only=["undefined"])
+    assert [(finding.severity, finding.message.split(",")[0]) for finding in report.findings] == [
+        ("warning", "std::not_versioned() is a symbol of the C++ runtime")
+    ]
+    assert report.ok
+
+
+def test_cuda_libraries_are_those_of_the_variants_cuda(
+    compile_module: Compile, make: Make, probe: ProbeProcess
+) -> None:
+    module = compile_module(STABLE_CUDA, "", "-Wl,--no-as-needed", "-l:libcudart.so.12")
+    (finding,) = findings(make(STABLE_CUDA, module), probe=probe)
+    assert (finding.check, finding.message) == (
+        "dependencies",
+        "needs libcudart.so.12, which Torch for CUDA 13 does not depend on",
+    )
+
+
+def test_the_full_abi_may_use_the_cpp_of_torch(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
+    variant = f"torch213-cxx11-cpu-{this_platform()}"
+    package = make(variant, compile_module(variant, SCALAR_OF_TORCH))
+    assert findings(package, probe=probe) == []
+    report = run(package, only=["torch-stable-abi"])
+    assert report.skipped == {"torch-stable-abi": "the variant does not claim the stable ABI"}
+    policy = AbiPolicy(torch_stable=Release(2, 13))
+    assert [finding.check for finding in run(package, only=ABI_CHECKS, policy=policy).findings] == ["torch-stable-abi"]
+
+
+def test_a_file_that_is_not_a_binary(make: Make, tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"\x7fELF" + bytes(100))
+    report = run(make(STABLE_CPU, garbage), only=ABI_CHECKS)
+    assert [finding.check for finding in report.findings] == ["binary"]
+    assert "cannot be read as an ELF file" in report.findings[0].message
+    assert set(report.skipped) == set(ABI_CHECKS) - {"binary"}
+
+
+def test_a_binary_for_another_platform_is_reported(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
+    other = "aarch64-linux" if this_platform() == "x86_64-linux" else "x86_64-linux"
+    variant = f"torch-stable-abi210-cpu-{other}"
+    (finding,) = findings(make(variant, compile_module(variant)), probe=probe)
+    assert (finding.check, f"in a variant for {other}" in finding.message) == ("binary", True)
+
+
+@pytest.mark.parametrize(
+    ("extra", "sound"),
+    [("", True), (calling_c("PyObject_GetBuffer"), False), (calling_c("_PyObject_GetState"), False)],
+)
+def test_abi3audit_agrees(compile_module: Compile, make: Make, extra: str, sound: bool) -> None:
+    package = make(STABLE_CPU, compile_module(STABLE_CPU, extra))
+    command = [sys.executable, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.10"]
+    audit = subprocess.run(
+        [*command, str(package / f"{identity(STABLE_CPU)}.abi3.so")], capture_output=True, check=False
+    )
+    assert (audit.returncode == 0) is sound
+    assert (findings(package, "python-abi") == []) is sound

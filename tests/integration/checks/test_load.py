@@ -1,0 +1,197 @@
+"""Loading packages with the public client, in processes that may die."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_builder.checks import CheckReport, ProbeProcess, run, run_all
+from kernel_builder.config.variant import FullAbi, Release, this_platform
+from tests.support.sample_package import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
+
+pytestmark = pytest.mark.sandbox
+
+Load = Callable[[Path], CheckReport]
+
+FULL_ABI = f"{FullAbi(Release.parse(torch.__version__.partition('+')[0]))}-cpu-{this_platform()}"
+CRASHING = f"torch-stable-abi211-cpu-{this_platform()}"
+RAISING = f"torch-stable-abi212-cpu-{this_platform()}"
+NOT_YET = f"torch-stable-abi299-cpu-{this_platform()}"
+ELSEWHERE = f"torch-stable-abi210-cpu-{'aarch64' if this_platform().startswith('x86') else 'x86_64'}-linux"
+
+
+@pytest.fixture(scope="module")
+def build(compile_module: Compile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return packages of a project: a valid one, a Python-only one, and some that do not load."""
+    build = tmp_path_factory.mktemp("project") / "build"
+    sound = compile_module(STABLE_CPU)
+    crash = "__attribute__((constructor)) static void crash() { __builtin_trap(); }"
+    undefined = 'namespace demo { void launch(); }\n__attribute__((visibility("default"))) void f() { demo::launch(); }'
+    assemble(build, STABLE_CPU, sound)
+    assemble(build, "torch-cpu", None)
+    assemble(build, CRASHING, compile_module(STABLE_CPU, crash))
+    assemble(build, RAISING, sound, {"__init__.py": INIT + "raise RuntimeError('not today')\n"})
+    assemble(build, FULL_ABI, compile_module(STABLE_CPU, undefined))
+    assemble(build, STABLE_CUDA, compile_module(STABLE_CUDA))
+    assemble(build, NOT_YET, sound)
+    assemble(build, ELSEWHERE, sound)
+    return build
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[Load]:
+    """Return a function that checks a package. One process imports Torch for all of them, as for those of a command."""
+    with ProbeProcess() as probe:
+        yield lambda package: next(run_all([package], only=["load"], probe=probe))
+
+
+@pytest.mark.parametrize("variant", [STABLE_CPU, "torch-cpu"])
+def test_a_valid_package_loads_and_is_not_changed(load: Load, build: Path, variant: str) -> None:
+    before = sorted((build / variant).rglob("*"))
+    assert load(build / variant).passed == ("load",)
+    assert sorted((build / variant).rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("variant", "message", "hint"),
+    [
+        (CRASHING, "the process was killed by SIG", "static initialisers"),
+        (RAISING, "RuntimeError: not today", "full traceback"),
+        (FULL_ABI, "undefined symbol: _ZN4demo6launchEv", "`src` in build.toml"),
+    ],
+)
+def test_a_package_that_does_not_load(load: Load, build: Path, variant: str, message: str, hint: str) -> None:
+    (finding,) = load(build / variant).findings
+    assert (finding.check, finding.path) == ("load", "__init__.py")
+    assert message in finding.message
+    assert hint in finding.hint
+
+
+@pytest.mark.parametrize(
+    ("variant", "reason"),
+    [
+        (STABLE_CUDA, "backend (cu130) does not match selected backend (cpu)"),
+        (NOT_YET, "Torch stable ABI version (2.99) is too new"),
+        (ELSEWHERE, "this machine is"),
+    ],
+)
+def test_a_variant_that_the_client_would_reject_is_skipped(load: Load, build: Path, variant: str, reason: str) -> None:
+    if variant == STABLE_CUDA and torch.version.cuda is not None:
+        pytest.skip("this Torch may load a CUDA variant")
+    report = load(build / variant)
+    assert report.findings == ()
+    assert reason in report.skipped["load"]
+
+
+@pytest.mark.parametrize(
+    "statement", ["import triton_that_is_absent", "from triton_that_is_absent.language import x", "from . import part"]
+)
+def test_a_module_that_this_machine_lacks_skips_the_check(load: Load, tmp_path: Path, statement: str) -> None:
+    """A machine without a GPU has no Triton. What users have is a question for the check `python-imports`."""
+    files = {"__init__.py": f"{statement}\n", "part.py": "import triton_that_is_absent\n"}
+    report = load(assemble(tmp_path, "torch-cpu", None, files))
+    assert report.findings == ()
+    assert report.skipped["load"] == "this machine has no triton_that_is_absent, which the package imports"
+
+
+@pytest.mark.parametrize(
+    "statement", ["from .lost import x", "import demo_kernel.lost", "import importlib as i; i.import_module('gone')"]
+)
+def test_a_module_that_the_package_lacks_is_an_error(load: Load, tmp_path: Path, statement: str) -> None:
+    (finding,) = load(assemble(tmp_path, "torch-cpu", None, {"__init__.py": f"{statement}\n"})).findings
+    assert "ModuleNotFoundError" in finding.message
+
+
+def test_a_name_of_all_that_is_absent_is_a_warning(load: Load, tmp_path: Path) -> None:
+    """The client does not look at `__all__`, so the package loads."""
+    package = assemble(tmp_path, "torch-cpu", None, {"__init__.py": "__all__ = ['here', 'lost']\nhere = 1\n"})
+    (finding,) = load(package).findings
+    assert (finding.severity, finding.path) == ("warning", "__init__.py")
+    assert "`__all__` names lost" in finding.message
+
+
+def test_packages_that_are_loaded_together_do_not_meet(build: Path) -> None:
+    """One process imports Torch for all; each package is loaded in a fork, which may crash."""
+    reports = {report.package.directory.name: report for report in run_all(sorted(build.iterdir()), only=["load"])}
+    assert reports[STABLE_CPU].passed == ("load",)
+    assert "was killed by SIG" in reports[CRASHING].findings[0].message
+    assert "not today" in reports[RAISING].findings[0].message
+    assert reports["torch-cpu"].passed == ("load",)
+
+
+def loading(build: Path, variant: str, statement: str) -> Path:
+    """Write a package that executes a statement when it is loaded."""
+    files = {"__init__.py": f"import os, signal, sys, time\nfrom pathlib import Path\n\n{statement}\n"}
+    return assemble(build, variant, None, files)
+
+
+def test_one_process_imports_torch_for_all_projects_of_a_command(tmp_path: Path) -> None:
+    """Each package still has a process, a directory and an empty standard input of its own."""
+    seen = "os.getppid(), os.getpid(), os.getcwd(), sys.stdin.read()"
+    with ProbeProcess() as probe:
+        for name in ("one", "two"):
+            package = loading(
+                tmp_path / name, "torch-cpu", f"Path({str(tmp_path / f'{name}.txt')!r}).write_text(str(({seen})))"
+            )
+            (report,) = run_all([package], only=["load"], probe=probe)
+            assert report.passed == ("load",), report
+    one, two = (ast.literal_eval((tmp_path / f"{name}.txt").read_text()) for name in ("one", "two"))
+    assert one[0] == two[0]
+    assert one[1] != two[1]
+    assert one[2] != two[2] and not Path(one[2]).exists()
+    assert one[3] == two[3] == ""
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "message"), [("SIGKILL", "the process was killed by SIGKILL"), ("SIGSTOP", "no answer after 3 s")]
+)
+def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_name: str, message: str) -> None:
+    """A package can stop the process that all packages of a project share, and not that of the next project."""
+    bad = loading(tmp_path / "bad", "torch-cpu", f"os.kill(os.getppid(), signal.{signal_name})")
+    good = loading(tmp_path / "good", "torch-cpu", "")
+    with ProbeProcess() as probe:
+        probe.ask("fits", "torch-cpu")(60)
+        assert message in str(probe.ask("load", "60", str(bad))(3))
+        (report,) = run_all([good], only=["load"], probe=probe)
+        assert report.passed == ("load",), report
+
+
+def test_a_process_that_ends_tells_its_last_words(tmp_path: Path) -> None:
+    bad = loading(tmp_path, "torch-cpu", "print('out of luck', file=sys.stderr, flush=True); os._exit(3)")
+    with ProbeProcess() as probe:
+        assert probe.ask("describe", str(bad))(60) == ("failed", "the process ended with status 3: out of luck")
+    with ProbeProcess("/bin/false") as probe:
+        assert probe.ask("fits", "torch-cpu")(60) == ("failed", "the process ended with status 1")
+
+
+def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
+    with ProbeProcess() as probe:
+        answers = probe.ask("load", "1", str(hanging), str(good))(60)
+    assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 1 s"}
+    assert answers[str(good)]["outcome"] in ("loaded", "skipped")
+    monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 1)
+    (finding,) = run(hanging, only=["load"]).findings
+    assert finding.message.startswith("the client cannot load the package: no answer after ")
+    assert finding.hint == "look at code that runs when the package is imported: it waits, or computes for too long"
+
+
+def test_a_question_that_was_given_up_is_not_mixed_up_with_the_next(tmp_path: Path) -> None:
+    with ProbeProcess() as probe:
+        probe.ask("fits", "torch-cpu")
+        assert probe.ask("fits", "torch-cuda")(60).keys() == {"torch-cuda"}
+
+
+def test_the_bytecode_of_torch_is_kept_and_none_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its bytecode, which some installers do not write, each import of Torch takes three seconds more."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "bytecode"))
+    package = loading(tmp_path / "build", "torch-cpu", "")
+    assert run(package, only=["load"]).passed == ("load",)
+    kept = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pyc")]
+    assert any("/torch/__init__." in path for path in kept)
+    assert not any("/torch-cpu/" in path for path in kept)

@@ -1,0 +1,47 @@
+"""The commands of docs/first-kernel.md work as they are written there, one after the other in one shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from tests.support.places import ROOT
+
+PAGE = ROOT / "docs" / "first-kernel.md"
+_BLOCK = re.compile(r"(?:<!-- write: (\S+) -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
+_MOST_SECONDS = 120
+
+
+def script() -> str:
+    """Return the page as a shell script: its commands, and the files that it tells to write."""
+    parts = ["set -eu"]
+    for path, language, text in _BLOCK.findall(PAGE.read_text()):
+        assert path or language == "sh", f"what is to be done with this?\n{text}"
+        parts.append(f"cat > {path} <<'END OF FILE'\n{text}END OF FILE" if path else text)
+    return "\n".join(parts)
+
+
+def test_the_page_can_be_followed(tmp_path: Path) -> None:
+    """pip installs nothing: the packages that it would fetch are those of this environment."""
+    assert sum(line.startswith("kernel-builder ") for line in script().splitlines()) >= 5
+    environment = {
+        **os.environ,
+        "PIP_NO_INDEX": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    before = os.times()
+    command = ["bash", "-c", script()]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert spent < _MOST_SECONDS, "seconds of processor time; other tests run at the same time"
+    assert "cpu builds: ready" in done.stdout
+    assert done.stdout.count(" passed") >= 2
+    assert "tensor([-0.0100,  2.0000])" in done.stdout
+    assert "leaky_relu, backward, bfloat16" in done.stdout

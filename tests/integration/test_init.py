@@ -1,0 +1,232 @@
+"""`kernel-builder init` creates a project that builds and passes its own tests; on an error it changes no file."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from kernels._rust import Build
+
+from kernel_builder import scaffold
+from kernel_builder.cli import main
+from kernel_builder.config import project
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Release, this_platform
+from tests.support.places import ROOT
+
+KERNEL_BUILDER = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
+KIT = ROOT / "kernels" / "kit"
+
+
+def init(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, ["init", *map(str, args)])
+
+
+def tree(directory: Path) -> dict[str, str]:
+    """Every path below the directory, and the content of every file."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_text() if path.is_file() else ""
+        for path in directory.rglob("*")
+    }
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("args", "backends"),
+    [
+        ([], ("cpu", "cuda")),
+        (["--backends", "cuda"], ("cuda",)),
+        (["--backends", "cuda", "cpu"], ("cpu", "cuda")),
+        (["--backends", "cuda", "cpu", "--license", "mit"], ("cpu", "cuda")),
+        (["--backends", "cpu", "--backends", "cuda"], ("cpu", "cuda")),
+        (["--backends=cpu"], ("cpu",)),
+        (["--backends", "cpu cuda"], ("cpu", "cuda")),
+    ],
+)
+def test_the_project_is_valid(args: list[str], backends: tuple[str, ...]) -> None:
+    result = init("--name", "my-org/fast-relu2", *args)
+    assert result.exit_code == 0, result.output
+    assert "kernel-builder build fast-relu2" in result.output
+    read = read_project(Path("fast-relu2"))
+    assert (read.name, read.hub_repo_id, read.backends) == ("fast-relu2", "my-org/fast-relu2", backends)
+    assert read.license == ("mit" if "mit" in args else "apache-2.0")
+    assert [kernel.backend for kernel in read.kernels] == list(backends)
+    assert isinstance(read.framework, project.TorchFramework)
+    assert read.framework.stable_abi == dict.fromkeys(backends, Release(2, 10))
+    assert [str(backend) for backend in Build.open(Path("fast-relu2")).general.backends] == list(backends)
+    files = {"CARD.md", "README.md", ".gitignore", "example.py", "benchmarks/benchmark.py", "tests/test_relu.py"}
+    assert files <= set(tree(Path("fast-relu2")))
+    readme = Path("fast-relu2/README.md").read_text()
+    assert all(f"kernel-builder {step} ." in readme for step in ("build", "benchmark", "check-builds", "upload"))
+    assert [f"fast_relu2_{backend}/" in readme for backend in ("cpu", "cuda")] == [
+        b in backends for b in ("cpu", "cuda")
+    ]
+    assert "$" not in "".join(tree(Path("fast-relu2")).values())
+    for file in Path("fast-relu2").rglob("*.py"):
+        compile(file.read_text(), file, "exec")
+
+
+def test_the_name_alone_is_enough() -> None:
+    assert init("me/swiglu").exit_code == 0
+    assert read_project(Path("swiglu")).hub_repo_id == "me/swiglu"
+
+
+@pytest.mark.parametrize("kit", [(), ("--kit",)])
+def test_an_operator_is_named_once(kit: tuple[str, ...]) -> None:
+    assert init("me/gates", "--op", "swi_glu", *kit).exit_code == 0
+    assert read_project(Path("gates")).backends == ("cpu", "cuda")
+    files = tree(Path("gates"))
+    assert {"gates_cpu/swi_glu.cpp", "gates_cuda/swi_glu.cu", "tests/test_swi_glu.py"} <= set(files)
+    computed = "silu" if kit else "relu"
+    assert not [path for path in files if computed in path.lower()]
+    # What the template computes is said in words and by Torch's name of it, and by no name of the project.
+    for path, content in files.items():
+        for name in re.findall(rf"[\w.]*{computed}[\w.]*", content, re.IGNORECASE):
+            allowed = {"ReLU", "SiLU", f"torch.nn.functional.{computed}", "torch.nn.ReLU", "torch.nn.SiLU"}
+            assert name.rstrip(".") in allowed, (path, name)
+    for content in (files["torch-ext/gates/__init__.py"], files["torch-ext/torch_binding.cpp"], files["CARD.md"]):
+        assert "swi_glu" in content
+    assert "class SwiGlu(" in files["torch-ext/gates/layers.py"]
+
+
+@pytest.mark.parametrize(
+    ("args", "operator"), [(["--backends", "cpu"], "relu"), (["--kit", "--op", "my_kernel"], "my_kernel")]
+)
+def test_it_builds_and_passes_its_own_tests(args: list[str], operator: str) -> None:
+    assert init("a project", "--name", "org/my-kernel", *args).exit_code == 0
+    variant = f"torch-stable-abi210-cpu-{this_platform()}"
+    subprocess.run([*KERNEL_BUILDER, "build", "a project", "--variant", variant], check=True)
+    assert Path("a project/build", variant, "metadata.json").is_file()
+    for command in (["-m", "pytest", "-q", "a project/tests"], ["a project/example.py"]):
+        subprocess.run([sys.executable, *command], check=True)
+    measured = CliRunner().invoke(
+        main, ["benchmark", "a project", "--backend", "cpu", "--against", "eager", "--rounds", "3"]
+    )
+    assert measured.exit_code == 0, measured.output
+    assert f"{operator}, forward, bfloat16" in measured.output and f"{operator}, backward, bfloat16" in measured.output
+
+
+@pytest.mark.slow
+def test_the_device_code_of_a_project_on_the_kit_compiles() -> None:
+    assert init("--name", "org/my-silu", "--kit").exit_code == 0
+    config = Path("my-silu/build.toml")
+    config.write_text(config.read_text().replace('"cuda"\n', '"cuda"\ncuda-capabilities = ["9.0"]\n'))
+    variant = f"torch-stable-abi210-cu130-{this_platform()}"
+    subprocess.run([*KERNEL_BUILDER, "build", "my-silu", "--variant", variant], check=True)
+    assert Path("my-silu/build", variant, "metadata.json").is_file()
+
+
+def test_a_project_on_the_kit_has_the_files_that_it_names() -> None:
+    assert init("--name", "org/my-silu", "--kit").exit_code == 0
+    assert not [path for path in Path("my-silu").rglob("*") if path.is_symlink()]
+    config = Path("my-silu/build.toml").read_text()
+    assert config.count('"kit/') > len(list(Path("my-silu/kit").iterdir())) > 3
+    for path in Path("my-silu/kit").iterdir():
+        assert f'"kit/{path.name}"' in config
+        assert path.read_bytes() == (KIT / path.name).read_bytes()
+    assert Path("my-silu/benchmarks/workload.py").read_bytes() == (KIT / "workload.py").read_bytes()
+    assert "$" not in "".join(tree(Path("my-silu")).values())
+    assert read_project(Path("my-silu")).backends == ("cpu", "cuda")
+    assert [str(backend) for backend in Build.open(Path("my-silu")).general.backends] == ["cpu", "cuda"]
+
+
+def test_a_project_beside_the_kit_has_links_to_it(tmp_path: Path) -> None:
+    kernels = tmp_path / "repository" / "kernels"
+    shutil.copytree(KIT, kernels / "kit")
+
+    def links() -> list[str]:
+        result = init(kernels / "one", "--name", "org/one", "--kit", "--overwrite")
+        assert result.exit_code == 0, result.output
+        return sorted(str(path.relative_to(kernels)) for path in kernels.rglob("*") if path.is_symlink())
+
+    assert links() == []  # outside a repository, the builder would refuse them
+    shutil.rmtree(kernels / "one")
+    (tmp_path / "repository" / ".git").mkdir()
+    assert links() == ["one/benchmarks/workload.py", "one/kit"]
+    assert links() == ["one/benchmarks/workload.py", "one/kit"]  # overwritten
+    assert (kernels / "one/kit").readlink() == Path("../kit")
+    assert read_project(kernels / "one").name == "one"
+    assert tree(kernels / "kit") == tree(KIT)
+    shutil.rmtree(kernels / "one")
+    (kernels / "kit/rows.h").write_text("// another kit\n")
+    assert links() == []
+    assert (kernels / "one/kit/rows.h").read_bytes() == (KIT / "rows.h").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "hint"),
+    [
+        ([], "expected the Hub repository", "kernel-builder init org/my-kernel"),
+        (["my-relu"], "'my-relu' says where to create", "kernel-builder init org/my-relu"),
+        ([str(ROOT / "x-y")], "x-y' says where to create", "--name org/x-y"),
+        (["me/my-relu", "--op", "class"], "'class' cannot be the name of a function", "swiglu"),
+        (["me/my-relu", "--op", "Swi"], "'Swi' cannot be the name of a function", "swiglu"),
+        (["--name", "my-relu"], "'my-relu' is not the name of a Hub repository", "org/my-kernel"),
+        (["--name", "org/My_Relu"], "'My_Relu' is not a kernel's name", "org/my-kernel"),
+        (["--name", "org/../x"], "'org/../x' is not the name of a Hub repository", "org/my-kernel"),
+        (["--name", "org/ab", "--backends", "cpu", "rocm"], "no template for the backend 'rocm'", "start with cpu"),
+        (["--name", "org/ab", "--backends", "cdua"], "'cdua' is not a backend", "did you mean cuda?"),
+        (["--name", "org/ab", "--backends", ""], "names no backend", "choose from cpu, cuda"),
+        (["--name", "org/ab", "--license", 'mit"'], "is not an SPDX name", "apache-2.0"),
+        (["--name", "org/ab", "--kit", "--backends", "cpu"], "a CPU and a CUDA backend", "leave out --backends"),
+    ],
+)
+def test_bad_arguments(args: list[str], message: str, hint: str, tmp_path: Path) -> None:
+    result = init(*args)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert hint in result.output
+    assert tree(tmp_path) == {}
+
+
+def test_existing_files_are_kept(tmp_path: Path) -> None:
+    Path("here").mkdir()
+    Path("here/CARD.md").write_text("mine")
+    Path("here/notes.txt").write_text("mine too")
+    before = tree(tmp_path)
+    result = init("here", "--name", "org/ab")
+    assert result.exit_code == 2
+    assert "here: has CARD.md already" in result.output
+    assert tree(tmp_path) == before
+
+    assert init("here", "--name", "org/ab", "--overwrite").exit_code == 0
+    after = tree(tmp_path)
+    assert after["here/CARD.md"] != "mine"
+    assert after["here/notes.txt"] == "mine too"
+    assert not [path for path in after if "kernel-builder" in path]
+
+
+def test_an_error_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    Path("here").mkdir()
+    Path("here/CARD.md").write_text("mine")
+    Path("here/torch-ext").write_text("a file where a directory belongs, met after other files are written")
+    before = tree(tmp_path)
+    result = init("here", "--name", "org/ab", "--overwrite")
+    assert result.exit_code == 2
+    assert "torch-ext" in result.output
+    assert tree(tmp_path) == before
+
+
+def test_a_directory_is_never_overwritten(tmp_path: Path) -> None:
+    Path("here/CARD.md").mkdir(parents=True)
+    Path("here/CARD.md/thesis.txt").write_text("irreplaceable")
+    before = tree(tmp_path)
+    result = init("here", "--name", "org/ab", "--overwrite")
+    assert result.exit_code == 2
+    assert "here/CARD.md: is a directory" in result.output
+    assert tree(tmp_path) == before
+
+
+def test_there_is_a_template_for_each_backend_that_is_built() -> None:
+    from kernel_builder.config.known_backends import COMPILED
+
+    assert set(scaffold.backends()) == set(COMPILED)

@@ -1,0 +1,266 @@
+"""New releases on an index, and the edits that they lead to."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.config.variant import PLATFORMS, Release
+from kernel_builder.errors import ConfigError, FetchError, ToolchainError
+from kernel_builder.progress import Silent
+from kernel_builder.toolchain import lock
+from kernel_builder.toolchain.index import Index
+from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.upkeep.update import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
+
+from .conftest import COMMAND
+from .conftest import LIBRARIES as HEADER_LIBRARIES
+from .index_server import IndexServer, wheel
+
+_MATRIX = """\
+# What goes together.
+
+[hub]
+torch-releases = 2
+
+# The first release.
+[torch."2.9"]
+
+# This comment is of 2.10.
+[torch."2.10"]
+
+# And this one is of nothing.
+"""
+_CUDA = """\
+# What is known of CUDA.
+
+# The first release.
+[torch."2.9"]
+releases = ["12.6"]
+
+# This comment is of 2.10.
+[torch."2.10"]
+releases = ["12.6", "13.0"]
+pypi = "13.0"
+
+# And this one is of the modules.
+[tegra]
+capabilities = ["5.3"]
+
+[release."12.6"]
+capabilities = [
+    "5.0",
+]
+
+[release."13.0"]
+capabilities = ["7.5", "8.0"]
+
+[library.cublas]
+title = "cuBLAS"
+
+[library.curand]
+title = "cuRAND"
+
+# Only something else needs it.
+[library.cusolver]
+loaded = false
+"""
+_SHIMS = """\
+# The functions.
+
+[release]
+"2.9" = [
+    "aoti_torch_zero",
+]
+
+"2.10" = [
+    "torch_cuda_first",
+    "torch_first",
+]
+
+[library]
+cuda = [
+    "torch_cuda_first",
+]
+"""
+_SHIM = """\
+#define EXPORT __attribute__((__visibility__("default")))
+extern "C" {
+EXPORT int aoti_torch_zero(int);
+#if TORCH_TARGET_VERSION >= ((2ULL<<56)|(10ULL<<48))
+EXPORT int torch_first(int);
+#ifdef USE_CUDA
+EXPORT int torch_cuda_first(int);
+#endif
+#endif
+#if TORCH_TARGET_VERSION >= ((2ULL<<56)|(16ULL<<48))
+EXPORT int torch_second(int);
+EXPORT int torch_a_second_mps_one(int);
+#ifdef USE_CUDA
+EXPORT int torch_cuda_second(int);
+#endif
+#endif
+}
+"""
+
+
+def library(directory: Path, name: str, *needed: str) -> bytes:
+    """Return a shared object that needs others."""
+    for stem in needed:
+        subprocess.run(
+            ["g++", "-shared", "-o", directory / stem, f"-Wl,-soname,{stem}", "-xc", "/dev/null"], check=True
+        )
+    command = ["g++", "-shared", "-o", name, "-Wl,--no-as-needed", "-xc", "/dev/null", "-xnone", *needed]
+    subprocess.run(command, check=True, cwd=directory)
+    return (directory / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def torch_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Wheels of Torch 2.10 and 2.16 with libraries and headers."""
+    directory = tmp_path_factory.mktemp("libraries")
+    include = "torch/include"
+    files = {}
+    for version, cuda, libraries in (
+        ("2.10.3", "13.0.2", ("libcublas.so.13", "libcurand.so.10")),
+        ("2.16.0", "13.4.0", ("libcublas.so.13", "libcusolver.so.12", "libnvnew.so.1")),
+    ):
+        content = {
+            "torch/lib/libtorch_cuda.so": library(directory, "libtorch_cuda.so", "libtorch_cpu.so", libraries[0]),
+            "torch/lib/libtorch_cpu.so": library(directory, "libtorch_cpu.so", *libraries[1:]),
+            f"{include}/ATen/Config.h": b"// config\n",
+            f"{include}/torch/csrc/api/include/torch/all.h": b"#if __cplusplus < 202002L\n#error\n#endif\n",
+            f"{include}/torch/csrc/inductor/aoti_torch/c/shim.h": _SHIM.encode(),
+            f"{include}/torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h": b"",
+            f"{include}/torch/csrc/stable/c/shim.h": b"",
+            f"{include}/torch/headeronly/version.h": f"// {version}\n".encode(),
+        }
+        metadata = f"Version: {version}\nRequires-Dist: cuda-toolkit[cudart]=={cuda}; platform_system == 'Linux'\n"
+        for machine in ("x86_64", "aarch64"):
+            name = f"torch-{version}-cp311-cp311-manylinux_2_28_{machine}.whl"
+            files[name] = wheel("torch", version, content, metadata)
+    return files
+
+
+@pytest.fixture
+def index(wheel_files: dict[str, bytes], torch_files: dict[str, bytes]) -> Iterator[IndexServer]:
+    """An index with Torch 2.10, and what `release` adds."""
+    with IndexServer(wheel_files | {name: data for name, data in torch_files.items() if "-2.10" in name}) as server:
+        yield server
+
+
+@pytest.fixture
+def builds() -> Iterator[IndexServer]:
+    """The index with Torch's builds for every CUDA release, of which only the names are read."""
+    names = [
+        f"torch-{version}-cp311-cp311-manylinux_2_28_{machine}.whl"
+        for version in ("2.10.3+cu126", "2.16.0+cpu", "2.16.0+cu130", "2.16.0+cu134", "2.16.0+cu129", "2.16.0+xpu")
+        for machine in ("x86_64", "aarch64")
+    ]
+    with IndexServer(dict.fromkeys(names, b"")) as server:
+        yield server
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, index: IndexServer) -> Path:
+    """The tables of a builder that knows what is on the index."""
+    root = tmp_path / "checkout"
+    pinned = resolve(Index(index.url), [Release(2, 10)], [Release(13, 0)], PLATFORMS, Silent(), HEADER_LIBRARIES)
+    for name, text in {MATRIX: _MATRIX, LOCK: lock.dumps(pinned), SHIMS: _SHIMS, CUDA: _CUDA}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    # The synthetic index has no Torch 2.9.
+    (root / MATRIX).write_text(_MATRIX.replace('[torch."2.9"]\n\n# This', "# This"))
+    return root
+
+
+def found(checkout: Path, index: IndexServer, builds: IndexServer) -> Update:
+    return find(
+        checkout,
+        HEADER_LIBRARIES,
+        index_url=index.url,
+        torch_index=builds.url,
+        progress=Silent(),
+        cache=checkout.parent / "cache",
+    )
+
+
+def release(index: IndexServer, torch_files: dict[str, bytes]) -> None:
+    """Put Torch 2.16 on an index, with CUDA 13.4, which has the parts of 13.0."""
+    index.files |= torch_files
+    toolkit = "cuda_toolkit-13.0.2-py2.py3-none-any.whl"
+    index.files[toolkit.replace("13.0.2", "13.4.0")] = index.files[toolkit].replace(b"13.0.2", b"13.4.0")
+
+
+def test_nothing_is_new(checkout: Path, index: IndexServer, builds: IndexServer) -> None:
+    builds.stop()
+    assert found(checkout, index, builds) == Update((), {})
+
+
+def test_a_new_torch_release(
+    checkout: Path, index: IndexServer, builds: IndexServer, torch_files: dict[str, bytes]
+) -> None:
+    before = {name: (checkout / name).read_text() for name in FILES}
+    release(index, torch_files)
+    update = found(checkout, index, builds)
+    assert before == {name: (checkout / name).read_text() for name in FILES}, "nothing is written yet"
+    update.write(checkout)
+    assert set(update.files) == set(FILES)
+    matrix = before[MATRIX].replace("\n# And", '\n[torch."2.16"]\ncxx = 20\n\n# And')
+    assert (checkout / MATRIX).read_text() == matrix
+    new = '\n"2.16" = [\n    "torch_cuda_second",\n    "torch_second",\n]\n'
+    shims = before[SHIMS].replace("\n[library]", f"{new}\n[library]").removesuffix("]\n")
+    shims += '    "torch_cuda_second",\n]\n'
+    assert (checkout / SHIMS).read_text() == shims
+    of_cuda = before[CUDA].replace(
+        'pypi = "13.0"\n', 'pypi = "13.0"\n\n[torch."2.16"]\nreleases = ["13.0", "13.4"]\npypi = "13.4"\n'
+    )
+    last = 'capabilities = ["7.5", "8.0"]\n'
+    of_cuda = of_cuda.replace(last, f'{last}\n[release."13.4"]\ncapabilities = ["8.0", "9.0", "10.0"]\n')
+    of_cuda = of_cuda.replace('title = "cuRAND"\n', 'title = "cuRAND"\nuntil = "2.10"\n')
+    assert (checkout / CUDA).read_text() == of_cuda + '\n[library.nvnew]\nsince = "2.16"\n'
+    pinned = lock.read(checkout / LOCK)
+    assert [str(torch) for torch in pinned.torch] == ["2.10", "2.16"]
+    assert [str(cuda) for cuda in pinned.cuda] == ["13.0", "13.4"]
+    for line in (
+        "CUDA 12.9: the index has no complete compiler of it, so it is not in the matrix",
+        "CUDA 13.4, for 8.0, 9.0, 10.0",
+        "Torch 2.16 for CUDA 12.9, 13.0, 13.4, with C++20",
+        "Torch 2.16: 2.16.0 is pinned",
+        f'`{CUDA}`: `until = "2.10"`',
+        f'`{SHIMS}`: `"torch_second",`',
+    ):
+        assert line in update.changes
+    assert found(checkout, index, builds) == Update((), {})
+
+
+def test_a_new_patch(checkout: Path, index: IndexServer, builds: IndexServer) -> None:
+    for machine in ("x86_64", "aarch64"):
+        name = f"torch-2.10.3-cp311-cp311-manylinux_2_28_{machine}.whl"
+        index.files[name.replace("2.10.3", "2.10.4")] = index.files[name].replace(b"2.10.3", b"2.10.4")
+    update = found(checkout, index, builds)
+    assert update.changes == ("Torch 2.10: 2.10.3 → 2.10.4",)
+    assert set(update.files) == {LOCK}
+
+
+def test_what_is_on_no_index(
+    checkout: Path, index: IndexServer, builds: IndexServer, torch_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    release(index, torch_files)
+    builds.stop()
+    with pytest.raises(FetchError, match="the index cannot be reached"):
+        found(checkout, index, builds)
+    name = next(name for name in torch_files if name.startswith("torch-2.16.0") and "x86_64" in name)
+    index.files[name] = wheel("torch", "2.16.0", {"torch/lib/libtorch_cuda.so": b""}, "Version: 2.16.0\n")
+    needs = pytest.raises(ToolchainError, match="requires neither cuda-toolkit nor the CUDA runtime")
+    with IndexServer({name.replace("2.16.0", "2.16.0+cu130"): b""}) as server, needs:
+        found(checkout, index, server)
+    shutil.rmtree(checkout / "kernel_builder/checks")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        found(checkout, index, builds)
+    done = subprocess.run([*COMMAND, "toolchain", "update", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == ConfigError.exit_code and "name a checkout" in done.stderr

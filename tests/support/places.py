@@ -1,0 +1,9 @@
+"""Where tests find the repository and its sample projects, and the variants that they build."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = ROOT / "tests" / "projects"
+
+CPU = "torch-stable-abi210-cpu-x86_64-linux"
+CUDA = "torch-stable-abi210-cu130-x86_64-linux"

@@ -1,0 +1,114 @@
+"""Projects with packages that are built once and copied for each test."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kernels_data
+import pytest
+from sigstore.models import ClientTrustConfig
+
+from kernel_builder.hub.publication import Published, PublishRequest
+from kernel_builder.hub.publish import publish
+from kernel_builder.pipeline import BuildRequest, build
+from kernel_builder.toolchain import Toolchains
+from tests.support.places import CPU, PROJECTS
+from tests.support.running_hub import RunningHub
+
+from . import sigstore_instance
+
+DOUBLING = "org/python-only"
+BUILDER = str(Path(sys.executable).with_name("kernel-builder"))
+
+
+@pytest.fixture(scope="session")
+def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    root = tmp_path_factory.mktemp("built")
+    cache = root / "cache"
+    cache.mkdir()
+    shared = Toolchains().store.root
+    shared.mkdir(parents=True, exist_ok=True)
+    (cache / "toolchains").symlink_to(shared, target_is_directory=True)
+    made: dict[str, Path] = {}
+
+    def build_once(project: str, *variants: str) -> Path:
+        if project not in made:
+            made[project] = root / project
+            shutil.copytree(PROJECTS / project, made[project], ignore=shutil.ignore_patterns("build"))
+            build(BuildRequest((made[project],), variants=variants, load=False), Toolchains(cache=cache))
+        return made[project]
+
+    return build_once
+
+
+@pytest.fixture
+def scale(_built: Callable[..., Path], tmp_path: Path) -> Path:
+    """A compiled project with a package for this machine's CPU."""
+    return Path(shutil.copytree(_built("stable-scale", CPU), tmp_path / "stable-scale"))
+
+
+@pytest.fixture
+def doubling(_built: Callable[..., Path], tmp_path: Path) -> Path:
+    """A Python project with packages for CPU and CUDA."""
+    return Path(shutil.copytree(_built("python-only"), tmp_path / "python-only"))
+
+
+@pytest.fixture
+def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the identity provider of continuous integration."""
+    for name in [name for name in os.environ if name.startswith(("GITHUB_", "ACTIONS_", "GITLAB_", "CI"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def sigstore(no_identity: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[sigstore_instance.Running]:
+    """A running Sigstore, whose roots of trust replace the public ones."""
+    with sigstore_instance.running() as instance:
+        ours = classmethod(lambda cls, offline=False: cls.from_json(instance.trust))
+        monkeypatch.setattr(ClientTrustConfig, "production", ours)
+        yield instance
+
+
+def edit(package: Path, name: str, before: str, after: str) -> None:
+    """Change a file of a package and of the project, as a new build does, and update the digest in the metadata."""
+    file = package / name
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+    (sources,) = (init.parent for init in package.parent.parent.glob("torch-ext/*/__init__.py"))
+    for module in package.glob("*.py"):
+        if module.name != "_ops.py":
+            shutil.copy(module, sources)
+    described = json.loads((package / "metadata.json").read_text())
+    computed = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, package)
+    described["digest"]["files"] = dict(sorted(computed.files.items()))
+    (package / "metadata.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+
+
+def tree(hub: RunningHub, repo_id: str, revision: str) -> dict[str, str]:
+    """Return path -> hash of every file of a revision, as the public client lists them."""
+    entries = hub.api().list_repo_tree(repo_id, recursive=True, revision=revision, repo_type="kernel")
+    return {e.path: e.lfs.sha256 if e.lfs else e.blob_id for e in entries if hasattr(e, "blob_id")}
+
+
+def commits(hub: RunningHub, repo_id: str, revision: str) -> int:
+    """Return the number of commits of a branch."""
+    return len(hub.api().list_repo_commits(repo_id, repo_type="kernel", revision=revision))
+
+
+def put(hub: RunningHub, project: Path, repo_id: str = DOUBLING, **options: object) -> Published:
+    """Publish a project without loading its packages."""
+    given = {"repo_id": repo_id, "endpoint": hub.url, "token": "any", "load": False, **options}
+    return publish(PublishRequest(project, **given))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def quick(doubling: Path) -> Path:
+    """A project with one package, which this machine cannot load."""
+    shutil.rmtree(doubling / "build" / "torch-cpu")
+    return doubling

@@ -1,0 +1,138 @@
+"""Runs the steps of the GitHub workflows as they are, without GitHub."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.places import ROOT
+
+BIN = Path(sys.executable).parent
+WORKFLOWS = ROOT / ".github" / "workflows"
+_NAMED = re.compile(r"(?<![\w.'-])(?:inputs|matrix|needs|steps|github|secrets|runner)\.[\w.-]+")
+_FUNCTIONS = {"!cancelled()": "True", "always()": "True", "success()": "True", "&&": " and ", "||": " or "}
+
+
+def run(*command: str | Path, **options: Any) -> str:
+    """Run a command that has to succeed, and return what it prints on stdout."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def evaluate(expression: str, known: Mapping[str, str | None]) -> Any:
+    """Return the value of an expression of GitHub, as far as the workflows use its language."""
+
+    def value(match: re.Match[str]) -> str:
+        # GitHub has an empty text for a secret that is not set and for the output of a step that was skipped.
+        optional = match[0].startswith(("secrets.", "steps."))
+        found = known.get(match[0], "") if optional else known[match[0]]
+        return repr({"true": True, "false": False}.get(str(found).lower(), found or ""))
+
+    python = _NAMED.sub(value, expression)
+    for github, meaning in _FUNCTIONS.items():
+        python = python.replace(github, meaning)
+    return eval(python, {"__builtins__": {}})
+
+
+class Rehearsal:
+    """Runs the commands of a workflow's jobs as GitHub does: by `bash -e`, in a checkout, with their environment.
+
+    Of the actions that steps use, it imitates those that upload and download artifacts.
+    """
+
+    def __init__(
+        self,
+        checkout: Path,
+        context: Mapping[str, str],
+        environment: Mapping[str, str],
+        workflow: str = "publish-kernels.yml",
+    ) -> None:
+        self.workflow = yaml.safe_load((WORKFLOWS / workflow).read_text())
+        self.checkout, self.environment = checkout, environment
+        self.artifacts = checkout.parent / "artifacts"
+        inputs = (self.workflow[True].get("workflow_call") or {}).get("inputs", {})
+        self.context = {f"inputs.{name}": str(given.get("default", "")) for name, given in inputs.items()} | context
+        self.context["runner.temp"] = str(checkout.parent / "temp")
+
+    def _evaluate(self, expression: str, more: Mapping[str, str | None] | None = None) -> Any:
+        return evaluate(expression, {**self.context, **(more or {})})
+
+    def _text(self, text: object, more: Mapping[str, str | None]) -> str:
+        def value(match: re.Match[str]) -> str:
+            found = self._evaluate(match[1], more)
+            return str(found).lower() if isinstance(found, bool) else str(found)
+
+        return re.sub(r"\$\{\{ (.+?) \}\}", value, str(text))
+
+    def runs(self, name: str, **results: str) -> bool:
+        """Returns whether a job runs after others with these results: `success`, `failure` or `skipped`."""
+        condition = self.workflow["jobs"][name].get("if", "success()")
+        failed = any(result != "success" for result in results.values())
+        if failed and "cancelled()" not in condition:
+            return False  # as on GitHub, a condition without a status function holds only after jobs that succeeded
+        return bool(self._evaluate(condition, {f"needs.{job}.result": result for job, result in results.items()}))
+
+    def job(self, name: str, matrix: Mapping[str, str | None] | None = None, *, only: str = "") -> dict[str, str]:
+        """Run the steps of a job, or one step, and return the job's outputs.
+
+        After a failure, only steps with `always()` run. Later jobs of the workflow know the outputs.
+        """
+        job = self.workflow["jobs"][name]
+        known = {f"matrix.{key}": value for key, value in (matrix or {}).items()}
+        failure: AssertionError | None = None
+        for step in job["steps"]:
+            condition = str(step.get("if", "success()"))
+            if (only and step.get("name") != only) or (failure and "always()" not in condition):
+                continue
+            if not self._evaluate(condition, known):
+                continue
+            try:
+                found = self._step(job, step, known)
+            except AssertionError as error:
+                failure = failure or error
+                continue
+            known |= {f"steps.{step.get('id')}.outputs.{key}": value for key, value in found.items()}
+        if failure:
+            raise failure
+        outputs = {key: self._text(value, known) for key, value in job.get("outputs", {}).items()}
+        self.context |= {f"needs.{name}.outputs.{key}": value for key, value in outputs.items()}
+        return outputs
+
+    def _step(self, job: Mapping[str, Any], step: Mapping[str, Any], known: Mapping[str, str | None]) -> dict[str, str]:
+        used = step.get("uses", "").partition("@")[0]
+        if used in {"actions/upload-artifact", "actions/download-artifact"}:
+            given = {key: self._text(value, known) for key, value in step["with"].items()}
+            (self._upload if used.startswith("actions/up") else self._download)(given)
+        if "run" not in step:
+            return {}
+        output = self.checkout.parent / "output"
+        output.write_text("")
+        own = {key: self._text(value, known) for key, value in {**job.get("env", {}), **step.get("env", {})}.items()}
+        files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(self.checkout.parent / "summary")}
+        environment = {**self.environment, "RUNNER_TEMP": self.context["runner.temp"], **own, **files}
+        environment["PATH"] = f"{BIN}{os.pathsep}{environment['PATH']}"
+        run("bash", "-e", "-c", step["run"], cwd=self.checkout, env=environment)
+        return dict(line.split("=", 1) for line in output.read_text().splitlines())
+
+    def _upload(self, given: Mapping[str, str]) -> None:
+        path = self.checkout / given["path"]
+        if path.exists():
+            shutil.copytree(path, self.artifacts / given["name"], dirs_exist_ok=True)
+        assert path.exists() or given.get("if-no-files-found") != "error", path
+
+    def _download(self, given: Mapping[str, str]) -> None:
+        for artifact in sorted(self.artifacts.iterdir()):
+            if fnmatch.fnmatch(artifact.name, given["pattern"]):
+                place = self.checkout / given["path"]
+                merged = given.get("merge-multiple", "").lower() == "true"
+                shutil.copytree(artifact, place if merged else place / artifact.name, dirs_exist_ok=True)

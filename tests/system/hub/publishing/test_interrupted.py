@@ -1,0 +1,136 @@
+"""Publications that are cut off or killed, and Hubs that cannot be reached or refuse."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.errors import HubError, KernelBuilderError
+from kernel_builder.hub.publication import PublishRequest
+from kernel_builder.hub.publish import publish
+from tests.support.loopback import QuietHandler, served
+from tests.support.running_hub import RunningHub
+
+from .conftest import BUILDER, DOUBLING, commits, edit, put, tree
+
+CUDA = "torch-cuda"
+
+
+class CuttingProxy:
+    """A proxy to a Hub that closes all connections after a number of bytes from the client."""
+
+    def __init__(self, hub: RunningHub, limit: int | None) -> None:
+        self.port = int(hub.url.rpartition(":")[2])
+        self.limit, self.sent = limit, 0
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self.listening.accept()
+                hub = socket.create_connection(("127.0.0.1", self.port))
+            except OSError:
+                return
+            for source, target, counted in ((client, hub, True), (hub, client, False)):
+                threading.Thread(target=self._carry, args=(source, target, counted), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 14):
+                if counted:
+                    self.sent += len(data)
+                if self.limit is not None and self.sent > self.limit:
+                    break
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_repeated_upload_after_a_cut_at_every_tenth_completes_it(
+    start_hub: Callable[..., RunningHub], quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(
+        "huggingface_hub.utils._http.time.sleep", lambda seconds: None
+    )  # the client's wait before a retry
+    large = quick / "build" / CUDA / "table.py"
+    large.write_text("".join(f"# {number:0100}\n" for number in range(15_000)))
+    edit(quick / "build" / CUDA, "table.py", "#", "#")
+    whole = start_hub(root=tmp_path / "whole")
+    proxy = CuttingProxy(whole, None)
+    put(whole, quick, endpoint=proxy.url)
+    wanted = tree(whole, DOUBLING, "v1"), tree(whole, DOUBLING, "main")
+    hub = start_hub(root=tmp_path / "cut")
+    for tenth in range(1, 10):
+        broken = CuttingProxy(hub, proxy.sent * tenth // 10)
+        with pytest.raises(KernelBuilderError):
+            put(hub, quick, f"org/cut-{tenth}", endpoint=broken.url)
+        done = put(hub, quick, f"org/cut-{tenth}")
+        assert not done.kept
+        assert tree(hub, f"org/cut-{tenth}", "v1") == wanted[0]
+
+
+def test_a_repeated_upload_after_a_kill_completes_it(hub: RunningHub, quick: Path) -> None:
+    def start(repo_id: str) -> subprocess.Popen[bytes]:
+        command = [BUILDER, "upload", quick, "--repo-id", repo_id, "--no-load", "--quiet"]
+        return subprocess.Popen(command, env=hub.environment)
+
+    began = time.monotonic()
+    assert start("org/whole").wait() == 0
+    seconds = time.monotonic() - began
+    for part in range(4, 8):  # the first half of an upload only reads
+        running = start("org/killed")
+        time.sleep(seconds * part / 8)
+        running.kill()
+        running.wait()
+    put(hub, quick, "org/killed")
+    assert tree(hub, "org/killed", "v1") == tree(hub, "org/whole", "v1")
+    assert tree(hub, "org/killed", "main").keys() == tree(hub, "org/whole", "main").keys()
+    assert commits(hub, "org/killed", "v1") == 2
+
+
+def test_equal_files_are_sent_once(hub: RunningHub, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    package = quick / "build" / CUDA
+    for name in ("one.py", "two.py"):
+        (package / name).write_text("".join(f"# {number:0100}\n" for number in range(15_000)))
+    edit(package, "one.py", "#", "#")
+    assert put(hub, quick).builds.bytes < 2_000_000
+    requests = [json.loads(line) for line in hub.log.read_text().splitlines() if line.startswith("{")]
+    assert sum(request.get("method") == "PUT" for request in requests) == 1
+
+
+def test_an_unreachable_hub(quick: Path) -> None:
+    with pytest.raises(HubError, match="cannot look at the repository") as raised:
+        publish(PublishRequest(quick, repo_id=DOUBLING, endpoint="http://127.0.0.1:9", token="any", load=False))
+    assert raised.value.hint and "same command again" in raised.value.hint
+
+
+def test_a_name_taken_by_another_type_of_repository(quick: Path) -> None:
+    """The stub answers as huggingface.co does; the project's own Hub has kernels only."""
+
+    class Models(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_json(409, {"error": "You already created this model repo", "url": f"/{DOUBLING}"})
+
+    with served(Models) as url, pytest.raises(HubError, match="this name is taken") as raised:
+        publish(PublishRequest(quick, repo_id=DOUBLING, endpoint=url, token="any", load=False))
+    assert raised.value.hint and "--repo-id" in raised.value.hint

@@ -1,0 +1,282 @@
+"""A repository of many kernels: pull requests and merges, rehearsed with the workflows' own steps."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kernel_builder.config.variant import this_platform
+from kernel_builder.toolchain import Toolchains
+from tests.support.places import CPU, PROJECTS, ROOT
+from tests.support.running_hub import RunningHub
+from tests.unit.config.test_changed import commit, git
+
+from . import github_instance
+from .conftest import tree
+from .github_instance import TOKEN, RunningGitHub
+from .rehearsal import BIN, WORKFLOWS, Rehearsal, evaluate, run
+
+REPOSITORY = "org/kernels"
+OWNER = "kernels-community"
+
+
+def documented() -> list[str]:
+    """Return the workflows of the documentation, with an owner and a commit."""
+    text = (ROOT / "docs" / "many-kernels.md").read_text()
+    text = text.replace("OWNER/", "owner/").replace("@COMMIT", f"@{'c0ffee00' * 5} # v0.1.0")
+    return re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+
+
+def all_workflows() -> list[dict[Any, Any]]:
+    """Return every workflow of the repository and of the documentation. YAML 1.1 reads the key `on` as true."""
+    return [yaml.safe_load(text) for text in (*(file.read_text() for file in WORKFLOWS.glob("*.yml")), *documented())]
+
+
+def called(job: dict[str, Any]) -> dict[Any, Any]:
+    """Return the workflow that a job calls."""
+    found = yaml.safe_load((WORKFLOWS / job["uses"].rpartition("/")[2].partition("@")[0]).read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_documented_workflows_are_valid_and_safe(tmp_path: Path) -> None:
+    folder = tmp_path / ".github" / "workflows"
+    folder.mkdir(parents=True)
+    for number, text in enumerate(documented()):
+        (folder / f"{number}.yml").write_text(text)
+        assert len(text.splitlines()) <= 25
+        for job in yaml.safe_load(text)["jobs"].values():
+            interface = called(job)[True]["workflow_call"] or {}
+            assert set(job.get("with", {})) <= set(interface.get("inputs", {}))
+            assert set(job.get("secrets", {})) <= set(interface.get("secrets", {}))
+    run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *folder.iterdir())
+    run(BIN / "zizmor", "--offline", "--quiet", tmp_path)
+
+
+def test_this_repository_names_what_its_kernels_share() -> None:
+    (job,) = yaml.safe_load((WORKFLOWS / "kernels.yml").read_text())["jobs"].values()
+    assert all((ROOT / path).exists() for path in job["with"]["shared"].split())
+
+
+def test_a_called_job_asks_for_no_more_than_its_caller_grants() -> None:
+    """GitHub does not start a workflow otherwise."""
+    calls = [job for workflow in all_workflows() for job in workflow["jobs"].values() if "uses" in job]
+    assert len(calls) >= 8
+    for job in calls:
+        for inner in called(job)["jobs"].values():
+            granted = {f"{name}: {level}" for name, level in job["permissions"].items()}
+            assert {f"{name}: {level}" for name, level in inner["permissions"].items()} <= granted
+
+
+def test_jobs_that_run_code_of_a_pull_request_have_no_secret_and_only_read() -> None:
+    found = [workflow for workflow in all_workflows() if "pull_request" in workflow[True]]
+    assert len(found) == 3
+    pull_request = {"github.event_name": "pull_request", "github.ref": "refs/pull/1/merge"}
+    jobs = 0
+    queue = [job for workflow in found for job in workflow["jobs"].values()]
+    for job in queue:
+        if "github.event_name" in job.get("if", "") and not evaluate(job["if"], pull_request):
+            continue
+        jobs += 1
+        assert set(job["permissions"].values()) <= {"read"}
+        assert "secrets" not in yaml.safe_dump(job) and "environment" not in job
+        queue += called(job)["jobs"].values() if "uses" in job else []
+        for step in job.get("steps", []):
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+    assert jobs == 8  # test, device-code; twice a call, its selection, its build
+
+
+def test_jobs_with_the_right_to_comment_run_no_code_of_the_pull_request() -> None:
+    assert not any("pull_request_target" in workflow[True] for workflow in all_workflows())
+    found = [workflow for workflow in all_workflows() if "workflow_run" in workflow[True]]
+    assert len(found) == 2
+    for workflow in found:
+        (job,) = (inner for job in workflow["jobs"].values() for inner in called(job)["jobs"].values())
+        used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+        assert used == ["$/.github/actions/kernel-builder", "actions/download-artifact"]
+        commands = [step["run"] for step in job["steps"] if "run" in step]
+        assert commands == ['python -m kernel_builder.github comment "$RUNNER_TEMP/results"']
+        assert "secrets" not in yaml.safe_dump(job)
+
+
+@pytest.fixture
+def github() -> Iterator[RunningGitHub]:
+    with github_instance.running(REPOSITORY) as instance:
+        yield instance
+
+
+class ManyKernels:
+    """A repository with two CPU projects that share a header, and its events on GitHub."""
+
+    def __init__(self, root: Path, github: RunningGitHub, hub: RunningHub) -> None:
+        self.root, self.github = root / "checkout", github
+        for name in ("one", "two"):
+            project = Path(shutil.copytree(PROJECTS / "stable-scale", self.root / name))
+            text = (
+                (project / "build.toml").read_text().replace("stable-scale", name).replace('["cpu", "cuda"]', '["cpu"]')
+            )
+            (project / "build.toml").write_text(re.sub(r"\[kernel.scale_cuda\].*", "", text, flags=re.DOTALL))
+            (project / "torch-ext" / "stable_scale").rename(project / "torch-ext" / name)
+            (project / "scale" / "scale_cuda.cu").unlink()
+            (self.root / "kit").mkdir(exist_ok=True)
+            (project / "scale" / "scale.h").replace(self.root / "kit" / "scale.h")
+            (project / "scale" / "scale.h").symlink_to("../../kit/scale.h")
+        (self.root / "scripts").mkdir()  # no project
+        git(self.root, "init", "--quiet")
+        (root / "cache").mkdir()
+        (root / "cache" / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
+        self.environment = {
+            **{key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}},
+            "KERNEL_BUILDER_CACHE": str(root / "cache"),
+            "GITHUB_API_URL": github.url,
+            "GITHUB_SERVER_URL": "https://github.com",
+            "GITHUB_REPOSITORY": REPOSITORY,
+            "GITHUB_RUN_ID": "7",
+            "GITHUB_REF_NAME": "main",
+            "GITHUB_WORKFLOW_REF": f"{REPOSITORY}/.github/workflows/kernels.yml@refs/heads/main",
+            "GITHUB_EVENT_PATH": str(root / "event.json"),
+        }
+        self.context = {"github.token": TOKEN, "inputs.endpoint": hub.url, "inputs.owner": OWNER}
+        self.context |= {"inputs.skip-gpu-tests": "it has no GPU code", "inputs.sign": "false"}
+
+    def workflow(self, name: str, event: str, job: str, **context: str) -> Rehearsal:
+        """Return a workflow as the documented workflow of the repository calls it from a job."""
+        given = {
+            f"inputs.{key}": str(value) for key, value in yaml.safe_load(documented()[0])["jobs"][job]["with"].items()
+        }
+        environment = {**self.environment, "GITHUB_EVENT_NAME": event}
+        return Rehearsal(self.root, {**given, **self.context, **context}, environment, name)
+
+    def selected(self, event: str, job: str = "publish") -> str:
+        """Return the projects that an event builds."""
+        rehearsal = self.workflow("build-kernels.yml", event, job)
+        projects = rehearsal.job("select")["projects"]
+        assert rehearsal.runs("build", select="success") == bool(projects)
+        return projects
+
+    def build(self, event: str, job: str) -> str:
+        """Build what an event touches on this platform, and return the projects."""
+        rehearsal = self.workflow("build-kernels.yml", event, job)
+        selected = rehearsal.job("select")
+        parts = json.loads(selected["runners"])["include"]
+        assert {part["platform"] for part in parts} == {"x86_64-linux", "aarch64-linux"}
+        assert rehearsal.runs("build", select="success")
+        shutil.rmtree(self.root.parent / "artifacts", ignore_errors=True)
+        for part in parts:
+            if part["platform"] == this_platform():
+                rehearsal.job("build", part)
+        return selected["projects"]
+
+    def comment(self, commit: str) -> list[str]:
+        """Comment on the pull request of a fork, and return the comments under it."""
+        run = {"head_repository": {"owner": {"login": "forker"}}, "head_branch": "fix&state=closed", "head_sha": commit}
+        run |= {"html_url": "https://github.com/org/kernels/actions/runs/7", "conclusion": "success"}
+        (self.root.parent / "event.json").write_text(json.dumps({"workflow_run": run}))
+        context = {"github.event.workflow_run.id": "7", "github.event.workflow_run.event": "pull_request"}
+        rehearsal = Rehearsal(self.root, {**self.context, **context}, self.environment, "comment-kernels.yml")
+        assert rehearsal.runs("comment")
+        rehearsal.job("comment")
+        return [comment["body"] for comment in self.github.comments[5]]
+
+
+def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: RunningGitHub, tmp_path: Path) -> None:
+    kernels = ManyKernels(tmp_path, github, hub)
+    released = commit(kernels.root, "README.md", "Kernels")
+    github.runs["kernels.yml", "main"] = [released]
+
+    # A pull request of a fork touches one project. Its build has nothing of use to a thief.
+    git(kernels.root, "switch", "--quiet", "--create", "pull")
+    head = commit(kernels.root, "one/torch-ext/one/more.py", "")
+    git(kernels.root, "switch", "--quiet", "main")
+    commit(kernels.root, "README.md", "Many kernels")
+    git(kernels.root, "switch", "--quiet", "--detach", "main")
+    git(kernels.root, "merge", "--quiet", "--no-ff", "--no-edit", "pull")
+    assert kernels.build("pull_request", "build") == "one"
+    artifacts = tmp_path / "artifacts"
+    assert sorted(path.name for path in artifacts.iterdir()) == [
+        "packages-one-cpu-x86_64-linux",
+        "results-one-cpu-x86_64-linux",
+    ]
+    assert "| `one` |" in (tmp_path / "summary").read_text()
+
+    # The comment says what was built, and is one comment however often it is written.
+    (artifacts / "results-evil").mkdir()
+    (artifacts / "results-evil" / "evil.json").write_text(
+        json.dumps({"message": "` @everyone <script> |", "where": "x"})
+    )
+    github.pulls["forker:fix&state=closed"] = [
+        {"number": 4, "head": {"sha": released}},
+        {"number": 5, "head": {"sha": head}},
+    ]
+    github.comments[5] = [github.comment("<!-- kernel-builder: packages -->\nnot ours", "forker")] * 100
+    theirs, ours = kernels.comment(head)[0], kernels.comment(head)[100:]
+    assert theirs.endswith("not ours")
+    assert len(ours) == 1
+    assert f"| `one` | `{CPU}` | `unchanged` |" in ours[0] or f"| `one` | `{CPU}` | `built` |" in ours[0]
+    assert "`x: ' @everyone <script> /`" in ours[0]
+    assert len(kernels.comment("0" * 40)) == 101  # the pull request has another head by now
+
+    # The merge publishes the project, and only that.
+    merged = git(kernels.root, "rev-parse", "HEAD")
+    git(kernels.root, "switch", "--quiet", "main")
+    git(kernels.root, "merge", "--quiet", merged)
+    projects = kernels.build("push", "publish")
+    assert projects == "one"
+    publishing = kernels.workflow(
+        "publish-kernels.yml",
+        "push",
+        "publish",
+        **{"needs.build.outputs.projects": projects, "secrets.HF_TOKEN": "any"},
+    )
+    assert publishing.runs("publish", build="success", gpu="skipped")
+    publishing.job("publish")
+    assert f"build/{CPU}/metadata.json" in tree(hub, f"{OWNER}/one", "v1")
+    assert not hub.api().repo_exists(f"{OWNER}/two", repo_type="kernel")
+
+
+def test_a_failed_build_leaves_its_reason_and_no_package(
+    hub: RunningHub, github: RunningGitHub, tmp_path: Path
+) -> None:
+    kernels = ManyKernels(tmp_path, github, hub)
+    commit(kernels.root, "README.md", "Kernels")
+    for source in ("scale/scale_cpu.cpp", "torch-ext/torch_binding.cpp"):
+        (kernels.root / "two" / source).write_text("#error not this way\n")
+    head = commit(kernels.root, "two/CARD.md", "two")
+    with pytest.raises(AssertionError):
+        kernels.build("pull_request", "build")
+    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["results-two-cpu-x86_64-linux"]
+    assert "#error not this way" in (tmp_path / "summary").read_text()
+    github.pulls["forker:fix&state=closed"] = [{"number": 5, "head": {"sha": head}}]
+    (comment,) = kernels.comment(head)
+    assert "1 job failed" in comment and "#error not this way" in comment
+
+
+def test_what_an_event_builds(hub: RunningHub, github: RunningGitHub, tmp_path: Path) -> None:
+    kernels = ManyKernels(tmp_path, github, hub)
+    first = commit(kernels.root, "README.md", "Kernels")
+    assert kernels.selected("push") == "one two"  # nothing was published yet
+    runs = github.runs["kernels.yml", "main"] = [first]
+    commit(kernels.root, "two/CARD.md", "two")  # the run for this push fails
+    commit(kernels.root, "README.md", "More kernels")
+    assert kernels.selected("push") == "two"
+    assert kernels.selected("pull_request", "build") == ""
+    assert kernels.selected("workflow_dispatch") == "one two"
+    runs.append(git(kernels.root, "rev-parse", "HEAD"))
+    assert kernels.selected("push") == ""
+    nothing = kernels.workflow("publish-kernels.yml", "push", "publish", **{"needs.build.outputs.projects": ""})
+    assert not nothing.runs("publish", build="success", gpu="skipped")
+    commit(kernels.root, "kit/scale.h", "// of both\n")
+    assert kernels.selected("push") == "one two"
+    runs.append("0" * 40)  # no commit of the branch: a forced push has removed it
+    assert kernels.selected("push") == "one two"
+    kernels.context["github.token"] = "expired"
+    with pytest.raises(AssertionError, match="the job needs `actions: read`"):
+        kernels.selected("push")

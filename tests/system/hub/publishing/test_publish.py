@@ -1,0 +1,304 @@
+"""Publishing to a real Hub, and loading from it with the unmodified client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import CommitOperationAdd
+
+from kernel_builder.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
+from kernel_builder.hub.remote_repository import RemoteRepository
+from tests.support.places import CPU as VARIANT
+from tests.support.running_hub import RunningHub
+
+from .conftest import BUILDER, DOUBLING, commits, edit, put, tree
+
+REPO = "kernels-community/stable-scale"
+CUDA, CPU = "torch-cuda", "torch-cpu"
+
+
+def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> None:
+    (scale / "CARD.md").write_text("---\nlibrary_name: kernels\nwidget: kept\n---\n\n# Scale\n\nMy own words.\n")
+    results, docs = scale.parent / "benchmarks/results", scale.parent / "docs/kernels"
+    for directory in (results, docs, scale.parent / ".git"):
+        directory.mkdir(parents=True)
+    measured = {"device": "H100", "command": "kernel-builder benchmark ."}
+    (results / "stable-scale.h100.json").write_text(json.dumps(measured))
+    (docs / "stable-scale.h100.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    command = [BUILDER, "upload", scale, "--repo-id", REPO, "--output-json"]
+    first = json.loads(subprocess.run(command, env=hub.environment, check=True, stdout=subprocess.PIPE).stdout)
+    assert first["created"] and first["variants"] == [path.name for path in (scale / "build").iterdir()]
+    assert len(first["builds"]["sent"]) == 5 and first["builds"]["revision"]
+
+    on_main = tree(hub, REPO, "main")
+    assert {"README.md", "build.toml", "scale/scale.h", "torch-ext/stable_scale/__init__.py"} < set(on_main)
+    assert {f"benchmarks/results/stable-scale.h100.{ending}" for ending in ("json", "svg")} < set(on_main)
+    assert not any(path.startswith("build/") for path in on_main)
+    assert all(path.startswith("build/") for path in tree(hub, REPO, "v1") if path != ".gitattributes")
+
+    program = f"import torch; from kernels import get_kernel; k = get_kernel('{REPO}', version=1, backend='cpu')"
+    program += "; print(k.scaled(torch.ones(2), 3.0).tolist())"
+    command = [sys.executable, "-c", program]
+    loaded = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
+    assert loaded.stdout.strip() == "[3.0, 3.0]", loaded.stderr
+
+    card = Path(hub.api().hf_hub_download(REPO, "README.md", repo_type="kernel", local_dir=scale.parent)).read_text()
+    for words in (
+        "widget: kept",
+        "license: apache-2.0",
+        "My own words.",
+        'stable_scale = get_kernel("kernels-community/stable-scale", version=1)',
+        "scaled(input: torch.Tensor, factor: float) -> torch.Tensor",
+        "scaled(Tensor input, float factor) -> Tensor",
+        "| variant | Torch | size |",
+        "| `torch-stable-abi210-cpu-x86_64-linux` | 2.10 and later | ",
+        "![Measured speed: stable-scale.h100](benchmarks/results/stable-scale.h100.svg)",
+        "Measured on H100 by `kernel-builder benchmark .`",
+        "GCC",
+        f"These cannot be verified, since no commit has their sources: `{VARIANT}`.",
+    ):
+        assert words in card, words
+
+    (scale / "CARD.md").unlink()
+    (scale / "README.md").write_text(card)
+    again = put(hub, scale, REPO)
+    assert again.builds.sent == () and again.main and again.main.sent == () and not again.main.removed
+    assert commits(hub, REPO, "v1") == 2  # the Hub's first commit, and the publication
+
+
+def test_links_are_published_as_files_that_build_alone(hub: RunningHub, scale: Path, tmp_path: Path) -> None:
+    kernels = tmp_path / "repository" / "kernels"
+    kernels.mkdir(parents=True)
+    project = scale.rename(kernels / "stable-scale")
+    shutil.move(project / "scale", kernels / "shared")
+    (project / "scale").symlink_to("../shared")
+    (kernels / "shared" / "up").symlink_to("..")
+    (kernels / "notes.md").write_text("Notes.\n")
+    (project / "NOTES.md").symlink_to("../notes.md")
+    (project / "secret").symlink_to("/etc/hostname")
+    (kernels / "shared" / "ignored.h").touch()
+    (tmp_path / "repository" / ".gitignore").write_text("build\nignored.h\n")
+    subprocess.run(["git", "init", "--quiet", tmp_path / "repository"], check=True)
+    subprocess.run(["git", "-C", tmp_path / "repository", "add", "."], check=True)
+    put(hub, project, REPO)
+
+    on_main = tree(hub, REPO, "main")
+    assert {path for path in on_main if path.startswith("scale")} == {
+        "scale/scale.h",
+        "scale/scale_cpu.cpp",
+        "scale/scale_cuda.cu",
+    }
+    assert {"NOTES.md", "build.toml"} < set(on_main) and "secret" not in on_main
+    published = tmp_path / "published"
+    hub.api().snapshot_download(REPO, repo_type="kernel", local_dir=published)
+    assert not [path for path in published.rglob("*") if path.is_symlink()]
+    assert (published / "scale/scale.h").read_bytes() == (kernels / "shared/scale.h").read_bytes()
+    command = [BUILDER, "build", published, "--variant", VARIANT, "--no-load"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    binary = f"build/{VARIANT}/*.so"
+    assert [path.read_bytes() for path in published.glob(binary)] == [
+        path.read_bytes() for path in project.glob(binary)
+    ]
+
+
+def test_build_and_upload(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
+    shutil.rmtree(doubling / "build")
+    command = [BUILDER, "build-and-upload", doubling, "--repo-id", "org/", "--no-load", "--json"]
+    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
+    done = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    assert (done["repo-id"], done["variants"]) == (DOUBLING, [CPU, CUDA])
+    assert tree(hub, DOUBLING, "v1").keys() > {f"build/{name}/metadata.json" for name in (CPU, CUDA)}
+
+
+def test_variants_are_kept_or_pruned(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
+    put(hub, doubling)
+    cuda = shutil.move(doubling / "build" / CUDA, tmp_path / "aside")
+    result = put(hub, doubling)
+    assert (result.kept, result.removed) == ((CUDA,), ()) and not result.builds.sent
+    result = put(hub, doubling, prune=True)
+    assert (result.kept, result.removed) == ((), (CUDA,))
+    assert {path.split("/")[1] for path in tree(hub, DOUBLING, "v1") if path.startswith("build/")} == {CPU}
+    shutil.move(cuda, doubling / "build" / CUDA)
+
+
+def test_an_api_change_that_leaves_a_variant_behind_is_refused(hub: RunningHub, doubling: Path) -> None:
+    put(hub, doubling)
+    before = tree(hub, DOUBLING, "v1")
+    for name in (CPU, CUDA):
+        edit(doubling / "build" / name, "__init__.py", "def doubled(x: torch.Tensor)", "def doubled(y: torch.Tensor)")
+        edit(doubling / "build" / name, "__init__.py", "ops.doubled(x)", "ops.doubled(y)")
+    aside = shutil.move(doubling / "build" / CUDA, doubling / "aside")
+    with pytest.raises(HubError) as raised:
+        put(hub, doubling)
+    assert f"{CUDA}:\n    doubled(x) becomes doubled(y)" in str(raised.value)
+    assert "version = 2" in str(raised.value.hint)
+    assert tree(hub, DOUBLING, "v1") == before
+    shutil.move(aside, doubling / "build" / CUDA)
+    with pytest.raises(HubError, match="the API of version 1 would change"):
+        put(hub, doubling)
+    assert put(hub, doubling, allow_api_change="y it is").api_changes == ("doubled(x) becomes doubled(y)",)
+
+
+def test_packages_of_other_tools_are_compared(hub: RunningHub, quick: Path) -> None:
+    put(hub, quick)
+    older = {"build/torch-rocm/python_only/__init__.py": (quick / "build" / CUDA / "__init__.py").read_bytes()}
+
+    def bring(content: bytes) -> None:
+        operations = [CommitOperationAdd(path, content) for path in older]
+        hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="By others")
+
+    bring(next(iter(older.values())))
+    edit(quick / "build" / CUDA, "__init__.py", "Doubling in", "Doubled by")
+    result = put(hub, quick)
+    assert result.kept == ("torch-rocm",) and result.builds.revision
+    bring(next(iter(older.values())).replace(b"def doubled(x: torch.Tensor)", b"def doubled(x: torch.Tensor, y=1)"))
+    with pytest.raises(HubError, match=r"torch-rocm:\n    doubled\(x, y=1\) becomes doubled\(x\)"):
+        put(hub, quick)
+
+
+def test_packages_with_different_apis_are_not_published(hub: RunningHub, doubling: Path) -> None:
+    edit(doubling / "build" / CUDA, "__init__.py", "def doubled(x: torch.Tensor)", "def doubled(y: torch.Tensor)")
+    edit(doubling / "build" / CUDA, "__init__.py", "ops.doubled(x)", "ops.doubled(y)")
+    with pytest.raises(PackageError, match=r"API differs from that of torch-cpu:\n  doubled\(x\) becomes doubled\(y\)"):
+        put(hub, doubling)
+    assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
+
+
+def test_two_concurrent_publishers_both_succeed(hub: RunningHub, doubling: Path) -> None:
+    other = Path(shutil.copytree(doubling, doubling.with_name("other")))
+    shutil.rmtree(doubling / "build" / CUDA)
+    shutil.rmtree(other / "build" / CPU)
+    command = [BUILDER, "upload", "--repo-id", DOUBLING, "--no-load"]
+    running = [subprocess.Popen([*command, project], env=hub.environment) for project in (doubling, other)]
+    assert [process.wait() for process in running] == [0, 0]
+    assert {path.split("/")[1] for path in tree(hub, DOUBLING, "v1") if path.startswith("build/")} == {CPU, CUDA}
+
+
+def test_pull_requests_do_not_change_the_branches(hub: RunningHub, quick: Path) -> None:
+    put(hub, quick)
+    before = tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")
+    edit(quick / "build" / CUDA, "__init__.py", "Doubling in Python", "Doubling")
+    (quick / "torch-ext/python_only/__init__.py").write_text((quick / "build" / CUDA / "__init__.py").read_text())
+    result = put(hub, quick, create_pr=True)
+    assert result.builds.pull_request and result.main and result.main.pull_request
+    assert (tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")) == before
+    assert result.builds.revision
+    assert tree(hub, DOUBLING, result.builds.revision) != before[0]
+
+
+def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
+    put(hub, quick)
+    hub.api().create_branch(DOUBLING, repo_type="kernel", branch="v2")
+    (quick / "CARD.md").write_text("# Of an older version\n")
+    result = put(hub, quick)
+    assert result.main is None and result.note and "version 2" in result.note
+    hub.api().create_branch(DOUBLING, repo_type="kernel", branch="trial")
+    assert put(hub, quick, branch="trial").builds.removed == ()
+    assert "build.toml" in tree(hub, DOUBLING, "trial")
+
+    config = quick / "build.toml"
+    config.write_text(config.read_text().replace("version = 1", "version = 2"))
+    edit(quick / "build" / CUDA, "metadata.json", '"version": 1\n', '"version": 2\n')
+    result = put(hub, quick)
+    assert result.main and result.main.revision
+    assert not {path for path in tree(hub, DOUBLING, "v2") if not path.startswith((".", "build/"))}
+
+
+def test_a_signature_is_kept_while_its_metadata_is_unchanged(hub: RunningHub, quick: Path) -> None:
+    put(hub, quick)
+    path = f"build/{CUDA}/metadata.json.sigstore"
+    hub.api().create_commit(
+        DOUBLING, [CommitOperationAdd(path, b"{}")], repo_type="kernel", revision="v1", commit_message="Sign"
+    )
+    put(hub, quick)
+    assert path in tree(hub, DOUBLING, "v1")
+    edit(quick / "build" / CUDA, "__init__.py", "Doubling", "Twice")
+    put(hub, quick)
+    assert path not in tree(hub, DOUBLING, "v1")
+    (quick / path).write_text('{"of": "these bytes"}')
+    assert put(hub, quick).builds.sent == (path,)
+
+
+def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
+    result = put(hub, quick, dry_run=True)
+    assert result.created and result.builds.sent and result.main and result.main.sent
+    assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
+    hub.api().create_repo(DOUBLING, repo_type="kernel")
+    while "repos/create" not in hub.log.read_text():  # a request is logged after its answer
+        time.sleep(0.01)
+    before = len(hub.log.read_text().splitlines())
+    assert put(hub, quick, dry_run=True).builds.sent
+    methods = [json.loads(line)["method"] for line in hub.log.read_text().splitlines()[before:]]
+    assert methods and set(methods) <= {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"branch": "main"}, ConfigError, "builds are on the branch of their version"),
+        ({"branch": "v2"}, ConfigError, "the project is version 1"),
+        ({"repo_id": "../etc/passwd"}, HubError, "not a valid name of a repository"),
+        ({"repo_id": "unowned"}, HubError, "has no organisation"),
+        ({"repo_id": None}, ConfigError, "there is no repository to publish to"),
+    ],
+)
+def test_wrong_requests_are_refused(
+    hub: RunningHub, quick: Path, options: dict[str, Any], error: type[KernelBuilderError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        put(hub, quick, **options)
+
+
+def test_what_is_no_address_or_name_is_said_once() -> None:
+    with pytest.raises(HubError) as raised:
+        RemoteRepository("unowned")
+    assert str(raised.value) == "'unowned': not a valid name of a repository: it has no organisation"
+    with pytest.raises(HubError) as raised:
+        RemoteRepository("org/name", endpoint="127.0.0.1:8000").files("main")
+    assert str(raised.value).endswith("'127.0.0.1:8000' is no address of a Hub")
+    assert raised.value.hint == "begin $HF_ENDPOINT with http:// or https://"
+
+
+def test_a_tampered_package_is_not_published(hub: RunningHub, quick: Path) -> None:
+    with (quick / "build" / CUDA / "__init__.py").open("a") as file:
+        file.write("# once more\n")
+    with pytest.raises(CheckError, match=r"__init__.py: has another SHA-256 .*, in torch-cuda"):
+        put(hub, quick)
+    assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
+
+
+def test_a_package_of_another_version_is_not_published(hub: RunningHub, quick: Path) -> None:
+    config = quick / "build.toml"
+    config.write_text(config.read_text().replace("version = 1", "version = 2"))
+    with pytest.raises(PackageError, match=r"`version` is 1, in build.toml it is 2"):
+        put(hub, quick)
+
+
+def test_missing_write_permission_is_reported(
+    start_hub: Callable[..., RunningHub], quick: Path, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens.json"
+
+    def token(scope: str, organisation: str) -> str:
+        command = [BUILDER, "hub", "token", "add", f"{organisation}.{scope[2:]}", scope, organisation]
+        return subprocess.run([*command, "--token-file", tokens], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    reader, stranger, writer = token("--read", "org"), token("--write", "other"), token("--write", "org")
+    hub = start_hub("--token-file", str(tokens))
+    for secret in (reader, stranger, "unknown"):
+        with pytest.raises(HubError) as raised:
+            put(hub, quick, token=secret.strip())
+        assert raised.value.hint and "token" in raised.value.hint
+    assert put(hub, quick, token=writer.strip()).builds.revision
+    environment = {k: v for k, v in hub.environment.items() if k != "HF_TOKEN"}
+    command = [BUILDER, "upload", str(quick), "--repo-id", DOUBLING]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == HubError.exit_code and "hf auth login" in done.stderr

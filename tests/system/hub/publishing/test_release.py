@@ -1,0 +1,212 @@
+"""The GitHub workflows: valid, safe, and run step by step against a local Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+import yaml
+
+from kernel_builder.config.variant import this_platform
+from kernel_builder.hub.verification import verify
+from kernel_builder.toolchain import Toolchains
+from tests.support.places import CPU, PROJECTS, ROOT
+from tests.support.running_hub import RunningHub
+
+from . import sigstore_instance
+from .conftest import tree
+from .rehearsal import BIN, Rehearsal, run
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))
+OWNER = "kernels-community"
+
+
+def inputs(workflow: str, trigger: str = "workflow_call") -> dict[str, dict[str, Any]]:
+    """The inputs of a workflow. YAML 1.1 reads the key `on` as true."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())[True][
+        trigger
+    ]["inputs"]
+    return found
+
+
+def test_workflows_and_actions_match_githubs_schemas() -> None:
+    run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
+    run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-actions", *ACTIONS)
+
+
+def test_workflows_are_safe() -> None:
+    """Actions are pinned by hash, permissions are minimal, and no untrusted text is part of a command."""
+    run(BIN / "zizmor", "--offline", "--quiet", "--persona", "pedantic", ROOT / ".github")
+    for file in [*WORKFLOWS, *ACTIONS]:
+        for used, comment in re.findall(r"uses: (\S+)(.*)", file.read_text()):
+            if not used.startswith("$/"):  # this repository, at the same commit
+                assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used) and re.match(r" # v\d", comment), (file, used)
+    for file in WORKFLOWS:
+        workflow = yaml.safe_load(file.read_text())
+        assert workflow["permissions"] == {}
+        assert all(job["permissions"] is not None for job in workflow["jobs"].values())
+
+
+def test_the_ten_lines_of_the_documentation_call_the_workflow() -> None:
+    text = (ROOT / "docs/publishing.md").read_text()
+    (example,) = re.findall(r"```yaml\n(name: Release\n.*?)```", text, re.DOTALL)
+    (job,) = yaml.safe_load(example)["jobs"].values()
+    called = yaml.safe_load((ROOT / ".github/workflows/publish-kernels.yml").read_text())[True]["workflow_call"]
+    assert job["uses"].partition("@")[0].endswith(".github/workflows/publish-kernels.yml")
+    assert set(job["with"]) <= set(called["inputs"])
+    assert set(job["secrets"]) <= set(called["secrets"])
+    assert len(example.splitlines()) <= 16
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]
+    assert set(release["with"]) <= set(called["inputs"])
+    kernels = {f"kernels/{path.parent.name}" for path in (ROOT / "kernels").glob("*/build.toml")}
+    assert set(release["with"]["projects"].split()) == kernels
+    gpu = yaml.safe_load((ROOT / ".github/workflows/gpu.yml").read_text())[True]["workflow_dispatch"]["inputs"]
+    assert set(gpu["kernels"]["default"].split()) == kernels
+
+
+def test_kernels_are_published_after_what_they_depend_on() -> None:
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]
+    published: set[str] = set()
+    for directory in release["with"]["projects"].split():
+        general = tomli.loads((ROOT / directory / "build.toml").read_text())["general"]
+        assert {one["repo-id"] for one in general.get("kernel-depends", [])} <= published
+        published.add(general["hub"]["repo-id"])
+
+
+def test_the_gpu_workflow_installs_what_the_tests_of_kernels_need() -> None:
+    """It may be called by other repositories, which have no dependency group of this name."""
+    ours = tomli.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"]
+    needed = [line for file in ROOT.glob("kernels/*/tests/requirements.txt") for line in file.read_text().splitlines()]
+    assert needed and set(needed) <= set(ours)
+
+
+# The roots of trust are all that differs from signing on a runner.
+TRUSTING = """
+import sys
+if "sign" in sys.orig_argv:
+    from sigstore.models import ClientTrustConfig
+    ClientTrustConfig.production = classmethod(lambda cls, offline=False: cls.from_json({trust!r}))
+"""
+RUN = "https://github.com/org/kernels/actions/runs/7"
+WORKFLOW = "org/kernels/.github/workflows/publish-kernels.yml@refs/tags/v1.0"
+
+
+def test_the_release_rehearsed_against_our_own_hub(
+    hub: RunningHub, tmp_path: Path, sigstore: sigstore_instance.Running
+) -> None:
+    checkout = tmp_path / "checkout"
+    for name, backend in (("python-only", "cuda"), ("stable-scale", "cpu")):
+        project = Path(shutil.copytree(PROJECTS / name, checkout / "kernels" / name))
+        config = (project / "build.toml").read_text()
+        (project / "build.toml").write_text(config.replace('backends = ["cpu", "cuda"]', f'backends = ["{backend}"]'))
+    # Only the job that publishes has Torch.
+    (tmp_path / "without" / "torch").mkdir(parents=True)
+    (tmp_path / "without" / "torch" / "__init__.py").write_text("raise ImportError('not on this runner')\n")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
+    environment = {key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}}
+    environment |= {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "org/kernels", "GITHUB_RUN_ID": "7"}
+    environment |= {"KERNEL_BUILDER_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path / "without")}
+    context = {
+        "inputs.projects": "kernels/python-only kernels/stable-scale",
+        "inputs.owner": OWNER,
+        "inputs.endpoint": hub.url,
+        "inputs.gpu-runner": "gpu",
+        "secrets.hf-token": "",
+    }
+    building = Rehearsal(checkout, context, environment, "build-kernels.yml")
+    selected = building.job("select")
+    parts = json.loads(selected["runners"])["include"]
+    assert [(part["name"], part["platform"], part["backend"]) for part in parts] == [
+        ("python-only", "x86_64-linux", None),
+        ("stable-scale", "aarch64-linux", "cpu"),
+        ("stable-scale", "x86_64-linux", "cpu"),
+    ]
+    for part in parts:
+        if part["platform"] == this_platform():
+            building.job("build", part)
+    context["needs.build.outputs.projects"] = selected["projects"]
+    rehearsal = Rehearsal(checkout, context, environment)
+    assert not rehearsal.runs("gpu", build="failure")
+    assert not rehearsal.runs("publish", build="failure", gpu="skipped")
+    assert not rehearsal.runs("publish", build="success", gpu="failure")
+    assert rehearsal.runs("gpu", build="success")
+    assert rehearsal.runs("publish", build="success", gpu="success")
+    rehearsal.job("publish")  # without a token: a dry run
+    assert not hub.api().repo_exists(f"{OWNER}/stable-scale", repo_type="kernel")
+    (tmp_path / "trusting").mkdir()
+    (tmp_path / "trusting" / "sitecustomize.py").write_text(TRUSTING.format(trust=sigstore.trust))
+    environment |= {"PYTHONPATH": str(tmp_path / "trusting"), **sigstore.job_of("org/kernels", WORKFLOW)}
+    context |= {"needs.build.outputs.projects": "kernels/stable-scale", "secrets.hf-token": "any"}
+    published = f"{OWNER}/stable-scale"
+
+    def publish(only: str = "") -> str:
+        Rehearsal(checkout, context, environment).job("publish", only=only)
+        return Path(hub.api().hf_hub_download(published, "README.md", repo_type="kernel")).read_text()
+
+    assert f"passed their tests on a GPU, in [this run]({RUN})." in publish()
+    context["inputs.skip-gpu-tests"] = "the runner is being repaired"
+    without = Rehearsal(checkout, context, environment)
+    assert not without.runs("gpu", build="success")
+    assert without.runs("publish", build="success", gpu="skipped")
+    assert not without.runs("publish", build="failure", gpu="skipped")
+    assert "published without a test on a GPU: the runner is being repaired." in publish(only="Publish")
+    assert f"build/{CPU}/metadata.json" in tree(hub, published, "v1")
+    assert verify(published, endpoint=hub.url, signers=[f"https://github.com/{WORKFLOW}"], require_signature=True).ok
+
+
+def test_a_release_without_a_gpu_needs_a_reason(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/publish-kernels.yml").read_text())
+    (check,) = (
+        step for step in workflow["jobs"]["policy"]["steps"] if step.get("name", "").startswith("Require a GPU")
+    )
+    for runner, reason, status in (("", "", 1), ("gpu", "", 0), ("", "no GPU code", 0)):
+        given = {**os.environ, "GPU_RUNNER": runner, "SKIP_GPU_TESTS": reason}
+        assert subprocess.run(["bash", "-e", "-c", check["run"]], env=given, check=False).returncode == status
+    called, gpu = workflow["jobs"]["gpu"], inputs("gpu.yml")
+    assert called["uses"].endswith("/gpu.yml")
+    assert {name for name, given in gpu.items() if given.get("required")} <= set(called["with"]) <= set(gpu)
+    assert set(inputs("gpu.yml", "workflow_dispatch")) == set(gpu)
+
+
+def test_wheels_are_written_beside_the_release(doubling: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    doubling.rename(checkout / "kernels")
+    context = {"inputs.wheels": "k*", "needs.build.outputs.projects": "kernels"}
+    environment = {**os.environ, "GITHUB_RUN_NUMBER": "7"}
+    Rehearsal(checkout, context, environment).job("publish", only="Write wheels")
+    assert [path.name for path in (checkout / "dist").iterdir()] == ["python_only-1.7-py3-none-any.whl"]
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]["with"]
+    for directory in release["projects"].split():
+        general = tomli.loads((ROOT / directory / "build.toml").read_text())["general"]
+        assert (directory in release["wheels"].split()) == ("kernel-depends" not in general)
+
+
+def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    run(BIN / "kernel-builder", "init", "kernels/relu", "--name", "me/relu", "--backends", "cpu", cwd=checkout)
+    context = {
+        "inputs.kernels": "kernels/relu",
+        "inputs.backend": "cpu",
+        "inputs.packages": "false",
+        "inputs.benchmark-options": "--rounds 3 --against eager --only device --pass forward --shapes 64x64",
+    }
+    Rehearsal(checkout, context, dict(os.environ), "gpu.yml").job("gpu")
+    results = json.loads((checkout / "benchmark-results" / "relu.json").read_text())
+    assert results["kernel"] == "relu"
+    assert results["rows"]
+    shutil.rmtree(checkout / "kernels/relu/tests")
+    (checkout / "kernels/relu/tests").mkdir()
+    (checkout / "kernels/relu/tests/test_fails.py").write_text("def test_fails():\n    assert False\n")
+    with pytest.raises(AssertionError, match="1 failed"):
+        Rehearsal(checkout, context, dict(os.environ), "gpu.yml").job("gpu", only="Test")

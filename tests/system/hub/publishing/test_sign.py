@@ -1,0 +1,122 @@
+"""Signatures made with `sigstore` and read by the unmodified client, both with a local Sigstore."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kernel_builder.cli import main
+from kernel_builder.errors import CheckError, VerificationError
+from kernel_builder.hub.signing import sign
+from kernel_builder.hub.verification import verify
+from tests.support.running_hub import RunningHub
+
+from . import sigstore_instance
+from .conftest import edit
+from .test_publish import CPU, CUDA, put
+
+REPO = "kernels-community/python-only"
+TRUSTED = (
+    "huggingface/kernels-community",
+    "huggingface/kernels-community/.github/workflows/build.yaml@refs/heads/main",
+)
+OURS = ("org/kernels", "org/kernels/.github/workflows/release.yml@refs/tags/v1.0")
+
+
+def client_verdict(hub: RunningHub, trust: str) -> tuple[int, str]:
+    """Return the exit status and output of `kernels verify-signature` with the given roots of trust."""
+    code = f"""
+import sys
+from sigstore.models import ClientTrustConfig
+ClientTrustConfig.production = classmethod(lambda cls, offline=False: cls.from_json({trust!r}))
+from kernels.cli import main
+sys.argv[1:] = ["verify-signature", "{REPO}", "1", "--all-variants"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=hub.environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_client_accepts_signatures_of_continuous_integration(
+    hub: RunningHub, doubling: Path, sigstore: sigstore_instance.Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = sorted((doubling / "build").iterdir())
+    for name, value in sigstore.job_of(*TRUSTED).items():
+        monkeypatch.setenv(name, value)
+    assert sign(packages).signed == (CPU, CUDA)
+    assert sign(packages).unchanged == (CPU, CUDA)
+    put(hub, doubling, REPO)
+    found = verify(REPO, endpoint=hub.url, require_signature=True)
+    assert [(verdict.signature, verdict.ok) for verdict in found.variants] == [("valid", True)] * 2
+    status, output = client_verdict(hub, sigstore.trust)
+    assert status == 0 and output.count("kernel metadata is correctly signed") == 2, output
+    strangers = verify(REPO, endpoint=hub.url, signers=[f"https://github.com/{OURS[1]}"])
+    assert not strangers.ok and "policies" in strangers.variants[0].signature
+
+
+def test_signatures_of_other_workflows_or_other_metadata_are_rejected(
+    hub: RunningHub, doubling: Path, sigstore: sigstore_instance.Running
+) -> None:
+    packages = sorted((doubling / "build").iterdir())
+    sign(packages, identity_token=sigstore_instance.token(*OURS))
+    signature = (packages[1] / "metadata.json.sigstore").read_bytes()
+    put(hub, doubling, REPO)
+    assert not verify(REPO, endpoint=hub.url).ok  # the client does not trust this workflow
+    signer = f"https://github.com/{OURS[1]}"
+    assert verify(REPO, endpoint=hub.url, signers=[signer]).ok
+    status, output = client_verdict(hub, sigstore.trust)
+    assert status == 1 and output.count("metadata signature verification failed") == 2, output
+
+    edit(packages[1], "_ops.py", "Return the", "Returns the")
+    (packages[1] / "metadata.json.sigstore").write_bytes(signature)
+    put(hub, doubling, REPO)
+    one, other = verify(REPO, endpoint=hub.url, signers=[signer]).variants
+    assert (one.ok, other.ok, other.digest) == (True, False, ()) and "mismatch" in other.signature
+
+
+def test_without_an_identity_provider_nothing_is_signed(no_identity: None, doubling: Path) -> None:
+    packages = sorted((doubling / "build").iterdir())
+    with pytest.raises(VerificationError, match="this machine has no identity provider"):
+        sign(packages)
+    with pytest.raises(VerificationError, match="cannot read the identity token"):
+        sign(packages, identity_token="not a token")
+    assert not list(doubling.rglob("*.sigstore"))
+    with (packages[0] / "_ops.py").open("a") as file:
+        file.write("# tampered\n")
+    with pytest.raises(CheckError, match=r"_ops.py has another SHA-256"):
+        sign(packages)
+
+
+def test_a_token_may_be_in_a_file(
+    hub: RunningHub, doubling: Path, sigstore: sigstore_instance.Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    for content, message in ((None, "cannot be read"), ("\n", "is empty")):
+        if content is not None:
+            file.write_text(content)
+        refused = CliRunner().invoke(main, ["sign", str(doubling), "--identity-file", str(file)])
+        assert refused.exit_code == 10 and message in refused.output
+    file.write_text(sigstore_instance.token(*OURS) + "\n")
+    signed = CliRunner().invoke(main, ["sign", str(doubling), "--identity-file", str(file)])
+    assert signed.exit_code == 0, signed.output
+    assert signed.output.count("signed ") == 2
+    put(hub, doubling, REPO)
+    assert verify(REPO, endpoint=hub.url, signers=[f"https://github.com/{OURS[1]}"], require_signature=True).ok
+
+
+def test_a_signed_package_keeps_its_signature(doubling: Path) -> None:
+    packages = sorted((doubling / "build").iterdir())
+    for package in packages:
+        digest = base64.b64encode(hashlib.sha256((package / "metadata.json").read_bytes()).digest()).decode()
+        bundle = {"messageSignature": {"messageDigest": {"algorithm": "SHA2_256", "digest": digest}}}
+        (package / "metadata.json.sigstore").write_text(json.dumps(bundle))
+    assert sign(packages).unchanged == tuple(package.name for package in packages)

@@ -1,0 +1,117 @@
+"""Verification of published kernels, intact and changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import CommitOperationAdd
+
+from kernel_builder.errors import HubError
+from kernel_builder.hub.verification import Verification, verify
+from kernel_builder.pipeline import BuildRequest, build
+from kernel_builder.toolchain import Toolchains
+from tests.support.places import CPU, PROJECTS
+from tests.support.running_hub import RunningHub
+
+from .conftest import edit
+from .test_publish import CUDA, DOUBLING, put
+
+
+def fresh(cache: Path) -> Toolchains:
+    """Return the fetched toolchains with an empty build cache."""
+    cache.mkdir(parents=True)
+    (cache / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
+    return Toolchains(cache=cache)
+
+
+def check(hub: RunningHub, name: str, **options: Any) -> Verification:
+    return verify(name, endpoint=hub.url, **options)
+
+
+def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> None:
+    put(hub, doubling)
+    assert check(hub, f"{DOUBLING}@v1").ok
+    changed = {f"build/{CUDA}/__init__.py": b"import os\n", "build/torch-cpu/metadata.json.sigstore": b"{}"}
+    described = json.loads((doubling / "build/torch-cpu/metadata.json").read_bytes())
+    described |= {"backend": "text", "provenance": {"kernel": {"commit": "--orphan=x"}, "kernel-builder": "\x1b[2J"}}
+    changed["build/torch-cpu/metadata.json"] = json.dumps(described).encode()
+    operations = [CommitOperationAdd(path, content) for path, content in changed.items()]
+    hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="Change files")
+    found = check(hub, DOUBLING)
+    assert [verdict.ok for verdict in found.variants] == [False, False]
+    assert found.variants[0].provenance == {"kernel": {"dirty": False}, "kernel-builder": {}}
+    assert found.variants[0].signature not in {"valid", "none"}
+    wrong = {verdict.variant: verdict.digest for verdict in found.variants if verdict.digest}
+    assert wrong.pop(CUDA) == ("__init__.py has another SHA-256 than the digest of metadata.json",)
+    assert "invalid type" in wrong["torch-cpu"][0]
+    assert not check(hub, DOUBLING, require_signature=True).variants[0].ok
+    with pytest.raises(HubError, match="there is no such kernel"):
+        check(hub, "org/other")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp_path: Path, linked: bool) -> None:
+    """Also one whose sources are partly links to files that a repository's kernels share."""
+    repository = scale
+
+    def git(*arguments: str) -> None:
+        command = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
+        subprocess.run(command, check=True, capture_output=True)
+
+    if linked:
+        repository = tmp_path / "repository"
+        repository.mkdir()
+        scale = scale.rename(repository / "scale")
+        (scale / "scale").rename(repository / "shared")
+        (scale / "scale").symlink_to("../shared")
+    (repository / ".gitignore").write_text("build/\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "First")
+    build(BuildRequest((scale,), variants=(CPU,), load=False), fresh(tmp_path / "cache"))
+    put(hub, scale, "org/scale")
+    card = hub.api().hf_hub_download("org/scale", "README.md", repo_type="kernel", local_dir=tmp_path)
+    assert "kernel-builder verify org/scale@v1 --source ." in Path(card).read_text()
+    source = scale / "scale/scale_cpu.cpp"
+    source.write_text(source.read_text() + "// later\n")
+    git("commit", "-am", "Later")
+    (verdict,) = check(hub, "org/scale", source=scale).variants
+    assert (verdict.rebuilt, verdict.ok) == ("equal", True)
+
+    other = shutil.copytree(PROJECTS / "full-scale", tmp_path / "other")
+    (verdict,) = check(hub, "org/scale", source=other).variants
+    assert verdict.rebuilt == "not built: --source has the kernel full_scale, not stable_scale"
+
+    (package,) = (scale / "build").iterdir()
+    source.write_text(source.read_text().removesuffix("// later\n"))
+    edit(package, "__init__.py", "Scaling", "Scaled")
+    put(hub, scale, "org/scale")
+    (verdict,) = check(hub, "org/scale", source=scale).variants
+    assert (verdict.digest, verdict.rebuilt, verdict.ok) == ((), "differs", False)
+    assert set(verdict.differing) == {"__init__.py", "metadata.json"}
+
+
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="aarch64-linux-gnu-g++ is not installed")
+def test_a_cross_compiled_kernel_is_built_again_in_the_same_way(hub: RunningHub, scale: Path, tmp_path: Path) -> None:
+    """Not where it was compiled in another way: by the g++ of its own platform, or by one of another."""
+    arm = CPU.replace("x86_64", "aarch64")
+    build(BuildRequest((scale,), variants=(arm, CPU), load=False), fresh(tmp_path / "cache"))
+    put(hub, scale, "org/scale")
+    assert [verdict.rebuilt for verdict in check(hub, "org/scale", source=scale).variants] == ["equal", "equal"]
+
+    for name, other in ((arm, None), (CPU, {"name": "g++"})):
+        path = scale / "build" / name / "metadata.json"
+        described = json.loads(path.read_text())
+        described["provenance"]["cross-compiler"] = other
+        path.write_text(json.dumps(described))
+    put(hub, scale, "org/scale")
+    found = check(hub, "org/scale", source=scale).variants
+    assert [verdict.rebuilt for verdict in found] == [
+        "not built: it was compiled on a machine that is aarch64-linux; verify it on one",
+        "not built: it was cross-compiled, and this machine is x86_64-linux; verify it on another platform",
+    ]

@@ -1,0 +1,231 @@
+"""`nix build` gives the bytes of `kernel-builder build`, rebuilds only what changed, and fetches only pinned files."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.package.tree_digest import hash_tree
+from tests.support.newest import NEWEST, full_abi
+from tests.support.places import CPU, CUDA, PROJECTS, ROOT
+from tests.system.nix.conftest import Nix
+
+KERNELS = sorted(path.parent.name for path in ROOT.glob("kernels/*/build.toml"))
+CUDA_12 = CUDA.replace("cu130", "cu126")
+KernelFlake = Callable[[Path], Path]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+CUDA_SOURCE = """#include "device.cuh"
+__global__ void {name}(float* out) {{ *out = value(); }}
+"""
+TESTS = """
+import pytest
+import stable_scale
+import torch
+
+
+@pytest.mark.kernels_ci
+def test_marked():
+    assert stable_scale.scaled(torch.ones(3), 2.0).tolist() == [2, 2, 2]
+
+
+def test_unmarked():
+    assert stable_scale.scaled(torch.zeros(3), 2.0).tolist() == [0, 0, 0]
+"""
+TESTS_CONFIGURATION = """
+def pytest_configure(config):
+    config.addinivalue_line("markers", "kernels_ci: the subset that checks a build within a few seconds")
+"""
+
+
+@pytest.fixture
+def scale(kernel_flake: KernelFlake, tmp_path: Path) -> Path:
+    """Make a flake of `stable-scale` with tests, a Hub repository, and two more CUDA sources that share a header.
+
+    It stands for rmsnorm where a test needs no more than a kernel: rmsnorm compiles for half a minute.
+    """
+    project = Path(shutil.copytree(PROJECTS / "stable-scale", tmp_path / "original" / "stable-scale"))
+    config = (project / "build.toml").read_text()
+    config = config.replace('"scale/scale_cuda.cu"', '"scale/scale_cuda.cu", "one/a.cu", "one/b.cu", "one/device.cuh"')
+    config = config.replace("[torch]", '[general.hub]\nrepo-id = "kernels-community/stable-scale"\n\n[torch]')
+    files = {
+        "build.toml": config,
+        "CARD.md": "# stable-scale\n",
+        "one/device.cuh": "__device__ inline float value() { return 1; }\n",
+        "one/a.cu": CUDA_SOURCE.format(name="a"),
+        "one/b.cu": CUDA_SOURCE.format(name="b"),
+        "tests/conftest.py": TESTS_CONFIGURATION,
+        "tests/test_scale.py": TESTS,
+    }
+    for name, text in files.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    return kernel_flake(project)
+
+
+def built_by_the_command_line(flake: Path, project: Path, out: Path, *arguments: str) -> dict[str, str]:
+    """Build with the flake's copy of the builder and the user's cache; return variant -> digest of its package."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "kernel_builder", "build", str(project), "--out", str(out), "--no-load"]
+    subprocess.run([*command, *arguments], cwd=flake, check=True, env=environment)
+    return digests(out)
+
+
+def digests(bundle: Path) -> dict[str, str]:
+    return {package.name: hash_tree(package).value for package in bundle.iterdir()}
+
+
+def test_rmsnorm_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, tmp_path: Path) -> None:
+    bundle = nix.build(flake, "rmsnorm")
+    assert {path.name for path in bundle.iterdir()} == {CPU, CUDA}
+    assert digests(bundle) == built_by_the_command_line(flake, flake / "kernels/rmsnorm", tmp_path / "out")
+
+
+def test_cuda_12_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, scale: Path, tmp_path: Path) -> None:
+    expected = built_by_the_command_line(flake, scale, tmp_path / "out", "--variant", CUDA_12)
+    assert digests(nix.build(scale, f"redistributable.{CUDA_12}")) == expected
+
+
+def test_cpu_tests_pass_on_the_built_packages(nix: Nix, scale: Path) -> None:
+    check = f".#checks.{os.uname().machine}-linux.stable-scale-cpu-tests"
+    done = nix.run(scale, "build", check, "--no-link", "--print-build-logs")
+    assert "2 passed" in done.stderr
+    tests = scale / "tests/test_scale.py"
+    tests.write_text(tests.read_text().replace("[0, 0, 0]", "[1, 1, 1]"))
+    done = nix.run(scale, "build", check, "--no-link", "--print-build-logs", ok=False)
+    assert done.returncode != 0
+    assert "1 failed, 1 passed" in done.stderr
+
+
+def test_a_change_rebuilds_only_what_depends_on_it(nix: Nix, scale: Path) -> None:
+    nix.build(scale, "bundle")
+
+    def changed(name: str, text: str = "\n// changed\n") -> set[str]:
+        original = (scale / name).read_bytes()
+        with (scale / name).open("a") as file:
+            file.write(text)
+        names = nix.to_build(scale, "bundle")
+        (scale / name).write_bytes(original)
+        assert nix.to_build(scale, "bundle") == set()
+        return {one.removeprefix("stable-scale-") for one in names}
+
+    packages = {CUDA_12, CUDA, CPU, "stable-scale"}
+    assert changed("one/a.cu") == {"one-a.cu", *packages}
+    assert changed("one/device.cuh") == {"one-a.cu", "one-b.cu", *packages}
+    assert changed("torch-ext/stable_scale/__init__.py", "\n# changed\n") == packages
+    assert changed("CARD.md") == set()
+
+
+def test_a_changed_source_gives_the_bytes_of_the_command_line(
+    nix: Nix, flake: Path, scale: Path, tmp_path: Path
+) -> None:
+    attribute = f"redistributable.{CPU}"
+    nix.build(scale, attribute)
+    source = scale / "scale" / "scale_cpu.cpp"
+    source.write_text(source.read_text() + "\nint changed() { return 1; }\n")
+    built = {"stable-scale-scale-scale_cpu.cpp", f"stable-scale-{CPU}", "stable-scale"}
+    assert nix.to_build(scale, attribute) == built
+    expected = built_by_the_command_line(flake, scale, tmp_path / "out", "--variant", CPU)
+    assert digests(nix.build(scale, attribute)) == expected
+
+
+def test_a_full_abi_project_has_the_bytes_of_the_command_line_build(
+    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
+) -> None:
+    variant = full_abi(NEWEST, "cpu")
+    project = kernel_flake(PROJECTS / "full-scale")
+    expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", variant)
+    assert digests(nix.build(project, f"redistributable.{variant}")) == expected
+
+
+def test_a_project_with_a_header_library_has_the_bytes_of_the_command_line_build(
+    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
+) -> None:
+    source = tmp_path / "original" / "stable-scale"
+    shutil.copytree(PROJECTS / "stable-scale", source)
+    declaration = source / "build.toml"
+    declaration.write_text(declaration.read_text().replace('"cpu"\ndepends = []', '"cpu"\ndepends = ["cutlass_3_8"]'))
+    with (source / "scale" / "scale_cpu.cpp").open("a") as file:
+        file.write("#include <cutlass/version.h>\nstatic_assert(CUTLASS_MINOR == 8);\n")
+    project = kernel_flake(source)
+    expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", CPU)
+    assert digests(nix.build(project, f"redistributable.{CPU}")) == expected
+
+
+def test_a_python_only_project_has_the_bytes_of_the_command_line_build(
+    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
+) -> None:
+    project = kernel_flake(PROJECTS / "python-only")
+    expected = built_by_the_command_line(flake, project, tmp_path / "out")
+    assert digests(nix.build(project, "bundle")) == expected
+
+
+def test_the_builder_has_the_kit_for_new_projects(nix: Nix, flake: Path, tmp_path: Path) -> None:
+    project = tmp_path / "on-kit"
+    nix.run(flake, "run", ".#kernel-builder", "--", "init", str(project), "--name", "org/on-kit", "--kit")
+    assert (project / "kit/rows.h").read_bytes() == (ROOT / "kernels/kit/rows.h").read_bytes()
+
+
+def test_another_hash_in_the_lock_is_refused(nix: Nix, flake: Path, tmp_path: Path) -> None:
+    other = tmp_path / "repository"
+    shutil.copytree(flake, other, symlinks=True)
+    lock = other / "kernel_builder/toolchain/lock.json"
+    text = lock.read_text()
+    at = text.index('"fetched": "', text.index('"stable"', text.index('"2.10"'))) + len('"fetched": "')
+    lock.write_text(f"{text[:at]}{'0' * 64}{text[at + 64 :]}")
+    done = nix.run(other, "build", f".#rmsnorm-{CPU}", "--no-link", ok=False)
+    assert done.returncode != 0
+    assert "hash mismatch in fixed-output derivation" in done.stderr
+    assert "torch-2.10" in done.stderr
+
+
+def test_a_compile_error_is_reported_as_by_the_command_line(nix: Nix, scale: Path) -> None:
+    source = scale / "scale" / "scale_cpu.cpp"
+    source.write_text(source.read_text() + "\n#error broken on purpose\n")
+    done = nix.run(scale, "build", f".#redistributable.{CPU}", "--no-link", "--print-build-logs", ok=False)
+    assert done.returncode != 0
+    assert "scale/scale_cpu.cpp: the compiler refused it" in done.stderr
+    assert "broken on purpose" in done.stderr
+
+
+def test_a_build_in_a_shell_gives_the_same_bytes_without_the_network(nix: Nix, scale: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["kernel-builder", "build", ".", "--variant", CPU, "--offline", "--no-load", "--out", str(out)]
+    empty = Nix(nix.root, {**nix.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")})
+    line = f"command -v kernel-builder; exec {shlex.join(command)}"
+    done = empty.run(scale, "develop", f".#{CPU}", "--command", "bash", "-c", line)
+    assert done.stdout.startswith(f"{nix.root}/store/"), done.stdout
+    (shared,) = (out / CPU).glob("*.abi3.so")
+    assert shared.read_bytes() == (nix.build(scale, f"redistributable.{CPU}") / CPU / shared.name).read_bytes()
+
+
+def test_ci_tests_and_test_shells_have_the_kernel(nix: Nix, scale: Path) -> None:
+    done = nix.run(scale, "run", f".#ciTests.{CPU}")
+    assert "1 passed, 1 deselected" in done.stdout
+    built = nix.build(scale, f"redistributable.{CPU}") / CPU
+    load = (
+        "import kernels, stable_scale;"
+        "kernel = kernels.get_kernel('kernels-community/stable-scale', version=1, backend='cpu');"
+        "print(stable_scale.__file__, kernel.__file__)"
+    )
+    done = nix.run(scale, "develop", f".#testShells.{CPU}", "--command", "python3", "-c", load)
+    assert done.stdout.split() == [str(built / "__init__.py")] * 2  # by its Python name it is the same module
+
+
+def test_every_kernel_builds_for_the_cpu(nix: Nix, flake: Path) -> None:
+    """Device code takes minutes: the bytes of rmsnorm stand for it here, and the command line builds all of it.
+
+    Optimized code takes most of a minute: that of rmsnorm stands for it.
+    """
+    for kernel in KERNELS:
+        variant = "torch-cpu" if kernel == "blocks" else CPU
+        assert [path.name for path in nix.build(flake, f"{kernel}-{variant}").iterdir()] == [variant]

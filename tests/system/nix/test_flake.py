@@ -1,0 +1,239 @@
+"""Evaluation without a build: variants, the files that a source includes, outputs, and errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tomli
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from kernel_builder.backends.cuda import CUDA as CUDA_BACKEND
+from kernel_builder.build import include_scan
+from kernel_builder.config import build_toml, offered
+from kernel_builder.config.kernel_sources import is_header
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import PLATFORMS
+from tests.support.newest import BEFORE, CUDA_13, NEWEST, cuda_backends, full_abi
+from tests.support.places import CPU, CUDA, PROJECTS, ROOT
+from tests.system.nix.conftest import Nix
+
+PROJECT_DIRECTORIES = sorted(
+    path.parent for path in [*ROOT.glob("kernels/*/build.toml"), *PROJECTS.glob("*/build.toml")]
+)
+
+KernelFlake = Callable[..., Path]
+
+GENERAL = '[general]\nname = "relu"\nversion = 1\nedition = 5\nlicense = "MIT"\n'
+SOURCE = 'src = ["torch-ext/torch_binding.cpp"]\n'
+BUILD_TOMLS = [
+    f"{GENERAL}backends = {backends}\n{cuda}[{framework}]\n{keys}\n{kernel}"
+    for backends in ('["cuda"]', '["cpu", "cuda"]', '["rocm", "cuda", "cpu"]')
+    for cuda in ("", '[general.cuda]\nminver = "12.8"\n', '[general.cuda]\nmaxver = "13.0"\nminver = "12.8"\n')
+    for framework, keys in (
+        ("torch", SOURCE),
+        ("torch", f'{SOURCE}minver = "2.11"\nmaxver = "2.13"'),
+        ("torch", f'{SOURCE}maxver = "2.10"'),
+        ("torch", f'{SOURCE}stable-abi = "2.10"'),
+        ("torch", f'{SOURCE}stable-abi = {{ cuda = "2.11" }}'),
+        ("torch-noarch", ""),
+    )
+    for kernel in (
+        "",
+        '[kernel.a]\nbackend = "cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.0"\n',
+        '[kernel.a]\nbackend = "cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.1"\n',
+        '[kernel.a]\nbackend = "cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.1"\n'
+        '[kernel.b]\nbackend = "cuda"\ndepends = []\nsrc = ["b.cu"]\n',
+    )
+    if not (framework == "torch-noarch" and kernel)
+]
+
+
+def names_by_python(text: str, system: str) -> list[str]:
+    """Return the names of the variants on one system."""
+    found = offered.variants(build_toml.from_document(tomli.loads(text), "build.toml", Path("/")))
+    return sorted(variant.name for variant in found if variant.platform in {None, system})
+
+
+@pytest.mark.parametrize("system", PLATFORMS)
+def test_nix_and_python_offer_the_same_variants(nix: Nix, tmp_path: Path, system: str) -> None:
+    texts = tmp_path / "texts.json"
+    texts.write_text(json.dumps(BUILD_TOMLS))
+    got = nix.eval(
+        f"""
+        let
+          matrix = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/config/matrix.toml);
+          ofCuda = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/backends/cuda.toml);
+          variants = import {ROOT}/nix/matrix.nix {{ inherit matrix ofCuda; system = "{system}"; }};
+          names = text: map (variant: variant.name) (variants (builtins.fromTOML text));
+        in map (text: builtins.sort builtins.lessThan (names text))
+          (builtins.fromJSON (builtins.readFile {texts}))
+        """
+    )
+    assert got == [names_by_python(text, system) for text in BUILD_TOMLS]
+
+
+@pytest.mark.parametrize("directory", PROJECT_DIRECTORIES, ids=lambda path: path.name)
+def test_nix_and_python_find_the_same_includes(nix: Nix, directory: Path) -> None:
+    read = read_project(directory)
+    parts = [read.framework, *read.kernels]
+    sources = [
+        (source, list(part.include), list(part.src))
+        for part in parts
+        for source in getattr(part, "src", ())
+        if not is_header(source)
+    ]
+    expressions = [
+        f"scan {{ include = builtins.fromJSON ''{json.dumps(include)}''; "
+        f"listed = builtins.fromJSON ''{json.dumps(listed)}''; }} ''{source}''"
+        for source, include, listed in sources
+    ]
+    got = nix.eval(
+        f"let scan = import {ROOT}/nix/sources.nix {directory}; in [ {' '.join(f'({one})' for one in expressions)} ]"
+    )
+    assert isinstance(got, list)
+    for (source, include, listed), reached in zip(sources, got, strict=True):
+        scanned = include_scan.scan(
+            directory, source, include, listed, {"registration.h": ""}, CUDA_BACKEND.library_headers
+        )
+        assert {name for name, _ in scanned.files} == set(reached["files"])
+        assert scanned.torch == reached["torch"]
+        assert scanned.namespace == reached["namespace"]
+        assert scanned.toolkit_libraries == reached["cudaLibraries"]
+
+
+def test_includes_that_are_hard_to_find(nix: Nix, tmp_path: Path) -> None:
+    files = {
+        "src/a.cpp": '#include "../inc/./up.h"\n  #  include <deep/b.h>\n#include "nowhere.h"\n#include <vector>\n',
+        "inc/up.h": "#define OTHER <c.h>\n#include OTHER\n%:include <digraph.h>\n#inc\\\nlude \\\n <parted.h>\n",
+        "digraph.h": "",
+        "parted.h": "",
+        "inc/deep/b.h": '#import "beside.h"\n',
+        "inc/deep/beside.h": '#include "../../../outside.h"\n',
+        "inc/vector/file.h": "",
+        "c.h": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    listed = ["src/a.cpp", "c.h"]
+    got = nix.eval(
+        f'import {ROOT}/nix/sources.nix {tmp_path} {{ include = [ "inc" "." ]; listed = [ "src/a.cpp" "c.h" ]; }} '
+        '"src/a.cpp"'
+    )
+    assert isinstance(got, dict)
+    ours = ["c.h", "digraph.h", "inc/deep/b.h", "inc/deep/beside.h", "inc/up.h", "parted.h", "src/a.cpp"]
+    assert sorted(got["files"]) == ours
+    assert got["computed"]
+    found = {name for name, _ in include_scan.scan(tmp_path, "src/a.cpp", ["inc", "."], listed).files}
+    assert found == set(got["files"])
+
+
+def test_an_unknown_variant_is_refused_with_the_list(nix: Nix, flake: Path) -> None:
+    done = nix.run(
+        flake, "eval", ".#rmsnorm", "--apply", 'kernel: (kernel.variant "torch99-cxx11-cu130").name', ok=False
+    )
+    assert done.returncode != 0
+    for words in ("rmsnorm has no variant torch99-cxx11-cu130", CPU, CUDA):
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize("system", PLATFORMS)
+def test_all_outputs_evaluate(nix: Nix, flake: Path, system: str) -> None:
+    packages = nix.run(flake, "eval", "--raw", f".#packages.{system}.default.drvPath").stdout
+    assert packages.endswith("-kernels.drv")
+    for outputs, needed in (
+        (
+            "packages",
+            {
+                f"rmsnorm-{CPU}".replace("x86_64-linux", system),
+                "rope3d",
+                "blocks",
+                "kernel-builder",
+                "build-and-upload",
+            },
+        ),
+        ("devShells", {CUDA.replace("x86_64-linux", system), "default"}),
+        ("checks", {"rmsnorm", "rmsnorm-cpu-tests"}),
+    ):
+        apply = "builtins.mapAttrs (_: value: value.drvPath)"
+        done = nix.run(flake, "eval", "--json", f".#{outputs}.{system}", "--apply", apply)
+        assert needed <= json.loads(done.stdout).keys()
+
+
+def test_nix_flake_check_evaluates_without_errors(nix: Nix, flake: Path) -> None:
+    done = nix.run(flake, "flake", "check", "--no-build")
+    assert "error" not in done.stderr
+
+
+def test_a_kernel_has_the_outputs_of_the_public_builder(nix: Nix, kernel_flake: Callable[[Path], Path]) -> None:
+    project = kernel_flake(PROJECTS / "full-scale")
+    nix.run(project, "flake", "check", "--no-build")
+    cpu, cuda = (full_abi(NEWEST, backend) for backend in ("cpu", CUDA_13))
+    variants = json.loads(nix.run(project, "eval", "--json", ".#variants").stdout)
+    assert {cpu, cuda, full_abi(BEFORE, "cpu"), full_abi(NEWEST, cuda_backends(NEWEST)[-1])} < set(variants)
+    assert json.loads(nix.run(project, "eval", "--json", ".#archVariants").stdout) == variants
+    same = {
+        "default": "bundle",
+        "backendCi.cpu": f"redistributable.{cpu}",
+        "backendCi.cuda": f"redistributable.{cuda}",
+        "ci-test": f"ciTests.{cuda}",
+        "devShells.x86_64-linux.default": f"devShells.x86_64-linux.devShells.{cuda}",
+        "devShells.x86_64-linux.test": f"devShells.x86_64-linux.testShells.{cuda}",
+    }
+
+    def derivation(attribute: str) -> str:
+        return nix.run(project, "eval", "--raw", f".#{attribute}.drvPath").stdout
+
+    assert [derivation(one) for one in same] == [derivation(other) for other in same.values()]
+    others = ("bundle", "ci", "backendBundle.cpu", "backendBundle.cuda", "kernels", "build-and-copy")
+    assert len({derivation(one) for one in others}) == len(others)
+
+
+@pytest.mark.parametrize("argument", ["pythonCheckInputs", "pythonNativeCheckInputs"])
+def test_shells_get_the_python_packages_of_the_projects_tests(
+    nix: Nix, kernel_flake: Callable[[Path], Path], argument: str
+) -> None:
+    flake = kernel_flake(PROJECTS / "python-only") / "flake.nix"
+    changed = f"{argument} = packages: [ packages.einops ]; path = ./.;"
+    flake.write_text(flake.read_text().replace("path = ./.;", changed))
+    for shell in ("default", "test"):
+        done = nix.run(flake.parent, "eval", f".#devShells.x86_64-linux.{shell}.drvPath", ok=False)
+        assert "'einops' missing" in done.stderr  # in the stand-in for nixpkgs
+
+
+def test_sources_get_the_header_libraries_that_they_need(nix: Nix, tmp_path: Path, kernel_flake: KernelFlake) -> None:
+    source = tmp_path / "original" / "stable-scale"
+    shutil.copytree(PROJECTS / "stable-scale", source)
+    declaration = source / "build.toml"
+    text = declaration.read_text().replace('"cuda"\ndepends = []', '"cuda"\ndepends = ["torch", "cutlass_3_8"]')
+    assert "cutlass_3_8" in text
+    declaration.write_text(text)
+    with (source / "scale" / "scale_cuda.cu").open("a") as file:
+        file.write("#include <cublas_v2.h>\n")
+    project = kernel_flake(source)
+    assert {"cutlass_3_8", "cuda-libraries-13.0"} <= nix.needs(project, f"redistributable.{CUDA}")
+    by_clang = nix.needs(project, f"redistributable.{CUDA.replace('cu130', 'cu126')}")
+    assert {"cutlass_3_8", "clang-22", "cuda-12.8", "cuda-libraries-12.8"} <= by_clang
+    assert not {"cutlass_3_8", "cuda-libraries-13.0"} & nix.needs(project, f"redistributable.{CPU}")
+
+    declaration = project / "build.toml"
+    declaration.write_text(declaration.read_text().replace("cutlass_3_8", "cutlass_4_5"))
+    done = nix.run(project, "build", f".#redistributable.{CUDA}", "--dry-run", "--no-link", ok=False)
+    assert done.returncode != 0
+    assert "no package index has cutlass_4_5" in done.stderr
+
+
+def test_pinned_wheels_satisfy_the_builders_dependencies(nix: Nix) -> None:
+    needed = json.loads((ROOT / "nix/python.json").read_text())["needed"]["builder"]
+    declared = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for python, systems in needed.items():
+        for files in systems.values():
+            versions = {name: version for name, version, *_ in map(parse_wheel_filename, files)}
+            for requirement in map(Requirement, declared):
+                if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
+                    assert versions[canonicalize_name(requirement.name)] in requirement.specifier

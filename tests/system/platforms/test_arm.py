@@ -1,0 +1,143 @@
+"""Binaries for aarch64 that x86_64 builds, and the kernels' own tests of them by emulation."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernel_builder import checks, elf
+from kernel_builder.package.metadata import PackageMetadata
+from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, run_python, untouched
+from tests.support import emulated_python
+from tests.support.places import CPU, CUDA, ROOT
+
+ARM = "aarch64-linux"
+BY_CLANG = CUDA.replace("cu130", "cu126")
+ARM_CPU, ARM_CUDA, ARM_BY_CLANG = (name.replace("x86_64-linux", ARM) for name in (CPU, CUDA, BY_CLANG))
+COMPILER = f"{ARM}-gnu-g++"
+
+needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not installed")
+
+# Loads a package by its directory, as its author may.
+LOAD_DIRECTLY = """
+import sys
+from pathlib import Path
+from kernels import get_local_kernel
+try:
+    get_local_kernel(Path(sys.argv[1]), backend="cpu")
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="session")
+def emulated() -> Path:
+    """Return a Python for aarch64, which `make arm64-python` makes."""
+    program = ROOT / ".venv/arm64/python"
+    if reason := emulated_python.obstacle():
+        pytest.skip(f"no Python for aarch64: {reason}")
+    if not program.exists():
+        pytest.skip("no Python for aarch64: make arm64-python")
+    return program
+
+
+@needs_compiler
+def test_both_platforms_in_one_build(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    project, cache = copy_project("stable-scale"), new_cache("cache")
+    done = kernel_builder(cache, "build", project, "--all-platforms")
+    assert done.code == 0, done
+    packages = {package["variant"]: package for package in done.answer["packages"]}
+    assert packages.keys() == {CPU, CUDA, BY_CLANG, ARM_CPU, ARM_CUDA, ARM_BY_CLANG}
+    assert done.answer["unavailable"] == []
+    assert "load" in packages[CPU]["passed-checks"]
+    for name in (ARM_CPU, ARM_CUDA, ARM_BY_CLANG):
+        assert "load" not in packages[name]["passed-checks"]
+        assert "this machine is x86_64-linux" in packages[name]["skipped-checks"]["load"]
+        (binary,) = (project / "build" / name).glob("*.so")
+        assert elf.read(binary).machine == "aarch64"
+        recorded = PackageMetadata.read(project / "build" / name)
+        assert recorded is not None and recorded.provenance["cross-compiler"]["name"] == "g++"
+    assert "cross-compiler" not in (project / "build" / CPU / "metadata.json").read_text()
+    assert "this package is for aarch64, and this machine is x86_64" in run_python(
+        LOAD_DIRECTLY, project / "build" / ARM_CPU
+    )
+
+    again = kernel_builder(cache, "build", project, "--platform", ARM)
+    assert again.answer["steps"] == 0
+    assert (project / "build" / CPU).is_dir(), "packages for other platforms stay"
+
+    # A binary in a package of the other platform.
+    mixed = project / "mixed"
+    for name, other in ((CPU, ARM_CPU), (ARM_CPU, CPU)):
+        shutil.copytree(project / "build" / name, mixed / other)
+        report = checks.run(mixed / other, only=["binary"])
+        assert [finding.check for finding in report.findings] == ["binary"]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("flags", "source", "message", "hint"),
+    [
+        ('["-mavx2"]', "", "-mavx2", "-mavx2 is of one platform only: choose the instructions in the source"),
+        ('["-march=x86-64-v3"]', "", "x86-64-v3", "-march is of one platform only"),
+        ("[]", "#include <immintrin.h>\n", "immintrin.h", "immintrin.h is of one platform only"),
+        (
+            "[]",
+            "#include <Python.h>\n",
+            "which this machine has for x86_64-linux and not for aarch64",
+            "registration.h",
+        ),
+    ],
+)
+def test_code_for_one_platform_is_refused(
+    copy_project: Copy,
+    new_cache: NewCache,
+    kernel_builder: Run,
+    flags: str,
+    source: str,
+    message: str,
+    hint: str,
+) -> None:
+    project = copy_project("stable-scale")
+    replace(project / "build.toml", 'backend = "cpu"', f'backend = "cpu"\ncxx-flags = {flags}')
+    replace(project / "scale/scale_cpu.cpp", "#include", f"{source}#include")
+    with untouched(project):
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", ARM_CPU)
+    error = "ToolchainError" if "Python" in source else "BuildError"
+    assert_refused(done, done.code, error, where="scale_cpu.cpp", message=message, hint=hint)
+
+
+def test_a_compiler_for_another_platform_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
+    with untouched(project):
+        done = kernel_builder(cache, "build", project, "--platform", ARM, "--cross-cxx", "g++")
+    assert_refused(
+        done, 3, "VariantError", where=str(project), message="compiles for x86_64, expected aarch64", hint="apt"
+    )
+
+
+def test_a_platform_that_nobody_has_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
+    with untouched(project):
+        done = kernel_builder(cache, "build", project, "--platform", "riscv64-linux")
+    assert done.code == 2
+    assert "'riscv64-linux' is not one of 'x86_64-linux', 'aarch64-linux'" in done.stderr
+
+
+@needs_compiler
+def test_the_tests_of_a_kernel_pass_by_emulation(
+    tmp_path: Path, new_cache: NewCache, kernel_builder: Run, emulated: Path
+) -> None:
+    """The checks load the package, its results are right, and an exception of every op is Python's."""
+    project = tmp_path / "rmsnorm"
+    shutil.copytree(ROOT / "kernels/rmsnorm", project, ignore=shutil.ignore_patterns("build"))
+    arguments = ["--platform", ARM, "--backend", "cpu", "--cross-python", emulated]
+    done = kernel_builder(new_cache("cache"), "build", project, *arguments)
+    assert done.code == 0, done
+    (package,) = done.answer["packages"]
+    assert {"load", "ops"} <= set(package["passed-checks"])
+    tests = [project / "tests" / f"test_rmsnorm_{name}.py" for name in ("errors", "forward")]
+    command = [emulated, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "kernels_ci", "-k", "not dtype1", *tests]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout

@@ -1,0 +1,48 @@
+"""Every kernel of `kernels/` builds for every variant of Linux that the Hub asks for, on one x86_64 machine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from kernel_builder.cache_directory import default_cache
+from tests.integration.build_command.conftest import Run
+from tests.support.places import CPU, CUDA, ROOT
+
+BY_CLANG = CUDA.replace("cu130", "cu126")
+COMPILER = "aarch64-linux-gnu-g++"
+KERNELS = [path.parent.name for path in sorted(ROOT.glob("kernels/*/build.toml"))]
+
+
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not installed")
+def test_every_kernel_builds_for_every_variant_of_linux(tmp_path: Path, kernel_builder: Run) -> None:
+    """Device code for one capability; `make device-code` compiles it for all of them."""
+    shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=shutil.ignore_patterns("build"))
+    projects = [tmp_path / "kernels" / name for name in KERNELS]
+    done = kernel_builder(default_cache(), "build", *projects, "--all-platforms", "--capability", "9.0")
+    assert done.code == 0, done.stderr
+    assert done.answer["unavailable"] == []
+
+    x86 = {CPU, CUDA, BY_CLANG}
+    linux = x86 | {_on_arm(name) for name in x86}
+    built = {name: {p["variant"] for p in done.answer["packages"] if p["project"] == name} for name in KERNELS}
+    noarch = {"torch-cpu", "torch-cuda"}
+    assert built == {name: noarch if name == "blocks" else linux for name in KERNELS}
+    for package in done.answer["packages"]:
+        assert ("load" in package["passed-checks"]) == (package["variant"] == CPU), package
+    for name in set(KERNELS) - {"blocks"}:
+        build = tmp_path / "kernels" / name / "build"
+        assert _device_code(build / BY_CLANG) == _device_code(build / _on_arm(BY_CLANG))
+
+
+def _on_arm(variant: str) -> str:
+    return variant.replace("x86_64", "aarch64")
+
+
+def _device_code(package: Path) -> bytes:
+    (binary,) = package.glob("*.so")
+    with binary.open("rb") as stream:
+        return bytes(ELFFile(stream).get_section_by_name(".nv_fatbin").data())

@@ -1,0 +1,35 @@
+"""`kernel-builder benchmark`: options that choose peers and measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.measure.results import COPY, OURS, BenchmarkReport
+from tests.integration.build_command.conftest import MEASURED, benchmark
+
+
+def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    # Every process would compile programs to learn which vector instructions the compiler supports.
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    file = tmp_path / "scale.json"
+    done = benchmark(scale(), *MEASURED, "--against", "compile", "--jobs", "2", "--json", file, "--shapes", "64x512")
+    assert done.exit_code == 0, done.stderr
+    assert "[2/2] compiling peers" in done.stderr
+    assert list((tmp_path / "inductor").iterdir())
+    assert [row.times.keys() for row in BenchmarkReport.read(file).rows] == [{COPY, OURS, "compile"}]
+
+
+@pytest.mark.slow
+def test_device_times_and_host_overhead_can_be_measured_alone(scale: Callable[..., Path], tmp_path: Path) -> None:
+    project, file = scale(), tmp_path / "scale.json"
+    options = [*MEASURED, "--against", "eager", "--shapes", "64x512", "--json", file]
+    for only, rows, hosts in (("device", 1, 0), ("host", 0, 1)):
+        done = benchmark(project, *options, "--only", only)
+        assert done.exit_code == 0, done.output
+        report = BenchmarkReport.read(file)
+        assert (len(report.rows), len(report.hosts)) == (rows, hosts)
+        assert ("geometric means" in done.output, "host overhead" in done.output) == (bool(rows), bool(hosts))

@@ -1,0 +1,135 @@
+"""The command line itself: help, completion, and the output of errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kernel_builder import __version__
+from kernel_builder.build.buildable import UnavailableVariant
+from kernel_builder.build_summary import BuildSummary, BuiltPackage
+from kernel_builder.cli import main
+from kernel_builder.cli.build_command import print_summary
+from tests.support.newest import BEFORE, NEWEST
+from tests.support.places import ROOT
+
+COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    done = CliRunner().invoke(main, [command, "--help"])
+    assert done.exit_code == 0
+    assert len(done.output.splitlines()) > 5
+
+
+def test_the_list_of_commands_describes_each() -> None:
+    done = CliRunner().invoke(main, ["--help"])
+    listed = done.output.partition("Start:")[2].splitlines()
+    rows = [line.split() for line in listed if re.match("  [a-z]", line)]
+    assert {row[0] for row in rows} == set(COMMANDS)
+    assert all(len(row) > 3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("command", "distribution"),
+    [(["judge", "candidate.py", "--task", "t.py"], "torch-kernel-judge"), (["hub", "serve", "-h"], "torch-kernel-hub")],
+)
+def test_a_command_of_a_distribution_that_is_not_installed_says_what_to_install(
+    tmp_path: Path, command: list[str], distribution: str
+) -> None:
+    """The installed packages without the builder's own: an installation of the builder alone."""
+    for path in Path(click.__file__).parent.parent.iterdir():
+        if "kernel_" not in path.name:
+            (tmp_path / path.name).symlink_to(path)
+    script = "from kernel_builder.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        started = [sys.executable, "-S", "-c", script, *arguments]
+        return subprocess.run(started, capture_output=True, text=True, check=False, env=environment)
+
+    done = run(*command)
+    assert done.returncode == 1, done
+    assert f"`{command[-2] if command[0] == 'hub' else command[0]}` is a command of {distribution}" in done.stderr
+    assert f"hint: pip install {distribution}" in done.stderr
+    assert "judge" not in run("--help").stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_completes(shell: str) -> None:
+    script = CliRunner().invoke(main, ["completions", shell])
+    assert "_KERNEL_BUILDER_COMPLETE" in script.output
+    if shell != "bash":
+        return
+    # The request that the script makes at the prompt `kernel-builder build --var`.
+    builder = Path(sys.executable).with_name("kernel-builder")
+    words = {"COMP_WORDS": "kernel-builder build --var", "COMP_CWORD": "2", "_KERNEL_BUILDER_COMPLETE": "bash_complete"}
+    done = subprocess.run([builder], capture_output=True, text=True, check=False, env=words)
+    assert "--variant" in done.stdout
+
+
+def test_version() -> None:
+    assert __version__ in CliRunner().invoke(main, ["--version"]).output
+
+
+@pytest.mark.parametrize("arguments", [["build", "--nonsense"], ["nonsense"], ["build", "--jobs", "0"]])
+def test_wrong_usage_exits_with_2_and_shows_the_usage(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert "Usage:" in done.output
+
+
+def test_errors_are_text_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["check-config", str(tmp_path)]
+    words = CliRunner().invoke(main, command)
+    assert words.exit_code == 2
+    assert words.stdout == ""
+    assert words.stderr.startswith("error: ")
+    assert "hint: " in words.stderr
+    monkeypatch.setattr(sys, "argv", ["kernel-builder", *command, "--json"])
+    answer = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+    assert answer["error"] == "ConfigError"
+    assert answer["where"] and answer["hint"]
+
+
+def test_what_is_not_loaded_for_another_torch_says_what_would_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def built(release: str, passed: tuple[str, ...]) -> BuiltPackage:
+        skipped = (
+            {} if passed else {"load": f"Torch version ({release}) does not match environment Torch version (2.13)"}
+        )
+        name = f"torch{release.replace('.', '')}-cxx11-cpu-x86_64-linux"
+        return BuiltPackage("relu", name, tmp_path, "_relu", "built", (), 2048, passed, skipped, {}, None)
+
+    newest = (built(str(BEFORE), ()), built(str(NEWEST), ()))
+    advice = "    `--variant torch213-cxx11-cpu-x86_64-linux` builds one for the Torch that is installed"
+    print_summary(BuildSummary(newest, (), (), {}, 0, 0, None, 0.0))
+    assert advice in capsys.readouterr().out.splitlines()
+    print_summary(BuildSummary((*newest, built("2.13", ("load",))), (), (), {}, 0, 0, None, 0.0))
+    assert advice not in capsys.readouterr().out.splitlines()
+
+
+def test_the_reason_why_variants_are_not_built_here_is_said_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    reason, hint = "for aarch64-linux, and this build is for x86_64-linux", "add `--platform aarch64-linux`"
+    elsewhere = [UnavailableVariant("relu", name, reason, hint) for name in ("torch-b", "torch-c")]
+    built = BuiltPackage("relu", "torch-a", tmp_path, "_relu", "built", (), 2048, ("load",), {}, {}, None)
+    print_summary(BuildSummary((built,), (), tuple(elsewhere), {}, 0, 0, None, 0.0))
+    assert capsys.readouterr().out.splitlines()[:5] == [
+        f"not built: relu/torch-b, relu/torch-c: {reason}",
+        f"    {hint}",
+        "variant     status  size   checks    binary shared with",
+        "torch-a     built   2 KiB  1 passed",
+        "2 variants  not here",
+    ]

@@ -1,0 +1,160 @@
+"""The commands that read projects: of several, each is read, and each notice is printed once."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kernel_builder.cli import main
+from kernel_builder.config.variant import this_platform
+from tests.support.newest import LAST_FOR_CUDA_12, full_abi
+
+BUILD_TOML = """\
+[general]
+name = "demo-kernel"
+version = 3
+license = "apache-2.0"
+backends = ["cpu", "cuda", "rocm"]
+
+[torch]
+src = ["binding.cpp"]
+
+[kernel.demo] # the only one
+backend = "cpu"
+depends = ["torch"]
+src = ["demo.cpp"]
+"""
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def project(directory: Path, text: str) -> Path:
+    """Write a project without an edition into a new directory."""
+    for source in ("binding.cpp", "demo.cpp", "torch-ext/demo_kernel/__init__.py"):
+        (directory / source).parent.mkdir(parents=True, exist_ok=True)
+        (directory / source).touch()
+    (directory / "build.toml").write_text(text)
+    return directory
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> list[Path]:
+    """Two projects, one with a mistake, and what else `*` would give."""
+    project(tmp_path / "a", BUILD_TOML)
+    project(tmp_path / "b", BUILD_TOML.replace("license", "licence"))
+    project(tmp_path / "c", BUILD_TOML)
+    (tmp_path / "README.md").touch()
+    (tmp_path / "scripts").mkdir()
+    return sorted(tmp_path.iterdir())
+
+
+def test_check_config_of_several_ends_in_one_table(several: list[Path]) -> None:
+    done = invoke("check-config", *several)
+    assert done.exit_code == 2
+    assert done.stdout.splitlines() == [
+        "project      version  framework  backends",
+        "demo-kernel  3        torch      cpu, cuda, rocm",
+        "b            error",
+        "demo-kernel  3        torch      cpu, cuda, rocm",
+        "2 of 3 projects accepted",
+    ]
+    assert "[general] licence: unknown key" in done.stderr
+    assert "did you mean `license`?" in done.stderr
+    assert done.stderr.count("no edition") == 1
+    assert done.stderr.count("does not compile for rocm") == 1
+    assert "left out, without a build.toml: README.md, scripts" in done.stderr
+    assert invoke("check-config", *(path for path in several if path.name != "b")).exit_code == 0
+
+
+def test_check_config_of_several_as_json(several: list[Path]) -> None:
+    done = invoke("check-config", "--json", *several)
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["ok"]) == (2, False)
+    good, bad, _ = answer["projects"]
+    assert good["project"]["warnings"][0].startswith("build.toml has no edition")
+    assert bad["error"]["hint"] == "did you mean `license`?"
+    assert [Path(path).name for path in answer["left-out"]] == ["README.md", "scripts"]
+
+
+def test_what_does_not_exist_is_a_mistake(several: list[Path]) -> None:
+    for command in ("check-config", "list-variants", "update-build"):
+        done = invoke(command, several[1], several[1].parent / "no-such-directory")
+        assert done.exit_code == 2, done.output
+        assert "no-such-directory" in done.stderr
+        assert invoke(command, several[0]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("framework", "backends", "notice"),
+    [
+        ('[torch]\nsrc = ["binding.cpp"]\n', '["metal"]', "does not compile for metal"),
+        ('[tvm-ffi]\nsrc = ["binding.cpp"]\n', '["cuda", "rocm"]', "does not build [tvm-ffi] extensions"),
+    ],
+)
+def test_nothing_has_to_be_buildable(tmp_path: Path, framework: str, backends: str, notice: str) -> None:
+    general = '[general]\nname = "demo-kernel"\nversion = 1\nedition = 5\nlicense = "mit"\n'
+    home = project(tmp_path, f"{general}backends = {backends}\n{framework}")
+    if "tvm" in framework:
+        (home / "torch-ext").rename(home / "tvm-ffi-ext")
+    for command in ("check-config", "list-variants"):
+        done = invoke(command, home)
+        assert done.exit_code == 0, done.output
+        assert done.stderr == f"warning: demo-kernel: this builder {notice}\n"
+
+
+def test_list_variants_goes_on_and_says_each_obstacle_once(several: list[Path]) -> None:
+    for path in (several[1], several[3]):  # two of which say the obstacle
+        limited = BUILD_TOML.replace("[torch]", f'[torch]\nmaxver = "{LAST_FOR_CUDA_12}"')
+        project(path, limited)
+    done = invoke("list-variants", "--cuda-compiler", "nvcc", *several)
+    assert done.exit_code == 2
+    lines = done.stdout.splitlines()
+    assert f"demo-kernel/{full_abi(LAST_FOR_CUDA_12, 'cpu')}" in lines
+    assert f"demo-kernel/{full_abi(LAST_FOR_CUDA_12, 'cu126')}  (not here)" in lines
+    assert done.stderr.count("needs CUDA 12.6") == 1
+    assert done.stderr.count("--cuda-home") == 1
+    assert "[general] licence: unknown key" in done.stderr
+    by_nvcc = json.loads(invoke("list-variants", "--json", "--cuda-compiler", "nvcc", *several).stdout)
+    assert {row["buildable"] for row in by_nvcc} == {True, False}
+    rows = json.loads(invoke("list-variants", "--json", *several).stdout)
+    assert all(row["buildable"] for row in rows if row["platform"] == this_platform()), "clang compiles for CUDA 12"
+
+
+def test_update_build_shows_the_difference_and_writes_it(tmp_path: Path) -> None:
+    home = project(tmp_path / "a", BUILD_TOML)
+    file = home / "build.toml"
+    real = tmp_path / "real.toml"
+    file.rename(real)
+    file.symlink_to(real)
+    real.chmod(0o640)
+    for option in ("--check", "--dry-run"):
+        done = invoke("update-build", home, option)
+        assert done.exit_code == 1
+        assert "\n+edition = 5\n" in done.stdout
+        assert real.read_text() == BUILD_TOML
+    done = invoke("update-build", home)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1] == "1 of 1 file rewritten"
+    assert real.read_text() == BUILD_TOML.replace("version = 3\n", "version = 3\nedition = 5\n")
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert file.is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "real.toml"}
+    for option in ((), ("--check",)):
+        done = invoke("update-build", home, *option)
+        assert done.exit_code == 0
+        assert done.stdout.startswith("0 of 1 file ")
+    assert invoke("check-config", home).stderr.count("warning") == 1  # rocm
+
+
+def test_update_build_of_several_goes_on_after_a_mistake(several: list[Path]) -> None:
+    done = invoke("update-build", *several)
+    assert done.exit_code == 2
+    assert done.stdout.splitlines()[-1] == "2 of 3 files rewritten, 1 failed"
+    assert "edition" not in (several[2] / "build.toml").read_text()
+    assert all("edition = 5" in (several[number] / "build.toml").read_text() for number in (1, 3))

@@ -1,0 +1,111 @@
+"""Files that both readers of build.toml accept."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.config import build_toml, known_backends
+from tests.unit.config.build_toml.conftest import (
+    CPU,
+    CUDA,
+    DEPENDENCY,
+    NAMES,
+    assert_same_values,
+    framework,
+    general,
+    kernel,
+    more,
+    torch,
+    write,
+)
+
+ACCEPTED = [
+    *(general(name=f'"{name}"') for name in NAMES[1:]),
+    *(general(version=version) for version in ("0", "0x10", "1_0", "9223372036854775807")),
+    *(general(license=text) for text in ('"Apache-2.0"', '"proprietary"', '"""mit"""', "'mit'")),
+    *(general(backends=f'["{backend}"]') for backend in known_backends.NAMES),
+    general(backends='["cuda", "cuda", "cpu"]'),
+    general(backends='["cpu"]'),  # [kernel.g] is for another backend
+    *(
+        general(source=f'"{url}"')
+        for url in (
+            "https://github.com/o/r",
+            "http://github.com/o/r.git",
+            "https://user@github.com/o/r",
+            "https://git.example.org:8080/o/r",
+            "ssh://git@github.com/o/r",
+            "git://github.com/o/r",
+            "git+ssh://git@github.com/o/r",
+            "git+https://github.com/o/r",
+            "git@github.com:o/r.git",
+        )
+    ),
+    general(upstream='"https://github.com/o/r"'),
+    general(python_depends="[]"),
+    general(python_depends='["einops", "helion", "tvm-ffi"]'),
+    general(kernel_depends="[]"),
+    general(kernel_depends=f"[{DEPENDENCY}]"),
+    general(kernel_depends='[{repo-id = "o/k", revision = "main"}]'),
+    general(hub="{}"),
+    more('[general.hub]\nrepo-id = "o/k"\nbranch = "v1"\n'),
+    more('[general.cuda]\nminver = "12.6"\nmaxver = "13.2"\npython-depends = ["nvidia-cutlass-dsl"]\n'),
+    more('[general.cuda]\nminver = "13.0"\nmaxver = "13.0"\n'),
+    *(more(f"[general.{b}]\nkernel-depends = [{DEPENDENCY}]\n") for b in ("cuda", "neuron", "xpu")),
+    more('[general.neuron]\npython-depends = ["nki"]\n'),
+    more('[general.xpu]\npython-depends = ["onednn", "einops"]\n'),
+    more("[general.tpu]\n"),
+    general(backends='["cpu"]') + '[general.cuda]\nminver = "12.0"\n',
+    framework("[torch]"),
+    torch("src = []"),
+    torch('include = [".", "inc"]'),
+    torch('minver = "2.10"\nmaxver = "2.15"'),
+    torch('minver = "02.08"'),
+    torch('pyext = ["py", "json", "pyi"]'),
+    torch('cxx-flags = ["-O2", ""]'),
+    torch('stable-abi = "2.10"'),
+    torch('stable-abi = {cpu = "2.9", cuda = "2.10"}'),
+    torch('stable-abi = {rocm = "2.10"}'),
+    torch("stable-abi = {}"),
+    torch('[torch.stable-abi]\ncuda = "2.10"'),
+    torch('stable-abi.cuda = "2.10"'),
+    framework("[torch-noarch]"),
+    framework('[torch-noarch]\npyext = ["py"]\ncuda_capabilities = ["9.0"]\nrocm_archs = ["gfx90a"]'),
+    framework('[tvm-ffi]\nsrc = ["a.cpp"]\ninclude = ["."]\npyext = ["py"]\ncxx-flags = ["-O2"]'),
+    general().replace(CPU + CUDA, ""),
+    general().replace(CPU + CUDA, "[kernel]\n"),
+    *(kernel(backend) for backend in ("cpu", "cuda", "metal", "rocm", "xpu")),
+    *(kernel(b, 'include = ["inc"]', 'cxx-flags = ["-g"]') for b in ("cpu", "cuda", "metal", "rocm", "xpu")),
+    kernel("cuda", 'cuda-capabilities = ["8.0", "9.0a", "10.0f", "12.0+PTX", "9.0a+PTX"]'),
+    kernel("cuda", 'cuda-flags = ["-lineinfo"]', 'cuda-minver = "12.8"'),
+    kernel("rocm", 'rocm-archs = ["gfx942"]', 'hip-flags = ["-O2"]'),
+    kernel("xpu", 'sycl-flags = ["-O2"]'),
+    *(kernel("cpu", depends=f'["{name}"]') for name in build_toml.KERNEL_DEPENDS),
+    kernel("cpu", depends="[]", src="[]"),
+    kernel("cpu", depends='["torch", "torch"]', src='["a.cpp", "inc/a.h"]'),
+    kernel("cpu", src='["a.cpp", "./a.cpp", "inc/a.h", "inc/a.h"]'),
+    torch('src = ["a.cpp", "a.cpp"]'),
+    kernel("cuda", 'cuda-capabilities = ["11.8", "99.0"]'),
+    framework('[torch-noarch]\ncuda_capabilities = ["1.0"]'),
+    *(kernel("cpu", name=name) for name in ("1", "_x", "A-b", '"a.b"', "torch")),
+    general().replace("\n", "\r\n"),
+    "\ufeff" + general(),
+    "torch.src = []\n" + framework(""),
+    'kernel.z = {backend = "cpu", depends = [], src = ["a.cpp"]}\n' + general().replace(CPU + CUDA, ""),
+]
+
+
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_both_accept(home: Path, text: str) -> None:
+    write(home, text)
+    assert_same_values(home)
+
+
+def test_python_dependencies_are_those_of_the_client() -> None:
+    known = json.loads((resources.files("kernels") / "python_depends.json").read_text())
+    mine = {backend.name: set(names) for backend in known_backends.of_format() if (names := backend.python_depends)}
+    assert set(build_toml.PYTHON_DEPENDS) == set(known["general"])
+    assert mine == {backend: set(names) for backend, names in known["backends"].items() if names}

@@ -1,0 +1,146 @@
+"""Files that only our reader of build.toml rejects, by reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.errors import ConfigError
+from tests.unit.config.build_toml.conftest import (
+    CPU,
+    CUDA,
+    framework,
+    general,
+    kernel,
+    more,
+    ours,
+    theirs,
+    torch,
+    write,
+)
+
+# Reason -> (the text of our error, files that we reject for this reason and the public parser accepts).
+STRICTER: dict[str, tuple[str, list[str]]] = {
+    "a missing file": (
+        r"there is no (file|directory) ",
+        [
+            torch('src = ["no.cpp"]'),
+            torch('src = ["inc"]'),
+            torch('include = ["no"]'),
+            torch('include = ["a.cpp"]'),
+            kernel("cpu", src='["no.cpp"]'),
+            kernel("cpu", 'include = ["no"]'),
+            kernel("cpu", src=f'["{"a" * 5000}"]'),
+        ],
+    ),
+    "a path outside the project": (
+        r"is not a path inside the project",
+        [
+            *(torch(f'src = ["{path}"]') for path in ("../a.cpp", "/etc/passwd", "inc/../a.cpp", "")),
+            *(torch(f'include = ["{path}"]') for path in ("..", "/usr/include")),
+            *(kernel("cpu", src=f'["{path}"]') for path in ("../a.cpp", "/a.cpp")),
+        ],
+    ),
+    "a path with a control character": (r"has a control character", [torch('src = ["a\\nb.cpp"]')]),
+    "no backends": (r"is an empty array", [general(backends="[]")]),
+    "no capabilities": (r"is an empty array", [kernel("cuda", "cuda-capabilities = []")]),
+    "a text that is not a capability": (
+        r"is not a CUDA capability",
+        [
+            *(kernel("cuda", f'cuda-capabilities = ["{c}"]') for c in ("9", "sm_90", "9.0x", "9.0+ptx", "9.0 ", "")),
+            framework('[torch-noarch]\ncuda_capabilities = ["9"]'),
+        ],
+    ),
+    "an empty version range": (
+        r"no version is at least",
+        [torch('minver = "2.10"\nmaxver = "2.9"'), more('[general.cuda]\nminver = "13.0"\nmaxver = "12.8"\n')],
+    ),
+    "a version that only a number parser reads": (
+        r"is not a version of two numbers",
+        [torch(f'minver = "{v}"') for v in (" 2.8", "2.8 ", "+2.8", "2.+8", "18446744073709551615.0")],
+    ),
+    "a Python package that the client refuses": (
+        r"is not a Python package that a kernel may depend on",
+        [
+            general(python_depends='["numpy"]'),
+            general(python_depends='["nki"]'),
+            more('[general.cuda]\npython-depends = ["nki"]\n'),
+            more('[general.tpu]\npython-depends = ["jax"]\n'),
+        ],
+    ),
+    "a repository without an owner": (
+        r"is not a repository's name",
+        [
+            more('[general.hub]\nrepo-id = "k"\n'),
+            general(kernel_depends='[{repo-id = "k", version = 1}]'),
+            general(kernel_depends='[{repo-id = "", version = 1}]'),
+        ],
+    ),
+    "an empty name": (
+        r"is not a name without spaces|is not a licence",
+        [
+            general(license='""'),
+            more('[general.hub]\nbranch = ""\n'),
+            general(kernel_depends='[{repo-id = "o/k", revision = ""}]'),
+        ],
+    ),
+    "a kernel name that is not a file name": (
+        r"is not a kernel's name",
+        [kernel("cpu", name=f'"{name}"') for name in ("", "../x", "a/b", "a b", "é", "-x")],
+    ),
+    "a file extension that no file can have": (
+        r"is not a file name's ending",
+        [torch(f'pyext = ["py", "{ending}"]') for ending in (".py", "", "a/b", "*")],
+    ),
+    "a package without its __init__.py": (
+        r"expected the Python package",
+        [torch('pyext = ["json"]'), torch("pyext = []"), general(name='"no-package"')],
+    ),
+    "a Git URL that few tools accept": (
+        r"is not the URL of a Git repository",
+        [
+            general(source=f'"{url}"')
+            for url in (
+                "https://github.com",
+                "https:///x",
+                "https://github.com/o r",
+                " https://github.com/o/r",
+                "https://[::1]/r",
+                "https://é.fr/r",
+                "HTTPS://github.com/o/r",
+                "https://user:pw@github.com/o/r",
+                "@h:r",
+            )
+        ],
+    ),
+    "a key of too many parts": (r"has a key of more than 16 parts", [more(f"# {'.a' * 400_000}")]),
+    "a file of more than 1 MB": (r"is larger than 1 MB", [more("#" * 1_000_001)]),
+    # The public parser's library also accepts an array for a table and a table for a string. The format has neither.
+    "an array in place of a table": (
+        r"expected a table, got an array",
+        [
+            general(hub='["o/k", "v1"]'),
+            general(xpu="[[], []]"),
+            'torch = [[], "2.8", "2.9", [], [], "2.10", []]\n' + framework(""),
+            'kernel.x = ["cpu", [], [], [], []]\n' + general().replace(CPU + CUDA, ""),
+        ],
+    ),
+    "a table in place of a string": (r"expected a string, got a table", [kernel("cpu", depends="[{torch = {}}]")]),
+}
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [pytest.param(message, text, id=reason) for reason, (message, texts) in STRICTER.items() for text in texts],
+)
+def test_only_our_reader_rejects(home: Path, message: str, text: str) -> None:
+    write(home, text)
+    assert theirs(home) is not None
+    error = ours(home)
+    assert isinstance(error, ConfigError)
+    assert re.search(message, error.message), error.message
+    assert error.where
+    assert error.where.startswith(str(home))
+    assert error.hint

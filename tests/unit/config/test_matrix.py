@@ -1,0 +1,244 @@
+"""The variants that a project must offer, by the rules of the Hub and the data of the matrix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.backends.cuda import CUDA, capabilities
+from kernel_builder.build import buildable
+from kernel_builder.config import kernel_sources, matrix, offered
+from kernel_builder.config.notices import notices
+from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Release, Variant
+from kernel_builder.errors import VariantError
+from kernel_builder.toolchain import Toolchains
+from tests.support.newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
+from tests.support.places import PROJECTS
+
+X86_64 = "x86_64-linux"
+
+
+def names(project: Project, *, whole: bool = False) -> set[str]:
+    return {
+        v.name.removesuffix("-x86_64-linux") for v in offered.variants(project, whole=whole) if "aarch" not in v.name
+    }
+
+
+def short(release: Release, backend: str) -> str:
+    return full_abi(release, backend).removesuffix("-x86_64-linux")
+
+
+@pytest.fixture(scope="module")
+def stable() -> Project:
+    return read_project(PROJECTS / "stable-scale")
+
+
+@pytest.fixture(scope="module")
+def full() -> Project:
+    return read_project(PROJECTS / "full-scale")
+
+
+def with_torch(project: Project, **changes: object) -> Project:
+    assert isinstance(project.framework, TorchFramework)
+    return replace(project, framework=replace(project.framework, **changes))  # type: ignore[arg-type]
+
+
+def with_cuda(project: Project, **settings: Release) -> Project:
+    return replace(project, backend_settings={"cuda": settings})
+
+
+def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Project) -> None:
+    assert names(stable) == {"torch-stable-abi210-cpu", "torch-stable-abi210-cu126", "torch-stable-abi210-cu130"}
+
+
+def test_a_full_abi_project_offers_the_last_two_releases(full: Project) -> None:
+    assert names(full) == {
+        short(release, backend) for release in (BEFORE, NEWEST) for backend in ("cpu", *cuda_backends(release))
+    }
+
+
+def test_the_whole_matrix_serves_old_clients_from_stable_binaries(stable: Project) -> None:
+    whole = names(stable, whole=True)
+    assert names(stable) < whole
+    assert {short(release, "cpu") for release in matrix.torch_releases()} < whole
+    assert "torch212-cxx11-cu132" in whole
+    assert "torch211-cxx11-cu132" not in whole
+
+
+def test_python_only_projects_have_one_variant_for_each_backend() -> None:
+    assert names(read_project(PROJECTS / "python-only")) == {"torch-cpu", "torch-cuda"}
+
+
+def test_both_platforms_are_offered(stable: Project) -> None:
+    assert {v.platform for v in offered.variants(stable)} == {"x86_64-linux", "aarch64-linux"}
+
+
+def test_ranges_narrow_the_matrix(full: Project) -> None:
+    assert names(with_torch(full, maxver=Release(2, 11))) >= {"torch210-cxx11-cpu", "torch211-cxx11-cu128"}
+    cuda = next(cuda for cuda in CUDA.published()[NEWEST] if cuda and f"cu{cuda.digits}" == CUDA_13)
+    only13 = with_cuda(full, minver=cuda, maxver=cuda)
+    assert names(only13) == {short(release, b) for release in (BEFORE, NEWEST) for b in ("cpu", CUDA_13)}
+    later = Release(cuda.major, cuda.minor + 1)
+    needy = replace(full, kernels=tuple(replace(k, cuda_minver=later) for k in full.kernels))
+    assert short(BEFORE, CUDA_13) not in names(needy)
+
+
+def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:
+    without = with_cuda(full, minver=Release(14, 0))
+    assert names(without) == {short(BEFORE, "cpu"), short(NEWEST, "cpu")}
+    assert list(offered.empty_backends(without)) == ["cuda"]
+    assert (
+        "leave no cuda variant that the Hub asks for: the matrix has Torch 2.10"
+        in offered.empty_backends(without)["cuda"]
+    )
+    assert offered.empty_backends(full) == {}
+    empty = with_torch(full, minver=Release(3, 0))
+    assert names(empty) == set()
+    assert set(offered.empty_backends(empty)) == {"cpu", "cuda"}
+
+
+def test_a_kernel_for_newer_cuda_releases_does_not_take_the_others_with_it(full: Project) -> None:
+    (cuda,) = (kernel for kernel in full.kernels if kernel.backend == "cuda")
+    newer = replace(full, kernels=(*full.kernels, replace(cuda, name="newer", cuda_minver=Release(13, 2))))
+    assert names(newer) == names(full)
+    of = kernel_sources.of_backend
+    assert [kernel.name for kernel in of(newer, "cuda", Release(13, 0))] == [cuda.name]
+    assert [kernel.name for kernel in of(newer, "cuda", Release(13, 2))] == [cuda.name, "newer"]
+
+
+def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() -> None:
+    one = Kernel("one", "cuda", ("torch",), ("both.cu", "a.cu", "a.cu", "a.h"), ("x",), cuda_capabilities=("9.0a",))
+    two = Kernel("two", "cuda", ("cutlass_4_0",), ("b.cu", "both.cu"), ("x", "y"), cuda_capabilities=("10.0f",))
+    one = replace(one, cuda_flags=("-Xcompiler", "-g", "-std=c++17", "-lineinfo"))
+    two = replace(two, cuda_flags=("-Xcompiler", "-O3", "-std=c++17"))
+    first, second, both = kernel_sources.disjoint([one, two])
+    assert first == replace(one, src=("a.cu", "a.h"))
+    assert second == replace(two, src=("b.cu",))
+    assert both.src == ("both.cu", "a.h")
+    assert both.depends == ("torch", "cutlass_4_0")
+    assert both.include == ("x", "y")
+    assert both.cuda_flags == ("-Xcompiler", "-g", "-std=c++17", "-lineinfo", "-Xcompiler", "-O3")
+    assert both.cuda_capabilities == ("9.0a", "10.0f")
+    *_, unlimited = kernel_sources.disjoint([one, replace(two, cuda_capabilities=None)])
+    assert unlimited.cuda_capabilities is None
+    binding = Kernel("torch", "cuda", ("torch",), ("both.cu",))
+    *_, bound = kernel_sources.disjoint([binding, one])
+    assert bound.cuda_capabilities == ("9.0a",)
+    assert kernel_sources.disjoint([first, second]) == (first, second)
+
+
+def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
+    last = with_torch(full, minver=LAST_FOR_CUDA_12, maxver=LAST_FOR_CUDA_12)
+    old = with_cuda(replace(last, backends=("cuda",)), maxver=Release(12, 9))
+    variant = full_abi(LAST_FOR_CUDA_12, "cu126")
+    with pytest.raises(VariantError, match=rf"{variant}: needs CUDA 12\.6; this builder has 13"):
+        buildable.available(old, Toolchains(cuda_compiler="nvcc"))
+    assert [available.name for available in buildable.available(old, Toolchains())[0]] == [variant]
+
+
+def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:
+    def oldest(release: Release) -> Project:
+        return with_torch(stable, stable_abi=dict.fromkeys(stable.backends, release))
+
+    variants, _ = buildable.available(oldest(Release(2, 9)), Toolchains())
+    assert variants[0].name == "torch-stable-abi29-cpu-x86_64-linux"
+    with pytest.raises(VariantError, match=r"the oldest that can be targeted is 2\.9"):
+        buildable.available(oldest(Release(2, 8)), Toolchains())
+
+
+def test_capabilities_are_intersected_and_keep_their_suffixes() -> None:
+    kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "5.0", "10.0f"))
+    assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
+    assert capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
+
+
+def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
+    kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("5.0", "8.7"))
+    assert capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
+    with pytest.raises(
+        VariantError, match=r"13\.0 does not compile for 5\.0, and no x86_64-linux machine has 8\.7"
+    ) as caught:
+        capabilities(kernel, Release(13, 0), X86_64)
+    assert caught.value.hint == 'add a capability, or leave this CUDA release out by [general.cuda] maxver = "12.8"'
+    with pytest.raises(VariantError, match=r"no x86_64-linux machine has 8\.7") as caught:
+        capabilities(replace(kernel, cuda_capabilities=("8.7",)), Release(13, 0), X86_64)
+    assert caught.value.hint == "add a capability"
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        (("9.0",), ("9.0a",)),
+        (("12.0", "9.0"), ("9.0a", "12.0+PTX")),
+        (("8.9",), ("8.0",)),  # code for 8.0 runs on 8.9
+        (("7.5",), ("8.0",)),  # nothing at or below it: the lowest, for its symbols
+    ],
+)
+def test_a_limit_selects_the_nearest_capabilities_with_their_suffixes(
+    only: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "8.0"), only_capabilities=only)
+    assert capabilities(kernel, Release(13, 0), X86_64) == expected
+
+
+def test_a_limit_selects_from_all_capabilities_of_a_kernel_without_a_list() -> None:
+    kernel = Kernel("k", "cuda", (), (), only_capabilities=("9.0",))
+    assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0",)
+
+
+def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
+    kernel = Kernel("k", "cuda", (), ())
+    every = capabilities(kernel, Release(13, 0), X86_64)
+    assert every[0] == "7.5"
+    assert every[-1] == "12.1+PTX"
+    assert sum("PTX" in capability for capability in every) == 1
+    # A CUDA release that is not in the matrix takes the capabilities of the release before it.
+    assert capabilities(kernel, Release(13, 1), X86_64) == every
+    # Jetson's capabilities are compiled for aarch64 only.
+    assert set(capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
+
+
+@pytest.mark.parametrize(
+    ("project", "name", "words"),
+    [
+        ("stable-scale", "torch-stable-abi211-cpu-x86_64-linux", "stable ABI for cpu is 2.10"),
+        ("stable-scale", "torch29-cxx11-cpu-x86_64-linux", "starts at Torch 2.10"),
+        ("stable-scale", "torch-cpu", "is compiled"),
+        ("full-scale", "torch-stable-abi210-cpu-x86_64-linux", "no stable ABI"),
+        ("python-only", "torch213-cxx11-cpu-x86_64-linux", "Python only"),
+        ("python-only", "torch-xpu", "no xpu backend"),
+    ],
+)
+def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str, words: str) -> None:
+    with pytest.raises(VariantError, match=words):
+        offered.check_offered(read_project(PROJECTS / project), Variant.parse(name))
+
+
+def test_variants_outside_the_matrix_can_be_requested(full: Project, stable: Project) -> None:
+    offered.check_offered(full, Variant.parse("torch29-cxx11-cu129-x86_64-linux"))
+    offered.check_offered(stable, Variant.parse("torch211-cxx11-cu130-x86_64-linux"))
+
+
+def test_backends_that_are_not_built_are_named(tmp_path: Path) -> None:
+    project = replace(read_project(PROJECTS / "stable-scale"), backends=("cpu", "rocm"))
+    assert offered.skipped_backends(project) == ("rocm",)
+    assert not offered.skipped_backends(replace(project, framework=TorchNoarch()))
+    assert offered.skipped_backends(replace(project, framework=TvmFfi(src=()))) == ("cpu", "rocm")
+
+
+def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
+    many = [replace(stable, name=f"k{number}", backends=("cpu", "rocm", "metal")) for number in range(6)]
+    tvm = replace(stable, name="tvm", framework=TvmFfi(src=()), warnings=("something",))
+    assert notices([*many, tvm]) == [
+        "6 projects (k0, k1, k2 and 3 more): [kernel.scale_cuda] is for cuda, which is not in [general] backends: it "
+        "is not built",
+        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm: it has no HIP toolchain",
+        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal: Metal's compiler "
+        "runs on macOS only",
+        "tvm: something",
+        "tvm: this builder does not build [tvm-ffi] extensions",
+    ]

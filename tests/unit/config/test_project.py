@@ -1,0 +1,283 @@
+"""Reading a project: every value is read, and each mistake is reported with its place and a hint."""
+
+from __future__ import annotations
+
+import re
+import time
+import timeit
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder import toml_file
+from kernel_builder.config import project
+from kernel_builder.config.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Release
+from kernel_builder.errors import ConfigError
+from tests.support.sample_project import MINIMAL, WHOLE, mistake, write_project
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return write_project(tmp_path)
+
+
+def test_every_value_is_read(home: Path) -> None:
+    (home / "build.toml").write_text(WHOLE)
+    package = home / "torch-ext/my_relu"
+    stable = Release(2, 10)
+    assert read_project(home) == project.Project(
+        root=home,
+        name="my-relu",
+        version=3,
+        license="mit",
+        backends=("cuda", "cpu"),
+        upstream="https://github.com/o/up",
+        source="git@github.com:o/src.git",
+        python_depends=("einops",),
+        backend_python_depends={"cuda": ("nvidia-cutlass-dsl",)},
+        kernel_depends=(KernelDependency("o/base", version=2),),
+        backend_kernel_depends={"cuda": (KernelDependency("o/more", revision="main"),)},
+        backend_settings={"cuda": {"minver": Release(12, 8), "maxver": Release(13, 2)}},
+        hub_repo_id="o/my-relu",
+        hub_branch="v3",
+        framework=TorchFramework(
+            src=("torch-ext/binding.cpp",),
+            include=("inc", "."),
+            pyext=("py", "json"),
+            cxx_flags=("-Wall",),
+            minver=stable,
+            maxver=Release(2, 15),
+            stable_abi={"cuda": stable, "cpu": stable},
+        ),
+        kernels=(
+            Kernel(
+                name="relu",
+                backend="cuda",
+                depends=("torch", "cutlass_4_0"),
+                src=("relu.cu", "inc/relu.h"),
+                include=("inc",),
+                cxx_flags=("-g",),
+                cuda_capabilities=("9.0a", "12.0+PTX"),
+                cuda_flags=("-lineinfo",),
+                cuda_minver=Release(12, 8),
+            ),
+            Kernel(
+                name="relu-rocm",
+                backend="rocm",
+                depends=(),
+                src=("relu.cu",),
+                rocm_archs=("gfx942",),
+                hip_flags=("-O2",),
+            ),
+        ),
+        python_files=(
+            ("__init__.py", package / "__init__.py"),
+            ("data/table.json", package / "data/table.json"),
+            ("layers/__init__.py", package / "layers/__init__.py"),
+        ),
+    )
+    assert read_project(home).python_name == "my_relu"
+
+
+def test_defaults(home: Path) -> None:
+    read = read_project(home)
+    assert read.framework == TorchFramework(src=("torch-ext/binding.cpp",), pyext=("py", "pyi"), stable_abi={})
+    assert read.kernels == (Kernel(name="relu", backend="cpu", depends=("torch",), src=("relu.cpp",)),)
+    assert (read.upstream, read.hub_repo_id, read.kernels[0].cuda_capabilities) == (None,) * 3
+    assert read.backend_settings == {}
+
+
+def test_other_frameworks(home: Path) -> None:
+    general = MINIMAL[: MINIMAL.index("[torch]")]
+    (home / "build.toml").write_text(f'{general}[torch-noarch]\ncuda_capabilities = ["9.0"]\n')
+    assert read_project(home).framework == TorchNoarch(cuda_capabilities=("9.0",))
+    (home / "torch-ext").rename(home / "tvm-ffi-ext")
+    (home / "build.toml").write_text(f'{general}[tvm-ffi]\nsrc = ["relu.cpp"]\n')
+    read = read_project(home)
+    assert read.framework == TvmFfi(src=("relu.cpp",))
+    assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
+
+
+def test_stable_abi_by_backend(home: Path) -> None:
+    text = MINIMAL.replace("[torch]", '[torch]\nstable-abi = { cuda = "2.9" }').replace('["cpu"]', '["cpu", "cuda"]')
+    (home / "build.toml").write_text(text)
+    framework = read_project(home).framework
+    assert isinstance(framework, TorchFramework)
+    assert framework.stable_abi == {"cuda": Release(2, 9)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "message", "hint"),
+    [
+        ('license = "', 'licence = "', "[general] licence", "unknown key", "did you mean `license`?"),
+        ("[torch]", '[torch]\nstable_abi = "2.10"', "[torch] stable_abi", "unknown key", "did you mean `stable-abi`?"),
+        ("[torch]", "[torhc]", "[torhc]", "unknown key", "did you mean `torch`?"),
+        ('license = "apache-2.0"\n', "", "[general] license", "is missing", "add it"),
+        ("version = 1", 'version = "1"', "[general] version", "expected an integer, got a string", "an integer"),
+        ('["relu.cpp"]', '"relu.cpp"', "[kernel.relu] src", "expected an array, got a string", "`src = [ … ]`"),
+        ('["relu.cpp"]', '["rleu.cpp"]', "[kernel.relu] src", "no file 'rleu.cpp' in the project", "relative to"),
+        ('["relu.cpp"]', '["../relu.cpp"]', "[kernel.relu] src", "'../relu.cpp' is not a path inside", "without `..`"),
+        ("[torch]", '[torch]\ninclude = ["/usr"]', "[torch] include", "'/usr' is not a path inside", "relative to"),
+        ("[torch]", '[torch]\ninclude = ["no"]', "[torch] include", "no directory 'no' in the project", "create it"),
+        ("my-relu", "../relu", "[general] name", "'../relu' is not a name of small letters", "my-kernel"),
+        ('["cpu"]', "[]", "[general] backends", "is an empty array", 'backends = ["cpu", "cuda"]'),
+        ('["cpu"]', '["cdua"]', "[general] backends", "'cdua' is not a backend", "did you mean `cuda`?"),
+        ('backend = "cpu"', 'backend = "cu"', "[kernel.relu] backend", "with compiled kernels", "did you mean `cpu`?"),
+        ("[torch]", "[torch]\nminver = 2.10", "[torch] minver", "expected a string, got a number", "in quotes"),
+        (
+            "[torch]",
+            '[torch]\nminver = "2.10"\nmaxver = "2.9"',
+            "[torch] minver",
+            "no version is at least 2.10 and at most 2.9",
+            "swap them",
+        ),
+        (
+            "[torch]",
+            '[general.cuda]\nminver = "13.0"\nmaxver = "12.8"\n[torch]',
+            "[general.cuda] minver",
+            "no version is at least 13.0",
+            "swap them",
+        ),
+        (
+            'backend = "cpu"',
+            'backend = "cuda"\ncuda-capabilities = ["sm_90"]',
+            "[kernel.relu] cuda-capabilities",
+            "'sm_90' is not a CUDA capability",
+            'like "9.0"',
+        ),
+        (
+            "edition = 5",
+            'edition = 5\npython-depends = ["enops"]',
+            "[general] python-depends",
+            "'enops' is not a Python package",
+            "did you mean `einops`?",
+        ),
+        (
+            "edition = 5",
+            "edition = 3",
+            "[general] edition",
+            "this is edition 3; expected edition 5",
+            "`kernel-builder update-build DIR`",
+        ),
+        ("edition = 5", "edition = 6", "[general] edition", "this is edition 6; expected edition 5", "does not know"),
+        (
+            "edition = 5\n",
+            "kernel-depends = []\n",
+            "[general] edition",
+            "is missing, and `[general] kernel-depends` belongs to edition 5",
+            "add `edition = 5`",
+        ),
+        (
+            "[torch]",
+            "[torch-noarch]\n[torch]",
+            "",
+            "expected one framework table, got [torch] and [torch-noarch]",
+            "keep",
+        ),
+        ('[torch]\nsrc = ["torch-ext/binding.cpp"]', "", "", "expected one framework table, got none", "keep one of"),
+        ("version = 1", "version = ", "", "is not TOML: Invalid value (at line 3, column 11)", "correct the line"),
+    ],
+)
+def test_a_mistake_is_reported(home: Path, old: str, new: str, where: str, message: str, hint: str) -> None:
+    assert old in MINIMAL
+    error = mistake(home, MINIMAL.replace(old, new, 1))
+    assert error.where == f"{home / 'build.toml'}: {where}".removesuffix(": ")
+    assert message in error.message
+    assert hint in str(error.hint)
+    assert error.exit_code == 2
+
+
+def test_an_old_edition_is_recognized_by_its_keys(home: Path) -> None:
+    text = MINIMAL.replace("edition = 5\n", "").replace("[torch]", "[torch]\nuniversal = true")
+    error = mistake(home, text.replace("[kernel.relu]", '[kernel.relu]\nlanguage = "cuda"'))
+    assert "`[torch] universal`, `[kernel.relu] language`" in error.message
+    assert "`kernel-builder update-build DIR` rewrites the file" in str(error.hint)
+
+
+def test_no_project(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "no such directory"):
+        error = mistake(directory)
+        assert error.where == str(directory / "build.toml")
+        assert "kernel-builder init" in str(error.hint)
+
+
+def test_not_utf8(home: Path) -> None:
+    (home / "build.toml").write_bytes(MINIMAL.encode() + "# é\n".encode("latin-1"))
+    assert "line 15 is not UTF-8" in mistake(home).message
+
+
+def test_a_file_of_ten_megabytes_is_refused_before_it_is_read_whole(home: Path) -> None:
+    (home / "build.toml").write_bytes(b"#\n" * 5_000_000 + MINIMAL.encode())
+    tracemalloc.start()
+    try:
+        assert "larger than 1 MB" in mistake(home).message
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3_000_000
+
+
+def test_a_build_toml_that_cannot_be_read_is_refused(home: Path) -> None:
+    (home / "build.toml").unlink()
+    (home / "build.toml").symlink_to("build.toml")
+    assert mistake(home).where == str(home / "build.toml")
+
+
+def test_what_is_worth_a_word_is_in_the_warnings(home: Path) -> None:
+    text = MINIMAL.replace("edition = 5\n", "").replace('["relu.cpp"]', '["relu.cpp", "./relu.cpp", "inc/relu.h"]')
+    text += '[kernel.more]\nbackend = "cpu"\ndepends = []\nsrc = ["relu.cpp", "inc/relu.h", "inc/relu.h"]\n'
+    text += '[kernel.cuda]\nbackend = "cuda"\ndepends = []\nsrc = ["relu.cu"]\ncuda-capabilities = ["9.0", "11.8"]\n'
+    (home / "build.toml").write_text(text)
+    edition, *rest = read_project(home).warnings
+    assert edition.startswith("build.toml has no edition")
+    assert "\n" not in edition
+    assert rest == [
+        "[kernel.cuda] cuda-capabilities: no known CUDA release compiles for 11.8; it is skipped",
+        "[kernel.relu] src: 'relu.cpp' is named twice; it is compiled once",
+        "[kernel.relu] and [kernel.more] all name 'relu.cpp'; compiled once for cpu, with the flags of all",
+    ]
+    (home / "build.toml").write_text(MINIMAL)
+    assert read_project(home).warnings == ()
+
+
+def test_relative_directories_are_named_as_given(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    (home / "relu.cpp").unlink()
+    with pytest.raises(ConfigError) as caught:
+        read_project(Path())
+    assert caught.value.where == "build.toml: [kernel.relu] src"
+
+
+def test_reading_costs_little_more_than_parsing_toml(home: Path) -> None:
+    """The ratio of CPU times is 6 on an AMD EPYC with Python 3.11."""
+    (home / "build.toml").write_text(WHOLE)
+
+    def seconds(call: Callable[[], object]) -> float:
+        return min(timeit.repeat(call, timer=time.process_time, number=10, repeat=20))
+
+    assert seconds(lambda: read_project(home)) < 20 * seconds(lambda: toml_file.tomllib.loads(WHOLE))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "[general.hub]",
+        "[general.cuda]",
+        "[general.xpu]",
+        "[torch]",
+        "[torch-noarch]",
+        "[tvm-ffi]",
+        *(f'[kernel.x]\nbackend = "{backend}"' for backend in ("cpu", "cuda", "metal", "rocm", "xpu")),
+    ],
+)
+def test_every_key_is_documented(home: Path, table: str) -> None:
+    docs = (Path(__file__).parents[3] / "docs/build-toml.md").read_text()
+    error = mistake(home, f"{MINIMAL[: MINIMAL.index('[torch]')]}{table}\nnothing = 1\n")
+    known = re.findall("`(.*?)`", error.message.removeprefix("unknown key; expected one of "))
+    assert len(known) > 1
+    assert [key for key in known if f"`{key}`" not in docs and f"`[general.{key}]`" not in docs] == []

@@ -1,0 +1,88 @@
+"""The files that a build.toml names: symbolic links, the Python package, reserved names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.config.project_files import read_project
+from tests.support.sample_project import MINIMAL, mistake, write_project
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return write_project(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("link", "where"),
+    [
+        ("relu.cpp", "build.toml: [kernel.relu] src"),
+        ("torch-ext/binding.cpp", "build.toml: [torch] src"),
+        ("inc", "build.toml: [torch] include"),
+        ("torch-ext/my_relu/layers/__init__.py", "torch-ext/my_relu/layers/__init__.py"),
+        ("torch-ext/my_relu/layers", "torch-ext/my_relu/layers"),
+        ("torch-ext/my_relu", "torch-ext/my_relu"),
+    ],
+)
+def test_a_symbolic_link_out_of_the_project_is_refused(home: Path, tmp_path: Path, link: str, where: str) -> None:
+    outside = tmp_path / "outside"
+    (home / link).rename(outside)
+    (home / link).symlink_to(outside)
+    error = mistake(home, MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]'))
+    assert error.where == f"{home}/{where}"
+    assert "is a symbolic link out of the project" in error.message
+
+
+@pytest.mark.parametrize("link", ["relu.cpp", "inc", "torch-ext/my_relu/layers", "torch-ext/my_relu"])
+def test_links_into_the_git_repository_of_the_project_are_followed(home: Path, tmp_path: Path, link: str) -> None:
+    text = MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]')
+    (home / "build.toml").write_text(text)
+    expected = read_project(home)
+    outside = tmp_path / "shared"
+    (home / link).rename(outside)
+    (home / link).symlink_to(outside)
+    mistake(home)
+    (tmp_path / ".git").mkdir()
+    assert read_project(home) == expected
+    (home / ".git").mkdir()  # a repository in the repository
+    mistake(home)
+    (home / ".git").rmdir()
+    (home / link).unlink()
+    outside.rename(tmp_path / ".git/shared")
+    (home / link).symlink_to(tmp_path / ".git/shared")
+    mistake(home)
+
+
+def test_links_inside_the_project_are_followed(home: Path, tmp_path: Path) -> None:
+    (home / "relu.cpp").rename(home / "real.cpp")
+    (home / "relu.cpp").symlink_to("real.cpp")
+    (home / "torch-ext/my_relu/layers").rename(home / "shared")
+    (home / "torch-ext/my_relu/layers").symlink_to("../../shared")
+    (tmp_path / "link").symlink_to(home)
+    read = read_project(tmp_path / "link")
+    assert read == read_project(home)
+    assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
+    (home / "shared/up").symlink_to("..")
+    assert "directory above it" in mistake(home).message
+
+
+def test_the_package_must_be_there(home: Path) -> None:
+    (home / "torch-ext/my_relu/__init__.py").unlink()
+    error = mistake(home)
+    assert error.where == str(home / "torch-ext/my_relu/__init__.py")
+
+
+@pytest.mark.parametrize("name", ["_ops.py", "metadata.json", "my_relu/ops.py"])
+def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None:
+    file = home / "torch-ext/my_relu" / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    error = mistake(home, MINIMAL.replace("[torch]", '[torch]\npyext = ["py", "json", "pyc"]'))
+    assert error.where == str(home / "torch-ext/my_relu" / name.partition("/")[0])
+
+
+def test_a_module_may_have_the_name_of_the_package(home: Path) -> None:
+    (home / "torch-ext/my_relu/my_relu.py").touch()
+    assert "my_relu.py" in dict(read_project(home).python_files)

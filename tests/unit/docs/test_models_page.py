@@ -1,0 +1,33 @@
+"""docs/models.md is what benchmarks/models_page.py writes from the results; the site adds the plot and the commits."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from tests.support.places import ROOT
+
+
+@pytest.fixture
+def models_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import models_page
+
+    return models_page
+
+
+def test_the_page_is_written_from_the_results(models_page: ModuleType) -> None:
+    assert models_page.main_page(models_page.read_results()) == (ROOT / "docs/models.md").read_text()
+
+
+def test_the_site_adds_the_plot_and_what_was_measured(models_page: ModuleType) -> None:
+    page, report = (ROOT / "docs/models.md").read_text(), models_page.read_results()
+    text = models_page.fill(page, {**report, "packages": {}})
+    assert f"]({models_page.PLOT})" in text and "do not record the commit of the kernels" in text
+    package = {"variant": "torch-stable-abi210-cu130-x86_64-linux", "provenance": {"kernel": {"commit": 40 * "c"}}}
+    text = models_page.fill(page, {**report, "packages": {"rmsnorm": package}})
+    assert "- rmsnorm: Commit `cccccccccccc`. The sources are not recorded" in text
+    with pytest.raises(ValueError, match=r"docs/models.md must have <!-- plot --> once"):
+        models_page.fill("# Models\n", report)
+    assert models_page.draw_svg(report).startswith(b"<?xml")

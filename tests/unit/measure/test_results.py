@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from kernel_builder.cli import main
+from kernel_builder.errors import ConfigError
+from kernel_builder.measure import plot, tables
+from kernel_builder.measure.results import COPY, OURS, BenchmarkReport
+
+
+def test_a_report_is_read_as_it_was_saved(report: BenchmarkReport, tmp_path: Path) -> None:
+    report.save(tmp_path / "a.json")
+    again = BenchmarkReport.read(tmp_path / "a.json")
+    assert again.rows[0].point == report.rows[0].point
+    assert again.rows[0].errors == report.rows[0].errors
+    assert again.wrong() == [again.rows[2]]
+    assert again.hosts[0].times[OURS].median == pytest.approx(3.2e-6)
+    assert again.rows[0].times == {name: pytest.approx(time, rel=1e-3) for name, time in report.rows[0].times.items()}
+    again.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "b.json"}
+
+
+def test_each_point_of_a_report_is_a_line(report: BenchmarkReport, tmp_path: Path) -> None:
+    report.save(tmp_path / "a.json")
+    before = (tmp_path / "a.json").read_text().splitlines()
+    assert sum('"operation": ' in line and '"times": ' in line for line in before) == len(report.rows) + len(
+        report.hosts
+    )
+    report.rows[1].bytes += 1
+    report.save(tmp_path / "a.json")
+    after = (tmp_path / "a.json").read_text().splitlines()
+    assert [old != new for old, new in zip(before, after, strict=True)].count(True) == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [], "hosts": []}', '{"rows": [{}], "hosts": []}'])
+def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ConfigError, match="is not a result of `kernel-builder benchmark --json`"):
+        BenchmarkReport.read(tmp_path / "a.json")
+
+
+def test_errors_are_text_if_json_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    command = ["benchmark", "--from", str(tmp_path / "a.json"), "--json", str(tmp_path / "b.json")]
+    monkeypatch.setattr(sys, "argv", ["kernel-builder", *command])
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: {tmp_path / 'a.json'}: is not a result of")
+
+
+def test_a_wrong_result_has_no_time_in_the_table(report: BenchmarkReport) -> None:
+    table = tables.times(report.rows)
+    assert table[0] == ["shape", "MB", "copy", "ours", "95%", "GB/s", "eager", "liger", "best peer / ours"]
+    ours = ["12.5 (1.04)", "1.03-1.05", "2640"]
+    assert table[1] == ["8x2048", "33.0", "13.0", *ours, "130 (0.10)", "13.5 (0.96)", "1.08 (liger)"]
+    assert table[2] == ["8x128", "33.0", "13.0", *ours, "130 (0.10)", "failed", "10.40 (eager)"]
+    assert table[3] == ["1x2x3", "33.0", "-", "WRONG", "-", "-", "-", "-", "-"]
+
+
+def test_means_are_geometric(report: BenchmarkReport) -> None:
+    assert tables.summary(report.rows)[1:] == [
+        ["norm, forward, bfloat16", "1.04", "1.04", "3.35", "1.08", "10.40"],
+        ["turn & <twist>, forward, bfloat16", "-", "-", "-", "-", "-"],
+    ]
+    assert tables.hosts(report.hosts) == [
+        ["operation", "pass", "ours", "F.rms_norm", "eager", "ours / F.rms_norm"],
+        ["norm", "forward", "3.2", "8.0", "60.0", "0.40"],
+    ]
+
+
+def test_notes_name_absent_peers_and_faults(report: BenchmarkReport) -> None:
+    assert tables.notes(report) == [
+        "quack is absent: ModuleNotFoundError: No module named 'quack'",
+        "norm, forward, bfloat16, 8x2048: eager was timed by events",
+        "norm, forward, bfloat16, 8x128: liger: RuntimeError: no such shape",
+        "norm, forward, bfloat16, 8x128: eager was timed by events",
+        "turn & <twist>, forward, bfloat16, 1x2x3: ours: its error is 0.1 of its size, that of eager 0.0015",
+        "95% intervals of times: half are within 1.0%, all within 1.0%",
+    ]
+
+
+def test_tables_as_text_and_as_markdown() -> None:
+    table = [["shape", "us"], ["8x2048", "1.0"], ["8", "123.0"]]
+    assert tables.as_text(table) == "shape      us\n8x2048    1.0\n8       123.0"
+    assert tables.as_markdown(table) == "| shape | us |\n| --- | --- |\n| 8x2048 | 1.0 |\n| 8 | 123.0 |"
+
+
+def test_a_plot_has_a_dot_for_each_share(report: BenchmarkReport) -> None:
+    report.rows[1].point = report.rows[1].point._replace(passes="backward")
+    (axis,) = plot.draw(report).axes
+    assert [text.get_text() for text in axis.texts] == ["norm, forward, bfloat16", "norm, backward, bfloat16"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["8x2048", "8x128"]
+    heights = list(axis.get_yticks())
+    assert axis.texts[0].get_position()[1] < heights[0] < axis.texts[1].get_position()[1] < heights[1]
+    dots = {str(line.get_label()): list(line.get_xdata()) for line in axis.get_lines()}
+    assert [list(line.get_ydata()) for line in axis.get_lines() if line.get_label() == OURS] == [heights]
+    assert dots.pop("copy") == [1.0, 1.0]
+    expected: dict[str, list[float]] = {}
+    for row in report.rows:
+        for name, share in row.shares.items():
+            if name != COPY:
+                expected.setdefault(name, []).append(share.median)
+    assert dots == expected
+
+
+def test_equal_reports_give_equal_plots(report: BenchmarkReport, tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg"):
+        plot.save(report, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    report.rows[0].shares[OURS] = report.rows[0].shares[OURS]._replace(median=0.5)
+    plot.save(report, tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() != (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_report_without_rows_can_be_plotted_and_saved(report: BenchmarkReport, tmp_path: Path) -> None:
+    report.rows, report.hosts = [], []
+    plot.save(report, tmp_path / "a.svg")
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+    report.save(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["rows"] == []

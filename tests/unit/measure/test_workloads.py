@@ -1,0 +1,103 @@
+"""Workloads of projects, as `kernel-builder benchmark` and the public runner read them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from kernels.cli.benchmark import discover_benchmark_classes
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.measure.case import Case, tensors
+from kernel_builder.measure.workloads import load, make
+from tests.support.places import ROOT
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNELS = sorted(path.parents[1] for path in (ROOT / "kernels").glob("*/benchmarks/benchmark.py"))
+
+
+def test_new_projects_get_the_same_workload_base() -> None:
+    template = ROOT / "kernel_builder" / "templates" / "init" / "common" / "benchmarks" / "workload.py"
+    assert template.read_bytes() == (ROOT / "kernels" / "kit" / "workload.py").read_bytes()
+
+
+def project(directory: Path, source: str) -> Path:
+    (directory / "benchmarks").mkdir()
+    shutil.copy(ROOT / "kernels" / "kit" / "workload.py", directory / "benchmarks")
+    (directory / "benchmarks" / "benchmark.py").write_text(source)
+    return directory
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda path: path.name)
+def test_every_kernel_declares_what_both_runners_find(kernel: Path) -> None:
+    workloads = load(kernel)
+    public = discover_benchmark_classes(kernel / "benchmarks" / "benchmark.py", kernel)
+    assert sorted(cls.__name__ for cls in public) == sorted(cls.__name__ for cls in workloads.values())
+    for cls in public:
+        methods = [name for name in dir(cls) if name.startswith("benchmark_")]
+        assert len(methods) == sum(len(shapes[DEVICE]) for shapes in cls.shapes.values())
+        for name in methods:
+            assert callable(getattr(cls, name.replace("benchmark_", "setup_")))
+            assert callable(getattr(cls, name.replace("benchmark_", "verify_")))
+    for cls in workloads.values():
+        for shapes in cls.shapes.values():
+            assert {len(shape) for device in shapes.values() for shape in device} == {len(cls.small)}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda path: path.name)
+def test_eager_code_in_float64_is_the_reference(kernel: Path) -> None:
+    for cls in load(kernel).values():
+        for passes in cls.shapes:
+            case = Case(make(cls, None, "cpu", "float32"), passes, cls.small)
+            case.prepare(tensors(case.workload.eager(*case.inputs)))
+            results, exact = case.results(case.workload.eager), case.exact()
+            assert len(results) == len(exact)
+            for result, wanted in zip(results, exact, strict=True):
+                assert wanted.dtype == torch.float64
+                torch.testing.assert_close(result.double(), wanted, rtol=1e-4, atol=1e-4)
+                assert not torch.equal(result.double(), wanted) or torch.equal(wanted.float().double(), wanted)
+
+
+WORKLOAD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, str(Path(__file__).parent))
+from workload import Workload
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import a_library_that_is_not_installed", "cannot be imported: ModuleNotFoundError"),
+        ("x = 1", "declares no workload: a class with title, small, shapes"),
+        (
+            f"{WORKLOAD}\nclass A(Workload):\n    shapes = {{'forward': {{'cuda': [], 'cpu': []}}}}",
+            "class A: lacks title",
+        ),
+        (
+            f"{WORKLOAD}\nclass A(Workload):\n    title, small, inputs, ours, eager = 'a', (1,), 1, 1, 1\n"
+            "    shapes = {'sideways': {'cuda': [], 'cpu': []}}",
+            "class A: shapes: has the pass 'sideways'; expected one of forward, backward",
+        ),
+    ],
+)
+def test_errors_name_the_class(source: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(project(tmp_path, source))
+
+
+def test_bytes_count_each_tensor_once() -> None:
+    """Forward: x, weight and result. Backward: x and weight again, and the gradients of result, x and weight."""
+    norm = load(ROOT / "kernels" / "rmsnorm")["rms_norm"]
+    x, weight = 2 * 4 * 1024, 2 * 1024
+    moved = {}
+    for passes in ("forward", "backward", "forward + backward"):
+        case = Case(make(norm, None, "cpu", "bfloat16"), passes, (1, 4, 1024))
+        case.prepare(tensors(case.workload.eager(*case.inputs)))
+        moved[passes] = case.moved(case.results(case.workload.eager))
+    assert moved["forward"] == 2 * x + weight
+    assert moved["backward"] == 3 * x + 2 * weight
+    assert moved["forward + backward"] == 5 * x + 3 * weight
