@@ -554,7 +554,7 @@ class _Cuda(CompiledBackend):
     def needed_libraries(self, release: Release | None) -> frozenset[str]:
         names = {"libtorch_cuda.so", "libc10_cuda.so"}
         for stem, entry in self.data["library"].items():
-            version = entry["soname"]
+            version = entry.get("soname", {})
             every = (
                 [version]
                 if isinstance(version, str)

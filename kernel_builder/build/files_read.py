@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 INSIDE = "inside"
 # Lists that the compiler and the assembler make of the files that they read, as rules of make.
 HEADERS_READ, ASSEMBLED = "headers-read", "assembled"
-# clang lists the headers of the host code there, and those of all capabilities here, one name a line. The same as
-# `backends.host_code.HEADERS_PRINTED`, which this program does not import: it has to start fast.
+# clang lists the headers of the host code there, and those of all architectures here, one name a line: it is
+# `backends.host_code.HEADERS_PRINTED`.
 PRINTED = "headers-printed"
 # Regular expressions for the files that may be read, one a line, and the names of those that were and may not.
 READABLE, FOREIGN = "readable", "foreign"

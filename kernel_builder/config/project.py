@@ -113,9 +113,9 @@ class Project:
         python_files: The files of the Python package that `pyext` selects, sorted: (path in the package, file).
         backend_python_depends: Backend -> dependencies in addition to `python_depends`.
         backend_kernel_depends: Backend -> dependencies in addition to `kernel_depends`.
+        backend_settings: Backend -> the other values of its table in `[general]`, such as `minver` of CUDA.
         renamed: Repositories that have another name than in `build.toml`, since another owner publishes them: that name
             -> their name; see `ownership`.
-        backend_settings: Backend -> the other values of its table in `[general]`, such as `minver` of CUDA.
         warnings: What is accepted in `build.toml` and still worth a word to its author.
     """
 

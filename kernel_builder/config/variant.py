@@ -72,6 +72,11 @@ class Variant:
         return f"{self.framework}-{known_backends.get(self.backend).spelled(self.release)}-{self.platform}"
 
     @property
+    def title(self) -> str:
+        """The backend as tables call it, such as `CUDA`."""
+        return known_backends.get(self.backend).title
+
+    @property
     def target(self) -> str:
         """The backend with its release, as progress reports say it: `cuda 13.0`."""
         return f"{self.backend} {self.release}" if self.release else self.backend

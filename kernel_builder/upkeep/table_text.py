@@ -33,12 +33,12 @@ def array(names: Iterable[str]) -> str:
 
 
 def with_torch(table: str, newest: Release, release: Release, entry: Iterable[str]) -> str:
-    """Return a table with a Torch release after its newest one."""
+    """Return the matrix, or the table of a back end, with a Torch release after its newest one."""
     return after_block(table, f'[torch."{newest}"]', f'\n[torch."{release}"]\n' + "".join(f"{x}\n" for x in entry))
 
 
 def with_cuda(table: str, before: Release, release: Release, capabilities: Iterable[str]) -> str:
-    """Return CUDA's table with a release after another."""
+    """Return the table of CUDA with a release after another."""
     addition = f'\n[release."{release}"]\ncapabilities = {quoted(capabilities)}\n'
     return after_block(table, f'[release."{before}"]', addition)
 
@@ -51,7 +51,7 @@ def with_shims(shims: str, newest: str, release: Release, names: Iterable[str], 
 
 
 def with_libraries(table: str, last: Release, before: frozenset[str], release: Release, needed: frozenset[str]) -> str:
-    """Return CUDA's table with what changes in its libraries from one Torch release to the next.
+    """Return the table of CUDA with what changes of the libraries from one Torch release to the next.
 
     Args:
         last: The release before, which needs `before`.
@@ -61,6 +61,5 @@ def with_libraries(table: str, last: Release, before: frozenset[str], release: R
     for name in sorted(before - needed):
         if name in known and known[name].get("loaded", True) and "until" not in known[name]:
             table = after_block(table, f"[library.{name}]", f'until = "{last}"\n')
-    return table + "".join(
-        f'\n[library.{name}]\nsince = "{release}"\n' for name in sorted(needed - before - set(known))
-    )
+    new = sorted(needed - before - set(known))
+    return table + "".join(f'\n[library.{name}]\nsince = "{release}"\n' for name in new)

@@ -1,4 +1,4 @@
-"""Brings a checkout's tables up to date with the package index: the matrix, CUDA's table, the lock, what Torch exports.
+"""Brings a checkout's tables up to date with the package index: the matrix, the lock, what Torch exports and loads.
 
 A new Torch release changes four files, which `FILES` lists. Nothing is written unless all of them can be.
 """
@@ -25,8 +25,8 @@ from kernel_builder.upkeep import shim_headers, table_text, torch_releases
 from kernel_builder.upkeep.torch_releases import TorchRelease
 
 MATRIX, LOCK = "kernel_builder/config/matrix.toml", "kernel_builder/toolchain/lock.json"
-CUDA, SHIMS = "kernel_builder/backends/cuda.toml", "kernel_builder/checks/torch_shims.toml"
-FILES = (MATRIX, CUDA, LOCK, SHIMS)
+SHIMS, CUDA = "kernel_builder/checks/torch_shims.toml", "kernel_builder/backends/cuda.toml"
+FILES = (MATRIX, LOCK, SHIMS, CUDA)
 # The platform whose wheels are read; those of the others have the same libraries and headers.
 _READ = "x86_64-linux"
 
@@ -73,9 +73,9 @@ def find(
         ToolchainError: If a wheel is not laid out as expected.
     """
     texts = {name: _text(root / name) for name in FILES}
-    cuda = toml_file.parse(texts[CUDA], CUDA)
+    of_cuda = toml_file.parse(texts[CUDA], CUDA)
     known = sorted(map(Release.parse, toml_file.parse(texts[MATRIX], MATRIX)["torch"]))
-    known_cuda = sorted(map(Release.parse, cuda["release"]))
+    known_cuda = sorted(map(Release.parse, of_cuda["release"]))
     index = Index(index_url)
     found = list(torch_releases.released_after(known[-1], index, Index(torch_index), _READ))
     wanted_cuda = sorted({*known_cuda, *(release for torch in found for release in torch.cuda)})
@@ -86,14 +86,14 @@ def find(
         PLATFORMS,
         progress,
         libraries,
-        _clang(cuda),
+        _clang(of_cuda),
     )
     toolchains = Toolchains(cache=cache, index_url=index_url, pinned=pinned, progress=progress)
     updated = dict(texts)
     before, notes = known_cuda[-1], []
     for release in (release for release in wanted_cuda if release not in known_cuda):
         if release not in pinned.cuda:
-            notes.append(f"CUDA {release}: the index has no complete compiler of it, so its table does not have it")
+            notes.append(f"CUDA {release}: the index has no complete compiler of it, so it is not in the matrix")
             continue
         capabilities = toolchains.cuda(release).capabilities
         updated[CUDA] = table_text.with_cuda(updated[CUDA], before, release, capabilities)
@@ -102,9 +102,8 @@ def find(
         notes.append(f"CUDA {release}, for {', '.join(capabilities)}")
     last = known[-1]
     for torch in found:
-        needs_cxx = [] if torch.cxx == 17 else [f"cxx = {torch.cxx}"]
-        updated[MATRIX] = table_text.with_torch(updated[MATRIX], last, torch.release, needs_cxx)
-        updated[CUDA] = table_text.with_torch(updated[CUDA], last, torch.release, _entry(torch, known_cuda))
+        updated[MATRIX] = table_text.with_torch(updated[MATRIX], last, torch.release, _standard(torch))
+        updated[CUDA] = table_text.with_torch(updated[CUDA], last, torch.release, _published(torch, known_cuda))
         updated[SHIMS] = _with_shims(updated[SHIMS], torch.release, toolchains)
         progress.say(f"Torch {torch.release}: reading what libtorch_cuda.so needs")
         needs = [torch_releases.needed_libraries(index, release, _READ) for release in (last, torch.release)]
@@ -131,13 +130,19 @@ def _text(file: Path) -> str:
         ) from error
 
 
-def _clang(cuda: Mapping[str, Any]) -> ClangReleases | None:
-    releases = {name: Release.parse(release) for name, release in cuda.get("clang", {}).items()}
+def _clang(of_cuda: Mapping[str, Any]) -> ClangReleases | None:
+    releases = {name: Release.parse(release) for name, release in of_cuda.get("clang", {}).items()}
     return ClangReleases(**releases) if releases else None
 
 
-def _entry(torch: TorchRelease, known_cuda: list[Release]) -> Iterator[str]:
-    """Yield the lines of a Torch release in CUDA's table."""
+def _standard(torch: TorchRelease) -> Iterator[str]:
+    """Yield the lines of a Torch release in the matrix."""
+    if torch.cxx != 17:
+        yield f"cxx = {torch.cxx}"
+
+
+def _published(torch: TorchRelease, known_cuda: list[Release]) -> Iterator[str]:
+    """Yield the lines of a Torch release in the table of CUDA."""
     yield f"releases = {table_text.quoted(release for release in torch.cuda if release in known_cuda)}"
     yield f'pypi = "{torch.pypi}"'
 

@@ -6,14 +6,8 @@ from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config import matrix
 from kernel_builder.config.variant import Release
 
-
-def releases_for(torch: Release) -> list[Release]:
-    """Return the CUDA releases that a Torch release is published for, ascending."""
-    return [release for release in CUDA.published()[torch] if release]
-
-
 BEFORE, NEWEST = matrix.torch_releases()[-2:]
-LAST_FOR_CUDA_12 = max(torch for torch in matrix.torch_releases() if releases_for(torch)[0].major == 12)
+LAST_FOR_CUDA_12 = max(torch for torch, cuda in CUDA.published().items() if cuda[0] and cuda[0].major == 12)
 
 
 def full_abi(release: Release, backend: str, platform: str = "x86_64-linux") -> str:
@@ -23,7 +17,7 @@ def full_abi(release: Release, backend: str, platform: str = "x86_64-linux") -> 
 
 def cuda_backends(release: Release) -> tuple[str, ...]:
     """Return the CUDA releases that a Torch release is published for, as variants name them, ascending."""
-    return tuple(f"cu{cuda.major}{cuda.minor}" for cuda in releases_for(release))
+    return tuple(map(CUDA.spelled, CUDA.published()[release]))
 
 
 # A CUDA release that both have.

@@ -27,11 +27,20 @@ _MATRIX = """\
 [hub]
 torch-releases = 2
 
+# The first release.
+[torch."2.9"]
+
 # This comment is of 2.10.
 [torch."2.10"]
+
+# And this one is of nothing.
 """
 _CUDA = """\
 # What is known of CUDA.
+
+# The first release.
+[torch."2.9"]
+releases = ["12.6"]
 
 # This comment is of 2.10.
 [torch."2.10"]
@@ -49,8 +58,6 @@ capabilities = [
 
 [release."13.0"]
 capabilities = ["7.5", "8.0"]
-
-# The libraries.
 
 [library.cublas]
 title = "cuBLAS"
@@ -163,9 +170,11 @@ def checkout(tmp_path: Path, index: IndexServer) -> Path:
     """The tables of a builder that knows what is on the index."""
     root = tmp_path / "checkout"
     pinned = resolve(Index(index.url), [Release(2, 10)], [Release(13, 0)], PLATFORMS, Silent(), HEADER_LIBRARIES)
-    for name, text in {MATRIX: _MATRIX, CUDA: _CUDA, LOCK: lock.dumps(pinned), SHIMS: _SHIMS}.items():
+    for name, text in {MATRIX: _MATRIX, LOCK: lock.dumps(pinned), SHIMS: _SHIMS, CUDA: _CUDA}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
+    # The synthetic index has no Torch 2.9.
+    (root / MATRIX).write_text(_MATRIX.replace('[torch."2.9"]\n\n# This', "# This"))
     return root
 
 
@@ -201,25 +210,24 @@ def test_a_new_torch_release(
     assert before == {name: (checkout / name).read_text() for name in FILES}, "nothing is written yet"
     update.write(checkout)
     assert set(update.files) == set(FILES)
-    assert (checkout / MATRIX).read_text() == before[MATRIX] + '\n[torch."2.16"]\ncxx = 20\n'
-    cuda = before[CUDA].replace(
-        'pypi = "13.0"\n', 'pypi = "13.0"\n\n[torch."2.16"]\nreleases = ["13.0", "13.4"]\npypi = "13.4"\n'
-    )
-    cuda = cuda.replace(
-        'capabilities = ["7.5", "8.0"]\n',
-        'capabilities = ["7.5", "8.0"]\n\n[release."13.4"]\ncapabilities = ["8.0", "9.0", "10.0"]\n',
-    )
-    cuda = cuda.replace('title = "cuRAND"\n', 'title = "cuRAND"\nuntil = "2.10"\n')
-    assert (checkout / CUDA).read_text() == cuda + '\n[library.nvnew]\nsince = "2.16"\n'
+    matrix = before[MATRIX].replace("\n# And", '\n[torch."2.16"]\ncxx = 20\n\n# And')
+    assert (checkout / MATRIX).read_text() == matrix
     new = '\n"2.16" = [\n    "torch_cuda_second",\n    "torch_second",\n]\n'
     shims = before[SHIMS].replace("\n[library]", f"{new}\n[library]").removesuffix("]\n")
     shims += '    "torch_cuda_second",\n]\n'
     assert (checkout / SHIMS).read_text() == shims
+    of_cuda = before[CUDA].replace(
+        'pypi = "13.0"\n', 'pypi = "13.0"\n\n[torch."2.16"]\nreleases = ["13.0", "13.4"]\npypi = "13.4"\n'
+    )
+    last = 'capabilities = ["7.5", "8.0"]\n'
+    of_cuda = of_cuda.replace(last, f'{last}\n[release."13.4"]\ncapabilities = ["8.0", "9.0", "10.0"]\n')
+    of_cuda = of_cuda.replace('title = "cuRAND"\n', 'title = "cuRAND"\nuntil = "2.10"\n')
+    assert (checkout / CUDA).read_text() == of_cuda + '\n[library.nvnew]\nsince = "2.16"\n'
     pinned = lock.read(checkout / LOCK)
     assert [str(torch) for torch in pinned.torch] == ["2.10", "2.16"]
     assert [str(cuda) for cuda in pinned.cuda] == ["13.0", "13.4"]
     for line in (
-        "CUDA 12.9: the index has no complete compiler of it, so its table does not have it",
+        "CUDA 12.9: the index has no complete compiler of it, so it is not in the matrix",
         "CUDA 13.4, for 8.0, 9.0, 10.0",
         "Torch 2.16 for CUDA 12.9, 13.0, 13.4, with C++20",
         "Torch 2.16: 2.16.0 is pinned",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.backends.cuda import capabilities
+from kernel_builder.backends.cuda import CUDA, capabilities
 from kernel_builder.build import buildable
 from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.notices import notices
@@ -16,7 +16,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.toolchain import Toolchains
-from tests.support.newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi, releases_for
+from tests.support.newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
 from tests.support.places import PROJECTS
 
 X86_64 = "x86_64-linux"
@@ -79,7 +79,7 @@ def test_both_platforms_are_offered(stable: Project) -> None:
 
 def test_ranges_narrow_the_matrix(full: Project) -> None:
     assert names(with_torch(full, maxver=Release(2, 11))) >= {"torch210-cxx11-cpu", "torch211-cxx11-cu128"}
-    cuda = next(cuda for cuda in releases_for(NEWEST) if f"cu{cuda.major}{cuda.minor}" == CUDA_13)
+    cuda = next(cuda for cuda in CUDA.published()[NEWEST] if cuda and f"cu{cuda.digits}" == CUDA_13)
     only13 = with_cuda(full, minver=cuda, maxver=cuda)
     assert names(only13) == {short(release, b) for release in (BEFORE, NEWEST) for b in ("cpu", CUDA_13)}
     later = Release(cuda.major, cuda.minor + 1)

@@ -19,7 +19,6 @@ from fastapi import APIRouter, Path, Request
 from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
@@ -261,8 +260,7 @@ def _variant_row(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
     else:
         torch = f"{framework.release} and later" if isinstance(framework, StableAbi) else str(framework.release)
     if variant.release:
-        title, release = known_backends.get(variant.backend).title, variant.release
-        spoken = f"{title} {release} to {release.major}.x"
+        spoken = f"{variant.title} {variant.release} to {variant.release.major}.x"
     else:
         spoken = {"cpu": "CPU", "cuda": "CUDA, any"}.get(variant.backend, variant.backend)
     return VariantRow(name, torch, spoken, variant.platform or "any", capabilities, size, dirty)
