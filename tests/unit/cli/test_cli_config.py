@@ -93,7 +93,11 @@ def test_what_does_not_exist_is_a_mistake(several: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("framework", "backends", "notice"),
     [
-        ('[torch]\nsrc = ["binding.cpp"]\n', '["metal"]', "does not compile for metal"),
+        (
+            '[torch]\nsrc = ["binding.cpp"]\n',
+            '["metal"]',
+            "does not compile for metal: Metal's compiler runs on macOS only",
+        ),
         ('[tvm-ffi]\nsrc = ["binding.cpp"]\n', '["cuda", "rocm"]', "does not build [tvm-ffi] extensions"),
     ],
 )
