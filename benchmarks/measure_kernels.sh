@@ -31,13 +31,13 @@ done
 [ -n "$machine" ] || machine=$("$python" -c 'import re, torch
 name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 print(re.search(r"[A-Z]+\d+|CPU", name)[0].lower())')
-mkdir -p "$out"
+mkdir -p "$out" && out=$(realpath --relative-to="$root" "$out") && cd "$root"
 
 end=$((SECONDS + minutes * 60)) left=${#kernels[@]} failed=0
 for kernel in "${kernels[@]}"; do
   began=$SECONDS limit=$(((end - SECONDS) / left)) left=$((left - 1)) status=0
   timeout --signal=INT --kill-after=20 "$((limit > 0 ? limit : 1))" "$python" -m kernel_builder benchmark \
-    "$root/kernels/$kernel" --rounds "$rounds" --json "$out/$kernel.$machine.json" "$@" || status=$?
+    "kernels/$kernel" --rounds "$rounds" --json "$out/$kernel.$machine.json" "$@" || status=$?
   echo "$kernel: $((SECONDS - began)) s of $limit s, exit status $status$([ $status -eq 124 ] && echo ', stopped')" >&2
   [ $status -eq 0 ] || failed=1
 done
