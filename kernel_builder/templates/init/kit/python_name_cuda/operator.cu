@@ -59,8 +59,8 @@ void launch(const Problem& problem, cudaStream_t stream) {
     constexpr int64_t kTile = kConfig.threads * kConfig.loads * kWidth;
     const auto blocks = static_cast<unsigned>((problem.elements + kTile - 1) / kTile);
     launch_with_pdl(kernel<T, kWidth, index(), kBackward>, blocks, kConfig.threads, 0, stream,
-                    static_cast<const T*>(problem.x), static_cast<const T*>(problem.grad),
-                    static_cast<T*>(problem.out), problem.elements);
+                    static_cast<const T*>(problem.x), static_cast<const T*>(problem.grad), static_cast<T*>(problem.out),
+                    problem.elements);
   });
 }
 
