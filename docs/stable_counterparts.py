@@ -78,19 +78,19 @@ def release_of(name: str, header: str) -> Release:
         rf"#\s*define {name}\b|(?:class|struct|enum class|using)\s+(?:alignas\(\d+\)\s+)?(?:[A-Z_]+\s+)?{name}\b"
         rf"|\b{name}\("
     )
-    found = [release for line, release in lines_with_release(header) if defines.search(line)]
-    if not found:
+    releases = [release for line, release in lines_with_release(header) if defines.search(line)]
+    if not releases:
         raise SystemExit(f"{header} of Torch {torch.__version__} does not define {name}: correct {Path(__file__).name}")
-    return min(found)
+    return min(releases)
 
 
 def named(header: str, pattern: re.Pattern[str]) -> dict[str, Release]:
     """Return what matches a pattern in a header, with its oldest release."""
-    found: dict[str, Release] = {}
+    oldest: dict[str, Release] = {}
     for line, release in lines_with_release(header):
         if match := pattern.match(line):
-            found[match[1]] = min(release, found.get(match[1], release))
-    return dict(sorted(found.items()))
+            oldest[match[1]] = min(release, oldest.get(match[1], release))
+    return dict(sorted(oldest.items()))
 
 
 def shown(release: Release) -> str:
@@ -127,8 +127,8 @@ def tables() -> str:
         "| from | methods |",
         "| --- | --- |",
         *(
-            f"| {shown(one)} | {_list(name for name, release in methods.items() if release == one)} |"
-            for one in sorted(set(methods.values()))
+            f"| {shown(since)} | {_list(name for name, release in methods.items() if release == since)} |"
+            for since in sorted(set(methods.values()))
         ),
         "",
         "Headers that differ by their directory alone: `c10/...` becomes `torch/headeronly/...`, and the namespaces "
@@ -140,9 +140,11 @@ def tables() -> str:
 
 
 def _by_release(functions: dict[str, Release], aten: set[str]) -> Iterator[str]:
-    for one in sorted(set(functions.values())):
-        names = [name for name, release in functions.items() if release == one]
-        yield f"| {shown(one)} | {_list(n for n in names if n in aten)} | {_list(n for n in names if n not in aten)} |"
+    for since in sorted(set(functions.values())):
+        names = [name for name, release in functions.items() if release == since]
+        yield (
+            f"| {shown(since)} | {_list(n for n in names if n in aten)} | {_list(n for n in names if n not in aten)} |"
+        )
 
 
 def _list(names: Iterator[str] | list[str]) -> str:

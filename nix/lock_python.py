@@ -36,10 +36,10 @@ def resolve(python: str, machine: str, requirements: list[str]) -> dict[str, str
         command = [sys.executable, "-m", "pip", "--isolated", "install", "--quiet", "--dry-run", "--report=-"]
         command += ["--ignore-installed", "--only-binary=:all:", f"--python-version={python}", *platforms]
         done = subprocess.run([*command, "--target", target, *requirements], check=True, capture_output=True, text=True)
-    found = [item["download_info"] for item in json.loads(done.stdout)["install"]]
+    downloads = [item["download_info"] for item in json.loads(done.stdout)["install"]]
     return {
         PurePosixPath(unquote(urlsplit(item["url"]).path)).name: item["archive_info"]["hashes"]["sha256"]
-        for item in found
+        for item in downloads
     }
 
 
@@ -64,10 +64,10 @@ def main() -> None:
     for name, requirements in {"builder": project["dependencies"], "torch": list(TORCH)}.items():
         for python in PYTHONS:
             for machine in MACHINES:
-                found = resolve(python, machine, requirements)
-                wheels.update(found)
-                needed.setdefault(name, {}).setdefault(python, {})[f"{machine}-linux"] = sorted(found)
-                print(f"{name}, Python {python}, {machine}: {len(found)} wheels", file=sys.stderr)
+                resolved = resolve(python, machine, requirements)
+                wheels.update(resolved)
+                needed.setdefault(name, {}).setdefault(python, {})[f"{machine}-linux"] = sorted(resolved)
+                print(f"{name}, Python {python}, {machine}: {len(resolved)} wheels", file=sys.stderr)
     if projects:
         lines = newer(json.loads((HERE / "python.json").read_text())["wheels"], wheels, projects)
         if not lines:

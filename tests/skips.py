@@ -26,11 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _skipped(config: pytest.Config) -> dict[str, list[str]]:
     """Return reason -> the tests that were skipped for it."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    found = defaultdict(list)
+    tests = defaultdict(list)
     for report in reporter.stats.get("skipped", []) if reporter else []:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        found[reason.removeprefix("Skipped: ")].append(report.nodeid)
-    return found
+        tests[reason.removeprefix("Skipped: ")].append(report.nodeid)
+    return tests
 
 
 def _command(reason: str) -> str | None:

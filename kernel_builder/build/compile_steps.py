@@ -86,8 +86,8 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
     # As in the public builder, every source sees the libraries that any kernel depends on; [torch] cannot name its own.
     every = sorted({name for kernel in kernels for name in kernel.depends})
-    for one in kernel_sources.disjoint([binding, *kernels]):
-        part = replace(one, depends=tuple(dict.fromkeys((*one.depends, *every))))
+    for kernel in kernel_sources.disjoint([binding, *kernels]):
+        part = replace(kernel, depends=tuple(dict.fromkeys((*kernel.depends, *every))))
         compiler_flags.check(project.root, _table(part), "cxx-flags", part.cxx_flags)
         backend.check_flags(project.root, _table(part), part)
         for source in part.src:
@@ -214,31 +214,31 @@ class _Outside:
 
 
 def _outside(project: Project, kernel: Kernel, source: str, scanned: include_scan.Scan, tools: _Tools) -> _Outside:
-    found = _Outside([tools.host.identity], {}, [], tools.host.headers)
+    outside = _Outside([tools.host.identity], {}, [], tools.host.headers)
     if tools.backend.recipe:
-        found.identities.append(tools.backend.recipe)
+        outside.identities.append(tools.backend.recipe)
     if scanned.torch:
         torch = tools.torch()
-        found.standard = matrix.cxx_standard(torch.release)
-        found.identities.append(torch.identity)
-        found.roots[TORCH] = torch.include[0]
-        found.includes += system_includes(TORCH, torch.include[0], torch.include)
+        outside.standard = matrix.cxx_standard(torch.release)
+        outside.identities.append(torch.identity)
+        outside.roots[TORCH] = torch.include[0]
+        outside.includes += system_includes(TORCH, torch.include[0], torch.include)
     of_toolkit = tools.toolkit_libraries() if scanned.toolkit_libraries else None
     libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
     for library in [*libraries, *([of_toolkit] if of_toolkit else [])]:
         place = token(library.name)
-        found.identities.append(library.identity)
-        found.roots[place] = library.root
-        found.includes += system_includes(place, library.root, library.include)
+        outside.identities.append(library.identity)
+        outside.roots[place] = library.root
+        outside.includes += system_includes(place, library.root, library.include)
     if scanned.python:
-        found.identities.append(sys.version)
-        found.roots[PYTHON] = _python_include(project, source, tools.host.platform)
-        found.includes += ["-isystem", PYTHON]
-        found.headers = (*found.headers, _configuration(found.roots[PYTHON]))
+        outside.identities.append(sys.version)
+        outside.roots[PYTHON] = _python_include(project, source, tools.host.platform)
+        outside.includes += ["-isystem", PYTHON]
+        outside.headers = (*outside.headers, _configuration(outside.roots[PYTHON]))
     if tools.toolkit:
-        found.identities.append(tools.toolkit.identity)
-        found.roots[token(tools.toolkit.name)] = tools.toolkit.root
-    return found
+        outside.identities.append(tools.toolkit.identity)
+        outside.roots[token(tools.toolkit.name)] = tools.toolkit.root
+    return outside
 
 
 def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
@@ -248,8 +248,8 @@ def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
     """
 
     def newer(option: tuple[str, ...]) -> bool:
-        found = re.fullmatch(r"--?std=(?:c|gnu)\+\+(\d[\dabcxyz])", "=".join(option))
-        return not found or int(_STANDARDS.get(found[1], found[1])) >= standard
+        match = re.fullmatch(r"--?std=(?:c|gnu)\+\+(\d[\dabcxyz])", "=".join(option))
+        return not match or int(_STANDARDS.get(match[1], match[1])) >= standard
 
     def without_older(flags: Sequence[str]) -> tuple[str, ...]:
         return tuple(word for option in filter(newer, kernel_sources.options(flags)) for word in option)
@@ -271,7 +271,7 @@ def _key(
 
 def _alias(project: Project, kernel: Kernel, source: str) -> str:
     # nvcc splits the options that carry it at commas and white space.
-    return re.sub(r"[^\w./-]", lambda found: f"%{ord(found[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
+    return re.sub(r"[^\w./-]", lambda match: f"%{ord(match[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
 
 
 def _registration_header() -> str:

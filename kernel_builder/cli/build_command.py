@@ -113,8 +113,8 @@ def _print_skipped(summary: BuildSummary) -> None:
 
 def _loadable(reason: str, names: Sequence[str]) -> Iterator[str]:
     """Yield the variants like these for the Torch that the client has named as the reason."""
-    if found := re.search(r"environment Torch version \((\d+)\.(\d+)\)", reason):
-        yield from (re.sub(r"^torch\d+-", f"torch{found[1]}{found[2]}-", name) for name in names)
+    if match := re.search(r"environment Torch version \((\d+)\.(\d+)\)", reason):
+        yield from (re.sub(r"^torch\d+-", f"torch{match[1]}{match[2]}-", name) for name in names)
 
 
 def _print_table(summary: BuildSummary) -> None:

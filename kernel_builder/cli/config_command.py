@@ -45,20 +45,20 @@ def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path]
     if len(directories) < 2:
         _check_one(paths[0], dependencies, as_json)
         return
-    found = {path: read_or_error(path) for path in paths}
-    projects = [project for project in found.values() if isinstance(project, Project)]
-    ok = len(projects) == len(found)
+    results = {path: read_or_error(path) for path in paths}
+    projects = [project for project in results.values() if isinstance(project, Project)]
+    ok = len(projects) == len(results)
     if as_json:
         listed = [
-            {"directory": str(path), "ok": True, "project": _plain(one)}
-            if isinstance(one, Project)
-            else {"directory": str(path), "ok": False, "error": one.as_dict()}
-            for path, one in found.items()
+            {"directory": str(path), "ok": True, "project": _plain(result)}
+            if isinstance(result, Project)
+            else {"directory": str(path), "ok": False, "error": result.as_dict()}
+            for path, result in results.items()
         ]
         click.echo(json.dumps({"ok": ok, "projects": listed, "left-out": [str(path) for path in others]}))
     else:
         print_notices(projects, others)
-        _print_table(found)
+        _print_table(results)
         _print_missing(projects, dependencies)
     if not ok:
         raise SystemExit(ConfigError.exit_code)
@@ -93,27 +93,27 @@ def _print_missing(projects: Sequence[Project], dependencies: Mapping[str, Path]
     needing: dict[Obstacle, dict[str, None]] = {}
     for project in projects:
         for backend in project.backends:
-            found = missing_dependency(project, backend, toolchains) if known_backends.get(backend).compiles else None
-            if found:
-                needing.setdefault(found, {})[project.name] = None
+            missing = missing_dependency(project, backend, toolchains) if known_backends.get(backend).compiles else None
+            if missing:
+                needing.setdefault(missing, {})[project.name] = None
     for obstacle, names in needing.items():
         click.secho(f"warning: {', '.join(names)}: {obstacle.reason}; {obstacle.hint}", fg="yellow", err=True)
 
 
-def _print_table(found: Mapping[Path, Project | ConfigError]) -> None:
+def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
     """Print one row for each project, after the errors."""
     rows = [("project", "version", "framework", "backends")]
-    for path, one in found.items():
-        if isinstance(one, Project):
-            rows.append((one.name, str(one.version), one.framework.table, ", ".join(one.backends)))
+    for path, result in results.items():
+        if isinstance(result, Project):
+            rows.append((result.name, str(result.version), result.framework.table, ", ".join(result.backends)))
         else:
-            report_error(one, as_json=False)
+            report_error(result, as_json=False)
             rows.append((path.name, "error", "", ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    accepted = sum(isinstance(one, Project) for one in found.values())
-    click.echo(f"{accepted} of {_count(len(found), 'project')} accepted")
+    accepted = sum(isinstance(result, Project) for result in results.values())
+    click.echo(f"{accepted} of {_count(len(results), 'project')} accepted")
 
 
 @click.command()

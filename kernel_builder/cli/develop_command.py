@@ -130,7 +130,7 @@ def compile_commands(directory: Path, variant: str | None, output: Path | None, 
         variants = named or choice.of_each_backend(project, toolchains)
         file = output or project.root / editor.NAME
         count = editor.write(project, variants, toolchains, file)
-    click.echo(f"{file}: {counted(count, 'file')}, as compiled for {', '.join(one.name for one in variants)}")
+    click.echo(f"{file}: {counted(count, 'file')}, as compiled for {', '.join(compiled.name for compiled in variants)}")
 
 
 def _toolchains(**options: Any) -> Toolchains:

@@ -105,10 +105,13 @@ def import_(
 
 def _print_transferred(done: Sequence[Transferred], where: str, as_json: bool) -> None:
     if as_json:
-        repositories = [{**asdict(one), "branches": dict(one.branches)} for one in done]
+        repositories = [{**asdict(repository), "branches": dict(repository.branches)} for repository in done]
         # The fields of a single repository are also where earlier versions had them.
         click.echo(json.dumps({"repositories": repositories, **(repositories[0] if len(done) == 1 else {})}, indent=2))
         return
-    for one in done:
-        branches = ", ".join(sorted(one.branches))
-        click.echo(f"{where}: {one.repo_id}: {branches}; {one.files} distinct files, {one.size / 1e6:.1f} MB")
+    for repository in done:
+        branches = ", ".join(sorted(repository.branches))
+        click.echo(
+            f"{where}: {repository.repo_id}: {branches}; {repository.files} distinct files, "
+            f"{repository.size / 1e6:.1f} MB"
+        )

@@ -36,26 +36,26 @@ def port(setup: Path, name: str | None, dry_run: bool, as_json: bool) -> None:
     from kernel_builder.port import first_build_toml, written_files
 
     path = setup / "setup.py" if setup.is_dir() else setup
-    found = first_build_toml.port(path, name)
-    written = [] if dry_run else written_files.write_new(found.directory, found.files)
+    ported = first_build_toml.port(path, name)
+    written = [] if dry_run else written_files.write_new(ported.directory, ported.files)
     if as_json:
-        click.echo(json.dumps({"written": written, **found.as_dict()}))
+        click.echo(json.dumps({"written": written, **ported.as_dict()}))
         return
     if dry_run:
-        click.echo(found.files["build.toml"])
-    _show(found, path, written)
+        click.echo(ported.files["build.toml"])
+    _show(ported, path, written)
 
 
-def _show(found: Port, setup: Path, written: Sequence[str]) -> None:
-    for kernel in found.kernels:
+def _show(ported: Port, setup: Path, written: Sequence[str]) -> None:
+    for kernel in ported.kernels:
         click.echo(
             f"understood {setup.name}:{kernel.line}: {kernel.name}, {kernel.backend}, sources: {len(kernel.src)}"
         )
     remarks = {
-        "left out": [f"{setup.name}:{one.line}: {one.text}" for one in found.left_out],
-        "assumed": [f"{setup.name}:{one.line}: {one.text}" for one in found.assumed],
-        "to change": [f"{one.path}:{one.line}: {one.text}" for one in found.rewrites],
-        "to do": list(found.notes),
+        "left out": [f"{setup.name}:{remark.line}: {remark.text}" for remark in ported.left_out],
+        "assumed": [f"{setup.name}:{remark.line}: {remark.text}" for remark in ported.assumed],
+        "to change": [f"{rewrite.path}:{rewrite.line}: {rewrite.text}" for rewrite in ported.rewrites],
+        "to do": list(ported.notes),
     }
     for kind, lines in remarks.items():
         for line in lines[:_SHOWN]:
@@ -63,4 +63,4 @@ def _show(found: Port, setup: Path, written: Sequence[str]) -> None:
         if lines[_SHOWN:]:
             click.echo(f"{kind}: and {len(lines) - _SHOWN} more; --json has all")
     for name in written:
-        click.echo(f"wrote {found.directory / name}")
+        click.echo(f"wrote {ported.directory / name}")

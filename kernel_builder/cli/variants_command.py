@@ -68,30 +68,30 @@ def list_variants(
     paths, others = sort_projects(directories or (Path(),))
     if changed_since is not None:
         paths = tuple(changed.touched(paths, changed_since, shared))
-    found: dict[Path, Project] = {}
+    projects: dict[Path, Project] = {}
     for directory in paths:
         try:
-            found[directory] = read_project(directory)
+            projects[directory] = read_project(directory)
         except ConfigError as error:
             if len(paths) == 1:
                 raise
             report_error(error, as_json=False)
-    print_notices(list(found.values()), others)
+    print_notices(list(projects.values()), others)
     if runners:
         parts = [
             part
-            for directory, project in found.items()
+            for directory, project in projects.items()
             for part in offered.shares(str(directory), project, whole=whole)
         ]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
     else:
         toolchains = Toolchains(cuda_home=cuda_home, cuda_compiler=cuda_compiler, dependencies=dependencies)
-        rows = [row for project in found.values() for row in _rows(project, toolchains, arch=arch, whole=whole)]
+        rows = [row for project in projects.values() for row in _rows(project, toolchains, arch=arch, whole=whole)]
         if as_json:
             click.echo(json.dumps(rows, indent=2))
         else:
             _print(rows, several=len(paths) > 1)
-    if len(found) < len(paths):
+    if len(projects) < len(paths):
         raise SystemExit(ConfigError.exit_code)
 
 

@@ -49,14 +49,16 @@ def verify(name: str, source: Path | None, signers: tuple[str, ...], require_sig
     from kernel_builder.progress import shown
 
     with shown(sys.stderr) as progress:
-        found = check(name, source=source, signers=signers, require_signature=require_signature, progress=progress)
+        verification = check(
+            name, source=source, signers=signers, require_signature=require_signature, progress=progress
+        )
     if as_json:
-        click.echo(json.dumps(found.as_dict(), indent=2))
+        click.echo(json.dumps(verification.as_dict(), indent=2))
     else:
-        click.echo(f"{found.repo_id} at {found.revision}")
-        for verdict in found.variants:
+        click.echo(f"{verification.repo_id} at {verification.revision}")
+        for verdict in verification.variants:
             _print(verdict)
-    if not found.ok:
+    if not verification.ok:
         sys.exit(VerificationError.exit_code)
 
 

@@ -53,8 +53,8 @@ def wheel(directory: Path, quiet: bool, as_json: bool, **options: Any) -> None:
 
     written = write_wheels(WheelRequest(directory, **options), Silent() if quiet or as_json else Lines(sys.stderr))
     if as_json:
-        click.echo(json.dumps({"wheels": [one.as_dict() for one in written]}, indent=2))
+        click.echo(json.dumps({"wheels": [archive.as_dict() for archive in written]}, indent=2))
     elif not quiet:
-        for one in written:
-            click.echo(f"wrote {one.path}  ({one.path.stat().st_size / 2**20:.2f} MiB)")
-            click.echo(f"  {', '.join(one.variants)}; needs {', '.join(one.requires)}")
+        for archive in written:
+            click.echo(f"wrote {archive.path}  ({archive.path.stat().st_size / 2**20:.2f} MiB)")
+            click.echo(f"  {', '.join(archive.variants)}; needs {', '.join(archive.requires)}")

@@ -40,7 +40,7 @@ def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
     chosen = to_develop(project, None, toolchains)
     others, _ = buildable.available(project, toolchains)
     backends = sorted({variant.backend for variant in others} - {chosen.backend})
-    return [chosen, *(_newest([one for one in others if one.backend == backend]) for backend in backends)]
+    return [chosen, *(_newest([variant for variant in others if variant.backend == backend]) for backend in backends)]
 
 
 def built(project: Project, name: str | None) -> Variant:

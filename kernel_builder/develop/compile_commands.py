@@ -64,7 +64,7 @@ def entry(step: CompileStep) -> dict[str, Any]:
 
 def _located(argument: str, project: Path) -> str:
     """Return an argument with the project in place of the step's `src`, and the builder's headers for `builder`."""
-    located = re.sub(r"^(-I)?src(?=/|$)", lambda found: f"{found[1] or ''}{project}", argument)
+    located = re.sub(r"^(-I)?src(?=/|$)", lambda match: f"{match[1] or ''}{project}", argument)
     return f"-I{_TEMPLATES}" if located == "-Ibuilder" else located
 
 

@@ -66,13 +66,13 @@ def read_results(directory: Path) -> BuildResults:
     for file in sorted(directory.rglob("*.json"))[:_MAX_FILES]:
         try:
             described = _read_object(file)
-            found = _rows(described)
+            job_rows = _rows(described)
             if "packages" not in described or "error" in described:
                 failures[file.stem] = _failure(described)
         except (OSError, ValueError, RecursionError):
             failures[file.stem] = JobFailure("no result: the job stopped before its end")
             continue
-        for row in found:
+        for row in job_rows:
             # A variant that one runner cannot build is built by another.
             if row.built or (row.project, row.variant) not in rows:
                 rows[row.project, row.variant] = row
@@ -128,7 +128,9 @@ def _read_object(file: Path) -> Mapping[str, Any]:
 
 def _failure(described: Mapping[str, Any]) -> JobFailure:
     # The errors of variants that fail alike are listed with each of them.
-    of_variants = (error for one in _objects(described.get("failures")) for error in _objects(one.get("errors")))
+    of_variants = (
+        error for failure in _objects(described.get("failures")) for error in _objects(failure.get("errors"))
+    )
     outputs = [error.get("output") for error in (described, *of_variants)]
     distinct = dict.fromkeys(output for output in outputs if isinstance(output, str))
     lines = [line for output in distinct for line in output.splitlines()]
@@ -148,17 +150,22 @@ def _rows(described: Mapping[str, Any]) -> list[BuildRow]:
         for package in _objects(described.get("packages"))
     ]
     rows += [
-        BuildRow(_text(one.get("project")), _text(one.get("variant")), "not built", reason=_text(one.get("reason")))
-        for one in _objects(described.get("unavailable"))
+        BuildRow(
+            _text(variant.get("project")),
+            _text(variant.get("variant")),
+            "not built",
+            reason=_text(variant.get("reason")),
+        )
+        for variant in _objects(described.get("unavailable"))
     ]
     rows += [
         BuildRow(
-            _text(one.get("project")),
-            _text(one.get("variant")),
+            _text(failure.get("project")),
+            _text(failure.get("variant")),
             "failed",
-            reason="; ".join(_text(error.get("message")) for error in _objects(one.get("errors"))),
+            reason="; ".join(_text(error.get("message")) for error in _objects(failure.get("errors"))),
         )
-        for one in _objects(described.get("failures"))
+        for failure in _objects(described.get("failures"))
     ]
     return rows
 
@@ -168,7 +175,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _objects(value: object) -> Iterable[Mapping[str, Any]]:
-    return (one for one in _list(value) if isinstance(one, dict))
+    return (item for item in _list(value) if isinstance(item, dict))
 
 
 def _size(value: object) -> int | None:

@@ -44,10 +44,10 @@ class GitHub:
         GitHub does not name a fork's pull request in the event of a workflow run.
         """
         query = {"head": f"{owner}:{branch}", "state": "open", "per_page": str(_PAGE)}
-        found = [
+        numbers = [
             pull["number"] for pull in self._request("GET", "pulls", params=query) if pull["head"]["sha"] == commit
         ]
-        return int(found[0]) if found else None
+        return int(numbers[0]) if numbers else None
 
     def comment(self, number: int, text: str) -> str:
         """Write the comment under a pull request, or replace the earlier one, and return its address."""

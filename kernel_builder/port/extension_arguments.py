@@ -70,7 +70,7 @@ class ArgumentReader:
             if given[key] not in ([], {}, None):
                 self._leave_out(f"{key}: {_WITHOUT_EFFECT.get(key, 'build.toml has no such key')}")
         src = self._paths("sources", given.get("sources"), Path.is_file)
-        src = tuple(one for one in src if one.endswith(SOURCES))
+        src = tuple(path for path in src if path.endswith(SOURCES))
         include = self._paths("include_dirs", given.get("include_dirs"), Path.is_dir)
         cxx, nvcc = self._flags(given)
         cuda = self.call.backend == "cuda"
@@ -92,13 +92,13 @@ class ArgumentReader:
         self.left_out.append(Remark(line or self.call.line, text))
 
     def _listed(self, key: str, value: Any) -> Iterator[str]:
-        for one in value if isinstance(value, (list, tuple)) else [] if value is None else [value]:
-            if isinstance(one, str):
-                yield one
-            elif isinstance(one, Unknown):
-                self._leave_out(f"{key}: `{one.text}` is only known when setup.py runs", one.line)
+        for item in value if isinstance(value, (list, tuple)) else [] if value is None else [value]:
+            if isinstance(item, str):
+                yield item
+            elif isinstance(item, Unknown):
+                self._leave_out(f"{key}: `{item.text}` is only known when setup.py runs", item.line)
             else:
-                self._leave_out(f"{key}: {one!r} is no text")
+                self._leave_out(f"{key}: {item!r} is no text")
 
     def _paths(self, key: str, value: Any, exists: Any) -> tuple[str, ...]:
         """Return what exists in the project, relative to it."""
@@ -116,14 +116,14 @@ class ArgumentReader:
     def _flags(self, given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """Return the flags of the C++ compiler and of nvcc, with the definitions."""
         macros = []
-        for one in given.get("define_macros") or []:
-            match one:
+        for macro in given.get("define_macros") or []:
+            match macro:
                 case [str() as name, None]:
                     macros.append(f"-D{name}")
                 case [str() as name, str() | int() as value]:
                     macros.append(f"-D{name}={value}")
                 case _:
-                    self._leave_out(f"define_macros: `{_shown(one)}` is not understood")
+                    self._leave_out(f"define_macros: `{_shown(macro)}` is not understood")
         macros += [f"-U{name}" for name in self._listed("undef_macros", given.get("undef_macros"))]
         flags = given.get("extra_compile_args")
         if isinstance(flags, dict):
@@ -166,13 +166,13 @@ def _shown(value: Any) -> str:
 def _capabilities(flags: Sequence[str]) -> Iterator[str]:
     """Yield the capabilities that options of nvcc name, in the form of `build.toml`."""
     words = " ".join(flags)
-    found: dict[str, bool] = {}
+    with_ptx: dict[str, bool] = {}
     for arch, kind, code in _GENCODE.findall(words):
         number = code if kind == "sm" else arch
-        found[number] = found.get(number, False) or kind == "compute"
+        with_ptx[number] = with_ptx.get(number, False) or kind == "compute"
     for number in _ARCH.findall(words):
-        found.setdefault(number, True)
-    for number, ptx in found.items():
+        with_ptx.setdefault(number, True)
+    for number, ptx in with_ptx.items():
         if match := re.fullmatch(r"(\d+)(\d)([af]?)", number):
             yield f"{match[1]}.{match[2]}{match[3]}" + ("+PTX" if ptx and not match[3] else "")
 
@@ -188,7 +188,7 @@ def _stable_abi(flags: Sequence[str]) -> str | None:
 
 def _headers(root: Path, src: Iterable[str], include: Sequence[str]) -> set[str]:
     """Return the project's headers that sources include, directly or through others."""
-    found: set[str] = set()
+    headers: set[str] = set()
     waiting = list(src)
     while waiting:
         current = waiting.pop()
@@ -197,8 +197,8 @@ def _headers(root: Path, src: Iterable[str], include: Sequence[str]) -> set[str]
                 path = posixpath.normpath(posixpath.join(directory, name.decode(errors="replace")))
                 if path.startswith("..") or posixpath.isabs(path) or not (root / path).is_file():
                     continue
-                if path not in found:
-                    found.add(path)
+                if path not in headers:
+                    headers.add(path)
                     waiting.append(path)
                 break
-    return found - set(src)
+    return headers - set(src)

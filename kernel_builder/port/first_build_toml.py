@@ -80,17 +80,17 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
     root = setup.resolve().parent
     left_out = [*with_cuda.unknown]
     kernels: list[PortedExtension] = []
-    calls = [one for one in with_cuda.extensions if one.backend == "cuda"]
+    calls = [call for call in with_cuda.extensions if call.backend == "cuda"]
     # The CPU's extensions are those of a machine without CUDA: on others the same call may be one for CUDA.
-    calls += [one for one in without.extensions if one.backend == "cpu"]
+    calls += [call for call in without.extensions if call.backend == "cpu"]
     for call in calls or with_cuda.extensions:
         reader = ArgumentReader(root, call)
-        one = reader.read()
+        extension = reader.read()
         left_out += reader.left_out
-        if one.src:
-            kernels.append(one)
+        if extension.src:
+            kernels.append(extension)
         else:
-            left_out.append(Remark(call.line, f"the extension {one.name!r}: none of its sources is known"))
+            left_out.append(Remark(call.line, f"the extension {extension.name!r}: none of its sources is known"))
     if not kernels:
         raise ConfigError(
             "declares no extension of torch.utils.cpp_extension whose sources are known, so nothing is written",
@@ -121,7 +121,7 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
 
 
 def _distinct(remarks: Iterable[Remark]) -> tuple[Remark, ...]:
-    return tuple(sorted(dict.fromkeys(remarks), key=lambda one: one.line))
+    return tuple(sorted(dict.fromkeys(remarks), key=lambda remark: remark.line))
 
 
 def _settings(root: Path, script: SetupScript) -> dict[str, Any]:
@@ -158,7 +158,11 @@ def _licence(root: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the SPDX name of the licence, from what is declared or from the beginning of its text."""
     classifiers = settings.get("classifiers")
     declared = [settings.get("license"), *(classifiers if isinstance(classifiers, list) else [])]
-    said = [one.lower() for one in declared if isinstance(one, str) and (one == declared[0] or one.startswith("Lic"))]
+    said = [
+        entry.lower()
+        for entry in declared
+        if isinstance(entry, str) and (entry == declared[0] or entry.startswith("Lic"))
+    ]
     said += [
         path.read_text(errors="replace")[:3000].lower() for path in sorted(root.glob("LICEN[SC]E*")) if path.is_file()
     ]
@@ -175,7 +179,9 @@ def _distinctly_named(kernels: Sequence[PortedExtension]) -> Iterator[tuple[str,
     taken: set[str] = set()
     for kernel in kernels:
         stem = kernel.name if kernel.name.endswith(f"_{kernel.backend}") else f"{kernel.name}_{kernel.backend}"
-        name = next(one for one in (stem, *(f"{stem}_{n}" for n in range(2, 1000))) if one not in taken)
+        name = next(
+            candidate for candidate in (stem, *(f"{stem}_{n}" for n in range(2, 1000))) if candidate not in taken
+        )
         taken.add(name)
         yield name, kernel
 
@@ -205,7 +211,7 @@ def _render(
     releases = {
         backend: {kernel.stable_abi for _, kernel in named if kernel.backend == backend} for backend in backends
     }
-    stable = {backend: found.pop() for backend, found in releases.items() if len(found) == 1 and None not in found}
+    stable = {backend: abis.pop() for backend, abis in releases.items() if len(abis) == 1 and None not in abis}
     if stable:
         framework.add("stable-abi", stable)
     document.add("torch", framework)

@@ -65,14 +65,14 @@ class SetupCalls:
             "join": path.join,
             "dirname": path.dirname,
             "basename": path.basename,
-            "splitext": lambda one: list(path.splitext(one)),
+            "splitext": lambda name: list(path.splitext(name)),
             "abspath": self._absolute,
             "realpath": self._absolute,
             "normpath": path.normpath,
-            "relpath": lambda one, start=".": path.relpath(self._absolute(one), self._absolute(start)),
-            "exists": lambda one: path.exists(self._absolute(one)),
-            "isdir": lambda one: path.isdir(self._absolute(one)),
-            "isfile": lambda one: path.isfile(self._absolute(one)),
+            "relpath": lambda name, start=".": path.relpath(self._absolute(name), self._absolute(start)),
+            "exists": lambda name: path.exists(self._absolute(name)),
+            "isdir": lambda name: path.isdir(self._absolute(name)),
+            "isfile": lambda name: path.isfile(self._absolute(name)),
             "system": lambda *_: "Linux",  # of platform; that of os has no result that matters
             "getcwd": lambda: str(root),
             "Path": lambda *parts: path.join(*parts) if parts else ".",
@@ -88,7 +88,7 @@ class SetupCalls:
             "dict": dict,
             "sorted": sorted,
             "range": lambda *bounds: list(range(*bounds)[:_MOST_FILES]),
-            "product": lambda *lists: [list(one) for one in itertools.product(*lists)],
+            "product": lambda *lists: [list(combination) for combination in itertools.product(*lists)],
             "deepcopy": lambda value: value,
             "find_packages": lambda *_, **__: [],
         }
@@ -101,9 +101,9 @@ class SetupCalls:
         whole = posixpath.join(under, pattern) if under else pattern
         if not Path(self._absolute(whole)).is_relative_to(self.root):
             return []
-        found = glob.iglob(self._absolute(whole), recursive=True)  # noqa: PTH207 -- a script's patterns are glob's
-        listed = sorted(itertools.islice(found, _MOST_FILES))
-        return listed if posixpath.isabs(whole) else [posixpath.relpath(one, self.root) for one in listed]
+        matches = glob.iglob(self._absolute(whole), recursive=True)  # noqa: PTH207 -- a script's patterns are glob's
+        listed = sorted(itertools.islice(matches, _MOST_FILES))
+        return listed if posixpath.isabs(whole) else [posixpath.relpath(file, self.root) for file in listed]
 
     def attribute(self, owner: Any, name: str, unknown: Unknown) -> Any:
         """Return an attribute of a path, the only objects with attributes that matter."""
@@ -123,7 +123,7 @@ class SetupCalls:
                 return self._files(arguments[0]) if isinstance(arguments[0], str) else unknown
             if last == "split" and "shlex" in name:
                 return shlex.split(arguments[0])
-            if last in self._functions and not any(isinstance(one, Unknown) for one in arguments):
+            if last in self._functions and not any(isinstance(argument, Unknown) for argument in arguments):
                 return self._functions[last](*arguments, **keywords)
         except Exception:
             return unknown  # the script itself may be wrong, or call with what is only known when it runs
@@ -141,7 +141,7 @@ class SetupCalls:
                 return getattr(owner, name)(*arguments, **keywords)
             case dict(), "items" | "keys" | "values":
                 listed = getattr(owner, name)()
-                return [list(one) for one in listed] if name == "items" else list(listed)
+                return [list(pair) for pair in listed] if name == "items" else list(listed)
             case str(), "glob" | "rglob":
                 return self._files(arguments[0] if name == "glob" else f"**/{arguments[0]}", owner)
             case str(), "resolve" | "absolute":
@@ -164,7 +164,7 @@ class SetupCalls:
         """Return the result of an operator. A list keeps what is known beside an `Unknown`."""
         if isinstance(sign, ast.Add):
             if isinstance(left, list) or isinstance(right, list):
-                parts = (one if isinstance(one, list) else [one] for one in (left, right))
+                parts = (side if isinstance(side, list) else [side] for side in (left, right))
                 return [value for part in parts for value in part]
             if (isinstance(left, str) and isinstance(right, str)) or (_text(left) and _text(right)):
                 return left + right if type(left) is type(right) else unknown
@@ -185,7 +185,7 @@ class SetupCalls:
         if isinstance(signs[0], (ast.Is, ast.IsNot)) and right is None:
             # What is not known is something: `CUDA_HOME is not None`.
             return (left is None) is isinstance(signs[0], ast.Is)
-        if len(signs) > 1 or any(isinstance(one, Unknown) for one in (left, right)):
+        if len(signs) > 1 or any(isinstance(side, Unknown) for side in (left, right)):
             return unknown
         functions = {
             ast.Eq: operator.eq,
@@ -194,8 +194,8 @@ class SetupCalls:
             ast.LtE: operator.le,
             ast.Gt: operator.gt,
             ast.GtE: operator.ge,
-            ast.In: lambda one, holder: one in holder,
-            ast.NotIn: lambda one, holder: one not in holder,
+            ast.In: lambda member, holder: member in holder,
+            ast.NotIn: lambda member, holder: member not in holder,
             ast.Is: operator.is_,
             ast.IsNot: operator.is_not,
         }

@@ -79,7 +79,7 @@ def read_setup(path: Path, *, cuda: bool) -> SetupScript:
         raise ConfigError(
             "is nested too deeply", where=str(path), hint="write build.toml by hand: docs/port.md"
         ) from error
-    return reader.found
+    return reader.script
 
 
 class _Return(Exception):
@@ -105,7 +105,7 @@ class _Reader:
     """Executes statements on known values; `Unknown` stands for all others."""
 
     def __init__(self, path: Path, cuda: bool) -> None:
-        self.found = SetupScript()
+        self.script = SetupScript()
         self.facts = setup_calls.facts(path, cuda)
         self.calls = setup_calls.SetupCalls(path.resolve().parent)
         self.globals: dict[str, Any] = {"__file__": str(path.resolve()), "__name__": "__main__"}
@@ -155,8 +155,8 @@ class _Reader:
             case ast.Tuple() | ast.List():
                 known = isinstance(value, (list, tuple)) and len(value) == len(target.elts)
                 values = value if known else [self._unknown(target)] * len(target.elts)
-                for one, part in zip(target.elts, values, strict=True):
-                    self._assign(one, part, names)
+                for element, part in zip(target.elts, values, strict=True):
+                    self._assign(element, part, names)
             case ast.Subscript():
                 holder, key = self.value(target.value, names), self.value(target.slice, names)
                 if isinstance(holder, dict) and isinstance(key, str):
@@ -174,7 +174,7 @@ class _Reader:
         values = self.value(node.iter, names)
         if not isinstance(values, (list, tuple, dict, set)):
             if self._declares(node.body):
-                self.found.unknown.append(Remark(node.lineno, f"a loop over {ast.unparse(node.iter)}"))
+                self.script.unknown.append(Remark(node.lineno, f"a loop over {ast.unparse(node.iter)}"))
             return
         for value in list(values):
             self._assign(node.target, value, names)
@@ -200,7 +200,7 @@ class _Reader:
             taken = not asks_for_cuda
             value = Unknown(node.lineno, words)
         if isinstance(value, Unknown) and not elsewhere and not _only_stops(node.body):
-            self.found.assumed.append(Remark(node.lineno, f"`{ast.unparse(node.test)}` is taken as {taken}"))
+            self.script.assumed.append(Remark(node.lineno, f"`{ast.unparse(node.test)}` is taken as {taken}"))
         return taken
 
     def _declares(self, body: Sequence[ast.stmt]) -> bool:
@@ -284,10 +284,10 @@ class _Reader:
                 return -value
             return not value if isinstance(node.op, ast.Not) and not _is_unknown(value) else self._unknown(node)
         if isinstance(node, ast.Compare):
-            values = [self.value(one, names) for one in (node.left, *node.comparators)]
+            values = [self.value(operand, names) for operand in (node.left, *node.comparators)]
             return self.calls.comparison(node.ops, values, self._unknown(node))
         decisive = isinstance(node.op, ast.Or)  # a value that decides, whatever the others are
-        values = [self.value(one, names) for one in node.values]
+        values = [self.value(operand, names) for operand in node.values]
         for value in values:
             if not _is_unknown(value) and bool(value) is decisive:
                 return value
@@ -298,7 +298,7 @@ class _Reader:
         key: Any
         if isinstance(node.slice, ast.Slice):
             bounds = (node.slice.lower, node.slice.upper, node.slice.step)
-            key = slice(*[None if one is None else self.value(one, names) for one in bounds])
+            key = slice(*[None if bound is None else self.value(bound, names) for bound in bounds])
         else:
             key = self.value(node.slice, names)
         try:
@@ -315,10 +315,10 @@ class _Reader:
                 if not isinstance(values, (list, tuple, dict, set)):
                     return self._unknown(node)
                 for value in values:
-                    one = dict(scope)
-                    self._assign(generator.target, value, one)
-                    if all(self.value(test, one) for test in generator.ifs):
-                        inner.append(one)
+                    nested = dict(scope)
+                    self._assign(generator.target, value, nested)
+                    if all(self.value(test, nested) for test in generator.ifs):
+                        inner.append(nested)
             scopes = inner
         return [self.value(node.elt, scope) for scope in scopes]
 
@@ -332,26 +332,26 @@ class _Reader:
         if isinstance(function, _Constructor):
             given = {**dict(zip(("name", "sources"), arguments, strict=False)), **keywords}
             # Lists may be extended after the call, for the next extension.
-            self.found.extensions.append(ExtensionCall(function.backend, node.lineno, copy.deepcopy(given)))
+            self.script.extensions.append(ExtensionCall(function.backend, node.lineno, copy.deepcopy(given)))
             return self._unknown(node)
         if isinstance(function, _Function):
             return self._inlined(function.node, arguments, keywords, self._unknown(node))
         if isinstance(function, bool):
             return function  # a fact, such as `torch.cuda.is_available()`
         if isinstance(node.func, (ast.Name, ast.Attribute)) and _last_name(node.func) == "setup":
-            self.found.settings = keywords
+            self.script.settings = keywords
         owner = self.value(node.func.value, names) if isinstance(node.func, ast.Attribute) else None
         return self.calls.call(ast.unparse(node.func), owner, arguments, keywords, self._unknown(node))
 
     def _inlined(self, node: ast.FunctionDef, arguments: list[Any], keywords: dict[str, Any], unknown: Unknown) -> Any:
         if self._depth >= _MOST_DEPTH:
             return unknown
-        parameters = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+        parameters = [parameter.arg for parameter in (*node.args.posonlyargs, *node.args.args)]
         defaults = node.args.defaults
-        given = {one: self.value(default, {}) for one, default in zip(parameters[::-1], defaults[::-1], strict=False)}
+        given = {name: self.value(default, {}) for name, default in zip(parameters[::-1], defaults[::-1], strict=False)}
         given |= {
-            one.arg: self.value(default, {})
-            for one, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            parameter.arg: self.value(default, {})
+            for parameter, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
             if default
         }
         given |= {**dict(zip(parameters, arguments, strict=False)), **keywords}
@@ -386,7 +386,7 @@ def _asks_for_special(test: ast.expr) -> bool:
         case ast.Compare():
             return isinstance(test.ops[0], (ast.Lt, ast.LtE, ast.Eq, ast.In))
         case ast.BoolOp():
-            asked = [_asks_for_special(one) for one in test.values]
+            asked = [_asks_for_special(operand) for operand in test.values]
             return any(asked) if isinstance(test.op, ast.And) else all(asked)
         case ast.UnaryOp(op=ast.Not()):
             return True
@@ -394,4 +394,4 @@ def _asks_for_special(test: ast.expr) -> bool:
 
 
 def _only_stops(body: Sequence[ast.stmt]) -> bool:
-    return all(isinstance(one, ast.Raise) or "exit(" in ast.unparse(one) for one in body)
+    return all(isinstance(statement, ast.Raise) or "exit(" in ast.unparse(statement) for statement in body)

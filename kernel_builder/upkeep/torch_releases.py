@@ -69,7 +69,7 @@ def released_after(newest: Release, index: Index, builds: Index, platform: str) 
         cuda = {_cuda(pins.version_of(package).local or "") for package in of_builds} - {None}
         yield TorchRelease(
             release,
-            tuple(sorted(found for found in cuda if found)),
+            tuple(sorted(cuda_release for cuda_release in cuda if cuda_release)),
             _own_cuda(wheel, pins.requirements_of(index, wheel)),
             _standard(index, wheel),
         )
@@ -88,7 +88,7 @@ def needed_libraries(index: Index, release: Release, platform: str) -> frozenset
 
     Reads some 500 MB of the wheel.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    needs: dict[str, tuple[str, ...]] = {}
     with index.open(newest_wheel(index, release, platform)) as archive, tempfile.TemporaryDirectory() as directory:
         own = {PurePosixPath(name).name for name in archive.namelist() if name.startswith(_LIBRARIES)}
         left = ["libtorch_cuda.so"]
@@ -96,10 +96,10 @@ def needed_libraries(index: Index, release: Release, platform: str) -> frozenset
             library = Path(directory, name := left.pop())
             with archive.open(_LIBRARIES + name) as packed, library.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
-            found[name] = elf.read(library).needed
+            needs[name] = elf.read(library).needed
             library.unlink()
-            left += [needed for needed in found[name] if needed in own and needed not in found and needed not in left]
-    names = (re.fullmatch(r"lib(\w+)\.so[.\d]*", name) for of in found.values() for name in of if name not in own)
+            left += [needed for needed in needs[name] if needed in own and needed not in needs and needed not in left]
+    names = (re.fullmatch(r"lib(\w+)\.so[.\d]*", name) for of in needs.values() for name in of if name not in own)
     return frozenset(match[1] for match in names if match)
 
 

@@ -77,11 +77,11 @@ def find(
     known = sorted(map(Release.parse, toml_file.parse(texts[MATRIX], MATRIX)["torch"]))
     known_cuda = sorted(map(Release.parse, of_cuda["release"]))
     index = Index(index_url)
-    found = list(torch_releases.released_after(known[-1], index, Index(torch_index), _READ))
-    wanted_cuda = sorted({*known_cuda, *(release for torch in found for release in torch.cuda)})
+    new_torches = list(torch_releases.released_after(known[-1], index, Index(torch_index), _READ))
+    wanted_cuda = sorted({*known_cuda, *(release for torch in new_torches for release in torch.cuda)})
     pinned = resolve(
         index,
-        [*known, *(torch.release for torch in found)],
+        [*known, *(torch.release for torch in new_torches)],
         wanted_cuda,
         PLATFORMS,
         progress,
@@ -101,7 +101,7 @@ def find(
         before = release
         notes.append(f"CUDA {release}, for {', '.join(capabilities)}")
     last = known[-1]
-    for torch in found:
+    for torch in new_torches:
         updated[MATRIX] = table_text.with_torch(updated[MATRIX], last, torch.release, _standard(torch))
         updated[CUDA] = table_text.with_torch(updated[CUDA], last, torch.release, _published(torch, known_cuda))
         updated[SHIMS] = _with_shims(updated[SHIMS], torch.release, toolchains)

@@ -100,9 +100,9 @@ def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWhee
 
 def _refuse_kernel_depends(project: Project) -> None:
     depends = {
-        one.repo_id: None
+        dependency.repo_id: None
         for table in (project.kernel_depends, *project.backend_kernel_depends.values())
-        for one in table
+        for dependency in table
     }
     if depends:
         raise ConfigError(

@@ -42,8 +42,12 @@ def metadata(
         "requires_python": _PYTHON,
         "requires_dist": [
             _torch(variants),
-            *(distribution_name(one) for one in project.python_depends),
-            *(f'{distribution_name(one)}; extra == "{extra}"' for extra, depends in extras.items() for one in depends),
+            *(distribution_name(dependency) for dependency in project.python_depends),
+            *(
+                f'{distribution_name(dependency)}; extra == "{extra}"'
+                for extra, depends in extras.items()
+                for dependency in depends
+            ),
         ],
         "provides_extra": sorted(extras),
         "project_urls": dict(_urls(project)),
