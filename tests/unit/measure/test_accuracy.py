@@ -1,3 +1,5 @@
+"""How far a kernel's result deviates from the exact one, and when that makes the result wrong."""
+
 from __future__ import annotations
 
 import math

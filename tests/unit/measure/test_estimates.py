@@ -1,3 +1,5 @@
+"""Medians of measurements, and confidence intervals that are neither too narrow nor too wide."""
+
 from __future__ import annotations
 
 import random

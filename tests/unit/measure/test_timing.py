@@ -1,3 +1,5 @@
+"""How calls are timed: with more data than the cache holds, in turn, and with all threads on one core."""
+
 from __future__ import annotations
 
 import os
