@@ -48,12 +48,12 @@ echo x > mine && cat mine
 @pytest.fixture(params=KINDS)
 def confinement(request: pytest.FixtureRequest) -> Confinement:
     """Return each sandbox that this system permits."""
-    found = chosen("auto", GXX)
-    if request.param == BUBBLEWRAP and found.kind != BUBBLEWRAP:
+    sandbox = chosen("auto", GXX)
+    if request.param == BUBBLEWRAP and sandbox.kind != BUBBLEWRAP:
         pytest.skip("bubblewrap is not installed, or may not be used")
-    if found.kind is None or landlock_version() <= 0:
+    if sandbox.kind is None or landlock_version() <= 0:
         pytest.skip("Landlock is not there, or the network cannot be taken away")
-    return Confinement(request.param, "", found.tools)
+    return Confinement(request.param, "", sandbox.tools)
 
 
 def test_a_compiler_reaches_its_own_directory_only(
@@ -165,9 +165,9 @@ def test_without_a_sandbox_require_fails_and_auto_says_why() -> None:
         chosen("require", Path("/bin/false"))
     assert caught.value.where == "--sandbox require" and "bubblewrap: " in caught.value.message
     assert "install bubblewrap" in (caught.value.hint or "") and "--sandbox off" in (caught.value.hint or "")
-    found = chosen("auto", Path("/bin/false"))
-    assert found.kind is None and "landlock: " in found.reason
-    assert found.around(["true"], Path("/")) == ["true"]
+    sandbox = chosen("auto", Path("/bin/false"))
+    assert sandbox.kind is None and "landlock: " in sandbox.reason
+    assert sandbox.around(["true"], Path("/")) == ["true"]
 
 
 def test_a_compiler_cache_and_a_required_sandbox_exclude_each_other(copy_project: Callable[..., Path]) -> None:

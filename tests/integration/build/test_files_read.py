@@ -116,13 +116,13 @@ def test_own_headers_on_other_systems(tmp_path: Path) -> None:
     (store / "glibc/include").mkdir(parents=True)
     (store / "glibc/include/linux").symlink_to(store / "linux-headers/include/linux")
     search = [f"{store}/gcc/include/c++/14.3.0", f"{store}/gcc/lib/gcc/x/14.3.0/include", f"{store}/glibc/include"]
-    found = own_headers.patterns(search, f"{store}/gcc/lib/gcc/x/14.3.0", "14.3.0")
-    assert f"{own_headers.escaped(str(store))}/linux-headers/include/linux/.*" in found
-    assert f"{own_headers.escaped(search[0])}/.*" in found
-    assert f"{own_headers.escaped(search[1])}/.*" in found
-    assert f"{own_headers.escaped(search[2])}/.*" not in found
-    assert [own_headers.is_of_cxx(one, "14.3.0") for one in search] == [True, False, False]
-    assert [own_headers.is_inside(one, f"{store}/gcc/lib/gcc/x/14.3.0") for one in search] == [False, True, False]
+    patterns = own_headers.patterns(search, f"{store}/gcc/lib/gcc/x/14.3.0", "14.3.0")
+    assert f"{own_headers.escaped(str(store))}/linux-headers/include/linux/.*" in patterns
+    assert f"{own_headers.escaped(search[0])}/.*" in patterns
+    assert f"{own_headers.escaped(search[1])}/.*" in patterns
+    assert f"{own_headers.escaped(search[2])}/.*" not in patterns
+    assert [own_headers.is_of_cxx(path, "14.3.0") for path in search] == [True, False, False]
+    assert [own_headers.is_inside(path, f"{store}/gcc/lib/gcc/x/14.3.0") for path in search] == [False, True, False]
 
 
 def test_lists_of_files(tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
 def with_headers_in(elsewhere: Path, host: HostCompiler, program: Path) -> None:
     """Write a g++ whose headers, except its own few, are those below a directory, as Nix's wrapper of g++ is."""
     searched = [*host.cxx_include, f"{host.install}/include", *host.c_include]
-    places = [one if one.startswith(str(host.install)) else f"{elsewhere}{os.path.normpath(one)}" for one in searched]
+    places = [
+        directory if directory.startswith(str(host.install)) else f"{elsewhere}{os.path.normpath(directory)}"
+        for directory in searched
+    ]
     options = shlex.join(["-nostdinc", *(word for place in places for word in ("-isystem", place))])
     program.write_text(f'#!/bin/sh\nexec {host.path} {options} "$@"\n')
     program.chmod(0o755)
@@ -68,7 +71,7 @@ def test_headers_of_gxx_in_another_place(copy_project: Callable[..., Path], tmp_
     links = {token: tmp_path / f"tree-{number}" for number, token in enumerate(moved.roots)}
     for token, link in links.items():
         link.symlink_to(moved.roots[token], target_is_directory=True)
-    found, read = compiled(replace(moved, roots=links), tmp_path / "moved")
-    assert found == expected
+    compiled_object, read = compiled(replace(moved, roots=links), tmp_path / "moved")
+    assert compiled_object == expected
     assert read
     assert all(header.is_relative_to(elsewhere) for header in read)

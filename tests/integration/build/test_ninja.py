@@ -162,8 +162,10 @@ def slowed(graph: Graph, source: str, slow: Slow, directory: Path) -> Graph:
         return replace(step, argv=(str(compiler), *step.argv)) if step.source.endswith(source) else step
 
     variants = [
-        replace(one, binary=replace(one.binary, objects=tuple(map(change, one.binary.objects)))) if one.binary else one
-        for one in graph.variants
+        replace(variant, binary=replace(variant.binary, objects=tuple(map(change, variant.binary.objects))))
+        if variant.binary
+        else variant
+        for variant in graph.variants
     ]
     return Graph(tuple(variants))
 

@@ -73,14 +73,14 @@ def environment(cache: Path, **more: str) -> dict[str, str]:
 
 def snapshot(directory: Path) -> dict[str, bytes | str]:
     """Return everything below a directory, hidden entries too: content of files, targets of links, directories."""
-    found: dict[str, bytes | str] = {}
+    contents: dict[str, bytes | str] = {}
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
         if path.is_symlink():
-            found[name] = f"-> {path.readlink()}"
+            contents[name] = f"-> {path.readlink()}"
         else:
-            found[name] = path.read_bytes() if path.is_file() else "directory"
-    return found
+            contents[name] = path.read_bytes() if path.is_file() else "directory"
+    return contents
 
 
 @contextmanager
@@ -110,17 +110,17 @@ def assert_refused(done: Done, code: int, error: str, *, where: str, message: st
 
 def working_in(directory: Path) -> dict[int, str]:
     """Return the processes that work in a directory or name it, with their commands."""
-    found = {}
+    commands = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = os.fsdecode((process / "cmdline").read_bytes().replace(b"\0", b" "))
             if not command:  # a zombie
                 continue
             if str(directory) in command or (process / "cwd").readlink().is_relative_to(directory):
-                found[int(process.name)] = command
+                commands[int(process.name)] = command
         except OSError:
             continue
-    return found
+    return commands
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> bool:

@@ -361,9 +361,9 @@ def test_findings_are_said_once_and_in_few_lines(copy_project: Copy, cache: Path
 
 
 def test_two_projects_with_one_name_are_refused(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
-    one, two = copy_project("python-only", "one"), copy_project("python-only", "two")
-    with untouched(one, two):
-        done = kernel_builder(cache, "build", one, two)
+    first, second = copy_project("python-only", "one"), copy_project("python-only", "two")
+    with untouched(first, second):
+        done = kernel_builder(cache, "build", first, second)
     assert_refused(done, 2, "ConfigError", where="[general] name", message="named python-only", hint="rename")
 
 

@@ -37,7 +37,7 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
         # A peer with a wrong result is not timed either.
         assert row.times.keys() == {COPY, OURS, "eager", "mul"}
         assert row.faults.keys() == {"another"}
-        assert all(0 < one.low <= one.median <= one.high < 1 for one in row.times.values())
+        assert all(0 < interval.low <= interval.median <= interval.high < 1 for interval in row.times.values())
         assert row.shares[COPY].median == row.ratios[OURS].median == 1
     assert report.absent.keys() == {"absent"}
     (host,) = report.hosts

@@ -104,9 +104,9 @@ print(one.scaled(torch.ones(1), 2.0).item(), two.scaled(torch.ones(1), 2.0).item
 def test_several_projects_are_built_by_one_command(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
 ) -> None:
-    one, two = copy_project("stable-scale", "one"), copy_project("python-only", "two")
+    first, second = copy_project("stable-scale", "one"), copy_project("python-only", "two")
     out = tmp_path / "out"
-    done = kernel_builder(new_cache("cache"), "build", one, two, "--backend", "cpu", "--out", out)
+    done = kernel_builder(new_cache("cache"), "build", first, second, "--backend", "cpu", "--out", out)
     assert done.code == 0, done
     assert sorted(path.name for path in out.iterdir()) == ["python-only", "stable-scale"]
     assert (out / "python-only" / "torch-cpu" / "metadata.json").is_file()
@@ -198,17 +198,17 @@ def test_packages_of_another_kernel_are_not_replaced(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
 ) -> None:
     """Two projects with one --out, and a directory whose name begins like a package's."""
-    one, two, out = copy_project("python-only", "one"), copy_project("python-only", "two"), tmp_path / "out"
-    replace(two / "build.toml", 'name = "python-only"', 'name = "python-two"')
-    (two / "torch-ext/python_only").rename(two / "torch-ext/python_two")
+    first, second, out = copy_project("python-only", "one"), copy_project("python-only", "two"), tmp_path / "out"
+    replace(second / "build.toml", 'name = "python-only"', 'name = "python-two"')
+    (second / "torch-ext/python_only").rename(second / "torch-ext/python_two")
     cache, options = new_cache("cache"), ("--cuda-compiler", "nvcc", "--no-load", "--out", out)
-    assert kernel_builder(cache, "build", one, *options).code == 0
+    assert kernel_builder(cache, "build", first, *options).code == 0
     (out / "torch-models").mkdir()
     (out / "torch-models" / "metadata.json").write_text("{}")
     with untouched(out):
-        done = kernel_builder(cache, "build", two, *options)
+        done = kernel_builder(cache, "build", second, *options)
     assert_refused(done, 6, "PackageError", where=str(out), message="another kernel than python-two", hint="--out")
-    assert kernel_builder(cache, "build", one, *options).code == 0
+    assert kernel_builder(cache, "build", first, *options).code == 0
     assert (out / "torch-models" / "metadata.json").exists()
 
 
@@ -221,7 +221,9 @@ def test_other_files_in_build_are_the_same_files_after(
     before = [(project / "build" / name).stat() for name in (".", "lib")]
     assert kernel_builder(cache, "build", project, "--cuda-compiler", "nvcc", "--no-load").code == 0
     after = [(project / "build" / name).stat() for name in (".", "lib")]
-    assert [(one.st_ino, one.st_mode) for one in before] == [(one.st_ino, one.st_mode) for one in after]
+    assert [(status.st_ino, status.st_mode) for status in before] == [
+        (status.st_ino, status.st_mode) for status in after
+    ]
 
 
 def test_other_files_in_build_are_kept(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:

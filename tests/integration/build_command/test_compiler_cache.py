@@ -30,8 +30,8 @@ def test_a_compiler_cache_gives_the_same_bytes(
         command = [sccache, "--show-stats", "--stats-format", "json"]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, **server})
         stats = json.loads(done.stdout)["stats"]
-        found = {name: sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses")}
-        return {**found, "requests_executed": stats["requests_executed"]}
+        totals = {name: sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses")}
+        return {**totals, "requests_executed": stats["requests_executed"]}
 
     try:
         for cache, out, choice in ((plain, "plain-out", "off"), (cached, "cached-out", str(sccache))):

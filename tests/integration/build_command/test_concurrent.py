@@ -47,15 +47,15 @@ def test_two_projects_at_once_in_one_cache(
     copy_project: Copy, new_cache: NewCache, start: Start, undisturbed: dict[str, bytes | str]
 ) -> None:
     """The source that both projects have is compiled once. The bindings differ, and are compiled for each."""
-    one, two, cache = copy_project("stable-scale", "one"), copy_project("stable-scale", "two"), new_cache("cache")
-    with (two / "torch-ext" / "torch_binding.cpp").open("a") as binding:
+    first, second, cache = copy_project("stable-scale", "one"), copy_project("stable-scale", "two"), new_cache("cache")
+    with (second / "torch-ext" / "torch_binding.cpp").open("a") as binding:
         binding.write("// Changed.\n")
-    both = [start(cache, project, "--no-load") for project in (one, two)]
+    both = [start(cache, project, "--no-load") for project in (first, second)]
     answers = [json.loads(process.communicate()[0]) for process in both]
     assert [process.returncode for process in both] == [0, 0], answers
     assert sorted(answer["compiles"] for answer in answers) == [1, 2]
-    assert_whole(one, cache, undisturbed)
-    assert snapshot(two / "build").keys() != undisturbed.keys()
+    assert_whole(first, cache, undisturbed)
+    assert snapshot(second / "build").keys() != undisturbed.keys()
 
 
 def test_a_python_file_that_changes_during_the_build_is_an_error(

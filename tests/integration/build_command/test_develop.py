@@ -118,8 +118,8 @@ def test_pip_installs_a_project(copy_project: Copy, new_cache: NewCache, tmp_pat
 
     def installed(site: Path, *arguments: str | Path) -> list[str]:
         subprocess.run([*pip, *arguments], check=True, env=environment(cache), stdout=subprocess.DEVNULL)
-        (found,) = [site, *site.glob("**/site-packages")][-1:]
-        code = f"import site; site.addsitedir({str(found)!r}); {call}"
+        (directory,) = [site, *site.glob("**/site-packages")][-1:]
+        code = f"import site; site.addsitedir({str(directory)!r}); {call}"
         return run_python(code).split()
 
     package = project / "build" / CPU / "__init__.py"  # by its Python name it is the same module

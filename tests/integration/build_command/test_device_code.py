@@ -55,7 +55,7 @@ def test_clang(source: Path, tmp_path: Path) -> None:
     tools = Toolchains()
     toolkit = tools.cuda(Release(12, 6))
     known = tools.cuda(Release(13, 0)).capabilities  # CUDA 12 has older ones, which the kernels are not written for
-    capabilities = [one for one in toolkit.capabilities if one in known]
+    capabilities = [capability for capability in toolkit.capabilities if capability in known]
     targets = [f"--offload-arch=sm_{capability.replace('.', '')}" for capability in capabilities]
     compiles([*clang(tools), *targets, "-Wall", "-Wextra", "-Werror"], source, tmp_path / "object")
 

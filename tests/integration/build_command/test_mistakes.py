@@ -42,15 +42,15 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple
     environment = {**os.environ, "KERNEL_BUILDER_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     answer: dict[str, Any] = json.loads(done.stdout)
-    reports = {one["project"]: one["checks"] for one in (*answer["failures"], *answer["packages"])}
+    reports = {outcome["project"]: outcome["checks"] for outcome in (*answer["failures"], *answer["packages"])}
     errors = {failed["project"]: failed["errors"] for failed in answer["failures"]}
 
     def of(name: str) -> list[tuple[str, str, str]]:
         if reports[name] is None:
             return [("error", error["message"], error["hint"]) for error in errors[name]]
-        found = reports[name]["findings"]
-        assert str(root) not in json.dumps(found), "a directory that is gone"
-        return [(f["severity"], f"{f['check']}: {f['path']}: {f['message']}", f["hint"]) for f in found]
+        findings = reports[name]["findings"]
+        assert str(root) not in json.dumps(findings), "a directory that is gone"
+        return [(f["severity"], f"{f['check']}: {f['path']}: {f['message']}", f["hint"]) for f in findings]
 
     return of
 
@@ -98,11 +98,11 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
 
 def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> None:
     """The crash of the load, which the key causes, is not reported again."""
-    found = told("written")
-    assert {severity for severity, _, _ in found} == {"error"}
+    findings = told("written")
+    assert {severity for severity, _, _ in findings} == {"error"}
     types = "unknown type specifier. Common valid schema types include Tensor, SymInt, int, float, bool, Scalar"
     float_type = "`float` in schema corresponds to the double type in C++"
-    assert [message.removeprefix(f"ops: {BINDING}: ") for _, message, _ in found] == [
+    assert [message.removeprefix(f"ops: {BINDING}: ") for _, message, _ in findings] == [
         "line 18: scaled takes argument 2 as double, in the schema of taken it is int",
         "line 19: scaled takes 2 of the 3 arguments of more",
         "line 20: there is an implementation of numberz, which no schema defines",
@@ -114,7 +114,7 @@ def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> Non
         "line 13, column 43: the schema of open is wrong: expected ) but found 'eof'",
         "line 17, column 56: Torch has no dispatch key CPUU",
     ]
-    hints = [hint for _, _, hint in found]
+    hints = [hint for _, _, hint in findings]
     assert hints[:3] == [
         "make it int64_t, which int of a schema is in C++: Torch does not convert it",
         "make them equal: Torch passes the arguments of the schema, also those with default values",
@@ -129,7 +129,7 @@ def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> Non
 def test_functions_are_compared_with_their_schemas(told: Told) -> None:
     """Torch compares nothing on the stable ABI; on the full ABI, it does so in the process of a user."""
 
-    def found(project: str) -> list[tuple[str, str]]:
+    def errors(project: str) -> list[tuple[str, str]]:
         assert {severity for severity, _, _ in told(project)} == {"error"}
         return [(message.removeprefix(f"ops: {BINDING}: "), hint) for _, message, hint in told(project)]
 
@@ -143,7 +143,7 @@ def test_functions_are_compared_with_their_schemas(told: Told) -> None:
             "says nothing",
         )
 
-    assert found("typed") == [
+    assert errors("typed") == [
         (
             "line 27: counted takes argument 2 as optional<double>, in the schema of counted it is int?",
             made("std::optional<int64_t>", "int?"),
@@ -156,7 +156,7 @@ def test_functions_are_compared_with_their_schemas(told: Told) -> None:
         ),
         again("scaled", 14, 13),
     ]
-    assert found("typed-full") == [
+    assert errors("typed-full") == [
         (
             "line 13: scaled takes argument 2 as float, in the schema of direct it is float",
             made("double", "float"),
@@ -238,8 +238,8 @@ LOAD = "the client cannot load the package: "
     ],
 )
 def test_a_mistake_has_one_finding(told: Told, project: str, message: str, hint: str) -> None:
-    (found,) = told(project)
-    severity, said, advice = found
+    (finding,) = told(project)
+    severity, said, advice = finding
     name = project.replace("-", "_")
     words = [word for word in said.replace("'", " ").split() if word.startswith(f"_{name}_c")]
     if words:

@@ -76,9 +76,9 @@ def test_cuda_libraries_are_those_that_torch_loads(
     declarations = "".join(f"void {name}();" for name in CUDA_LIBRARIES)
     extra = calling(f'extern "C" {{ {declarations} }}', "();".join(CUDA_LIBRARIES) + "()")
     module = compile_module(STABLE_CUDA, extra, "-Wl,--no-as-needed", "-l:libtorch_cuda.so")
-    found = findings(make(f"{variant}-{this_platform()}", module), "undefined")
-    assert {finding.message.partition(" is a symbol of ")[2].partition(", and ")[0] for finding in found} == missing
-    assert all("dlopen when it is called" in finding.hint for finding in found)
+    reported = findings(make(f"{variant}-{this_platform()}", module), "undefined")
+    assert {finding.message.partition(" is a symbol of ")[2].partition(", and ")[0] for finding in reported} == missing
+    assert all("dlopen when it is called" in finding.hint for finding in reported)
 
 
 @pytest.mark.parametrize(
@@ -225,19 +225,19 @@ def test_a_broken_binary_has_one_finding(
 def test_a_binary_that_is_not_linked_with_torch_is_reported(
     compile_module: Compile, make: Make, probe: ProbeProcess
 ) -> None:
-    found = findings(make(STABLE_CPU, compile_module(STABLE_CPU, torch_library="-lc")), probe=probe)
-    assert {finding.check for finding in found} == {"undefined"}
+    reported = findings(make(STABLE_CPU, compile_module(STABLE_CPU, torch_library="-lc")), probe=probe)
+    assert {finding.check for finding in reported} == {"undefined"}
     assert "torch_library_impl is a symbol of Torch, and no library that the binary needs defines it" in [
-        finding.message for finding in found
+        finding.message for finding in reported
     ]
 
 
 def test_openmp_comes_from_torch(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
     """Other OpenMP runtimes, and OpenMP without Torch, are reported."""
     module = compile_module(STABLE_CPU, calling_c("GOMP_parallel"), torch_library="-lc")
-    found = {finding.message: finding.hint for finding in findings(make(STABLE_CPU, module), "undefined")}
+    hints = {finding.message: finding.hint for finding in findings(make(STABLE_CPU, module), "undefined")}
     message = "GOMP_parallel is a symbol of the OpenMP runtime, and no library that the binary needs defines it"
-    assert "libtorch_cpu.so" in found[message]
+    assert "libtorch_cpu.so" in hints[message]
     module = compile_module(STABLE_CPU, "", "-Wl,--no-as-needed", "-l:libgomp-a34b3233.so.1")
     (finding,) = findings(make(STABLE_CPU, module), probe=probe)
     assert finding.check == "dependencies"

@@ -52,8 +52,8 @@ def bytecode(package: Path, name: str) -> None:
 def test_a_damaged_package(make: Make, damage: Callable[[Path], object], path: str, message: str) -> None:
     package = make("torch-cpu")
     damage(package)
-    found = findings(next(package.parent.iterdir()), "layout")
-    assert [(finding.check, finding.path) for finding in found if message in finding.message] == [("layout", path)]
+    reported = findings(next(package.parent.iterdir()), "layout")
+    assert [(finding.check, finding.path) for finding in reported if message in finding.message] == [("layout", path)]
 
 
 def test_bytecode_that_python_writes_is_no_damage(make: Make) -> None:

@@ -139,11 +139,11 @@ def test_one_process_imports_torch_for_all_projects_of_a_command(tmp_path: Path)
             )
             (report,) = run_all([package], only=["load"], probe=probe)
             assert report.passed == ("load",), report
-    one, two = (ast.literal_eval((tmp_path / f"{name}.txt").read_text()) for name in ("one", "two"))
-    assert one[0] == two[0]
-    assert one[1] != two[1]
-    assert one[2] != two[2] and not Path(one[2]).exists()
-    assert one[3] == two[3] == ""
+    first, second = (ast.literal_eval((tmp_path / f"{name}.txt").read_text()) for name in ("one", "two"))
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+    assert first[2] != second[2] and not Path(first[2]).exists()
+    assert first[3] == second[3] == ""
 
 
 @pytest.mark.parametrize(

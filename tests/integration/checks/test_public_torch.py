@@ -69,8 +69,8 @@ def hide_private_names(directory: str) -> None:
     for name, loaded in list(sys.modules.items()):
         if name.partition(".")[0] == "torch" and type(loaded) is ModuleType:
             loaded.__class__ = module
-    for one in (torch.Tensor, torch._ops.OpOverload, torch._ops.OpOverloadPacket):
-        one.__getattribute__ = guarded(one.__mro__[1])
+    for torch_class in (torch.Tensor, torch._ops.OpOverload, torch._ops.OpOverloadPacket):
+        torch_class.__getattribute__ = guarded(torch_class.__mro__[1])
 
 
 def run(directory: str) -> None:

@@ -186,8 +186,8 @@ def test_an_import_that_need_not_succeed_is_a_warning(make: Make, init: str, sou
     ],
 )
 def test_imports_are_followed_from_the_first_file(make: Make, chain: dict[str, str]) -> None:
-    found = findings(make("torch-cpu", files={**chain, "part.py": "import transformers\n"}), "python-imports")
-    assert [(finding.path, finding.severity) for finding in found] == [("part.py", "error")]
+    reported = findings(make("torch-cpu", files={**chain, "part.py": "import transformers\n"}), "python-imports")
+    assert [(finding.path, finding.severity) for finding in reported] == [("part.py", "error")]
 
 
 def test_the_table_of_present_modules_is_what_torch_and_the_client_require() -> None:
@@ -212,14 +212,16 @@ def required(distribution: str) -> set[str]:
         return set()
     requirements = [Requirement(text) for text in texts]
     return {
-        canonicalize_name(one.name) for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})
+        canonicalize_name(requirement.name)
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
     }
 
 
 def test_an_allowed_check_only_warns(make: Make) -> None:
     package = make("torch-cpu", files={"__init__.py": "import transformers\n"})
     (report,) = run_all([package], load=False, allow=["python-imports"])
-    assert [(found.check, found.severity) for found in report.findings] == [("python-imports", "warning")]
+    assert [(finding.check, finding.severity) for finding in report.findings] == [("python-imports", "warning")]
     assert report.allowed == ("python-imports",)
     assert report.ok
     assert not run(package, load=False).ok
@@ -281,11 +283,11 @@ def test_our_kernels_use_no_private_names_of_torch() -> None:
     projects = sorted(path.parent for path in (ROOT / "kernels").glob("*/build.toml"))
     packages = [project / "torch-ext" for project in projects]
     assert all(list(package.rglob("*.py")) for package in packages) and packages
-    found = [finding for package in packages for finding in findings(package, "private-torch")]
+    reported = [finding for package in packages for finding in findings(package, "private-torch")]
     # The only way to a GELU in the epilogue of a matrix multiplication. `blocks` does without where Torch has none.
     accepted = "torch.ops.aten._addmm_activation"
-    assert [finding for finding in found if accepted not in finding.message] == []
-    assert len(found) <= 1
+    assert [finding for finding in reported if accepted not in finding.message] == []
+    assert len(reported) <= 1
 
 
 def test_our_kernels_run_on_python_3_9() -> None:

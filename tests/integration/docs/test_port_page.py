@@ -85,11 +85,11 @@ def test_port_understands_the_project_before(tmp_path: Path) -> None:
     before, after = tmp_path / "before", read_project(PROJECTS / "port" / "full-abi")
     shutil.copytree(PROJECTS / "port" / "before", before)
     command = ("-m", "kernel_builder", "port", before / "setup.py", "--name", "me/scaled-add", "--json")
-    found = json.loads(run(sys.executable, *command, cwd=ROOT))
-    assert not found["left-out"] and not found["assumed"]
+    report = json.loads(run(sys.executable, *command, cwd=ROOT))
+    assert not report["left-out"] and not report["assumed"]
     read = read_project(before)
     assert (read.name, read.license, set(read.backends)) == (after.name, after.license, set(after.backends))
     for kernel in after.kernels:
-        (first,) = (one for one in read.kernels if one.backend == kernel.backend)
+        (first,) = (ported for ported in read.kernels if ported.backend == kernel.backend)
         assert {*kernel.src, *after.framework.src} <= set(first.src)  # type: ignore[union-attr]
         assert set(kernel.cxx_flags) <= set(first.cxx_flags) and kernel.cuda_flags == first.cuda_flags[1:]

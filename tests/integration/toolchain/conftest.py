@@ -1,3 +1,5 @@
+"""Fixtures: a synthetic index on a loopback port, its lock, and toolchains and commands that use both."""
+
 from __future__ import annotations
 
 import io

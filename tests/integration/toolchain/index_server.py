@@ -82,7 +82,7 @@ def _cuda_wheels(machine: str) -> dict[str, bytes]:
         ),
         "nvidia-cusparse": ("12.6.3.3", {f"{root}/include/cusparse.h": b"// cusparse\n"}),
     }
-    found = {
+    wheels = {
         f"{project.replace('-', '_')}-{version}-{tag}.whl": wheel(project, version, files)
         for project, (version, files) in parts.items()
     }
@@ -92,10 +92,10 @@ def _cuda_wheels(machine: str) -> dict[str, bytes]:
             "nvidia/cudnn/lib/libcudnn.so.9": b"\x7fELF",
         }
         name = f"nvidia_cudnn_cu13-{version}-py3-none-manylinux_2_27_{machine}.whl"
-        found[name] = wheel("nvidia-cudnn-cu13", version, files)
+        wheels[name] = wheel("nvidia-cudnn-cu13", version, files)
     # A newer compiler of the same release that no cuda-toolkit requires.
-    found[f"nvidia_cuda_nvcc-13.0.99-{tag}.whl"] = wheel("nvidia-cuda-nvcc", "13.0.99", {f"{root}/bin/nvcc": b""})
-    return found
+    wheels[f"nvidia_cuda_nvcc-13.0.99-{tag}.whl"] = wheel("nvidia-cuda-nvcc", "13.0.99", {f"{root}/bin/nvcc": b""})
+    return wheels
 
 
 def _cuda_set(version: str, requirements: Mapping[str, str]) -> bytes:

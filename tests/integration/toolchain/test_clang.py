@@ -64,14 +64,14 @@ def _wheels(machine: str) -> dict[str, bytes]:
 
 
 def _set(version: str, requirements: list[str]) -> bytes:
-    lines = [f"Version: {version}", *(f"Requires-Dist: {one}; extra == 'all'" for one in requirements)]
+    lines = [f"Version: {version}", *(f"Requires-Dist: {requirement}; extra == 'all'" for requirement in requirements)]
     return wheel("cuda-toolkit", version, {}, "\n".join(lines) + "\n")
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
     sets = {
-        "cuda_toolkit-12.8.1-py3-none-any.whl": _set("12.8.1", [f"{one}-cu12==12.8.90.*" for one in _REQUIRED]),
+        "cuda_toolkit-12.8.1-py3-none-any.whl": _set("12.8.1", [f"{project}-cu12==12.8.90.*" for project in _REQUIRED]),
         "cuda_toolkit-13.0.2-py3-none-any.whl": _set("13.0.2", ["nvidia-cuda-nvcc==13.0.88.*"]),
     }
     return {**sets, **{name: data for platform in PLATFORMS for name, data in _wheels(platform.split("-")[0]).items()}}
@@ -85,9 +85,9 @@ def server(files: dict[str, bytes]) -> Iterator[IndexServer]:
 
 @pytest.fixture
 def pinned(server: IndexServer) -> lock.Lock:
-    found = resolve(Index(server.url), [], [], PLATFORMS, Silent(), clang=clang_releases())
+    resolved = resolve(Index(server.url), [], [], PLATFORMS, Silent(), clang=clang_releases())
     server.requests.clear()
-    return found
+    return resolved
 
 
 def test_the_needed_parts_are_fetched_and_unpacked(
@@ -130,9 +130,9 @@ def test_a_truncated_wheel(server: IndexServer, pinned: lock.Lock, cache: Path) 
 def test_the_choice_of_a_compiler(pinned: lock.Lock, cache: Path) -> None:
     def obstacle(release: Release, **settings: str) -> str | None:
         tools = Toolchains(cache=cache, pinned=pinned, offline=True, **settings)  # type: ignore[arg-type]
-        found = tools.cuda_obstacle(release)
-        assert found is None or found.hint
-        return found and f"{found.reason}; {found.hint}"
+        problem = tools.cuda_obstacle(release)
+        assert problem is None or problem.hint
+        return problem and f"{problem.reason}; {problem.hint}"
 
     assert obstacle(Release(12, 8)) is None
     assert "needs CUDA 13.0; this builder has 12.8" in (obstacle(Release(13, 0)) or "")

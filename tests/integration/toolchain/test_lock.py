@@ -110,18 +110,18 @@ def test_the_shipped_lock_has_every_header_library_that_an_index_has() -> None:
     for name, pin in shipped.dependencies.items():
         assert (pin.version, pin.license) == (known[name].version, known[name].license)
         assert name == f"cutlass_{'_'.join(pin.version.split('.')[:2])}"
-        assert [(one.file, one.prefix, one.take) for one in pin.files] == [
-            (one.file, one.prefix, one.take) for one in known[name].files
+        assert [(pinned_file.file, pinned_file.prefix, pinned_file.take) for pinned_file in pin.files] == [
+            (pinned_file.file, pinned_file.prefix, pinned_file.take) for pinned_file in known[name].files
         ]
         assert trees.dependency_tree(pin).download < 6_000_000
 
 
 def test_cuda_libraries_are_pinned_without_the_libraries(pinned: lock.Lock) -> None:
-    found = {pin.project: pin for pin in pinned.cuda[Release(13, 0)].libraries["x86_64-linux"]}
-    assert found.keys() == {"nvidia-cublas", "nvidia-cusparse", "nvidia-cudnn-cu13"}
-    assert found["nvidia-cublas"].download < 2_000
-    assert found["nvidia-cublas"].take == ("include/",)
-    assert found["nvidia-cudnn-cu13"].version == "9.19.0.56", "neither the newest nor the oldest: Torch requires it"
+    libraries = {pin.project: pin for pin in pinned.cuda[Release(13, 0)].libraries["x86_64-linux"]}
+    assert libraries.keys() == {"nvidia-cublas", "nvidia-cusparse", "nvidia-cudnn-cu13"}
+    assert libraries["nvidia-cublas"].download < 2_000
+    assert libraries["nvidia-cublas"].take == ("include/",)
+    assert libraries["nvidia-cudnn-cu13"].version == "9.19.0.56", "neither the newest nor the oldest: Torch requires it"
 
 
 def test_header_libraries_are_pinned_from_wheels_and_source_distributions(

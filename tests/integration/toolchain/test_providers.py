@@ -90,18 +90,18 @@ def test_no_compiler_at_all(toolchains: Make, monkeypatch: pytest.MonkeyPatch, t
 def test_an_installed_toolkit_replaces_the_pinned_one_of_its_release(
     toolchains: Make, toolkit: Path, server: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found = toolchains(cuda_home=toolkit, offline=True).cuda(Release(13, 0))
-    assert (found.origin, found.root, found.version) == ("system", toolkit, "13.0.88")
-    assert found.capabilities == ("8.0", "9.0", "10.0")
+    installed = toolchains(cuda_home=toolkit, offline=True).cuda(Release(13, 0))
+    assert (installed.origin, installed.root, installed.version) == ("system", toolkit, "13.0.88")
+    assert installed.capabilities == ("8.0", "9.0", "10.0")
     monkeypatch.setenv("CUDA_HOME", str(toolkit))
-    assert toolchains(offline=True).cuda(Release(13, 0)) == found
+    assert toolchains(offline=True).cuda(Release(13, 0)) == installed
 
     moved = tmp_path / "moved"
     shutil.copytree(toolkit, moved, symlinks=True)
-    assert toolchains(cuda_home=moved).cuda(Release(13, 0)).identity == found.identity
+    assert toolchains(cuda_home=moved).cuda(Release(13, 0)).identity == installed.identity
 
     (toolkit / "include/cuda.h").write_text("// 2\n")
-    assert toolchains(cuda_home=toolkit).cuda(Release(13, 0)).identity != found.identity
+    assert toolchains(cuda_home=toolkit).cuda(Release(13, 0)).identity != installed.identity
 
 
 def test_an_incomplete_toolkit_is_rejected(toolchains: Make, toolkit: Path) -> None:

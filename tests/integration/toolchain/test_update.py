@@ -178,7 +178,7 @@ def checkout(tmp_path: Path, index: IndexServer) -> Path:
     return root
 
 
-def found(checkout: Path, index: IndexServer, builds: IndexServer) -> Update:
+def find_update(checkout: Path, index: IndexServer, builds: IndexServer) -> Update:
     return find(
         checkout,
         HEADER_LIBRARIES,
@@ -198,7 +198,7 @@ def release(index: IndexServer, torch_files: dict[str, bytes]) -> None:
 
 def test_nothing_is_new(checkout: Path, index: IndexServer, builds: IndexServer) -> None:
     builds.stop()
-    assert found(checkout, index, builds) == Update((), {})
+    assert find_update(checkout, index, builds) == Update((), {})
 
 
 def test_a_new_torch_release(
@@ -206,7 +206,7 @@ def test_a_new_torch_release(
 ) -> None:
     before = {name: (checkout / name).read_text() for name in FILES}
     release(index, torch_files)
-    update = found(checkout, index, builds)
+    update = find_update(checkout, index, builds)
     assert before == {name: (checkout / name).read_text() for name in FILES}, "nothing is written yet"
     update.write(checkout)
     assert set(update.files) == set(FILES)
@@ -235,14 +235,14 @@ def test_a_new_torch_release(
         f'`{SHIMS}`: `"torch_second",`',
     ):
         assert line in update.changes
-    assert found(checkout, index, builds) == Update((), {})
+    assert find_update(checkout, index, builds) == Update((), {})
 
 
 def test_a_new_patch(checkout: Path, index: IndexServer, builds: IndexServer) -> None:
     for machine in ("x86_64", "aarch64"):
         name = f"torch-2.10.3-cp311-cp311-manylinux_2_28_{machine}.whl"
         index.files[name.replace("2.10.3", "2.10.4")] = index.files[name].replace(b"2.10.3", b"2.10.4")
-    update = found(checkout, index, builds)
+    update = find_update(checkout, index, builds)
     assert update.changes == ("Torch 2.10: 2.10.3 → 2.10.4",)
     assert set(update.files) == {LOCK}
 
@@ -253,14 +253,14 @@ def test_what_is_on_no_index(
     release(index, torch_files)
     builds.stop()
     with pytest.raises(FetchError, match="the index cannot be reached"):
-        found(checkout, index, builds)
+        find_update(checkout, index, builds)
     name = next(name for name in torch_files if name.startswith("torch-2.16.0") and "x86_64" in name)
     index.files[name] = wheel("torch", "2.16.0", {"torch/lib/libtorch_cuda.so": b""}, "Version: 2.16.0\n")
     needs = pytest.raises(ToolchainError, match="requires neither cuda-toolkit nor the CUDA runtime")
     with IndexServer({name.replace("2.16.0", "2.16.0+cu130"): b""}) as server, needs:
-        found(checkout, index, server)
+        find_update(checkout, index, server)
     shutil.rmtree(checkout / "kernel_builder/checks")
     with pytest.raises(ConfigError, match="cannot be read"):
-        found(checkout, index, builds)
+        find_update(checkout, index, builds)
     done = subprocess.run([*COMMAND, "toolchain", "update", tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == ConfigError.exit_code and "name a checkout" in done.stderr

@@ -131,9 +131,9 @@ def test_export_and_import_of_an_organisation(start_hub: Callable[..., RunningHu
         file = tar.extractfile("manifest.json")
         assert file is not None
         manifest = json.load(file)
-    one = manifest["repositories"]["a/one"]
-    old = {"format": 1, "repository": "a/one", "from": manifest["from"], "branches": one["branches"]}
-    wanted = {item["sha256"] for branch in one["branches"].values() for item in branch["files"].values()}
+    repository = manifest["repositories"]["a/one"]
+    old = {"format": 1, "repository": "a/one", "from": manifest["from"], "branches": repository["branches"]}
+    wanted = {item["sha256"] for branch in repository["branches"].values() for item in branch["files"].values()}
     with tarfile.open(archive) as source, tarfile.open(tmp_path / "old.tar", "w") as tar:
         content = json.dumps(old).encode()
         (member := tarfile.TarInfo("manifest.json")).size = len(content)

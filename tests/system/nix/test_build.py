@@ -116,7 +116,7 @@ def test_a_change_rebuilds_only_what_depends_on_it(nix: Nix, scale: Path) -> Non
         names = nix.to_build(scale, "bundle")
         (scale / name).write_bytes(original)
         assert nix.to_build(scale, "bundle") == set()
-        return {one.removeprefix("stable-scale-") for one in names}
+        return {built.removeprefix("stable-scale-") for built in names}
 
     packages = {CUDA_12, CUDA, CPU, "stable-scale"}
     assert changed("one/a.cu") == {"one-a.cu", *packages}

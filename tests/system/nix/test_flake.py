@@ -55,8 +55,8 @@ BUILD_TOMLS = [
 
 def names_by_python(text: str, system: str) -> list[str]:
     """Return the names of the variants on one system."""
-    found = offered.variants(build_toml.from_document(tomli.loads(text), "build.toml", Path("/")))
-    return sorted(variant.name for variant in found if variant.platform in {None, system})
+    variants = offered.variants(build_toml.from_document(tomli.loads(text), "build.toml", Path("/")))
+    return sorted(variant.name for variant in variants if variant.platform in {None, system})
 
 
 @pytest.mark.parametrize("system", PLATFORMS)
@@ -93,7 +93,7 @@ def test_nix_and_python_find_the_same_includes(nix: Nix, directory: Path) -> Non
         for source, include, listed in sources
     ]
     got = nix.eval(
-        f"let scan = import {ROOT}/nix/sources.nix {directory}; in [ {' '.join(f'({one})' for one in expressions)} ]"
+        f"let scan = import {ROOT}/nix/sources.nix {directory}; in [ {' '.join(f'({text})' for text in expressions)} ]"
     )
     assert isinstance(got, list)
     for (source, include, listed), reached in zip(sources, got, strict=True):
@@ -129,8 +129,8 @@ def test_includes_that_are_hard_to_find(nix: Nix, tmp_path: Path) -> None:
     ours = ["c.h", "digraph.h", "inc/deep/b.h", "inc/deep/beside.h", "inc/up.h", "parted.h", "src/a.cpp"]
     assert sorted(got["files"]) == ours
     assert got["computed"]
-    found = {name for name, _ in include_scan.scan(tmp_path, "src/a.cpp", ["inc", "."], listed).files}
-    assert found == set(got["files"])
+    scanned = {name for name, _ in include_scan.scan(tmp_path, "src/a.cpp", ["inc", "."], listed).files}
+    assert scanned == set(got["files"])
 
 
 def test_an_unknown_variant_is_refused_with_the_list(nix: Nix, flake: Path) -> None:
@@ -189,9 +189,9 @@ def test_a_kernel_has_the_outputs_of_the_public_builder(nix: Nix, kernel_flake: 
     def derivation(attribute: str) -> str:
         return nix.run(project, "eval", "--raw", f".#{attribute}.drvPath").stdout
 
-    assert [derivation(one) for one in same] == [derivation(other) for other in same.values()]
+    assert [derivation(name) for name in same] == [derivation(target) for target in same.values()]
     others = ("bundle", "ci", "backendBundle.cpu", "backendBundle.cuda", "kernels", "build-and-copy")
-    assert len({derivation(one) for one in others}) == len(others)
+    assert len({derivation(name) for name in others}) == len(others)
 
 
 @pytest.mark.parametrize("argument", ["pythonCheckInputs", "pythonNativeCheckInputs"])

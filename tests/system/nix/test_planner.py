@@ -28,9 +28,9 @@ for module in pkgutil.walk_packages(kernel_builder.__path__, "kernel_builder."):
 
 def test_the_part_of_the_builder_in_compile_steps_is_complete(tmp_path: Path) -> None:
     text = (ROOT / "nix" / "steps.nix").read_text()
-    found = re.search(r'planner = subset "kernel-builder-plan"[^[]*\[([^]]*)\]', text)
-    assert found
-    for name in [*re.findall(r'"([^"]+)"', found[1]), "toolchain"]:
+    match = re.search(r'planner = subset "kernel-builder-plan"[^[]*\[([^]]*)\]', text)
+    assert match
+    for name in [*re.findall(r'"([^"]+)"', match[1]), "toolchain"]:
         source, target = ROOT / "kernel_builder" / name, tmp_path / "kernel_builder" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)

@@ -44,10 +44,10 @@ PYTHON = "torch-ext/stable_scale/__init__.py"
 
 def test_identical_steps_are_merged(copy_project: Copy) -> None:
     """Variants with the same binary share steps, and so do equal projects in different directories."""
-    one, two = copy_project("stable-scale", "one"), copy_project("stable-scale", "elsewhere/two, größer")
-    for path in two.rglob("*"):
+    first, second = copy_project("stable-scale", "one"), copy_project("stable-scale", "elsewhere/two, größer")
+    for path in second.rglob("*"):
         os.utime(path, (1, 1))
-    planned = graph([one, two], CPU, full_abi(BEFORE, "cpu"), full_abi(NEWEST, "cpu"))
+    planned = graph([first, second], CPU, full_abi(BEFORE, "cpu"), full_abi(NEWEST, "cpu"))
     assert len(planned.variants) == 6
     assert len(planned.binaries) == 1
     assert len(planned.compiles) == 2
@@ -106,11 +106,11 @@ def test_files_that_no_step_reads_change_nothing(copy_project: Copy) -> None:
 
 
 def test_the_module_name_is_given_to_the_steps_that_mention_it(copy_project: Copy) -> None:
-    found = binary(copy_project("stable-scale"))
-    assert re.fullmatch(r"_stable_scale_cpu_[a-z2-7]{13}", found.module)
-    binding, source = found.objects
+    planned = binary(copy_project("stable-scale"))
+    assert re.fullmatch(r"_stable_scale_cpu_[a-z2-7]{13}", planned.module)
+    binding, source = planned.objects
     assert (binding.uses_namespace, source.uses_namespace) == (True, False)
-    assert f"-DTORCH_EXTENSION_NAME={found.module}" in binding.argv
+    assert f"-DTORCH_EXTENSION_NAME={planned.module}" in binding.argv
     assert not any("TORCH_EXTENSION_NAME" in part for part in source.argv)
 
 
@@ -127,8 +127,8 @@ def test_a_standard_older_than_torchs_headers_need_is_left_out(copy_project: Cop
     source = directory / "scale" / "scale_cuda.cu"
     source.write_text("#include <ATen/ATen.h>\n" + source.read_text())
     declaration.write_text(f'{declaration.read_text()}cuda-flags = ["{flag}"]\n')
-    (found,) = graph([directory], CUDA).binaries
-    (step,) = (step for step in found.objects if step.source == "scale/scale_cuda.cu")
+    (planned,) = graph([directory], CUDA).binaries
+    (step,) = (step for step in planned.objects if step.source == "scale/scale_cuda.cu")
     kept = {flag} if flag[-2:] in {"2a", "23"} else set()
     assert {part for part in step.argv if "std=" in part} == kept | {"-std=c++20"}
 
@@ -140,8 +140,8 @@ def test_a_standard_that_is_left_out_leaves_other_flags_with_their_values(copy_p
     source.write_text("#include <ATen/ATen.h>\n" + source.read_text())
     flags = '"-Xcompiler", "-std=c++17", "-D", "A=1", "--std", "c++17"'
     declaration.write_text(f"{declaration.read_text()}cuda-flags = [{flags}]\n")
-    (found,) = graph([directory], CUDA).binaries
-    (step,) = (step for step in found.objects if step.source == SOURCE_CUDA)
+    (planned,) = graph([directory], CUDA).binaries
+    (step,) = (step for step in planned.objects if step.source == SOURCE_CUDA)
     at = step.argv.index("-Xcompiler")
     assert step.argv[at : at + 4] == ("-Xcompiler", "-std=c++17", "-D", "A=1")
     assert "--std" not in step.argv
@@ -156,13 +156,13 @@ def test_flags_for_cpp_sources_are_not_for_nvcc(copy_project: Copy) -> None:
         'src = ["scale/scale_cuda.cu"', 'src = ["scale/more.cpp", "scale/scale_cuda.cu"'
     )
     declaration.write_text(f'{listed}cxx-flags = ["-DFOR_CPP"]\ncuda-flags = ["-DFOR_CUDA"]\n')
-    (found,) = graph([directory], CUDA).binaries
-    flags = {step.source: {part for part in step.argv if part.startswith("-DFOR_")} for step in found.objects}
+    (planned,) = graph([directory], CUDA).binaries
+    flags = {step.source: {part for part in step.argv if part.startswith("-DFOR_")} for step in planned.objects}
     assert flags == {"torch-ext/torch_binding.cpp": set(), "scale/more.cpp": {"-DFOR_CPP"}, SOURCE_CUDA: {"-DFOR_CUDA"}}
 
 
 def test_definitions_of_the_cuda_backend(copy_project: Copy) -> None:
-    (found,) = graph([copy_project("full-scale")], CUDA).binaries
+    (planned,) = graph([copy_project("full-scale")], CUDA).binaries
     defined = {"-DCUDA_KERNEL", "-DUSE_CUDA", "-DENABLE_FP8"}
-    by_source = {step.source: defined & set(step.argv) for step in found.objects}
+    by_source = {step.source: defined & set(step.argv) for step in planned.objects}
     assert by_source == {"torch-ext/torch_binding.cpp": defined - {"-DENABLE_FP8"}, SOURCE_CUDA: defined}

@@ -64,8 +64,8 @@ def test_a_changed_link_is_seen(repository: Path, name: str) -> None:
 def test_a_header_that_no_commit_has_is_seen(repository: Path) -> None:
     project = repository / "kernels" / "stable-scale"
     (project / "scale" / "rates.h").write_text("#define RATE 2\n")
-    found = provenance(read_project(project), ["scale/scale_cpu.cpp", "scale/rates.h"])
-    assert found["kernel"]["dirty"]
+    described = provenance(read_project(project), ["scale/scale_cpu.cpp", "scale/rates.h"])
+    assert described["kernel"]["dirty"]
 
 
 def test_nothing_that_the_repository_configures_runs(repository: Path, tmp_path: Path) -> None:

@@ -27,13 +27,13 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def found(scanned: Scan) -> list[str]:
+def names(scanned: Scan) -> list[str]:
     return [name for name, _ in scanned.files]
 
 
 def test_includes_are_followed_through_directories_and_cycles(project: Path) -> None:
-    assert found(scan(project, "a.cpp", ["other"])) == ["a.cpp", "lib/one.h", "lib/two.h", "other/inc/three.h"]
-    assert found(scan(project, "a.cpp")) == ["a.cpp", "lib/one.h", "lib/two.h"]
+    assert names(scan(project, "a.cpp", ["other"])) == ["a.cpp", "lib/one.h", "lib/two.h", "other/inc/three.h"]
+    assert names(scan(project, "a.cpp")) == ["a.cpp", "lib/one.h", "lib/two.h"]
 
 
 def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> N
         scan(root, "a.cpp", ["."])
     (tmp_path / ".git").mkdir()
     before = scan(root, "a.cpp", ["."])
-    assert found(before) == ["a.cpp", "kit/one.h", "kit/two.h"]
+    assert names(before) == ["a.cpp", "kit/one.h", "kit/two.h"]
     (project / "lib" / "two.h").write_text("int changed;\n")
     after = scan(root, "a.cpp", ["."])
     assert dict(before.files)["kit/two.h"] != dict(after.files)["kit/two.h"]
@@ -92,7 +92,7 @@ def test_torch_is_seen_where_it_is_included(project: Path, text: str, torch: boo
 def test_an_include_is_seen_as_the_compiler_sees_it(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "h.h").write_text("")
     (tmp_path / "a.cpp").write_bytes(text + b"\n")
-    assert found(scan(tmp_path, "a.cpp")) == ["a.cpp", "h.h"]
+    assert names(scan(tmp_path, "a.cpp")) == ["a.cpp", "h.h"]
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_an_include_is_seen_as_the_compiler_sees_it(tmp_path: Path, text: bytes)
 def test_what_is_no_include_is_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "h.h").write_text("")
     (tmp_path / "a.cpp").write_text(text)
-    assert found(scan(tmp_path, "a.cpp")) == ["a.cpp"]
+    assert names(scan(tmp_path, "a.cpp")) == ["a.cpp"]
 
 
 def test_include_next_is_not_a_computed_include(project: Path) -> None:
     (project / "c.cpp").write_text("#include_next <inc/three.h>\n")
-    assert found(scan(project, "c.cpp", ["other"], ["other/unused.h"])) == ["c.cpp", "other/inc/three.h"]
+    assert names(scan(project, "c.cpp", ["other"], ["other/unused.h"])) == ["c.cpp", "other/inc/three.h"]
 
 
 @pytest.mark.parametrize("part", ["/* ", '"\\', '\\"', 'R"a(', "\\'", "\\ ", "# ", "#include <"])
@@ -133,7 +133,7 @@ def test_files_of_the_assembler_are_refused(project: Path, text: str) -> None:
         scan(project, "a.cpp")
     assert caught.value.where == str(project / "lib/two.h")
     (project / "lib/two.h").write_text("// .incbin\nint a = options.include;\n")
-    assert "lib/two.h" in found(scan(project, "a.cpp"))
+    assert "lib/two.h" in names(scan(project, "a.cpp"))
 
 
 def test_torch_is_seen_through_the_projects_own_headers(project: Path) -> None:
@@ -147,15 +147,15 @@ def test_torch_is_seen_through_the_projects_own_headers(project: Path) -> None:
 def test_a_computed_include_may_mean_any_listed_file(project: Path) -> None:
     (project / "c.cpp").write_text("#define HEADER <inc/three.h>\n#include HEADER\n")
     scanned = scan(project, "c.cpp", ["other"], ["c.cpp", "other/unused.h"])
-    assert found(scanned) == ["c.cpp", "other/unused.h"]
+    assert names(scanned) == ["c.cpp", "other/unused.h"]
     assert scanned.torch
 
 
 def test_nothing_outside_the_project_is_read(project: Path) -> None:
     inner = project / "lib"
     (inner / "d.cpp").write_text('#include "../a.cpp"\n#include "../lib/two.h"\n')
-    assert found(scan(inner, "d.cpp")) == ["d.cpp"]
-    assert found(scan(project, "lib/d.cpp")) == ["a.cpp", "lib/d.cpp", "lib/one.h", "lib/two.h"]
+    assert names(scan(inner, "d.cpp")) == ["d.cpp"]
+    assert names(scan(project, "lib/d.cpp")) == ["a.cpp", "lib/d.cpp", "lib/one.h", "lib/two.h"]
 
 
 def test_content_is_named_by_its_hash(project: Path) -> None:

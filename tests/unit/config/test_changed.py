@@ -87,8 +87,8 @@ def test_a_change_touches_the_projects_that_contain_or_link_to_the_file(
     (repository / "ci").mkdir()
     commit(repository, file, "changed")
     shared = [repository / "flake.lock", repository / "ci"]
-    found = touched([repository / "one", repository / "two"], before, shared)
-    assert [path.name for path in found] == expected
+    projects = touched([repository / "one", repository / "two"], before, shared)
+    assert [path.name for path in projects] == expected
 
 
 def test_deleted_and_renamed_files_count(repository: Path) -> None:

@@ -111,22 +111,22 @@ def test_a_kernel_for_newer_cuda_releases_does_not_take_the_others_with_it(full:
 
 
 def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() -> None:
-    one = Kernel("one", "cuda", ("torch",), ("both.cu", "a.cu", "a.cu", "a.h"), ("x",), cuda_capabilities=("9.0a",))
-    two = Kernel("two", "cuda", ("cutlass_4_0",), ("b.cu", "both.cu"), ("x", "y"), cuda_capabilities=("10.0f",))
-    one = replace(one, cuda_flags=("-Xcompiler", "-g", "-std=c++17", "-lineinfo"))
-    two = replace(two, cuda_flags=("-Xcompiler", "-O3", "-std=c++17"))
-    first, second, both = kernel_sources.disjoint([one, two])
-    assert first == replace(one, src=("a.cu", "a.h"))
-    assert second == replace(two, src=("b.cu",))
+    hopper = Kernel("one", "cuda", ("torch",), ("both.cu", "a.cu", "a.cu", "a.h"), ("x",), cuda_capabilities=("9.0a",))
+    blackwell = Kernel("two", "cuda", ("cutlass_4_0",), ("b.cu", "both.cu"), ("x", "y"), cuda_capabilities=("10.0f",))
+    hopper = replace(hopper, cuda_flags=("-Xcompiler", "-g", "-std=c++17", "-lineinfo"))
+    blackwell = replace(blackwell, cuda_flags=("-Xcompiler", "-O3", "-std=c++17"))
+    first, second, both = kernel_sources.disjoint([hopper, blackwell])
+    assert first == replace(hopper, src=("a.cu", "a.h"))
+    assert second == replace(blackwell, src=("b.cu",))
     assert both.src == ("both.cu", "a.h")
     assert both.depends == ("torch", "cutlass_4_0")
     assert both.include == ("x", "y")
     assert both.cuda_flags == ("-Xcompiler", "-g", "-std=c++17", "-lineinfo", "-Xcompiler", "-O3")
     assert both.cuda_capabilities == ("9.0a", "10.0f")
-    *_, unlimited = kernel_sources.disjoint([one, replace(two, cuda_capabilities=None)])
+    *_, unlimited = kernel_sources.disjoint([hopper, replace(blackwell, cuda_capabilities=None)])
     assert unlimited.cuda_capabilities is None
     binding = Kernel("torch", "cuda", ("torch",), ("both.cu",))
-    *_, bound = kernel_sources.disjoint([binding, one])
+    *_, bound = kernel_sources.disjoint([binding, hopper])
     assert bound.cuda_capabilities == ("9.0a",)
     assert kernel_sources.disjoint([first, second]) == (first, second)
 

@@ -21,8 +21,8 @@ from kernel_builder import front_matter
     ],
 )
 def test_split(text: str, front: str | None, body: str) -> None:
-    found, rest = front_matter.split(text)
-    assert (found and found.split(), rest) == (front and front.split(), body)
+    matter, rest = front_matter.split(text)
+    assert (matter and matter.split(), rest) == (front and front.split(), body)
 
 
 TAGGED = ("!!timestamp x", "!!int ''", "!!int +", "!!float '_'", "!!bool x", "!!set [a]", "!!binary é")

@@ -1,3 +1,5 @@
+"""Fixture: a benchmark report with complete, failed and wrong results."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""How far a kernel's result deviates from the exact one, and when that makes the result wrong."""
+
 from __future__ import annotations
 
 import math
@@ -13,9 +15,9 @@ from kernel_builder.measure.results import Deviation
 def test_correct_rounding_is_at_most_half_an_ulp(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     exact = torch.rand(1000, dtype=torch.float64)
-    found = deviation(exact.to(dtype), exact)
-    assert 0 < found.relative < torch.finfo(dtype).eps and 0.2 < found.ulps <= 0.5
-    assert fault([found], [found], 1.1) is None
+    measured = deviation(exact.to(dtype), exact)
+    assert 0 < measured.relative < torch.finfo(dtype).eps and 0.2 < measured.ulps <= 0.5
+    assert fault([measured], [measured], 1.1) is None
 
 
 def test_wrong_shapes_and_infinities_deviate_infinitely() -> None:

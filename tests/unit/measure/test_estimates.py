@@ -1,3 +1,5 @@
+"""Medians of measurements, and confidence intervals that are neither too narrow nor too wide."""
+
 from __future__ import annotations
 
 import random
@@ -19,14 +21,15 @@ def test_intervals_contain_the_true_median_with_the_stated_confidence(number: in
     trials = 2000
     held = 0
     for _ in range(trials):
-        found = estimate([chance.expovariate(1.0) for _ in range(number)])
-        held += found.low <= 0.693147 <= found.high  # the median of this distribution, which is far from symmetric
+        interval = estimate([chance.expovariate(1.0) for _ in range(number)])
+        # The median of this distribution, which is far from symmetric.
+        held += interval.low <= 0.693147 <= interval.high
     assert held / trials > 0.94
 
 
 def test_intervals_are_no_wider_than_they_must_be() -> None:
     widths = {}
     for number in (15, 60, 240):
-        found = estimate([statistics.NormalDist().inv_cdf((i + 0.5) / number) for i in range(number)])
-        widths[number] = found.high - found.low
+        interval = estimate([statistics.NormalDist().inv_cdf((i + 0.5) / number) for i in range(number)])
+        widths[number] = interval.high - interval.low
     assert widths[15] > 1.5 * widths[60] > 2.2 * widths[240]

@@ -1,3 +1,5 @@
+"""Benchmark reports: saved, read back, and shown as tables and plots."""
+
 from __future__ import annotations
 
 import json

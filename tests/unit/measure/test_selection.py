@@ -1,3 +1,5 @@
+"""Which operations and shapes `kernel-builder benchmark` measures, and how unknown ones are refused."""
+
 from __future__ import annotations
 
 from typing import Any

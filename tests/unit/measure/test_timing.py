@@ -1,3 +1,5 @@
+"""How calls are timed: with more data than the cache holds, in turn, and with all threads on one core."""
+
 from __future__ import annotations
 
 import os
@@ -45,11 +47,11 @@ def test_a_series_cycles_through_the_sets_and_returns_the_time_of_one_call(spend
     seen: list[int] = []
 
     def call(number: int) -> Callable[[], None]:
-        def one() -> None:
+        def record() -> None:
             seen.append(number)
             spend(1e-3)
 
-        return one
+        return record
 
     run, method = CpuClock().series([call(number) for number in range(4)])
     seen.clear()

@@ -103,5 +103,5 @@ def test_versions_of_torch_are_read(loader: dict[str, Any], version: str, releas
 def test_pip_is_told_which_torch_a_wheel_is_for(names: tuple[str, ...], requirement: str) -> None:
     project = Project(Path(), "some-kernel", 2, "apache-2.0", ("cpu",), TorchFramework(), ())
     about = metadata(project, [Variant.parse(name) for name in names], "text")
-    assert [str(one) for one in about.requires_dist or ()] == [requirement]
+    assert [str(required) for required in about.requires_dist or ()] == [requirement]
     assert (about.name, str(about.version), about.license_expression) == ("some-kernel", "2.0", "Apache-2.0")

@@ -120,20 +120,23 @@ def test_what_is_known_becomes_a_project(project: Path) -> None:
 
 
 def test_what_is_not_known_is_listed_with_its_line(project: Path) -> None:
-    found = as_json(project, "--dry-run")
-    left_out = {(one["line"], one["text"]) for one in found["left-out"]}
+    report = as_json(project, "--dry-run")
+    left_out = {(entry["line"], entry["text"]) for entry in report["left-out"]}
     call = line("kind(")
     assert left_out == {
         (call, "libraries: the builder links what docs/linking.md lists, and nothing else"),
         (call, "include_dirs: '../elsewhere' is outside the directory of setup.py"),
         (line("INCLUDES"), "include_dirs: `os.environ['INCLUDES'].split(':')` is only known when setup.py runs"),
     }
-    assert [one["line"] for one in found["assumed"]] == [line("12.8")]
-    assert {(one["path"], one["line"]) for one in found["rewrites"]} == {("csrc/fused.cpp", 1), ("csrc/fused.cpp", 4)}
+    assert [entry["line"] for entry in report["assumed"]] == [line("12.8")]
+    assert {(entry["path"], entry["line"]) for entry in report["rewrites"]} == {
+        ("csrc/fused.cpp", 1),
+        ("csrc/fused.cpp", 4),
+    }
     assert (
-        "the package requires scipy: a kernel may import the standard library, Torch and einops only" in found["notes"]
+        "the package requires scipy: a kernel may import the standard library, Torch and einops only" in report["notes"]
     )
-    assert all(f"setup.py:{number}: " in found["files"]["build.toml"] for number, _ in left_out)
+    assert all(f"setup.py:{number}: " in report["files"]["build.toml"] for number, _ in left_out)
     shown = port(project, "--dry-run").output
     assert f"left out: setup.py:{call}: libraries" in shown
     assert "to change: csrc/fused.cpp:4: PYBIND11_MODULE" in shown

@@ -26,21 +26,21 @@ class RunningGitHub:
 
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> Any:
         """Return the answer to a request, or None if GitHub has no such address."""
-        if method == "GET" and (found := re.fullmatch(r"actions/workflows/([^/]+)/runs", path)):
+        if method == "GET" and (match := re.fullmatch(r"actions/workflows/([^/]+)/runs", path)):
             assert query["status"] == "success" and query["event"] == "push"
-            commits = self.runs.get((found[1], query["branch"]), [])
+            commits = self.runs.get((match[1], query["branch"]), [])
             return {"workflow_runs": [{"head_sha": commit} for commit in reversed(commits)][: int(query["per_page"])]}
         if method == "GET" and path == "pulls":
             return self.pulls.get(query["head"], []) if query["state"] == "open" else []
-        if found := re.fullmatch(r"issues/(\d+)/comments", path):
-            there = self.comments.setdefault(int(found[1]), [])
+        if match := re.fullmatch(r"issues/(\d+)/comments", path):
+            there = self.comments.setdefault(int(match[1]), [])
             if method == "POST":
                 there.append(self.comment(body["body"], "github-actions[bot]"))
                 return there[-1]
             first = (int(query["page"]) - 1) * int(query["per_page"])
             return there[first : first + int(query["per_page"])]
-        if method == "PATCH" and (found := re.fullmatch(r"issues/comments/(\d+)", path)):
-            (comment,) = (one for each in self.comments.values() for one in each if one["id"] == int(found[1]))
+        if method == "PATCH" and (match := re.fullmatch(r"issues/comments/(\d+)", path)):
+            (comment,) = (posted for each in self.comments.values() for posted in each if posted["id"] == int(match[1]))
             comment["body"] = body["body"]
             return comment
         return None

@@ -35,8 +35,8 @@ def evaluate(expression: str, known: Mapping[str, str | None]) -> Any:
     def value(match: re.Match[str]) -> str:
         # GitHub has an empty text for a secret that is not set and for the output of a step that was skipped.
         optional = match[0].startswith(("secrets.", "steps."))
-        found = known.get(match[0], "") if optional else known[match[0]]
-        return repr({"true": True, "false": False}.get(str(found).lower(), found or ""))
+        text = known.get(match[0], "") if optional else known[match[0]]
+        return repr({"true": True, "false": False}.get(str(text).lower(), text or ""))
 
     python = _NAMED.sub(value, expression)
     for github, meaning in _FUNCTIONS.items():
@@ -69,8 +69,8 @@ class Rehearsal:
 
     def _text(self, text: object, more: Mapping[str, str | None]) -> str:
         def value(match: re.Match[str]) -> str:
-            found = self._evaluate(match[1], more)
-            return str(found).lower() if isinstance(found, bool) else str(found)
+            result = self._evaluate(match[1], more)
+            return str(result).lower() if isinstance(result, bool) else str(result)
 
         return re.sub(r"\$\{\{ (.+?) \}\}", value, str(text))
 
@@ -97,11 +97,11 @@ class Rehearsal:
             if not self._evaluate(condition, known):
                 continue
             try:
-                found = self._step(job, step, known)
+                step_outputs = self._step(job, step, known)
             except AssertionError as error:
                 failure = failure or error
                 continue
-            known |= {f"steps.{step.get('id')}.outputs.{key}": value for key, value in found.items()}
+            known |= {f"steps.{step.get('id')}.outputs.{key}": value for key, value in step_outputs.items()}
         if failure:
             raise failure
         outputs = {key: self._text(value, known) for key, value in job.get("outputs", {}).items()}

@@ -112,7 +112,7 @@ class Instance:
         without = builder.sign(self._authority, hashes.SHA256()).tbs_certificate_bytes
         timestamps = x509.UnrecognizedExtension(_TIMESTAMPS, self._timestamp(without))
         leaf = builder.add_extension(timestamps, critical=False).sign(self._authority, hashes.SHA256())
-        chain = [one.public_bytes(Encoding.PEM).decode() for one in (leaf, self._root)]
+        chain = [signed.public_bytes(Encoding.PEM).decode() for signed in (leaf, self._root)]
         return {"signedCertificateEmbeddedSct": {"chain": {"certificates": chain}}}
 
     def _timestamp(self, certificate: bytes) -> bytes:
@@ -122,8 +122,8 @@ class Instance:
         entry = issuer + len(certificate).to_bytes(3, "big") + certificate
         signature = self._certificates.sign(struct.pack("!BBQH", 0, 0, now, 1) + entry + b"\0\0", _SHA256)
         log = hashlib.sha256(_public(self._certificates)).digest()
-        one = b"\0" + log + struct.pack("!QH", now, 0) + b"\4\3" + struct.pack("!H", len(signature)) + signature
-        listed = struct.pack("!HH", len(one) + 2, len(one)) + one
+        timestamp = b"\0" + log + struct.pack("!QH", now, 0) + b"\4\3" + struct.pack("!H", len(signature)) + signature
+        listed = struct.pack("!HH", len(timestamp) + 2, len(timestamp)) + timestamp
         return b"\x04" + (b"\x81" if len(listed) > 127 else b"") + bytes([len(listed)]) + listed
 
     def entry(self, proposed: dict[str, Any]) -> dict[str, Any]:

@@ -41,9 +41,9 @@ def all_workflows() -> list[dict[Any, Any]]:
 
 def called(job: dict[str, Any]) -> dict[Any, Any]:
     """Return the workflow that a job calls."""
-    found = yaml.safe_load((WORKFLOWS / job["uses"].rpartition("/")[2].partition("@")[0]).read_text())
-    assert isinstance(found, dict)
-    return found
+    workflow = yaml.safe_load((WORKFLOWS / job["uses"].rpartition("/")[2].partition("@")[0]).read_text())
+    assert isinstance(workflow, dict)
+    return workflow
 
 
 def test_the_documented_workflows_are_valid_and_safe(tmp_path: Path) -> None:
@@ -76,11 +76,11 @@ def test_a_called_job_asks_for_no_more_than_its_caller_grants() -> None:
 
 
 def test_jobs_that_run_code_of_a_pull_request_have_no_secret_and_only_read() -> None:
-    found = [workflow for workflow in all_workflows() if "pull_request" in workflow[True]]
-    assert len(found) == 3
+    workflows = [workflow for workflow in all_workflows() if "pull_request" in workflow[True]]
+    assert len(workflows) == 3
     pull_request = {"github.event_name": "pull_request", "github.ref": "refs/pull/1/merge"}
     jobs = 0
-    queue = [job for workflow in found for job in workflow["jobs"].values()]
+    queue = [job for workflow in workflows for job in workflow["jobs"].values()]
     for job in queue:
         if "github.event_name" in job.get("if", "") and not evaluate(job["if"], pull_request):
             continue
@@ -96,9 +96,9 @@ def test_jobs_that_run_code_of_a_pull_request_have_no_secret_and_only_read() -> 
 
 def test_jobs_with_the_right_to_comment_run_no_code_of_the_pull_request() -> None:
     assert not any("pull_request_target" in workflow[True] for workflow in all_workflows())
-    found = [workflow for workflow in all_workflows() if "workflow_run" in workflow[True]]
-    assert len(found) == 2
-    for workflow in found:
+    workflows = [workflow for workflow in all_workflows() if "workflow_run" in workflow[True]]
+    assert len(workflows) == 2
+    for workflow in workflows:
         (job,) = (inner for job in workflow["jobs"].values() for inner in called(job)["jobs"].values())
         used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
         assert used == ["$/.github/actions/kernel-builder", "actions/download-artifact"]

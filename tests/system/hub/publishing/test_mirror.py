@@ -69,13 +69,13 @@ def test_a_kernel_is_copied_when_it_is_loaded_and_served_without_the_other_hub(
     assert api.list_repo_refs(KERNEL, repo_type="kernel") == upstream.api().list_repo_refs(KERNEL, repo_type="kernel")
     assert api.repo_info(KERNEL, revision="v1.0", repo_type="kernel").sha == first  # the same commits
     address = f"{mirror.url}/kernels/{KERNEL}/resolve/main/large.bin"
-    found: list[bytes] = []
-    threads = [threading.Thread(target=lambda: found.append(requests.get(address).content)) for _ in range(3)]
+    answers: list[bytes] = []
+    threads = [threading.Thread(target=lambda: answers.append(requests.get(address).content)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [large] * 3
+    assert answers == [large] * 3
     assert upstream.log.read_text().count("resolve/") == len(set(_resolved(upstream))), "a file was copied twice"
     part = requests.get(address, headers={"Range": "bytes=100-199"})
     assert (part.status_code, part.content) == (206, large[100:200])

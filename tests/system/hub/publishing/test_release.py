@@ -31,10 +31,10 @@ OWNER = "kernels-community"
 
 def inputs(workflow: str, trigger: str = "workflow_call") -> dict[str, dict[str, Any]]:
     """The inputs of a workflow. YAML 1.1 reads the key `on` as true."""
-    found: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())[True][
+    declared: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())[True][
         trigger
     ]["inputs"]
-    return found
+    return declared
 
 
 def test_workflows_and_actions_match_githubs_schemas() -> None:
@@ -77,7 +77,7 @@ def test_kernels_are_published_after_what_they_depend_on() -> None:
     published: set[str] = set()
     for directory in release["with"]["projects"].split():
         general = tomli.loads((ROOT / directory / "build.toml").read_text())["general"]
-        assert {one["repo-id"] for one in general.get("kernel-depends", [])} <= published
+        assert {dependency["repo-id"] for dependency in general.get("kernel-depends", [])} <= published
         published.add(general["hub"]["repo-id"])
 
 

@@ -55,8 +55,8 @@ def test_the_client_accepts_signatures_of_continuous_integration(
     assert sign(packages).signed == (CPU, CUDA)
     assert sign(packages).unchanged == (CPU, CUDA)
     put(hub, doubling, REPO)
-    found = verify(REPO, endpoint=hub.url, require_signature=True)
-    assert [(verdict.signature, verdict.ok) for verdict in found.variants] == [("valid", True)] * 2
+    report = verify(REPO, endpoint=hub.url, require_signature=True)
+    assert [(verdict.signature, verdict.ok) for verdict in report.variants] == [("valid", True)] * 2
     status, output = client_verdict(hub, sigstore.trust)
     assert status == 0 and output.count("kernel metadata is correctly signed") == 2, output
     strangers = verify(REPO, endpoint=hub.url, signers=[f"https://github.com/{OURS[1]}"])
@@ -79,8 +79,8 @@ def test_signatures_of_other_workflows_or_other_metadata_are_rejected(
     edit(packages[1], "_ops.py", "Return the", "Returns the")
     (packages[1] / "metadata.json.sigstore").write_bytes(signature)
     put(hub, doubling, REPO)
-    one, other = verify(REPO, endpoint=hub.url, signers=[signer]).variants
-    assert (one.ok, other.ok, other.digest) == (True, False, ()) and "mismatch" in other.signature
+    accepted, rejected = verify(REPO, endpoint=hub.url, signers=[signer]).variants
+    assert (accepted.ok, rejected.ok, rejected.digest) == (True, False, ()) and "mismatch" in rejected.signature
 
 
 def test_without_an_identity_provider_nothing_is_signed(no_identity: None, doubling: Path) -> None:

@@ -42,11 +42,11 @@ def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> 
     changed["build/torch-cpu/metadata.json"] = json.dumps(described).encode()
     operations = [CommitOperationAdd(path, content) for path, content in changed.items()]
     hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="Change files")
-    found = check(hub, DOUBLING)
-    assert [verdict.ok for verdict in found.variants] == [False, False]
-    assert found.variants[0].provenance == {"kernel": {"dirty": False}, "kernel-builder": {}}
-    assert found.variants[0].signature not in {"valid", "none"}
-    wrong = {verdict.variant: verdict.digest for verdict in found.variants if verdict.digest}
+    report = check(hub, DOUBLING)
+    assert [verdict.ok for verdict in report.variants] == [False, False]
+    assert report.variants[0].provenance == {"kernel": {"dirty": False}, "kernel-builder": {}}
+    assert report.variants[0].signature not in {"valid", "none"}
+    wrong = {verdict.variant: verdict.digest for verdict in report.variants if verdict.digest}
     assert wrong.pop(CUDA) == ("__init__.py has another SHA-256 than the digest of metadata.json",)
     assert "invalid type" in wrong["torch-cpu"][0]
     assert not check(hub, DOUBLING, require_signature=True).variants[0].ok
@@ -110,8 +110,8 @@ def test_a_cross_compiled_kernel_is_built_again_in_the_same_way(hub: RunningHub,
         described["provenance"]["cross-compiler"] = other
         path.write_text(json.dumps(described))
     put(hub, scale, "org/scale")
-    found = check(hub, "org/scale", source=scale).variants
-    assert [verdict.rebuilt for verdict in found] == [
+    verdicts = check(hub, "org/scale", source=scale).variants
+    assert [verdict.rebuilt for verdict in verdicts] == [
         "not built: it was compiled on a machine that is aarch64-linux; verify it on one",
         "not built: it was cross-compiled, and this machine is x86_64-linux; verify it on another platform",
     ]

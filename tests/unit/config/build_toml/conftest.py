@@ -105,5 +105,5 @@ def assert_same_values(home: Path) -> None:
             )
             for dependency in build.all_kernel_depends(Backend.from_str(backend))
         ]
-        found = (*mine.kernel_depends, *mine.backend_kernel_depends.get(backend, ()))
-        assert [(d.repo_id, d.version, d.revision) for d in found] == expected
+        dependencies = (*mine.kernel_depends, *mine.backend_kernel_depends.get(backend, ()))
+        assert [(d.repo_id, d.version, d.revision) for d in dependencies] == expected

@@ -110,9 +110,9 @@ def test_what_older_editions_mean(home: Path) -> None:
     def read(text: str) -> project.Project:
         write(home, text)
         write(home, rewritten(home / "build.toml")[1])
-        found = ours(home)
-        assert isinstance(found, project.Project)
-        return found
+        parsed = ours(home)
+        assert isinstance(parsed, project.Project)
+        return parsed
 
     both = read(EDITION_2[0])
     assert both.backends == ("cpu", "cuda")
