@@ -332,7 +332,7 @@ def include_directories(root: Path) -> tuple[Path, ...]:
 
 
 def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) -> list[str]:
-    archs = [found[1] for argument in argv if (found := _CAPABILITY.search(argument))]
+    archs = [match[1] for argument in argv if (match := _CAPABILITY.search(argument))]
     cccl = [part for path in include_directories(roots[_TOOLKIT])[1:] for part in ("-isystem", str(path))]
     return [
         "clang++",

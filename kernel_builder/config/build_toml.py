@@ -190,9 +190,9 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     tables = toml_schema.table(_DOCUMENT)(document, place)
     frameworks = [table for table in tables.values() if isinstance(table, (TorchFramework, TorchNoarch, TvmFfi))]
     if len(frameworks) != 1:
-        found = " and ".join(f"[{name}]" for name in sorted(framework.table for framework in frameworks))
+        given = " and ".join(f"[{name}]" for name in sorted(framework.table for framework in frameworks))
         raise ConfigError(
-            f"expected one framework table, got {found or 'none'}",
+            f"expected one framework table, got {given or 'none'}",
             where=str(place),
             hint="keep one of [torch] (compiled), [torch-noarch] (Python only) and [tvm-ffi] (compiled, without Torch)",
         )

@@ -29,13 +29,13 @@ def touched(directories: Sequence[Path], since: str, shared: Sequence[Path] = ()
     projects: dict[Path, list[Path]] = defaultdict(list)
     for directory in directories:
         projects[work_tree(Path(os.path.realpath(directory)))].append(directory)
-    found: set[Path] = set()
+    affected: set[Path] = set()
     for top, inside in projects.items():
         changed = _changed_files(top, since)
         if _contain(_shared_places(shared), changed):
-            found.update(inside)
-        found.update(directory for directory in inside if _contain(places(directory), changed))
-    return [directory for directory in directories if directory in found]
+            affected.update(inside)
+        affected.update(directory for directory in inside if _contain(places(directory), changed))
+    return [directory for directory in directories if directory in affected]
 
 
 def places(directory: Path) -> set[Path]:
@@ -44,15 +44,15 @@ def places(directory: Path) -> set[Path]:
     Links out of the git repository are left out: `read_project` refuses those that a build uses.
     """
     root = Path(os.path.realpath(directory))
-    found, queue = {root}, [root]
+    reached, queue = {root}, [root]
     while queue:
         for folder, folders, files in os.walk(queue.pop()):
             for path in (Path(folder, name) for name in (*folders, *files)):
                 target = Path(os.path.realpath(path))
-                if path.is_symlink() and in_work_tree(root, target) and not _contain(found, [target]):
-                    found.add(target)
+                if path.is_symlink() and in_work_tree(root, target) and not _contain(reached, [target]):
+                    reached.add(target)
                     queue.append(target)
-    return found
+    return reached
 
 
 def _contain(above: Iterable[Path], paths: Iterable[Path]) -> bool:

@@ -90,12 +90,12 @@ def _tables(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str
     """Yield (kind, name, table) of the tables whose keys differ between editions."""
     general = document.get("general")
     kernels = document.get("kernel")
-    found = [("general", "general", general), ("torch", "torch", document.get("torch"))]
+    tables = [("general", "general", general), ("torch", "torch", document.get("torch"))]
     if isinstance(general, dict):
-        found += [(f"general.{name}",) * 2 + (general.get(name),) for name in ("cuda", "neuron", "xpu")]
+        tables += [(f"general.{name}",) * 2 + (general.get(name),) for name in ("cuda", "neuron", "xpu")]
     if isinstance(kernels, dict):
-        found += [("kernel", f"kernel.{name}", table) for name, table in kernels.items()]
-    yield from ((kind, name, table) for kind, name, table in found if isinstance(table, dict))
+        tables += [("kernel", f"kernel.{name}", table) for name, table in kernels.items()]
+    yield from ((kind, name, table) for kind, name, table in tables if isinstance(table, dict))
 
 
 def _old_traits(document: Mapping[str, Any]) -> Iterator[str]:

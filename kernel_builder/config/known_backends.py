@@ -188,10 +188,10 @@ def _registered() -> Mapping[str, str]:
 def _load(place: str) -> Backend:
     module, _, value = place.partition(":")
     try:
-        found = getattr(importlib.import_module(module), value)
-        if not isinstance(found, Backend):
-            raise TypeError(f"{value} is {found!r}, and not a Backend")
-        return found
+        backend = getattr(importlib.import_module(module), value)
+        if not isinstance(backend, Backend):
+            raise TypeError(f"{value} is {backend!r}, and not a Backend")
+        return backend
     except Exception as error:  # of whatever package
         raise ToolchainError(
             f"this back end cannot be imported: {error}",

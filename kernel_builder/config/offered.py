@@ -48,10 +48,10 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
             with, for old clients that do not know stable-ABI variants.
     """
     if isinstance(project.framework, TorchNoarch):
-        found = [Variant(Noarch(), backend) for backend in project.backends]
+        chosen = [Variant(Noarch(), backend) for backend in project.backends]
     else:
-        found = [variant for backend in project.backends for variant in _compiled(project, backend, whole)]
-    return tuple(sorted(found, key=lambda variant: variant.name))
+        chosen = [variant for backend in project.backends for variant in _compiled(project, backend, whole)]
+    return tuple(sorted(chosen, key=lambda variant: variant.name))
 
 
 def _compiled(project: Project, backend: str, whole: bool) -> set[Variant]:

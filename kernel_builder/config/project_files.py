@@ -113,8 +113,8 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
     """Return the files of a Python package that end in one of `pyext`, without hidden files and bytecode."""
     check_link(root, package, package.name, str(package))
     endings = tuple(f".{ending}" for ending in pyext)
-    found = dict(sorted((path.relative_to(package).as_posix(), path) for path in _walk(root, package, endings)))
-    if "__init__.py" not in found:
+    files = dict(sorted((path.relative_to(package).as_posix(), path) for path in _walk(root, package, endings)))
+    if "__init__.py" not in files:
         hint = 'create it and keep "py" in `pyext`: users of the kernel import it'
         others = [path.parent for path in package.parent.glob("*/__init__.py")]
         if len(others) == 1 and others[0] != package:
@@ -126,13 +126,13 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
         )
     # A built package has a subdirectory of its own name, for old clients, unless it has a module of that name.
     reserved = {"_ops.py", "metadata.json", package.name}
-    for taken in reserved & {name.partition("/")[0] for name in found}:
+    for taken in reserved & {name.partition("/")[0] for name in files}:
         raise ConfigError(
             "the builder writes a file or directory of this name into the package",
             where=str(package / taken),
             hint="rename it",
         )
-    return tuple((name, root / path.relative_to(package.parent.parent)) for name, path in found.items())
+    return tuple((name, root / path.relative_to(package.parent.parent)) for name, path in files.items())
 
 
 def _check_regular(path: Path) -> None:

@@ -139,8 +139,8 @@ class _Rewrite:
         import tomlkit
 
         taken = {key: _taken(general, f"cuda-{key}") for key in ("minver", "maxver")}
-        if found := {key: value for key, value in taken.items() if value is not None}:
-            self._added += "\n" + tomlkit.dumps({"general": {"cuda": found}})
+        if bounds := {key: value for key, value in taken.items() if value is not None}:
+            self._added += "\n" + tomlkit.dumps({"general": {"cuda": bounds}})
 
     def _kernel(self, name: str, body: Body) -> list[str]:
         """Rewrite one kernel, and return its backends."""

@@ -112,7 +112,9 @@ def named_backend(variant: str) -> str:
     """Return the backend that the name of a variant says, also one that the builder does not compile for."""
     parts = variant.split("-")
     every = known_backends.of_format()
-    return next((one.name for one in every if one.name in parts or any(map(one.is_spelled, parts))), "cuda")
+    return next(
+        (backend.name for backend in every if backend.name in parts or any(map(backend.is_spelled, parts))), "cuda"
+    )
 
 
 def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:

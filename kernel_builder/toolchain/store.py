@@ -90,8 +90,8 @@ class Store:
         Raises:
             StoreError: If the store cannot be written, or the disk is full. No incomplete tree is left.
         """
-        if found := self.find(name):
-            return found
+        if tree := self.find(name):
+            return tree
         home, new, scratch = self._home(name), self._home(f".{name}.new"), self.root / "scratch" / name
 
         def waiting() -> None:
@@ -101,8 +101,8 @@ class Store:
             for directory in (home.parent, scratch, self.root / "locks"):
                 directory.mkdir(parents=True, exist_ok=True)
             with locked(self.root / "locks" / name, waiting=waiting):
-                if found := self.find(name):
-                    return found
+                if tree := self.find(name):
+                    return tree
                 try:
                     self._remove(new)
                     scratch.mkdir(parents=True, exist_ok=True)
@@ -124,13 +124,13 @@ class Store:
 
     def trees(self) -> list[StoredTree]:
         """Return every complete tree, sorted by name."""
-        found = []
+        stored = []
         for name in self.names():
             home = self._home(name)
             manifest = json.loads((home / _MANIFEST).read_text())
             sizes = [size for _, size in manifest["files"].values()]
-            found.append(StoredTree(name, manifest["title"], sum(sizes), len(sizes), home.stat().st_mtime))
-        return found
+            stored.append(StoredTree(name, manifest["title"], sum(sizes), len(sizes), home.stat().st_mtime))
+        return stored
 
     def verify(self, name: str) -> Iterator[Damage]:
         """Hash every file of a tree again, and yield the files that were altered, removed or added."""
@@ -253,8 +253,8 @@ def _seal(new: Path, title: str) -> None:
 
 def _files(directory: Path) -> Iterator[str]:
     """Return the names of all files below a directory, sorted."""
-    found = [os.path.join(home, name) for home, _, names in os.walk(directory) for name in names]  # noqa: PTH118
-    return iter(sorted(os.path.relpath(path, directory) for path in found))
+    paths = [os.path.join(home, name) for home, _, names in os.walk(directory) for name in names]  # noqa: PTH118
+    return iter(sorted(os.path.relpath(path, directory) for path in paths))
 
 
 def _size(path: Path) -> int:

@@ -107,8 +107,8 @@ def _cross_compilers(toolchains: Toolchains) -> Iterator[Requirement]:
 
 def _ninja() -> Requirement:
     mend = "python -m pip install ninja"
-    found = _program("ninja", mend, "--version")
-    return Requirement("ninja", found.value or _python_package("ninja", mend).value, BUILDS, mend)
+    program = _program("ninja", mend, "--version")
+    return Requirement("ninja", program.value or _python_package("ninja", mend).value, BUILDS, mend)
 
 
 def _cuda(toolchains: Toolchains) -> Iterator[Requirement]:
@@ -198,11 +198,11 @@ def _gpu() -> Requirement:
 
 def _first_line(program: str, *arguments: str) -> str | None:
     """Return the first line that a program prints, or None if it is missing or fails."""
-    found = shutil.which(program)
-    if found is None:
+    path = shutil.which(program)
+    if path is None:
         return None
     try:
-        done = subprocess.run([found, *arguments], capture_output=True, text=True, check=True, timeout=30)
+        done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
-    return next(iter(done.stdout.splitlines()), "").strip() or found
+    return next(iter(done.stdout.splitlines()), "").strip() or path

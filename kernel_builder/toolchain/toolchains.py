@@ -122,9 +122,9 @@ class Toolchains:
         Raises:
             ToolchainError: If the named directory is not a toolkit.
         """
-        found = system_cuda.find(self._probes, self._cuda_home)
+        toolkit = system_cuda.find(self._probes, self._cuda_home)
         # In a devshell, CUDA_HOME names a pinned toolkit. `cuda` returns it with the identity that the lock gives it.
-        return None if found and found.root.is_relative_to(self.store.root) else found
+        return None if toolkit and toolkit.root.is_relative_to(self.store.root) else toolkit
 
     def cuda(self, release: Release) -> CudaToolkit:
         """Return what compiles for a CUDA release: the user's nvcc if it is of this release, the pinned one, or clang.
@@ -138,9 +138,9 @@ class Toolchains:
             raise ToolchainError(obstacle.reason, where=f"CUDA {release}", hint=obstacle.hint)
         if pinned := self._clang_for(release):
             return self._clang_toolkit(pinned)
-        found = self.system_cuda()
-        if found and found.release == release:
-            return found
+        toolkit = self.system_cuda()
+        if toolkit and toolkit.release == release:
+            return toolkit
         tree = trees.cuda_tree(self.lock.cuda[release], this_platform())
         root = self.fetch(tree)
         nvcc = root / "bin/nvcc"
@@ -321,20 +321,20 @@ class Toolchains:
         here, target = this_platform(), platform or this_platform()
         clang = self.lock.clang if self.lock.clang and here in self.lock.clang.platforms else None
         cudas = [cuda for cuda in self.lock.cuda.values() if here in cuda.platforms]
-        found = [trees.cuda_tree(cuda, here) for cuda in cudas]
+        wanted = [trees.cuda_tree(cuda, here) for cuda in cudas]
         if clang:
-            found += [trees.clang_tree(clang, here), trees.cuda_tree(clang.cuda, here)]
+            wanted += [trees.clang_tree(clang, here), trees.cuda_tree(clang.cuda, here)]
             cudas.append(clang.cuda)
-        found += [trees.libraries_tree(cuda, here) for cuda in cudas]
+        wanted += [trees.libraries_tree(cuda, here) for cuda in cudas]
         subsets: tuple[Subset, ...] = ("stable", "full")
-        found += [
+        wanted += [
             trees.torch_tree(torch, target, subset)
             for torch in self.lock.torch.values()
             if target in torch.platforms
             for subset in subsets
         ]
-        found += [trees.dependency_tree(pin) for pin in self.lock.dependencies.values()]
-        return found
+        wanted += [trees.dependency_tree(pin) for pin in self.lock.dependencies.values()]
+        return wanted
 
     def fetch(self, tree: trees.Tree) -> Path:
         """Return the directory of a pinned tree's files, and download them first if they are not in the store.
@@ -345,8 +345,8 @@ class Toolchains:
         """
         is_foreign = tree.platform not in ("any", this_platform())
         given = None if is_foreign else self._given.get(tree.kind)
-        if found := given or self.store.find(tree.name):
-            return found
+        if root := given or self.store.find(tree.name):
+            return root
         if self._offline:
             crossed = f" --platform {tree.platform}" if is_foreign else ""
             raise FetchError(

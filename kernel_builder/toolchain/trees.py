@@ -153,10 +153,10 @@ def unpack(pin: PinnedFile, slices: Sequence[memoryview], directory: Path) -> No
         return name.startswith(pin.take)
 
     if pin.record is None:
-        found = sdists.checked(slices[0], pin.sha256, pin.prefix, keep)
+        files = sdists.checked(slices[0], pin.sha256, pin.prefix, keep)
     else:
-        found = wheels.checked(slices, pin.record, pin.prefix, keep)
-    for name, content in found:
+        files = wheels.checked(slices, pin.record, pin.prefix, keep)
+    for name, content in files:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

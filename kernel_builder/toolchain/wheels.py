@@ -111,15 +111,15 @@ def checked(
     Raises:
         CorruptDownload: If a file differs from `RECORD`, or its name leads out of `prefix`.
     """
-    found = [member for data in slices for member in members(data)]
-    record = next((member.content() for member in found if _is_record(member.name)), None)
+    entries = [member for data in slices for member in members(data)]
+    record = next((member.content() for member in entries if _is_record(member.name)), None)
     if record is None:
         raise CorruptDownload("has no RECORD in the ranges that the lock names")
     got = hashlib.sha256(record).hexdigest()
     if got != record_sha256:
         raise CorruptDownload(f"RECORD has SHA-256 {got}, expected {record_sha256}")
     expected = parse_record(record.decode("utf-8"))
-    for member in found:
+    for member in entries:
         if not member.name.startswith(prefix):
             continue
         name = member.name.removeprefix(prefix)

@@ -41,8 +41,8 @@ def test_second_device():
     """The tensors are not on the current device, and the call does not change the current device."""
     tensors = random(3, 2, 8, 64, dtype=torch.float32)
     modulation = random(3, 2, 1, 64, dtype=torch.float32)
-    here = [one.detach().requires_grad_() for one in (*tensors[:2], *modulation)]
-    there = [one.detach().to("cuda:1").requires_grad_() for one in here]
+    here = [tensor.detach().requires_grad_() for tensor in (*tensors[:2], *modulation)]
+    there = [tensor.detach().to("cuda:1").requires_grad_() for tensor in here]
     with torch.no_grad():
         for call in (kernel.gate_residual_ada_norm, lambda x, branch, *rest: (kernel.ada_layer_norm(x, *rest[1:]),)):
             for a, b in zip(call(*there), call(*here)):

@@ -55,12 +55,12 @@ def llama(**options):
 def decode(model, cache, steps, device="cpu"):
     """Return the tokens that `model` finds greedily after a short prompt."""
     tokens = torch.arange(5, device=device)[None]
-    found = []
+    decoded = []
     for _ in range(steps):
         logits = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
         tokens = logits[:, -1:].argmax(-1)
-        found.append(tokens)
-    return torch.cat(found, 1)
+        decoded.append(tokens)
+    return torch.cat(decoded, 1)
 
 
 def module_of(blocks, name):
@@ -68,9 +68,9 @@ def module_of(blocks, name):
 
 
 def tensors_of(calls, structure):
-    found = []
-    calls.rebuild(structure, lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None)
-    return found
+    tensors = []
+    calls.rebuild(structure, lambda leaf: tensors.append(leaf) if isinstance(leaf, torch.Tensor) else None)
+    return tensors
 
 
 class FixedTime:

@@ -48,8 +48,8 @@ def randomized(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def error(found, expected):
-    return ((found - expected).norm() / expected.norm()).item()
+def error(actual, expected):
+    return ((actual - expected).norm() / expected.norm()).item()
 
 
 def built(build, seed=0):
@@ -76,8 +76,8 @@ def gradients(case):
 def error_ratio(ours, own, expected):
     """Return the geometric mean over all gradients: some of them, as that of a bias of k, are little but rounding."""
     ratios = [
-        error(found.float(), reference) / error(other.float(), reference)
-        for found, other, reference in zip(ours, own, expected)
+        error(gradient.float(), reference) / error(other.float(), reference)
+        for gradient, other, reference in zip(ours, own, expected)
         if reference is not None and reference.norm() > 1e-6
     ]
     assert len(ratios) > 10
@@ -132,8 +132,8 @@ def check_float32_gradients(blocks, build):
     """Assert that gradients are those of the model."""
     case = built(build)
     expected = gradients(case)
-    found = gradients(accelerated(blocks, case))
-    for ours, own in zip(found, expected):
+    actual = gradients(accelerated(blocks, case))
+    for ours, own in zip(actual, expected):
         assert (ours is None) == (own is None)
         if own is not None:
             torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5 * own.abs().max().item() + 1e-7)
@@ -147,9 +147,9 @@ def check_hooks(blocks, build, path):
     case.model.get_submodule(path).register_forward_hook(
         lambda module, args, output: tuple(o * 2 for o in output) if isinstance(output, tuple) else output * 2
     )
-    found = case.run()
+    actual = case.run()
     blocks.restore(case.model)
-    assert error(found, case.run()) < 1e-5
+    assert error(actual, case.run()) < 1e-5
 
 
 @torch.no_grad()

@@ -64,8 +64,8 @@ def test_module_that_is_exchanged_afterwards(blocks):
 
     model, inputs = ltx()
     fast = accelerated(blocks, model)
-    for one in (model, fast):
-        for block in one.transformer_blocks:
+    for transformer in (model, fast):
+        for block in transformer.transformer_blocks:
             block.norm1 = Doubled(32, eps=1e-6, elementwise_affine=False)
     assert difference(run(fast, inputs), run(model, inputs)) < ROUNDING
 

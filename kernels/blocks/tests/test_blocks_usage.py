@@ -110,10 +110,10 @@ def test_compile(blocks, make):
         return graph.forward
 
     results = []
-    for one in (model, accelerated(blocks, model)):
+    for transformer in (model, accelerated(blocks, model)):
         torch.compiler.reset()
         with torch.no_grad():
-            results.append(run(torch.compile(one, fullgraph=True, backend=record), inputs))
+            results.append(run(torch.compile(transformer, fullgraph=True, backend=record), inputs))
     eager, ours = graphs
     assert [without_addresses(target) for target in ours] == [without_addresses(target) for target in eager]
     assert torch.equal(*results)
@@ -128,8 +128,10 @@ def test_export(blocks):
     model, inputs = ltx(layers=1)
     model.forward = functools.partial(model.forward, return_dict=False)
     operations = []
-    for one in (model, accelerated(blocks, model)):
-        exported = torch.export.export(one, (), {name: x for name, x in inputs.items() if name != "return_dict"})
+    for transformer in (model, accelerated(blocks, model)):
+        exported = torch.export.export(
+            transformer, (), {name: x for name, x in inputs.items() if name != "return_dict"}
+        )
         operations.append([str(node.target) for node in exported.graph.nodes])
     assert operations[0] == operations[1]
 

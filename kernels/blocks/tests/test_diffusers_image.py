@@ -44,9 +44,9 @@ pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels
 def test_kernels_compute_what_they_can(blocks, build, expected):
     case = accelerated(blocks, build())
     case.run()  # keeps the tables
-    found = operations(case)
-    assert {name: found[name] for name in expected} == expected
-    assert found["neg"] == 0  # of the model's own rotations
+    counts = operations(case)
+    assert {name: counts[name] for name in expected} == expected
+    assert counts["neg"] == 0  # of the model's own rotations
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_float16_sums_that_overflow_are_clipped_as_in_the_model(blocks, build, g
         inputs["encoder_hidden_states_mask"] = None
     expected = block(**inputs)[0]
     blocks.accelerate(block)
-    found = block(**inputs)[0]
-    assert (found == 65504).float().mean() > 0.9
-    assert torch.equal(found, expected)
+    actual = block(**inputs)[0]
+    assert (actual == 65504).float().mean() > 0.9
+    assert torch.equal(actual, expected)
 
 
 @torch.no_grad()
@@ -149,8 +149,8 @@ def test_a_single_block_of_flux_2_with_streams_apart(blocks):
     modulation = torch.randn(BATCH, 3 * WIDE)
     expected = block(x, context, modulation, split_hidden_states=True)
     blocks.accelerate(block)
-    for found, own in zip(block(x, context, modulation, split_hidden_states=True), expected):
-        assert error(found, own) < 1e-5
+    for actual, own in zip(block(x, context, modulation, split_hidden_states=True), expected):
+        assert error(actual, own) < 1e-5
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (BATCH, TOKENS)])
@@ -165,8 +165,8 @@ def test_modulations_of_all_samples_and_of_each_token(blocks, rows):
     }
     expected = block(**inputs)
     blocks.accelerate(block)
-    for found, own in zip(block(**inputs), expected):
-        assert error(found, own) < 1e-5
+    for actual, own in zip(block(**inputs), expected):
+        assert error(actual, own) < 1e-5
 
 
 @pytest.mark.parametrize("build", [flux, flux2])
@@ -180,8 +180,8 @@ def test_attention_without_rotary_embedding(blocks, build):
     }
     expected = attention(**inputs)
     blocks.accelerate(attention)
-    for found, own in zip(attention(**inputs), expected):
-        assert error(found, own) < 1e-5
+    for actual, own in zip(attention(**inputs), expected):
+        assert error(actual, own) < 1e-5
 
 
 @torch.no_grad()
@@ -197,8 +197,8 @@ def test_image_prompts_of_flux(blocks):
     }
     expected = block(**inputs)
     blocks.accelerate(block)
-    for found, own in zip(block(**inputs), expected):
-        assert error(found, own) < 1e-5
+    for actual, own in zip(block(**inputs), expected):
+        assert error(actual, own) < 1e-5
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -212,10 +212,10 @@ def test_adapters(blocks, build, when):
     without = case.run()
     case.model.add_adapter(LoraConfig(r=4, init_lora_weights=False, target_modules=targets))
     blocks.accelerate(case.model)
-    found = case.run()
-    assert error(found, without) > 1e-2
+    adapted = case.run()
+    assert error(adapted, without) > 1e-2
     blocks.restore(case.model)
-    assert error(found, case.run()) < 1e-5
+    assert error(adapted, case.run()) < 1e-5
 
 
 @pytest.mark.parametrize("build", [flux, qwen_image, sd3, sdxl])
@@ -244,10 +244,10 @@ def test_basic_blocks_of_other_kinds_are_left(blocks, options, reason):
 def test_feed_forwards_in_chunks_are_the_models_own(blocks):
     case = accelerated(blocks, sd3())
     case.model.enable_forward_chunking(chunk_size=1, dim=0)
-    found = case.run()
+    actual = case.run()
     assert operations(case)["gate_residual"] == 0
     blocks.restore(case.model)
-    assert error(found, case.run()) < 1e-5
+    assert error(actual, case.run()) < 1e-5
     report = blocks.accelerate(case.model)
     assert any(name == "JointTransformerBlock" and "chunks" in why for name, why in report.left)
 
@@ -260,7 +260,7 @@ def test_rotations_of_qwen_image_are_kept_for_each_size(blocks):
     case.run()
     assert len(kept[case.model.pos_embed]) == 1
     case.inputs["img_shapes"] = [[(1, TOKENS // 2, 2)]] * BATCH
-    found = case.run()
+    actual = case.run()
     assert len(kept[case.model.pos_embed]) == 2
     blocks.restore(case.model)
-    assert error(found, case.run()) < 1e-5
+    assert error(actual, case.run()) < 1e-5

@@ -61,9 +61,9 @@ def test_wan_with_fused_projections(blocks):
 def test_kernels_compute_what_they_can(blocks, build, expected):
     case = accelerated(blocks, build())
     case.run()  # keeps the tables
-    found = operations(case)
-    assert {name: found[name] for name in expected if found[name] < expected[name]} == {}
-    assert found["neg"] == 0  # of the model's own rotations
+    counts = operations(case)
+    assert {name: counts[name] for name in expected if counts[name] < expected[name]} == {}
+    assert counts["neg"] == 0  # of the model's own rotations
 
 
 @torch.no_grad()
@@ -186,10 +186,10 @@ def test_tables_are_kept_for_each_size(blocks, build):
         inputs |= {"height": inputs["height"] // 2, "width": inputs["width"] * 2}
     else:
         inputs["hidden_states"] = inputs["hidden_states"].transpose(-1, -2)[..., :2].contiguous()
-    found = case.run()
+    actual = case.run()
     assert len(tables(blocks, model)) == 2
     blocks.restore(model)
-    assert error(found, case.run()) < 1e-5
+    assert error(actual, case.run()) < 1e-5
 
 
 @torch.no_grad()
@@ -197,10 +197,10 @@ def test_tables_of_coordinates_are_not_kept(blocks):
     case = accelerated(blocks, ltx(coordinates=True))
     case.run()
     case.inputs["video_coords"] += 1.0
-    found = case.run()
+    actual = case.run()
     assert len(tables(blocks, case.model)) == 0
     blocks.restore(case.model)
-    assert error(found, case.run()) < 1e-5
+    assert error(actual, case.run()) < 1e-5
 
 
 @torch.no_grad()
@@ -251,12 +251,12 @@ def test_tables_that_a_cuda_graph_reads_stay(blocks, monkeypatch):
     expected = [table.clone() for table in rope(x, 2, 4, 4)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [table + 0 for table in rope(x, 2, 4, 4)]
+        captured = [table + 0 for table in rope(x, 2, 4, 4)]
     monkeypatch.setattr(blocks.rotary_tables, "_MOST_BYTES", 1)
     for width in range(5, 20):
         rope(x, 2, 4, width)
     graph.replay()
-    assert all(torch.equal(f, e) for f, e in zip(found, expected))
+    assert all(torch.equal(f, e) for f, e in zip(captured, expected))
 
 
 @torch.no_grad()
@@ -279,9 +279,9 @@ def test_gated_feed_forwards(blocks, activation):
     (expected_grad,) = torch.autograd.grad(expected.sum(), x)
     report = blocks.accelerate(module)
     assert sum(report.replaced.values()) == 1
-    found = module(x)
-    (grad,) = torch.autograd.grad(found.sum(), x)
-    torch.testing.assert_close(found, expected)
+    actual = module(x)
+    (grad,) = torch.autograd.grad(actual.sum(), x)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(grad, expected_grad)
 
 

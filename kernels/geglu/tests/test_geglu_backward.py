@@ -40,8 +40,8 @@ def test_backward(shape, dtype, activation):
         assert_as_good(actual, reference, expected)
         halves = [h.detach().requires_grad_() for h in split(x, gate)]
         pair = gradients(lambda g, u: of_pair(g, u, activation), halves, grad)
-        for one, half in zip(pair, split(actual, gate)):
-            assert torch.equal(one, half)
+        for gradient, half in zip(pair, split(actual, gate)):
+            assert torch.equal(gradient, half)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -179,13 +179,13 @@ def test_compiled_gradients_are_the_eager_ones(name, rounding, dtype):
         compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
         actual, expected = compiled(*tensors, weight), block(*tensors, weight)
         torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-        expected, actual = ((one,) if name == "rms_norm" else one for one in (expected, actual))
-        grads = [torch.randn_like(one) for one in expected]
+        expected, actual = ((outputs,) if name == "rms_norm" else outputs for outputs in (expected, actual))
+        grads = [torch.randn_like(output) for output in expected]
         torch.testing.assert_close(
             torch.autograd.grad(actual, inputs, grads), torch.autograd.grad(expected, inputs, grads), rtol=0, atol=0
         )
         with torch.no_grad():
-            assert not any(one.requires_grad for one in compiled(*tensors, weight))
+            assert not any(output.requires_grad for output in compiled(*tensors, weight))
 
 
 def test_only_a_second_derivative_is_refused():
@@ -193,7 +193,7 @@ def test_only_a_second_derivative_is_refused():
     for function in (kernel.rms_norm, lambda x, weight: kernel.add_rms_norm(x, x, weight)[0]):
         expected = torch.autograd.grad(function(x, weight).sum(), (x, weight))
         grads = torch.autograd.grad(function(x, weight).sum(), (x, weight), create_graph=True)
-        assert all(torch.equal(one, other) for one, other in zip(grads, expected))
+        assert all(torch.equal(grad, other) for grad, other in zip(grads, expected))
         for grad in grads:
             with pytest.raises(NotImplementedError, match="its gradient cannot be differentiated a second time"):
                 torch.autograd.grad(grad.sum(), x, retain_graph=True)
@@ -213,7 +213,7 @@ def test_gradients_are_those_of_the_op():
     x, weight, grad = random(4, 64, requires_grad=True), random(64, requires_grad=True), random(4, 64)
     expected = ops.rms_norm_backward(grad, x.detach(), weight.detach(), None, True, *OPTIONS[:2])
     grads = torch.autograd.grad(kernel.rms_norm(x, weight), (x, weight), grad)
-    assert all(torch.equal(one, other) for one, other in zip(grads, expected))
+    assert all(torch.equal(result, other) for result, other in zip(grads, expected))
     grad_x, none = ops.rms_norm_backward(grad, x.detach(), weight.detach(), None, False, *OPTIONS[:2])
     assert torch.equal(grad_x, expected[0]) and none is None
 
@@ -240,8 +240,8 @@ def test_threads():
 def test_second_device():
     """The tensors are not on the current device, and the call does not change the current device."""
     x, weight = random(4, 64), random(64)
-    there = [one.to("cuda:1").requires_grad_() for one in (x, weight)]
-    here = [one.requires_grad_() for one in (x, weight)]
+    there = [tensor.to("cuda:1").requires_grad_() for tensor in (x, weight)]
+    here = [tensor.requires_grad_() for tensor in (x, weight)]
     with torch.no_grad():
         out = kernel.rms_norm(*there)
         assert out.device == there[0].device and torch.equal(out.cpu(), kernel.rms_norm(*here).cpu())

@@ -64,11 +64,11 @@ def keep_tables(
     capturing = is_capturing()
     with _changing:
         kept = _kept.setdefault(module, OrderedDict())
-        found = kept.get(key)
-        if found is not None and found.is_made_of(sources):
+        entry = kept.get(key)
+        if entry is not None and entry.is_made_of(sources):
             kept.move_to_end(key)
-            found.captured = found.captured or capturing
-            return found.tables
+            entry.captured = entry.captured or capturing
+            return entry.tables
     if capturing:  # the new tables are in the memory of the graph
         return prepare(*make())
     # In inference mode the tables would be of no use to a later forward with gradients.
@@ -119,14 +119,14 @@ def halves(cos: Tensor, sin: Tensor, more: int = 0) -> Tables:
         cos: `[tokens, n]`, `[batch, tokens, n]` or `[1, tokens, 1, n]`.
         sin: Of the shape of `cos`.
     """
-    made_with, found = getattr(cos, _HALVES, (None, {}))
+    made_with, halved = getattr(cos, _HALVES, (None, {}))
     if made_with is not sin:
-        found = {0: (_without_heads(cos), _without_heads(sin))}
-    if more in found:
-        return found[more]
-    tables = tuple(_followed_by(more, table, value) for table, value in zip(found[0], (1.0, 0.0)))
+        halved = {0: (_without_heads(cos), _without_heads(sin))}
+    if more in halved:
+        return halved[more]
+    tables = tuple(_followed_by(more, table, value) for table, value in zip(halved[0], (1.0, 0.0)))
     if not is_capturing():  # else the new tables are in the memory of the graph
-        found[more] = tables
+        halved[more] = tables
     return tables
 
 
@@ -147,10 +147,10 @@ def _parts(rotations: Tensor) -> Tables:
 
 def parts(rotations: Tensor) -> Tables:
     """Return the cosines and sines, one for each pair, of complex rotations. Makes them once for each tensor."""
-    found = getattr(rotations, _PARTS, None)
-    if found is None:
+    tables = getattr(rotations, _PARTS, None)
+    if tables is None:
         with torch.inference_mode(False), torch.no_grad():
-            found = _parts(rotations)
+            tables = _parts(rotations)
         if not is_capturing():  # else they are in the memory of the graph
-            setattr(rotations, _PARTS, found)
-    return found
+            setattr(rotations, _PARTS, tables)
+    return tables

@@ -138,12 +138,12 @@ class LTXRotary:
         # The values of tensors may change.
         if video_coords is not None or not (scale is None or _are_numbers(scale)):
             return with_halves(*super().forward(x, *arguments))
-        batch, one = x.shape[0], x[:1]
+        batch, sample = x.shape[0], x[:1]
         sizes = self.base_num_frames, self.base_height, self.base_width, self.patch_size, self.patch_size_t
         axes = num_frames, height, width, None if scale is None else tuple(scale)
         key = x.device, batch, axes, self.dim, self.theta, sizes
         own = super().forward
-        return keep_tables(self, key, lambda: _repeat(*own(one, *arguments), batch))
+        return keep_tables(self, key, lambda: _repeat(*own(sample, *arguments), batch))
 
 
 def _are_numbers(scale: Any) -> bool:
