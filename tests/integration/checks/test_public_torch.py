@@ -26,7 +26,7 @@ def test_guard_sees_private_names(line: str, tmp_path: Path) -> None:
     source = f"import torch\n\nclass ops:\n    default = torch.ops.aten.add.default\n\n{line}\n"
     (tmp_path / "module.py").write_text(source)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    code += f"from tests import test_public_torch as test; test.hide_private_names({str(tmp_path)!r}); import module"
+    code += f"from tests.integration.checks import test_public_torch as test; test.hide_private_names({str(tmp_path)!r}); import module"
     done = run_with_torch(code)
     assert (done.returncode == 0) == (line == ""), done.stderr
     assert not line or "no private name" in done.stderr
@@ -35,7 +35,7 @@ def test_guard_sees_private_names(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("project", PROJECTS)
 def test_kernel_runs_without_private_names(project: str) -> None:
     done = run_with_torch(
-        "import sys; from tests import test_public_torch; test_public_torch.run(sys.argv[1])", KERNELS / project
+        "import sys; from tests.integration.checks import test_public_torch; test_public_torch.run(sys.argv[1])", KERNELS / project
     )
     assert done.returncode == 0, done.stderr
 
