@@ -2,7 +2,7 @@
 set -u
 out=${1:-${OUT:-benchmarks/results}}
 python=${PYTHON:-python}
-export PYTHONPATH=$PWD OMP_NUM_THREADS=4 DEVICE=${DEVICE:-cuda}
+export PYTHONPATH=$PWD:$PWD/packages/kernel-judge OMP_NUM_THREADS=4 DEVICE=${DEVICE:-cuda}
 $python -c "import torch, importlib.util as u; print(torch.__version__, torch.version.cuda, 'triton', bool(u.find_spec('triton')))"
 command -v nvcc && nvcc --version | tail -1
 $python -c "from kernel_builder.sandbox import strongest; print('sandbox', strongest())"

@@ -112,7 +112,7 @@ def test_equal_files_are_sent_once(hub: RunningHub, quick: Path, monkeypatch: py
 
 
 def test_an_unreachable_hub(quick: Path) -> None:
-    with pytest.raises(HubError, match="cannot look at the repository") as raised:
+    with pytest.raises(HubError, match="cannot list its branches") as raised:
         publish(PublishRequest(quick, repo_id=DOUBLING, endpoint="http://127.0.0.1:9", token="any", load=False))
     assert raised.value.hint and "same command again" in raised.value.hint
 

@@ -158,7 +158,7 @@ def test_a_new_branch_says_what_it_gets(hub: RunningHub, doubling: Path) -> None
 def test_a_hub_that_does_not_run(doubling: Path) -> None:
     with pytest.raises(HubError) as raised:
         publish(PublishRequest(doubling, repo_id=DOUBLING, endpoint="http://127.0.0.1:9", token="any", load=False))
-    assert raised.value.message == "cannot look at the repository: no connection to http://127.0.0.1:9"
+    assert raised.value.message == "cannot list its branches: no connection to http://127.0.0.1:9"
     assert raised.value.hint == (
         "is the Hub running at http://127.0.0.1:9? $HF_ENDPOINT names another one; when it runs, run the same command "
         "again: uploaded files are kept"
