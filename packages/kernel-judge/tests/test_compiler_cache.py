@@ -88,7 +88,7 @@ def test_the_code_of_a_reference_is_generated_with_what_is_prepared(
         seen.append((cache / "precompiled_headers" / "header.h.gch").read_text())
         Path(env["TORCH_LOGS_OUT"]).write_text("V1 [0/0] [__output_code] import torch\n")
 
-    monkeypatch.setattr(compiler_cache, "found", lambda root: tmp_path / "prepared")
+    monkeypatch.setattr(compiler_cache, "existing", lambda root: tmp_path / "prepared")
     monkeypatch.setattr(subprocess, "run", run)
     observed_reference._save_code(tmp_path / "task.py", tmp_path)
     assert seen == ["a header"]
