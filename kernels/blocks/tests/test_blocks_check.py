@@ -27,7 +27,7 @@ def replace(blocks, monkeypatch):
     def register(forward):
         mixin = type("Registered", (), {"forward": forward})
         path = replacements.path_of(Slow)
-        replacement = replacements.Replacement(mixin, "something", lambda module: None)
+        replacement = replacements.Replacement(mixin, "something", ("rmsnorm",), lambda module: None)
         monkeypatch.setitem(replacements._by_path, path, replacement)
 
     return register
