@@ -35,7 +35,8 @@ def test_guard_sees_private_names(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("project", PROJECTS)
 def test_kernel_runs_without_private_names(project: str) -> None:
     done = run_with_torch(
-        "import sys; from tests.integration.checks import test_public_torch; test_public_torch.run(sys.argv[1])", KERNELS / project
+        "import sys; from tests.integration.checks import test_public_torch; test_public_torch.run(sys.argv[1])",
+        KERNELS / project,
     )
     assert done.returncode == 0, done.stderr
 
