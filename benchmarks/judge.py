@@ -4,7 +4,7 @@
     python benchmarks/judge.py kernelbench CHECKOUT         writes benchmarks/results/judge_kernelbench.json
     python benchmarks/judge.py verdict                      writes benchmarks/results/judge_verdict.json
 
-`candidates` judges the files of packages/kernel-judge/tests/cheats and packages/kernel-judge/tests/honest. `kernelbench` judges the reference of each
+`candidates` judges the files of packages/kernel-judge/tests, in cheats/ and honest/. `kernelbench` judges the reference of each
 problem against itself, renamed to ModelNew. `verdict` times whole verdicts with all inputs, rounds and peers.
 """
 

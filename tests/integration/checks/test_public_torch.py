@@ -26,7 +26,8 @@ def test_guard_sees_private_names(line: str, tmp_path: Path) -> None:
     source = f"import torch\n\nclass ops:\n    default = torch.ops.aten.add.default\n\n{line}\n"
     (tmp_path / "module.py").write_text(source)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    code += f"from tests.integration.checks import test_public_torch as test; test.hide_private_names({str(tmp_path)!r}); import module"
+    code += "from tests.integration.checks import test_public_torch as test\n"
+    code += f"test.hide_private_names({str(tmp_path)!r}); import module"
     done = run_with_torch(code)
     assert (done.returncode == 0) == (line == ""), done.stderr
     assert not line or "no private name" in done.stderr
