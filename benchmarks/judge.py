@@ -4,8 +4,9 @@
     python benchmarks/judge.py kernelbench CHECKOUT         writes benchmarks/results/judge_kernelbench.json
     python benchmarks/judge.py verdict                      writes benchmarks/results/judge_verdict.json
 
-`candidates` judges the files of packages/kernel-judge/tests, in cheats/ and honest/. `kernelbench` judges the reference of
-each problem against itself, renamed to ModelNew. `verdict` times whole verdicts with all inputs, rounds and peers.
+`candidates` judges the cheats and the honest candidates of packages/kernel-judge/tests. `kernelbench` judges the
+reference of each problem against itself, renamed to ModelNew. `verdict` times whole verdicts with all inputs, rounds
+and peers.
 """
 
 from __future__ import annotations
