@@ -50,23 +50,37 @@ class PluginGroup(click.Group):
 
             plugins = tuple(entry_points(group=self.entry_points, name=name))
             if not plugins:
-                return _missing(name, self.elsewhere[name]) if name in self.elsewhere else None
-            command = plugins[0].load()
+                if name not in self.elsewhere:
+                    return None
+                distribution = self.elsewhere[name]
+                return _refusing(
+                    name,
+                    f"`{name}` is a command of {distribution}, which is not installed",
+                    f"pip install {distribution}",
+                )
+            try:
+                command = plugins[0].load()
+            except ImportError as error:
+                distribution = plugins[0].dist.name if plugins[0].dist else plugins[0].value
+                return _refusing(
+                    name,
+                    f"`{name}` is a command of {distribution}, which cannot be imported: {error}",
+                    f"pip install --force-reinstall {distribution}",
+                )
         assert isinstance(command, click.Command)
         return command
 
 
-def _missing(name: str, distribution: str) -> click.Command:
-    """Return a command that says which distribution has it."""
+def _refusing(name: str, message: str, hint: str) -> click.Command:
+    """Return a command that only says why it cannot run, so that `--help` still lists the others."""
 
     def refuse() -> NoReturn:
-        raise KernelBuilderError(
-            f"`{name}` is a command of {distribution}, which is not installed", hint=f"pip install {distribution}"
-        )
+        raise KernelBuilderError(message, hint=hint)
 
     return click.Command(
         name,
         callback=refuse,
-        # Whatever follows is the missing command's.
+        help=f"Not available: {hint}.",
+        # Whatever follows is the command's own.
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
     )

@@ -64,6 +64,25 @@ def test_a_command_of_a_distribution_that_is_not_installed_says_what_to_install(
     assert "judge" not in run("--help").stdout
 
 
+def test_a_command_that_cannot_be_imported_does_not_hide_the_others(tmp_path: Path) -> None:
+    metadata = tmp_path / "torch_broken-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-broken\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[kernel_builder.commands]\nbroken = module_that_is_absent:run\n")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        started = [sys.executable, "-m", "kernel_builder", *arguments]
+        return subprocess.run(started, capture_output=True, text=True, check=False, env=environment)
+
+    done = run("broken", "--option")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "a command of torch-broken, which cannot be imported: No module named 'module_that_is_absent'" in done.stderr
+    assert "hint: pip install --force-reinstall torch-broken" in done.stderr
+    listed = run("--help").stdout
+    assert "broken" in listed and "check-config" in listed
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_completes(shell: str) -> None:
     script = CliRunner().invoke(main, ["completions", shell])
