@@ -72,7 +72,6 @@ struct Attention {
   const bool* mask;                             // [batch or 1, tokens]: the tokens that are read; null: all
   int64_t mask_stride;                          // of a sequence; 0: one mask for all
   void* out;                                    // [batch, query_heads, elements], contiguous
-  float* partial;  // room for `attention_partials(...)` floats
 };
 
 }  // namespace decode_step

@@ -249,12 +249,6 @@ Tensor run(Attention& problem, const Tensor& query) {
   }
   problem.out = out.mutable_data_ptr();
 #if defined(CUDA_KERNEL)
-  const int64_t floats[] = {decode_step::attention_partials(problem)};
-  MaybeTensor partial;
-  if (floats[0] > 0) {
-    partial = allocate({floats, 1}, aoti_torch_dtype_float32(), query);
-    problem.partial = static_cast<float*>(partial->mutable_data_ptr());
-  }
   check(decode_step::attention(problem, current_stream(query)));
 #else
   const int64_t groups = decode_step::attention_groups(problem);
