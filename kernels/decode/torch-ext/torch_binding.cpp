@@ -167,7 +167,7 @@ void check_shape(const Tensor& tensor, const char* argument, IntHeaderOnlyArrayR
   }
 }
 
-Heads strides_of(const Tensor& tensor, const void* data) {
+Heads heads_of(const Tensor& tensor, const void* data) {
   Heads heads;
   heads.data = const_cast<void*>(data);  // the kernels write to the cache alone
   heads.batch_stride = tensor.stride(0);
@@ -176,23 +176,44 @@ Heads strides_of(const Tensor& tensor, const void* data) {
   return heads;
 }
 
-// Replaces the tensor by a contiguous copy if its elements are not adjacent.
+// Returns whether the kernel can read the heads of a tensor: their elements are adjacent, and on CUDA they start at
+// 16-byte boundaries.
+bool readable_heads(const Tensor& tensor) {
+  if (!adjacent_elements(tensor)) return false;
+#if defined(CUDA_KERNEL)
+  const int64_t vector = element_type(tensor, "query") == Type::float32 ? 4 : 8;
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) % vector != 0) return false;
+  }
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+#else
+  return true;
+#endif
+}
+
+// Replaces the tensor by a contiguous copy if the kernel cannot read its heads.
 Heads read_heads(Tensor& tensor) {
-  if (!adjacent_elements(tensor)) tensor = torch::stable::contiguous(tensor);
-  return strides_of(tensor, tensor.const_data_ptr());
+  if (tensor.numel() > 0 && !readable_heads(tensor)) {
+    Tensor copy = allocate_like(tensor);
+    torch::stable::copy_(copy, tensor);
+    tensor = copy;
+  }
+  return heads_of(tensor, tensor.const_data_ptr());
 }
 
 // Throws unless a token can be written in place.
 Heads written_heads(Tensor& tensor, const char* argument) {
-  if (!adjacent_elements(tensor)) {
-    fail(argument, "must have adjacent elements in its last dimension, to be changed in place");
+  if (tensor.numel() > 0 && !readable_heads(tensor)) {
+    fail(argument,
+         "must have adjacent elements in its last dimension, and on CUDA heads that start at 16-byte boundaries, to be "
+         "changed in place");
   }
   for (int64_t dim = 0; dim < 3; ++dim) {
     if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) {
       fail(argument, "must not be expanded, to be changed in place");
     }
   }
-  return strides_of(tensor, tensor.mutable_data_ptr());
+  return heads_of(tensor, tensor.mutable_data_ptr());
 }
 
 // Checks query, key, value and mask. Replaces the mask by a contiguous copy if its tokens are not adjacent.
