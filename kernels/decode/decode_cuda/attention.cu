@@ -5,7 +5,7 @@
 // their results in each other's shared memory; the token's own key and value are written to the cache on the way.
 //
 // Reads:    keys and values of the tokens that the mask includes, once, and some that it excludes.
-// Writes:   `out`, `partial`, and `key` and `value` at the position of the new ones.
+// Writes:   `out`, and `key` and `value` at the position of the new ones.
 // Must not: allocate, synchronize, or use another stream than the one given; add in an order that varies.
 #include <cuda_runtime.h>
 
@@ -370,6 +370,7 @@ void launch_for_elements(const Attention& problem, const Division& division, cud
 }  // namespace
 
 int attention(const Attention& problem, void* stream) {
+  if (problem.type == Type::float32 || compiled_capability() < 80) return cudaErrorNotSupported;
   Division division{};
   if (const cudaError_t error = divide(problem, &division); error != cudaSuccess) return error;
   const auto to = static_cast<cudaStream_t>(stream);
