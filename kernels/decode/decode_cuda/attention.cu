@@ -27,18 +27,18 @@ using namespace kit;
 // Warps of a block: their registers hold the sums of a head's chunks.
 template <int kChunks>
 constexpr int kWarpsFor = kChunks > 2 ? 4 : 8;
-constexpr int kTokens = 16;         // of a warp at a time
-constexpr int kChunk = 64;          // elements of a head that are added up at a time
-constexpr int kMostHeads = 16;      // query heads per block
-constexpr int kLeastTokens = 64;    // per block, if there is more than one for a key head
-constexpr int kMostSplits = 8;      // a cluster that every device with clusters can launch
+constexpr int kTokens = 16;       // of a warp at a time
+constexpr int kChunk = 64;        // elements of a head that are added up at a time
+constexpr int kMostHeads = 16;    // query heads per block
+constexpr int kLeastTokens = 64;  // per block, if there is more than one for a key head
+constexpr int kMostSplits = 8;    // a cluster that every device with clusters can launch
 
 // How a call is divided among blocks.
 struct Division {
-  int heads;       // query heads per block, at most kMostHeads
+  int heads;        // query heads per block, at most kMostHeads
   int head_blocks;  // blocks for the query heads of a key head
-  int splits;      // of the tokens: the blocks of a cluster
-  int64_t tokens;  // per split
+  int splits;       // of the tokens: the blocks of a cluster
+  int64_t tokens;   // per split
 };
 
 // Divides the tokens where otherwise SMs would have no block: more blocks than SMs would run one after another.
@@ -103,11 +103,11 @@ struct Softmax {
   float weights[kMostHeads];  // their sum
 };
 
-// Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of tokens
-// 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's keys have
-// the layout that the product with its values needs. Elements are permuted so that each vector is one load.
+// Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of
+// tokens 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's
+// keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
 template <typename T, int kChunks, bool kWide>
-__global__ void __launch_bounds__(kWarpsFor<kChunks> * kWarp)
+__global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
     attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division) {
   constexpr int kWarps = kWarpsFor<kChunks>, kThreads = kWarps * kWarp;
   trigger_next_grid();
@@ -135,8 +135,9 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks> * kWarp)
     return at(of, batch, key_head, min(token, last - 1), kBytes);
   };
 
-  const char *const new_key = at(problem.new_key, batch, key_head, 0, kBytes),
-                   *const new_value = at(problem.new_value, batch, key_head, 0, kBytes);
+  const char *const new_key = at(problem.new_key, batch, key_head, 0, kBytes), *const new_value =
+                                                                                   at(problem.new_value, batch,
+                                                                                      key_head, 0, kBytes);
   uint4 query[2 * kChunks], high_query[kWide ? 2 * kChunks : 1]{};
 #pragma unroll
   for (int i = 0; i < 2 * kChunks; ++i) {
@@ -287,8 +288,9 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks> * kWarp)
         float* const to = &warp_sums[warp][g + 8 * h][(2 * t + column) * 8];
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
-          *reinterpret_cast<float4*>(to + i) = make_float4(sums[j][i][2 * h + column], sums[j][i + 1][2 * h + column],
-                                                           sums[j][i + 2][2 * h + column], sums[j][i + 3][2 * h + column]);
+          *reinterpret_cast<float4*>(to + i) =
+              make_float4(sums[j][i][2 * h + column], sums[j][i + 1][2 * h + column], sums[j][i + 2][2 * h + column],
+                          sums[j][i + 3][2 * h + column]);
         }
       }
     }

@@ -1,8 +1,8 @@
 // Linear layers of at most eight rows of x, on CUDA.
 //
-// Beyond naive/decode.cu: each weight is read once for all rows of x, by tensor cores whose multiplicand of 16 rows is a
-// tile of the weights and that of 8 columns is x; a thread has the next vectors in flight while it multiplies; several
-// layers of one x, the gate of an MLP, bias and residual are one launch.
+// Beyond naive/decode.cu: each weight is read once for all rows of x, by tensor cores whose multiplicand of 16 rows is
+// a tile of the weights and that of 8 columns is x; a thread has the next vectors in flight while it multiplies;
+// several layers of one x, the gate of an MLP, bias and residual are one launch.
 //
 // Reads:    each weight once; x once per block.
 // Writes:   `out`.
@@ -30,7 +30,7 @@ constexpr int kTile = 16;  // rows of weights per block: of one layer, or eight 
 // The layers of a call. Blocks are numbered over the tiles of all.
 struct Layers {
   Weight weights[kMostWeights];
-  int first_block[kMostWeights];   // of each layer; that of an absent one is the number of blocks
+  int first_block[kMostWeights];  // of each layer; that of an absent one is the number of blocks
   int64_t first_output[kMostWeights];
   int64_t inputs, outputs;
   int rows;  // of x
@@ -42,9 +42,9 @@ struct Layers {
 
 // What a block computes.
 struct Tile {
-  Weight low, high;     // the layers of the first and the last eight rows of the tile
+  Weight low, high;           // the layers of the first and the last eight rows of the tile
   int64_t low_row, high_row;  // the first of each eight
-  int64_t output;       // the column of `out` of the first row
+  int64_t output;             // the column of `out` of the first row
 
   __device__ Tile(const Layers& layers, bool gated) {
     int layer = 0;
@@ -78,7 +78,8 @@ __device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, c
     const int64_t at = r * layers.outputs + tile.output + row;
     float value = sum(row, r) + bias_of<T>(tile.low, tile.low_row + row);
     if constexpr (kGated) {
-      value = activated(value, layers.activation) * (sum(row + kOutputs, r) + bias_of<T>(tile.high, tile.low_row + row));
+      value =
+          activated(value, layers.activation) * (sum(row + kOutputs, r) + bias_of<T>(tile.high, tile.low_row + row));
     } else if (layers.residual != nullptr) {
       value += decode(static_cast<const T*>(layers.residual)[at]);
     }
@@ -98,13 +99,13 @@ __device__ __forceinline__ uint4 load_weights(const void* from) {
 }
 
 constexpr int kWarps = 16, kThreads = kWarps * kWarp;
-constexpr int kVectors = 2;                                   // of each row of weights that a thread loads at a time
-constexpr int kStep = 4 * 8 * kVectors;                       // inputs that a warp multiplies at a time
-constexpr int kSumStride = kTile + 4;                         // so that the warps' stores hit different banks
+constexpr int kVectors = 2;              // of each row of weights that a thread loads at a time
+constexpr int kStep = 4 * 8 * kVectors;  // inputs that a warp multiplies at a time
+constexpr int kSumStride = kTile + 4;    // so that the warps' stores hit different banks
 
-// Lane 4 * g + t has vectors of rows g and g + 8 of the tile and of row g of x. The inputs of one vector of 8 are spread
-// over two products of 16, in the same way for weights and x: the order in which inputs are added does not matter, and
-// no vector has to be shuffled.
+// Lane 4 * g + t has vectors of rows g and g + 8 of the tile and of row g of x. The inputs of one vector of 8 are
+// spread over two products of 16, in the same way for weights and x: the order in which inputs are added does not
+// matter, and no vector has to be shuffled.
 template <typename T, bool kGated>
 __global__ void __launch_bounds__(kThreads, 2) tensor_core_kernel(const __grid_constant__ Layers layers) {
   trigger_next_grid();
@@ -112,10 +113,10 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_core_kernel(const __grid_c
   const int g = lane / 4, t = lane % 4;
   const Tile tile(layers, kGated);
   // Rows past the end read the last row.
-  const auto* const low = static_cast<const T*>(tile.low.data) +
-                          min(tile.low_row + g, tile.low.rows - 1) * tile.low.stride + t * 8;
-  const auto* const high = static_cast<const T*>(tile.high.data) +
-                           min(tile.high_row + g, tile.high.rows - 1) * tile.high.stride + t * 8;
+  const auto* const low =
+      static_cast<const T*>(tile.low.data) + min(tile.low_row + g, tile.low.rows - 1) * tile.low.stride + t * 8;
+  const auto* const high =
+      static_cast<const T*>(tile.high.data) + min(tile.high_row + g, tile.high.rows - 1) * tile.high.stride + t * 8;
   const auto* const x = static_cast<const T*>(layers.x) + g * layers.inputs + t * 8;
   const int inputs = static_cast<int>(layers.inputs) - t * 8;
   const bool has_row = g < layers.rows;
