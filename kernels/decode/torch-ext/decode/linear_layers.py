@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Sequence
 
 import torch
@@ -9,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, is_autocast_enabled, is_grad_enabled
 
 from ._ops import add_op_namespace_prefix, ops
-from .devices import refuse_cpu
 from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
 
 
@@ -30,7 +30,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
     if (
-        x.shape[:-1].numel() > _MOST_ROWS
+        x.numel() > _MOST_ROWS * weight.shape[-1]
         or is_autocast_enabled(DEVICE)
         or (is_grad_enabled() and need_derivative(x, weight, bias, residual))
     ):
@@ -64,7 +64,7 @@ def linears(
     elif len(biases) != count:
         raise ValueError(f"decode: biases must be {count}, one for each weight, not {len(biases)}")
     if (
-        x.shape[:-1].numel() > _MOST_ROWS
+        x.numel() > _MOST_ROWS * weights[0].shape[-1]
         or is_autocast_enabled(DEVICE)
         or (is_grad_enabled() and need_derivative(x, *weights, *biases))
     ):
@@ -108,7 +108,7 @@ def gated_linear(
         raise ValueError(f"decode: activation must be one of {sorted(_ACTIVATIONS)}, not {activation!r}")
     number = _ACTIVATIONS[activation]
     if (
-        x.shape[:-1].numel() > _MOST_ROWS
+        x.numel() > _MOST_ROWS * gate_weight.shape[-1]
         or is_autocast_enabled(DEVICE)
         or (is_grad_enabled() and need_derivative(x, gate_weight, up_weight, gate_bias, up_bias))
     ):
@@ -158,7 +158,7 @@ def _check_x(x):
     require(x.dim() > 0, "x must have at least one dimension")
     check_type(x, "x")
     require(x.shape[-1] != 0, "x must have at least one element in its last dimension")
-    rows = x.shape[:-1].numel()
+    rows = prod(x.shape[:-1])
     require(rows <= _MOST_ROWS, f"x must have at most {_MOST_ROWS} rows, not {rows}")
 
 
@@ -203,6 +203,3 @@ def _gated_linear_fake(x, gate_weight, up_weight, activation, gate_bias=None, up
     expected, shape = list(gate_weight.shape), list(up_weight.shape)
     require(shape == expected, f"up_weight must have shape {expected}, not {shape}")
     return x.new_empty([*x.shape[:-1], expected[0]])
-
-
-refuse_cpu("linear", "gated_linear")

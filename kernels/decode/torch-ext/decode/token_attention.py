@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, is_autocast_enabled, is_grad_enabled
 
 from ._ops import add_op_namespace_prefix, ops
-from .devices import refuse_cpu
 from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
 
 
@@ -96,7 +95,6 @@ def _cached_attention_by_torch(query, new_key, new_value, key, value, position, 
 
 
 vmap_by_torch("attention", _attention_by_torch)
-vmap_by_torch("cached_attention", _cached_attention_by_torch)
 
 
 # --- fakes -----------------------------------------------------------------------------------------------------------
@@ -153,6 +151,3 @@ def _cached_attention_fake(query, new_key, new_value, key, value, position, mask
     require(position.device == query.device, "position must be on the device of query")
     require(position.dtype == torch.int64 and position.numel() == 1, "position must be one int64")
     return out
-
-
-refuse_cpu("attention", "cached_attention")
