@@ -44,7 +44,8 @@ struct Division {
 // Divides the tokens where otherwise SMs would have no block: more blocks than SMs would run one after another.
 cudaError_t divide(const Attention& problem, Division* division) {
   const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
-  division->heads = std::min(per_key_head, kMostHeads);
+  // The registers of a block hold the sums of 16 heads of 128 elements, or of 8 of 256.
+  division->heads = std::min(per_key_head, problem.elements > 2 * kChunk ? kMostHeads / 2 : kMostHeads);
   division->head_blocks = (per_key_head + division->heads - 1) / division->heads;
   int sms = 0;
   if (const cudaError_t error = sm_count(&sms); error != cudaSuccess) return error;
@@ -175,25 +176,24 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
 #pragma unroll
       for (int j = 0; j < 2 * kChunks; ++j) keys[i][j] = vector(from, j * 32 + t * 8);
     }
+    const auto load_values = [&] {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const char* const from = row(problem.value, tile + i / 2 * 8 + 2 * t + i % 2);
+      for (int i = 0; i < 4; ++i) {
+        const char* const from = row(problem.value, tile + i / 2 * 8 + 2 * t + i % 2);
 #pragma unroll
-      for (int j = 0; j < kChunks; ++j) values[i][j] = vector(from, j * kChunk + g * 8);
-    }
+        for (int j = 0; j < kChunks; ++j) values[i][j] = vector(from, j * kChunk + g * 8);
+      }
+    };
+    // The sums of more than two chunks leave no registers for keys and values at a time.
+    if constexpr (kChunks <= 2) load_values();
     // What was read at the position of the new key and value is replaced: the loads do not wait for the position.
-    if (position >= tile && position < tile + kTokens) {
+    const bool has_position = position >= tile && position < tile + kTokens;
+    if (has_position) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (position != tile + i * 8 + g) continue;
 #pragma unroll
         for (int j = 0; j < 2 * kChunks; ++j) keys[i][j] = vector(new_key, j * 32 + t * 8);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (position != tile + i / 2 * 8 + 2 * t + i % 2) continue;
-#pragma unroll
-        for (int j = 0; j < kChunks; ++j) values[i][j] = vector(new_value, j * kChunk + g * 8);
       }
     }
 
@@ -205,6 +205,15 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
       for (int i = 0; i < 2; ++i) {
         multiply<T>(scores[i], query[j].x, high.x, query[j].y, high.y, keys[i][j].x, keys[i][j].y);
         multiply<T>(scores[i], query[j].z, high.z, query[j].w, high.w, keys[i][j].z, keys[i][j].w);
+      }
+    }
+    if constexpr (kChunks > 2) load_values();
+    if (has_position) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (position != tile + i / 2 * 8 + 2 * t + i % 2) continue;
+#pragma unroll
+        for (int j = 0; j < kChunks; ++j) values[i][j] = vector(new_value, j * kChunk + g * 8);
       }
     }
     // scores[i][2 * h + j]: head g + 8 * h, token 8 * i + 2 * t + j.
@@ -365,7 +374,7 @@ void launch_for_elements(const Attention& problem, const Division& division, cud
   } else if (problem.elements <= 128) {
     launch<T, 2, kWide>(problem, division, stream);
   } else {
-    launch<T, 4, kWide>(problem, division, stream);
+    launch<T, 4, false>(problem, division, stream);
   }
 }
 

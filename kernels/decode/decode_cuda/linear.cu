@@ -91,10 +91,12 @@ __device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, c
 
 // Loads a vector of weights: not kept in L1, which x needs.
 __device__ __forceinline__ uint4 load_weights(const void* from) {
-  uint4 word;
+  uint4 word{};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(from));
+#endif
   return word;
 }
 
@@ -112,36 +114,41 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_core_kernel(const __grid_c
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, t = lane % 4;
   const Tile tile(layers, kGated);
+  const int first = warp * kStep + t * 8;
   // Rows past the end read the last row.
-  const auto* const low =
-      static_cast<const T*>(tile.low.data) + min(tile.low_row + g, tile.low.rows - 1) * tile.low.stride + t * 8;
-  const auto* const high =
-      static_cast<const T*>(tile.high.data) + min(tile.high_row + g, tile.high.rows - 1) * tile.high.stride + t * 8;
-  const auto* const x = static_cast<const T*>(layers.x) + g * layers.inputs + t * 8;
-  const int inputs = static_cast<int>(layers.inputs) - t * 8;
+  const T* low =
+      static_cast<const T*>(tile.low.data) + min(tile.low_row + g, tile.low.rows - 1) * tile.low.stride + first;
+  const T* high =
+      static_cast<const T*>(tile.high.data) + min(tile.high_row + g, tile.high.rows - 1) * tile.high.stride + first;
+  const T* x = static_cast<const T*>(layers.x) + g * layers.inputs + first;
   const bool has_row = g < layers.rows;
+  int left = static_cast<int>(layers.inputs) - first;  // inputs from here on
   grid_wait();
 
   uint4 next_low[kVectors], next_high[kVectors];
-  const auto load_next = [&](int k) {
+  const auto load_next = [&] {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const bool inside = k + i * 32 < inputs;
-      next_low[i] = inside ? load_weights(low + k + i * 32) : uint4{};
-      next_high[i] = inside ? load_weights(high + k + i * 32) : uint4{};
+      next_low[i] = i * 32 < left ? load_weights(low + i * 32) : uint4{};
+      next_high[i] = i * 32 < left ? load_weights(high + i * 32) : uint4{};
     }
   };
   float sums[4]{};
-  load_next(warp * kStep);
+  load_next();
+  // All threads of a warp take part in its products.
   for (int k = warp * kStep; k < layers.inputs; k += kWarps * kStep) {
     uint4 low_words[kVectors], high_words[kVectors], x_words[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       low_words[i] = next_low[i];
       high_words[i] = next_high[i];
-      x_words[i] = has_row && k + i * 32 < inputs ? load_word(reinterpret_cast<const uint4*>(x + k + i * 32)) : uint4{};
+      x_words[i] = has_row && i * 32 < left ? load_word(reinterpret_cast<const uint4*>(x + i * 32)) : uint4{};
     }
-    load_next(k + kWarps * kStep);
+    low += kWarps * kStep;
+    high += kWarps * kStep;
+    x += kWarps * kStep;
+    left -= kWarps * kStep;
+    load_next();
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       multiply<T>(sums, low_words[i].x, high_words[i].x, low_words[i].y, high_words[i].y, x_words[i].x, x_words[i].y);
