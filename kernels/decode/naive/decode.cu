@@ -7,9 +7,8 @@
 // x is [rows, inputs], weight and up are [outputs, inputs]. query and out are [heads, elements], key and value are
 // [heads / group, tokens, elements]. All are contiguous and of one dtype. The arithmetic is float32, rounded once.
 //
-// One thread computes one output of a linear layer, and reads a whole row of weights, which its neighbours do not share:
-// a fast kernel lets them read neighbouring weights, once for all rows of x. One thread computes one head of attention:
-// it goes through the tokens with the largest score, the sum of the weights and that of the weighted values so far.
+// One thread computes one output of a linear layer or one head of attention, and reads a whole row of weights or all
+// tokens. A fast kernel lets neighbouring threads read neighbouring elements, once for all rows of x or heads.
 #include "kit/launch.cuh"
 
 namespace naive {

@@ -44,7 +44,9 @@ def eager_linear(x, weight, bias=None, residual=None):
 def eager_gated(x, gate_weight, up_weight, gate_bias=None, up_bias=None, activation="silu"):
     """Return the same of an MLP's gate and projection."""
     gate = F.linear(x, gate_weight, gate_bias)
-    gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh" if "tanh" in activation else "none")
+    gate = (
+        F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh" if "tanh" in activation else "none")
+    )
     return gate * F.linear(x, up_weight, up_bias)
 
 

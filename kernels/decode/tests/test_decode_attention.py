@@ -63,7 +63,9 @@ def test_masks(dtype):
     # What is excluded is not read, whatever it is.
     hidden = ~allowed[:, :, 0, :, None]
     poisoned = [tensor.masked_fill(hidden, float("nan")) for tensor in (key, value)]
-    assert torch.equal(kernel.attention(query, *poisoned, mask=allowed), kernel.attention(query, key, value, mask=allowed))
+    assert torch.equal(
+        kernel.attention(query, *poisoned, mask=allowed), kernel.attention(query, key, value, mask=allowed)
+    )
     if DEVICE == "cpu" or dtype != torch.float32:
         allowed[1] = False
         out = kernel.attention(query, key, value, mask=allowed)
@@ -165,7 +167,10 @@ def test_by_torch():
             results = [torch.func.jvp(f, (*detached,), (*detached,)) for f in (ours, eager)]
         torch.testing.assert_close(*results)
         stacked = torch.stack([query.detach(), query.detach() * 2])
-        results = [torch.func.vmap(f, in_dims=(0, None, None))(stacked, key, value) for f in (kernel.attention, eager_attention)]
+        results = [
+            torch.func.vmap(f, in_dims=(0, None, None))(stacked, key, value)
+            for f in (kernel.attention, eager_attention)
+        ]
         torch.testing.assert_close(*results)
 
 

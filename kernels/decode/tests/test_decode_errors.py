@@ -81,7 +81,7 @@ def test_errors_name_the_argument(fake):
 
 def test_choices_are_checked():
     x, weight = X.to(DEVICE), WEIGHT.to(DEVICE)
-    with pytest.raises(ValueError, match="activation must be one of .*, not 'relu'"):
+    with pytest.raises(ValueError, match=r"activation must be one of .*, not 'relu'"):
         kernel.gated_linear(x, weight, weight, activation="relu")
     for activation in (0, 4):
         with pytest.raises(RuntimeError, match=f"activation must be .*, not {activation}"):

@@ -139,7 +139,9 @@ def test_transforms():
         (lambda x, w: kernel.linears(x, [up, w], None)[1], eager_linear),
     ):
         for argument in (0, 1):
-            grads = [torch.func.grad(lambda *a, f=f: f(*a).square().sum(), argument)(x, weight) for f in (function, eager)]
+            grads = [
+                torch.func.grad(lambda *a, f=f: f(*a).square().sum(), argument)(x, weight) for f in (function, eager)
+            ]
             torch.testing.assert_close(*grads)
             tangents = [torch.zeros_like(x), torch.zeros_like(weight)]
             tangents[argument] = torch.randn_like(tangents[argument])

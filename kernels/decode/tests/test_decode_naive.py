@@ -1,7 +1,6 @@
 """Compare the naive kernels with float64."""
 
 import pytest
-import torch
 from reference_decode import (
     DTYPES,
     PROJECT,
@@ -21,7 +20,9 @@ from reference_decode import (
 def test_naive(dtype):
     naive = load(PROJECT / "naive")
     for rows, inputs, outputs in ((1, 8, 5), (8, 1000, 300)):
-        x, weight, up = (random(*shape, dtype=dtype) for shape in ((rows, inputs), (outputs, inputs), (outputs, inputs)))
+        x, weight, up = (
+            random(*shape, dtype=dtype) for shape in ((rows, inputs), (outputs, inputs), (outputs, inputs))
+        )
         reference, expected = eager_linear(x, weight), eager_linear(*doubles([x, weight]))
         assert_as_good(naive.linear(x, weight), reference, expected)
         reference, expected = eager_gated(x, weight, up), eager_gated(*doubles([x, weight, up]))

@@ -50,8 +50,8 @@ Linear problem_of(Tensor& x) {
   if (problem.inputs == 0) fail("x", "must have at least one element in its last dimension");
   problem.rows = x.numel() / problem.inputs;
   if (problem.rows > decode_step::kMostRows) {
-    fail("x", "must have at most " + std::to_string(decode_step::kMostRows) + " rows, not " +
-                  std::to_string(problem.rows));
+    fail("x",
+         "must have at most " + std::to_string(decode_step::kMostRows) + " rows, not " + std::to_string(problem.rows));
   }
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
   problem.x = x.const_data_ptr();
@@ -63,8 +63,7 @@ void add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTe
                const Tensor& x) {
   check_dtype(weight, weight_name, x, "x");
   if (weight.dim() != 2 || weight.size(1) != problem.inputs) {
-    fail(weight_name,
-         "must have shape [outputs, " + std::to_string(problem.inputs) + "], not " + text(weight.sizes()));
+    fail(weight_name, "must have shape [outputs, " + std::to_string(problem.inputs) + "], not " + text(weight.sizes()));
   }
   if (!adjacent_elements(weight)) weight = torch::stable::contiguous(weight);
   auto& layer = problem.weights[problem.count++];
@@ -143,7 +142,8 @@ Tensor linear(Tensor x, Tensor weight, MaybeTensor bias, MaybeTensor residual, M
 // decode_step::Activation.
 Tensor gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int64_t activation, MaybeTensor gate_bias,
                     MaybeTensor up_bias) {
-  if (activation <= static_cast<int64_t>(Activation::none) || activation > static_cast<int64_t>(Activation::gelu_tanh)) {
+  if (activation <= static_cast<int64_t>(Activation::none) ||
+      activation > static_cast<int64_t>(Activation::gelu_tanh)) {
     fail("activation", "must be the number of a decode_step::Activation but `none`, not " + std::to_string(activation));
   }
   Linear problem = problem_of(x);

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
         residual: [..., outputs], of the dtype of `x`.
 
     With at most eight rows in `x`, the kernel computes it in float32, and reads each weight once. With more rows, in
-    autocast, and where grad mode is enabled and a tensor needs a gradient or has a tangent, `torch.nn.functional.linear`
+    autocast, and where grad mode is enabled and a tensor needs a gradient or has a tangent, `torch.nn.functional`
     computes it.
 
     Raises:
@@ -40,9 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
     return _linear(x, weight) if bias is None else _linear(x, weight, bias)
 
 
-def linears(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None
-) -> tuple[Tensor, ...]:
+def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None) -> tuple[Tensor, ...]:
     """Return `linear(x, weight, bias)` for each of one to three weights, by one kernel.
 
     The results are views of one tensor where the kernel computes them, next to each other in its last dimension.
@@ -165,9 +163,7 @@ def _check_x(x):
 def _check_layer(x, weight, weight_name, bias, bias_name):
     check_with(weight, weight_name, x, "x")
     inputs, shape = x.shape[-1], list(weight.shape)
-    require(
-        len(shape) == 2 and shape[1] == inputs, f"{weight_name} must have shape [outputs, {inputs}], not {shape}"
-    )
+    require(len(shape) == 2 and shape[1] == inputs, f"{weight_name} must have shape [outputs, {inputs}], not {shape}")
     if bias is not None:
         check_with(bias, bias_name, x, "x")
         expected, shape = [shape[0]], list(bias.shape)

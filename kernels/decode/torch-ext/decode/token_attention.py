@@ -108,9 +108,7 @@ def _check_shape(tensor, name, expected):
 @torch.library.register_fake(add_op_namespace_prefix("attention"))
 def _attention_fake(query, key, value, mask, scale):
     shape = list(query.shape)
-    require(
-        len(shape) == 4 and shape[2] == 1, f"query must have shape [batch, query_heads, 1, elements], not {shape}"
-    )
+    require(len(shape) == 4 and shape[2] == 1, f"query must have shape [batch, query_heads, 1, elements], not {shape}")
     check_type(query, "query")
     batch, query_heads, _, elements = shape
     require(
