@@ -14,6 +14,10 @@ from kernel_builder.checks.python_files import Source
 
 NAME = "private-torch"
 
+# Beginnings of names that Torch documents in spite of the underscore:
+# https://docs.pytorch.org/docs/stable/torch.html#utilities and https://docs.pytorch.org/docs/stable/logging.html
+_DOCUMENTED = ("torch._assert", "torch._check", "torch._foreach_", "torch._logging")
+
 
 def check_private_torch(package: CheckedPackage) -> Iterator[Finding]:
     for source in package.sources:
@@ -52,7 +56,8 @@ def _up_to_private(name: str) -> str:
     begin = 1 if parts[:2] != ["torch", "ops"] else 3 if parts[2:3] == ["aten"] else 4
     for index in range(begin, len(parts)):
         if parts[0] == "torch" and parts[index].startswith("_") and not parts[index].endswith("__"):
-            return ".".join(parts[: index + 1])
+            private = ".".join(parts[: index + 1])
+            return "" if private.startswith(_DOCUMENTED) else private
     return ""
 
 

@@ -70,8 +70,16 @@ def _fits(names: list[str]) -> dict[str, str | None]:
         if not decisions:
             answers[name] = "this Python cannot load modules built for the limited API"
         else:
-            answers[name] = decisions[0].reason if isinstance(decisions[0], VariantRejected) else None
+            answers[name] = _in_words(decisions[0].reason) if isinstance(decisions[0], VariantRejected) else None
     return answers
+
+
+def _in_words(reason: str) -> str:
+    """Return what the client says, which names a mismatch of backends alone, as what this machine lacks."""
+    mismatch = re.fullmatch(r"backend \((\w+)\) does not match selected backend \((\w+)\)", reason)
+    if mismatch is None:
+        return reason
+    return f"this machine's Torch is for {mismatch[2]}, and the package is for {mismatch[1]}"
 
 
 def _backend(variant: str) -> str | None:
@@ -191,7 +199,8 @@ def _new_ops(directory: Path, before: set[str]) -> list[dict[str, Any]]:
                         "keys": [
                             dispatch for dispatch in ("CPU", "CUDA", "XPU", "MPS") if places[dispatch] is not None
                         ],
-                        "fake": places["Meta"] is not None,
+                        # Torch itself makes the fake of an op that returns nothing.
+                        "fake": places["Meta"] is not None or not op._schema.returns,
                         "place": place,
                     }
                 )

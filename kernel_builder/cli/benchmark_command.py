@@ -115,6 +115,12 @@ def benchmark(
     kernel-builder benchmark kernels/rmsnorm --json rmsnorm.json --plot rmsnorm.svg
     kernel-builder benchmark --from rmsnorm.json
     """
+    # What can fail is tried before the measurements.
+    for file in filter(None, (json_file, plot_file)):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    if plot_file:
+        with plot.reproducible(str(plot_file)):
+            pass
     if source:
         report = BenchmarkReport.read(source)
     else:

@@ -240,7 +240,6 @@ def test_declared_dependencies_may_be_imported(make: Make) -> None:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("import torch\n\ntorch._check(True)\n", "torch._check"),
         ("import torch as t\n\nwith t._C._AutoDispatchBelowAutograd():\n    pass\n", "torch._C"),
         ("import torch._dynamo\n", "torch._dynamo"),
         ("import torch.utils._pytree as pytree\n", "torch.utils._pytree"),
@@ -267,6 +266,7 @@ def test_private_names_of_torch(make: Make, source: str, name: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
+        "import torch\n\ntorch._check(True)\ntorch._foreach_add_([], 1)\n",
         "import torch\nfrom torch import Tensor as _Tensor\n\n_version = torch.__version__\n",
         "from . import _private\nfrom ._other import _name\n\n_private._thing(_name)\n",
         "import torch\n\n\nclass Norm(torch.nn.Module):\n    _eps = 1\n\n    def f(self):\n        return self._eps\n",

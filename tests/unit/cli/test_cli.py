@@ -31,6 +31,16 @@ def test_every_command_has_help(command: str) -> None:
     assert len(done.output.splitlines()) > 5
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("bench", "benchmark"), ("publish", "upload"), ("test", "pytest"), ("new", "init"), ("buidl", "build")],
+)
+def test_a_command_that_there_is_not_leads_to_one(typed: str, hint: str) -> None:
+    done = CliRunner().invoke(main, [typed])
+    assert done.exit_code == 2
+    assert re.search(rf"No such command '{typed}': .*\b{hint}\b", done.output)
+
+
 def test_the_list_of_commands_describes_each() -> None:
     done = CliRunner().invoke(main, ["--help"])
     listed = done.output.partition("Start:")[2].splitlines()

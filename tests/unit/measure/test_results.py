@@ -127,3 +127,12 @@ def test_a_report_without_rows_can_be_plotted_and_saved(report: BenchmarkReport,
     assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
     report.save(tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["rows"] == []
+
+
+def test_the_command_makes_the_directory_of_a_plot(report: BenchmarkReport, tmp_path: Path) -> None:
+    report.save(tmp_path / "report.json")
+    plotted = tmp_path / "results" / "plots" / "report.svg"
+    arguments = ["benchmark", "--from", str(tmp_path / "report.json"), "--plot", str(plotted)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == len(report.wrong()[:1]), done.output
+    assert plotted.is_file()

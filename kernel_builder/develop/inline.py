@@ -1,0 +1,89 @@
+"""Compile one source and call its functions: `kernel_builder.load`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kernel_builder import inline_project
+from kernel_builder.cache_directory import default_cache
+from kernel_builder.errors import ConfigError
+from kernel_builder.files import write_atomically
+
+
+def load(
+    source: str | Path,
+    functions: str | Sequence[str],
+    *,
+    fakes: Mapping[str, Callable[..., Any]] | Callable[..., Any] | None = None,
+) -> Any:
+    """Compile a source of C++ or CUDA for the Torch that is running, and return its functions.
+
+    The compiler is the builder's own, so a CUDA source needs no CUDA installation. The result is kept: the same source
+    is compiled once for each release of Torch. The source may use `Tensor`, `empty_like`, `stream_of` and what
+    `kernel_builder/templates/inline/inline.h` includes.
+
+    Args:
+        source: The text, or the path of the file.
+        functions: The name of a function in the source, or several. `inline_project.files` says which types their
+            arguments may have. They are operators: positional arguments only, and no gradient.
+        fakes: What `torch.compile` needs to know of the results: for each function, one that returns empty tensors of
+            the right shapes for the same arguments, such as `lambda x, factor: torch.empty_like(x)`. A function by
+            itself for a single function. A function that returns nothing needs none.
+
+    Returns:
+        The function, or for several a namespace with one attribute for each.
+
+    Raises:
+        ConfigError: If the source does not have a function of that name.
+        BuildError: If it cannot be compiled; the message has the compiler's output.
+    """
+    text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+    names = [functions] if isinstance(functions, str) else list(functions)
+    by_name = {names[0]: fakes} if callable(fakes) else dict(fakes or {})
+    if unknown := [name for name in by_name if name not in names]:
+        raise ConfigError(f"{unknown[0]!r} is not one of the functions {', '.join(names)}", where="fakes")
+    package = _package(text, names)
+    _register_fakes(package, by_name)
+    loaded = {name: getattr(package, name) for name in names}
+    return loaded[functions] if isinstance(functions, str) else SimpleNamespace(**loaded)
+
+
+def _package(source: str, functions: Sequence[str]) -> Any:
+    """Return the package of the source, built if it was not."""
+    from kernels import get_local_kernel
+
+    from kernel_builder.develop.local_build import build_for_device
+
+    content = inline_project.files("local/inline", source, functions)
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    project = default_cache() / "inline" / digest
+    backend = inline_project.backend_of(source)
+    with suppress(FileNotFoundError):
+        return get_local_kernel(project, backend=backend)
+    for name, text in content.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(project / name, text)
+    build_for_device(project, backend, capabilities=_capabilities(backend))
+    return get_local_kernel(project, backend=backend)
+
+
+def _capabilities(backend: str) -> tuple[str, ...]:
+    """Return the capability of the current GPU, to compile for it alone."""
+    import torch
+
+    if backend != "cuda" or not torch.cuda.is_available():
+        return ()
+    return (".".join(map(str, torch.cuda.get_device_capability())),)
+
+
+def _register_fakes(package: Any, fakes: Mapping[str, Callable[..., Any]]) -> None:
+    import torch
+
+    for name, fake in fakes.items():
+        torch.library.register_fake(getattr(package, name).name(), fake, allow_override=True)

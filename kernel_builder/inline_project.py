@@ -1,0 +1,92 @@
+"""Writes the project of a single source of C++ or CUDA, whose functions become operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernel_builder.config.project import python_name
+from kernel_builder.errors import ConfigError
+
+_TEMPLATES = Path(__file__).parent / "templates" / "inline"
+
+
+def backend_of(source: str) -> str:
+    """Return the backend that a source is for: "cuda" where it has a kernel or launches one, else "cpu"."""
+    return "cuda" if re.search(r"__global__|<<<", source) else "cpu"
+
+
+def files(repo_id: str, source: str, functions: Sequence[str], *, licence: str = "apache-2.0") -> dict[str, str]:
+    """Return the files of the project: path -> content.
+
+    Args:
+        repo_id: The Hub repository; the part after the slash is the name of the kernel.
+        source: The text that defines the functions.
+        functions: Their names: C++ functions at file scope whose arguments and results are `Tensor`, `double`,
+            `int64_t`, `bool`, `std::string`, or `std::optional` or `std::vector` of these. An argument `Tensor&` is
+            one that the function writes. A function may return a `std::tuple`, or nothing.
+        licence: The SPDX name of the licence.
+
+    Raises:
+        ConfigError: If there is no function, or a name is not one of C++.
+    """
+    if not functions:
+        raise ConfigError("names no function", where="functions", hint='name what the source defines, as in ["scale"]')
+    for function in functions:
+        if not re.fullmatch(r"[A-Za-z]\w*", function):
+            raise ConfigError(f"{function!r} is not the name of a function at file scope", where="functions")
+        if not re.search(rf"\b{function}\s*\(", source):
+            raise ConfigError(f"the source defines no function {function!r}", where="functions")
+    name = repo_id.rpartition("/")[2]
+    package, backend = python_name(name), backend_of(source)
+    suffix = "cu" if backend == "cuda" else "cpp"
+    define = "\n".join(f"  KERNEL_BUILDER_DEFINE(ops, {function});" for function in functions)
+    implement = "\n".join(f"  KERNEL_BUILDER_IMPLEMENT(ops, {function});" for function in functions)
+    names = ", ".join(f'"{function}"' for function in functions)
+    return {
+        "build.toml": f"""[general]
+name = "{name}"
+version = 1
+edition = 5
+license = "{licence}"
+backends = ["{backend}"]
+
+[general.hub]
+repo-id = "{repo_id}"
+
+[torch]
+stable-abi = "2.10"
+src = ["torch-ext/torch_binding.cpp"]
+
+[kernel.{package}_{backend}]
+backend = "{backend}"
+depends = ["torch"]
+include = ["."]
+src = ["inline.h", "{package}.{suffix}", "{package}_functions.h"]
+""",
+        "inline.h": (_TEMPLATES / "inline.h").read_text(encoding="utf-8"),
+        f"{package}_functions.h": source,
+        f"{package}.{suffix}": f"""// Makes operators of the functions in {package}_functions.h.
+#include "inline.h"
+
+#include "{package}_functions.h"
+
+void define_operators(torch::stable::detail::StableLibrary& ops) {{
+{define}
+}}
+
+void implement_operators(torch::stable::detail::StableLibrary& ops) {{
+{implement}
+}}
+""",
+        "torch-ext/torch_binding.cpp": (_TEMPLATES / "torch_binding.cpp").read_text(encoding="utf-8"),
+        f"torch-ext/{package}/__init__.py": f'''"""The operators of {name}."""
+
+from ._ops import ops
+
+{chr(10).join(f"{function} = ops.{function}.default" for function in functions)}
+
+__all__ = [{names}]
+''',
+    }

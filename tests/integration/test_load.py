@@ -1,0 +1,89 @@
+"""`kernel_builder.load` compiles one source, and `init --from` makes a project of it.
+
+A failure means that somebody who tries one function gets no result, a wrong one, or an error that does not say why.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import kernel_builder
+from kernel_builder.cli import main
+from kernel_builder.errors import BuildError, ConfigError
+from tests.support.places import CUDA, ROOT
+
+SOURCE = """
+Tensor scaled(const Tensor& x, double factor, std::optional<int64_t> shift) {
+  Tensor y = empty_like(x);
+  const float* from = x.const_data_ptr<float>();
+  float* to = y.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) to[i] = static_cast<float>(factor) * from[i] + shift.value_or(0);
+  return y;
+}
+
+void double_in_place(Tensor& x) {
+  float* to = x.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) to[i] *= 2;
+}
+
+std::tuple<Tensor, Tensor> copies(const Tensor& x, bool second) {
+  return {scaled(x, 1.0, std::nullopt), scaled(x, second ? 1.0 : 0.0, std::nullopt)};
+}
+"""
+
+PAGE = (ROOT / "docs" / "one-source.md").read_text()
+ON_CUDA, ON_CPU = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_functions_are_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = {"scaled": lambda x, factor, shift: torch.empty_like(x)}
+    loaded = kernel_builder.load(SOURCE, ["scaled", "double_in_place", "copies"], fakes=fakes)
+    x = torch.randn(3, 5)
+    assert torch.equal(loaded.scaled(x, 3.0, None), 3 * x)
+    assert torch.equal(loaded.scaled(x, 3.0, 2), 3 * x + 2)
+    first, second = loaded.copies(x, False)
+    assert torch.equal(first, x) and not second.any()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def graph(x: torch.Tensor) -> torch.Tensor:
+        y = loaded.scaled(x, 2.0, 1)
+        loaded.double_in_place(y)
+        return y
+
+    assert torch.equal(graph(x), 4 * x + 2)
+    torch.library.opcheck(loaded.scaled, (x, 2.0, 1))
+
+    def forbidden(*arguments: object, **options: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr("kernel_builder.develop.local_build.build", forbidden)
+    assert torch.equal(kernel_builder.load(SOURCE, ["scaled", "double_in_place", "copies"]).scaled(x, 1.0, None), x)
+
+
+def test_what_is_wrong_is_said() -> None:
+    with pytest.raises(ConfigError, match="defines no function 'other'"):
+        kernel_builder.load(SOURCE, "other")
+    with pytest.raises(ConfigError, match="'other' is not one of the functions scaled"):
+        kernel_builder.load(SOURCE, "scaled", fakes={"other": torch.empty_like})
+    with pytest.raises(BuildError, match=r"inline_functions\.h:2:.*nothing_like_this"):
+        kernel_builder.load("\nTensor broken(const Tensor& x) { return nothing_like_this(x); }\n", "broken")
+
+
+def test_the_example_of_the_page() -> None:
+    exec(ON_CPU, {})
+
+
+def test_a_project_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CUDA source of the page compiles, and its command makes a project."""
+    (source,) = re.findall(r'load\(r"""(.*?)"""', ON_CUDA, re.DOTALL)
+    (command,) = re.findall(r"kernel-builder (init .*)", PAGE)
+    monkeypatch.chdir(tmp_path)
+    Path("scale.cu").write_text(source)
+    for arguments in (command.split(), ["build", "scale", "--variant", CUDA, "--capability", "9.0"]):
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
