@@ -105,7 +105,7 @@ def _print_skipped(summary: BuildSummary) -> None:
         if reason := built.skipped.get("load"):
             reasons.setdefault(reason, []).append(built.variant)
     for reason, names in reasons.items():
-        click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {_cut(reason)}", fg="yellow")
+        click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {reason}", fg="yellow")
     loadable = {name for reason, names in reasons.items() for name in _loadable(reason, names)}
     if loadable and not any("load" in built.passed for built in summary.packages):
         click.echo(f"    `--variant {min(loadable)}` builds one for the Torch that is installed")
