@@ -600,10 +600,10 @@ CUDA = _Cuda(
     kernel_keys={
         "cuda-capabilities": _capabilities,
         "cuda-flags": Key(toml_schema.list_of(toml_schema.text)),
-        "cuda-minver": Key(toml_schema.release),
+        "cuda-minver": Key(toml_schema.version),
     },
     noarch_keys={"cuda_capabilities": _capabilities},
-    general_keys={"minver": Key(toml_schema.release), "maxver": Key(toml_schema.release)},
+    general_keys={"minver": Key(toml_schema.version), "maxver": Key(toml_schema.version)},
     python_depends=("nvidia-cutlass-dsl",),
     kernel_depends=True,
     table=_TABLE,

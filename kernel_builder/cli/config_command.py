@@ -19,7 +19,7 @@ from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
-from kernel_builder.config.variant import Release
+from kernel_builder.config.release import Release, Version
 from kernel_builder.errors import ConfigError
 from kernel_builder.toolchain.tools import Obstacle
 
@@ -177,7 +177,7 @@ def _count(number: int, noun: str) -> str:
 
 def _plain(value: Any) -> Any:
     """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
-    if isinstance(value, (Release, Path)):
+    if isinstance(value, (Release, Version, Path)):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}

@@ -15,7 +15,7 @@ from typing import Any
 from kernel_builder import toml_file
 from kernel_builder.config import editions, kernel_sources, known_backends, toml_schema
 from kernel_builder.config.project import Kernel, KernelDependency, Project, TorchFramework, TorchNoarch, TvmFfi
-from kernel_builder.config.release import Release
+from kernel_builder.config.release import Release, Version
 from kernel_builder.config.toml_schema import Key, TomlPlace
 from kernel_builder.errors import ConfigError
 
@@ -139,8 +139,8 @@ _TORCH = {
     "include": Key(_paths),
     "pyext": Key(_pyext),
     "cxx-flags": Key(_texts),
-    "minver": Key(toml_schema.release),
-    "maxver": Key(toml_schema.release),
+    "minver": Key(toml_schema.version),
+    "maxver": Key(toml_schema.version),
     "stable-abi": Key(_stable_abi),
 }
 _TVM_FFI = {
@@ -261,7 +261,7 @@ def read_text(path: Path) -> str:
     return toml_file.decode(content, str(path))
 
 
-def _check_range(low: Release | None, high: Release | None, place: TomlPlace) -> None:
+def _check_range(low: Version | None, high: Version | None, place: TomlPlace) -> None:
     if low and high and low > high:
         raise ConfigError(
             f"no version is at least {low} and at most {high}",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from kernel_builder.config.release import Release
+from kernel_builder.config.release import Release, Version
 from kernel_builder.errors import ConfigError
 
 _TYPES = {
@@ -175,17 +175,27 @@ def natural(value: Any, place: TomlPlace) -> int:
     return value
 
 
-def release(value: Any, place: TomlPlace) -> Release:
-    """Read a `major.minor` version, written as a string."""
+def version(value: Any, place: TomlPlace) -> Version:
+    """Read a version of any number of parts, written as a string."""
     if not isinstance(value, str):
         raise _wrong_type(value, place, "a string", 'versions are strings: write "2.10", in quotes')
-    if not re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}", value):
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})*", value):
         raise ConfigError(
-            f'{value!r} is not a version of two numbers like "2.10"',
+            f'{value!r} is not a version like "2.10"', where=str(place), hint="write numbers with dots between them"
+        )
+    return Version.parse(value)
+
+
+def release(value: Any, place: TomlPlace) -> Release:
+    """Read a version whose major and minor number name a release, written as a string."""
+    parts = version(value, place)
+    if len(parts) > 2:
+        raise ConfigError(
+            f'{value!r} is not a release of two numbers like "2.10"',
             where=str(place),
             hint="write the major and the minor number, without a patch number",
         )
-    return Release.parse(value)
+    return Release(*parts)
 
 
 def inner_path(value: Any, place: TomlPlace) -> str:
