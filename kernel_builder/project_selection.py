@@ -176,7 +176,8 @@ def dependencies(selection: Selection, selections: Sequence[Selection]) -> dict[
 
 def _direct(selection: Selection, selections: Sequence[Selection]) -> dict[str, Selection]:
     project = selection.project
-    named = (*project.kernel_depends, *(kernel for table in project.backend_kernel_depends.values() for kernel in table))
+    tables = (project.kernel_depends, *project.backend_kernel_depends.values())
+    named = [kernel for table in tables for kernel in table]
     return {kernel.repo_id: other for kernel in named for other in selections if other.provides(kernel)}
 
 

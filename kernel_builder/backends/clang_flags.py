@@ -16,6 +16,7 @@ _WITHOUT_MEANING = re.compile(
     r"expt-relaxed-constexpr|expt-extended-lambda|extended-lambda|extra-device-vectorization|restrict|Wno-\w.*|"
     r"ewp|dopt|brief-diagnostics|time-trace|disable-warnings|threads|t|split-compile(-extended)?|Ofast-compile|"
     r"(diag|display)[-_].*|ftemplate-backtrace-limit|compress-mode|device-entity-has-hidden-visibility|"
+    r"static-global-template-stub|no-compress|allow-unsupported-compiler|forward-unknown-.*|no-?err-no|verbose2?|v2|"
     r"prec-(div|sqrt)=true|ftz=false|fmad=true|default-stream=legacy|source-in-ptx|extra-\w.*"
 )
 

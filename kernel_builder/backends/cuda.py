@@ -226,21 +226,24 @@ _PTXAS = "builder/ptxas"
 # The triple of the host code, by the platform that variant names write.
 _CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
 
-# Flags of nvcc and of the programs that it runs, ptxas, fatbinary and cudafe++, that a project may have.
-_ALLOWED_FLAGS = (
-    *compiler_flags.HOST,
-    r"--?(use_fast_math|extended-lambda|expt-[\w-]+|extra-device-vectorization|restrict|lineinfo|generate-line-info)",
-    r"--?(device-debug|G|resource-usage|res-usage|source-in-ptx|Wno-[\w-]+|ewp|brief-diagnostics|time-trace|disable-warnings)",
-    r"--?(ftz|prec-div|prec-sqrt|fmad|default-stream|maxrregcount|threads|split-compile(-extended)?|dopt|Ofc|Ofast-compile)=?\w*",
-    r"--?t(=?\d+)?",
-    r"--?(diag|display)[-_][\w-]+(=[\w,-]+)?",
-    r"--?(Werror|extra-[\w-]+|ftemplate-(backtrace-limit|depth)|compress-mode|device-entity-has-hidden-visibility)=?[\w,-]*",
-    r"--?(gpu-architecture|gpu-code|generate-code|gencode|arch|code)=?[\w,=\[\]\"]*",
-)
 # What nvcc's shell does not leave as it is, in names of sources and of directories with headers.
 _OF_THE_SHELL = {"src": r'[,"$`\\]', "include": r"""[,"'$`\\]"""}
 # Of a source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
 _LONGEST_NAME = 220
+
+
+@cache
+def nvcc_options() -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return the forms of the flags for nvcc that a project may have, and why it may not have others, by name."""
+    data = toml_file.read(_TABLE.with_name("nvcc_options.toml"))
+    plain, valued = ("|".join(map(re.escape, data["allowed"][kind])) for kind in ("plain", "valued"))
+    forms = (
+        *compiler_flags.HOST,
+        rf"--?({plain})|--?({valued})(=[\w,.-]+)?|--?t=?\d+",
+        r"--?(Wno-[\w-]+|expt-[\w-]+|extra-[\w-]+(=[\w,-]*)?|(diag|display)[-_][\w-]+(=[\w,-]+)?)",
+        r"--?(gpu-architecture|gpu-code|generate-code|gencode|arch|code)=?[\w,=\[\]\"]*",
+    )
+    return forms, {option: reason for reason, names in data["refused"].items() for option in names}
 
 
 def _nvcc(
@@ -514,7 +517,8 @@ class _Cuda(CompiledBackend):
         return path, variables
 
     def check_flags(self, project: Path, table: str, kernel: Kernel) -> None:
-        compiler_flags.check(project, table, "cuda-flags", kernel.cuda_flags, _ALLOWED_FLAGS, by_shell="nvcc")
+        allowed, refused = nvcc_options()
+        compiler_flags.check(project, table, "cuda-flags", kernel.cuda_flags, allowed, by_shell="nvcc", refused=refused)
 
     def check_source(self, project: Path, table: str, kernel: Kernel, source: str) -> None:
         where = f"{project / 'build.toml'}: [{table}]"

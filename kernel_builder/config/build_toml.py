@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import editions, kernel_sources, known_backends, toml_schema
+from kernel_builder.config import compiler_flags, editions, kernel_sources, known_backends, toml_schema
 from kernel_builder.config.project import Kernel, KernelDependency, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.release import Release, Version
 from kernel_builder.config.toml_schema import Key, TomlPlace
@@ -63,10 +63,24 @@ def _kernel(value: Any, place: TomlPlace) -> Kernel:
 
     def make(**values: Any) -> Kernel:
         settings = {key: values.pop(key) for key in values.keys() - Kernel.__dataclass_fields__.keys()}
+        values = _with_includes(values)
         return Kernel(name, **values, settings=settings)
 
     kernel: Kernel = toml_schema.table(keys, make)(value, place)
     return kernel
+
+
+def _with_includes(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a table with the project's directories that its flags name in `include`."""
+    for key in values.keys() & set(kernel_sources.FLAGS):
+        values[key], directories = compiler_flags.split_includes(values[key])
+        if directories:
+            values["include"] = tuple(dict.fromkeys((*values.get("include", ()), *directories)))
+    return values
+
+
+def _torch(**values: Any) -> TorchFramework:
+    return TorchFramework(**_with_includes(values))
 
 
 def _general(value: Any, place: TomlPlace) -> dict[str, Any]:
@@ -158,7 +172,7 @@ _KERNEL = {
 _DOCUMENT = {
     "general": Key(_general, required=True),
     "kernel": Key(toml_schema.tables(_kernel)),
-    TorchFramework.table: Key(toml_schema.table(_TORCH, TorchFramework)),
+    TorchFramework.table: Key(toml_schema.table(_TORCH, _torch)),
     TorchNoarch.table: Key(_noarch),
     TvmFfi.table: Key(toml_schema.table(_TVM_FFI, TvmFfi)),
 }

@@ -94,11 +94,13 @@ def table(keys: Mapping[str, Key], make: Callable[..., Any] = dict) -> Reader:
                     where=str(place.at(key)),
                     hint=f"did you mean `{meant}`?" if meant else "remove it",
                 )
-        for name, key in keys.items():
-            if key.required and name not in value:
-                raise ConfigError(
-                    "is missing", where=str(place.at(name)), hint="add it; docs/build-toml.md has its values"
-                )
+        if missing := [name for name, key in keys.items() if key.required and name not in value]:
+            others = f", and {_listed(missing[1:])} too" if missing[1:] else ""
+            raise ConfigError(
+                f"is missing{others}",
+                where=str(place.at(missing[0])),
+                hint=f"add {'them' if others else 'it'}; docs/build-toml.md has the values",
+            )
         return make(**{name.replace("-", "_"): keys[name].read(item, place.at(name)) for name, item in value.items()})
 
     return read

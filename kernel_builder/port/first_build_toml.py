@@ -9,20 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import build_toml
+from kernel_builder.config import build_toml, licence_texts
 from kernel_builder.config.project import python_name
 from kernel_builder.errors import ConfigError
 from kernel_builder.port.extension_arguments import ArgumentReader, PortedExtension
 from kernel_builder.port.setup_script import Remark, SetupScript, read_setup
 
-_LICENCES = (
-    ("apache-2.0", r"apache"),
-    ("mit", r"\bmit\b"),
-    ("bsd-3-clause", r"bsd[- ]3|3-clause|neither the name of"),
-    ("bsd-2-clause", r"bsd[- ]2|2-clause"),
-    ("gpl-3.0", r"gpl-?v?3|gnu general public license\s+version 3"),
-    ("mpl-2.0", r"mozilla public"),
-)
 # What a source has to change, by what it says: pattern -> what to do.
 _REWRITES = (
     (rb"PYBIND11_MODULE\s*\(", "PYBIND11_MODULE: register the functions as operators"),
@@ -158,21 +150,12 @@ def _licence(root: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the SPDX name of the licence, from what is declared or from the beginning of its text."""
     classifiers = settings.get("classifiers")
     declared = [settings.get("license"), *(classifiers if isinstance(classifiers, list) else [])]
-    said = [
-        entry.lower()
-        for entry in declared
-        if isinstance(entry, str) and (entry == declared[0] or entry.startswith("Lic"))
-    ]
-    said += [
-        path.read_text(errors="replace")[:3000].lower() for path in sorted(root.glob("LICEN[SC]E*")) if path.is_file()
-    ]
+    said = [entry for entry in declared if isinstance(entry, str) and (entry == declared[0] or entry.startswith("Lic"))]
     for text in said:
-        for licence, pattern in _LICENCES:
-            if re.search(pattern, text):
-                return licence
-        if re.search(r"permission is hereby granted, free of charge", text):
-            return "mit"
-    return None
+        if name := licence_texts.spdx_name(text):
+            return name
+    suggestion = licence_texts.suggested(root)
+    return suggestion[0] if suggestion else None
 
 
 def _distinctly_named(kernels: Sequence[PortedExtension]) -> Iterator[tuple[str, PortedExtension]]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.integration.build_command.conftest import Copy, NewCache, Run, replace
-from tests.support.places import CPU
 
 BASE = "strangers/stable-scale"
 TOP = """\
@@ -52,7 +48,8 @@ def test_a_kernel_that_depends_on_compiled_ones(
 
     alone = kernel_builder(cache, "build", top, HF_HUB_CACHE=str(tmp_path / "empty"))
     (package,) = alone.answer["packages"]
-    assert f"which this machine does not have: build its project in the same command" in package["skipped-checks"]["load"]
+    said = package["skipped-checks"]["load"]
+    assert "which this machine does not have: build its project in the same command" in said
 
     together = kernel_builder(cache, "build", top, *versions, "--backend", "cpu")
     assert together.code == 0, together.answer
