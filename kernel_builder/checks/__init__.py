@@ -25,6 +25,7 @@ from kernel_builder.checks.op_namespace import check_op_namespace
 from kernel_builder.checks.ops import check_op_sources, check_ops
 from kernel_builder.checks.private_torch import check_private_torch
 from kernel_builder.checks.probe_process import ProbeProcess
+from kernel_builder.checks.process_end import check_process_end
 from kernel_builder.checks.python_abi import check_python_abi
 from kernel_builder.checks.python_imports import check_python_imports
 from kernel_builder.checks.python_source import check_python_source
@@ -68,6 +69,7 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "undefined": check_undefined,
     "dependencies": check_dependencies,
     "run-path": check_run_path,
+    "process-end": check_process_end,
     "load": check_load,
     "ops": check_ops,
 }

@@ -20,8 +20,12 @@ _REWRITES = (
     (rb"PYBIND11_MODULE\s*\(", "PYBIND11_MODULE: register the functions as operators"),
     (rb"^\s*TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "TORCH_LIBRARY: the namespace has to be TORCH_EXTENSION_NAME"),
     (rb"^\s*STABLE_TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "STABLE_TORCH_LIBRARY: the namespace as well"),
+    (rb"\bRegisterOperators\b", "RegisterOperators: two builds in one process abort Python; use TORCH_LIBRARY_EXPAND"),
     (rb"#\s*include\s*[<\"]torch/extension\.h", "torch/extension.h includes Python's headers: include torch/all.h"),
-    (rb"#\s*include\s*[<\"](pybind11|torch/csrc/utils/pybind|Python\.h)", "needs Python's C++ interface: leave it out"),
+    (
+        rb"#\s*include\s*[<\"](pybind11|torch/csrc/utils/pybind|torch/python\.h|Python\.h)",
+        "needs Python's C++ interface: leave it out",
+    ),
 )
 
 

@@ -31,11 +31,14 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("untraced", TORCH_BOX(&scaled));
 }
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("elsewhere", TORCH_BOX(&scaled)); }
-STABLE_TORCH_LIBRARY(pinned_ops, ops) { ops.def("pinned(Tensor input, float factor) -> Tensor"); }
-STABLE_TORCH_LIBRARY_IMPL(pinned_ops, CPU, ops) { ops.impl("pinned", TORCH_BOX(&scaled)); }
 """
     + MODULE
 )
+# Fixed names, which are found before anything is compiled.
+PINNED = """#error "this is compiled"
+TORCH_LIBRARY(pinned_ops, ops) { ops.def("pinned(Tensor input) -> Tensor"); }
+static auto registry = torch::RegisterOperators().op("pinned_ops::other", &other);
+"""
 USING = (
     PYTHON
     + "".join(FAKE.format(name, name) for name in ("lost", "elsewhere"))
@@ -138,6 +141,7 @@ WITHOUT_HEADER = f"{HEAD}{SCALED}{SOUND}{MODULE}".replace('#include "registratio
 
 COMPILED = {
     "registered": (REGISTERED, USING),
+    "pinned-full": (PINNED, PYTHON),
     "written": (WRITTEN, PYTHON),
     "uncompiled": (UNCOMPILED, PYTHON),
     "typed": (TYPED, PYTHON),

@@ -76,12 +76,6 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
             "take `ops` from `._ops`: `from ._ops import ops`",
         ),
         (
-            "error",
-            f"ops: {BINDING}: line 20: a library is registered in the fixed namespace 'pinned_ops': two versions of "
-            "the kernel could not be loaded in one process",
-            "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
-        ),
-        (
             "warning",
             f"ops: {init}: line 24: calls the op scaledd, which the package does not register",
             "did you mean scaled?",
@@ -94,6 +88,18 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
             'add one in Python: @torch.library.register_fake(add_op_namespace_prefix("untraced"))',
         ),
     ]
+
+
+def test_fixed_names_are_found_before_anything_is_compiled(told: Told) -> None:
+    library, registry = told("pinned-full")
+    assert library == (
+        "error",
+        f"ops: {BINDING}: line 2: a library is registered in the fixed namespace 'pinned_ops': two versions of the "
+        "kernel could not be loaded in one process",
+        "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
+    )
+    assert registry[1].startswith(f"ops: {BINDING}: line 3: RegisterOperators registers ops by fixed names")
+    assert "TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)" in registry[2]
 
 
 def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> None:

@@ -164,7 +164,17 @@ def test_update_build_of_several_goes_on_after_a_mistake(several: list[Path]) ->
     assert all("edition = 5" in (several[number] / "build.toml").read_text() for number in (1, 3))
 
 
-OLD = '[general]\nname = "demo-kernel"\n\n[torch]\nsrc = ["binding.cpp"]\n\n[kernel.demo]\ndepends = []\nsrc = ["demo.cpp"]\n'
+OLD = """\
+[general]
+name = "demo-kernel"
+
+[torch]
+src = ["binding.cpp"]
+
+[kernel.demo]
+depends = []
+src = ["demo.cpp"]
+"""
 
 
 def test_an_old_file_gets_a_licence(tmp_path: Path) -> None:
