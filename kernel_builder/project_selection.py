@@ -14,11 +14,11 @@ from kernel_builder.build import buildable
 from kernel_builder.build.buildable import UnavailableVariant
 from kernel_builder.build.confinement import SandboxMode
 from kernel_builder.build_summary import FailedVariant
-from kernel_builder.config import offered
+from kernel_builder.config import notices, offered
 from kernel_builder.config.project import KernelDependency, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.errors import ConfigError, KernelBuilderError, PackageError, VariantError
+from kernel_builder.errors import ConfigError, KernelBuilderError, NothingToBuildError, PackageError, VariantError
 from kernel_builder.package import foreign_files
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class BuildRequest:
         owner: Who publishes the projects, in place of the owner that `build.toml` names; None for that one.
         jobs: Processors to use at most; None for as many as are free on this machine.
         compiler_cache: An sccache to put before the compilers.
+        allow_empty: Accept that no project has anything that this builder builds.
         load: Load each package that this machine can load, as a check.
         cross_python: A Python of another platform, by emulation, that loads its packages; None to leave that out.
         allow: Names of checks whose errors are reported as warnings, and recorded in the packages.
@@ -60,6 +61,7 @@ class BuildRequest:
     owner: str | None = None
     jobs: int | None = None
     compiler_cache: Path | None = None
+    allow_empty: bool = False
     load: bool = True
     cross_python: Path | None = None
     allow: tuple[str, ...] = ()
@@ -155,6 +157,8 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
             failures.append(FailedVariant(directory.name, None, (error,)))
     if nothing and not selections and not failures:
         raise nothing
+    if not request.allow_empty and not failures and not any(selection.variants for selection in selections):
+        failures += map(_nothing, selections)
     places = Counter(selection.destination for selection in selections)
     failures += _doubles(selections, places)
     unique, cyclic = _ordered([selection for selection in selections if places[selection.destination] == 1])
@@ -202,6 +206,15 @@ def _ordered(selections: Sequence[Selection]) -> tuple[tuple[Selection, ...], li
                 hint = "the client refuses this when it loads one; remove one of the dependencies"
                 failures.append(FailedVariant(selection.name, None, (ConfigError(message, where=where, hint=hint),)))
             left = [selection for selection in left if selection not in cycle]
+
+
+def _nothing(selection: Selection) -> FailedVariant:
+    error = NothingToBuildError(
+        f"there is nothing to build: {'; '.join(notices.of_project(selection.project))}",
+        where=str(selection.project.root),
+        hint="`--allow-empty` accepts that, for commands over many projects",
+    )
+    return FailedVariant(selection.name, None, (error,))
 
 
 def _named_apart(selections: Sequence[Selection]) -> tuple[Selection, ...]:

@@ -125,6 +125,16 @@ def _number(capability: str) -> str:
     return re.sub(r"[af]?(\+PTX)?$", "", capability)
 
 
+def _runs_on(entry: str, capability: str) -> bool:
+    """Return whether a GPU of a capability runs the code for an entry of `cuda-capabilities`."""
+    (major, minor, suffix), (of_gpu, minor_of_gpu, _) = _capability_key(entry), _capability_key(capability)
+    if suffix.startswith("a"):
+        return (major, minor) == (of_gpu, minor_of_gpu)
+    if suffix == "+PTX":
+        return (major, minor) <= (of_gpu, minor_of_gpu)
+    return major == of_gpu and minor <= minor_of_gpu
+
+
 def _tegra(platform: str) -> frozenset[str]:
     """Return the capabilities that no machine of a platform has."""
     tegra = CUDA.data["tegra"]
@@ -480,6 +490,18 @@ class _Cuda(CompiledBackend):
                 f"[kernel.{kernel.name}] cuda-capabilities: no known CUDA release compiles for {', '.join(unknown)}; "
                 f"{'it is' if len(unknown) == 1 else 'they are'} skipped"
             )
+        listed = kernel.cuda_capabilities or ()
+        for capability in kernel.only_capabilities if listed else ():
+            if not any(_runs_on(entry, capability) for entry in listed):
+                yield (
+                    f"[kernel.{kernel.name}] cuda-capabilities: no code for {', '.join(listed)} runs "
+                    f"on a GPU of capability {capability}"
+                )
+
+    def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
+        if kernel.cuda_capabilities and {_number(c) for c in kernel.cuda_capabilities} <= set(only):
+            return kernel
+        return super().limited(kernel, only)
 
     def known_archs(self) -> list[str]:
         return sorted({c for known in known_capabilities().values() for c in known}, key=_capability_key)

@@ -178,6 +178,7 @@ def _cut(text: str) -> str:
     metavar="NUMBER",
     help="Compile only for this capability, such as 9.0; may be repeated. For local use: upload refuses it.",
 )
+@click.option("--allow-empty", is_flag=True, help="Succeed if no project has a backend that this builder compiles for.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
 @owner_option
 @build_jobs_option
@@ -212,6 +213,7 @@ def build(
     all_platforms: bool,
     whole: bool,
     capabilities: tuple[str, ...],
+    allow_empty: bool,
     out: Path | None,
     owner: str | None,
     jobs: int | None,
@@ -252,6 +254,7 @@ def build(
             platforms=PLATFORMS if all_platforms else platforms,
             whole=whole,
             capabilities=capabilities,
+            allow_empty=allow_empty,
             out=out,
             owner=owner,
             jobs=jobs,
