@@ -10,11 +10,13 @@ from typing import Any
 
 from kernel_builder import toml_file
 from kernel_builder.config import build_toml, licence_texts
-from kernel_builder.config.project import python_name
+from kernel_builder.config.project import distribution_name, python_name
 from kernel_builder.errors import ConfigError
 from kernel_builder.port.extension_arguments import ArgumentReader, PortedExtension
 from kernel_builder.port.setup_script import Remark, SetupScript, read_setup
 
+# What is required only to build, and what Torch brings.
+_EVERYWHERE = ("torch", "numpy", "ninja", "packaging", "setuptools", "wheel", "pybind11")
 # What a source has to change, by what it says: pattern -> what to do.
 _REWRITES = (
     (rb"PYBIND11_MODULE\s*\(", "PYBIND11_MODULE: register the functions as operators"),
@@ -96,7 +98,8 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
     settings = _settings(root, with_cuda)
     name = _name(repo_id, settings.get("name"), root)
     licence = _licence(root, settings)
-    text = _render(name, repo_id, licence, _distinctly_named(kernels), left_out)
+    depends, others = _python_depends(settings)
+    text = _render(name, repo_id, licence, depends, _distinctly_named(kernels), left_out)
     build_toml.from_document(toml_file.parse(text, build_toml.FILE), build_toml.FILE, root)
     package = f"torch-ext/{python_name(name)}/__init__.py"
     files = {build_toml.FILE: text}
@@ -112,7 +115,7 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
         left_out=_distinct(left_out),
         assumed=_distinct([*with_cuda.assumed, *without.assumed]),
         rewrites=tuple(_rewrites(root, kernels)),
-        notes=tuple(_notes(settings, kernels, licence, package)),
+        notes=(*_submodules(root), *_notes(others, kernels, licence, package)),
     )
 
 
@@ -142,7 +145,7 @@ def _settings(root: Path, script: SetupScript) -> dict[str, Any]:
 def _name(repo_id: str | None, declared: Any, root: Path) -> str:
     """Return a name that `build.toml` allows."""
     wanted = repo_id.rpartition("/")[2] if repo_id else declared if isinstance(declared, str) else root.name
-    name = re.sub(r"[^a-z0-9]+", "-", wanted.lower()).strip("-0123456789")
+    name = re.sub(r"[^a-z0-9]+", "-", wanted.lower()).lstrip("-0123456789").rstrip("-")
     if repo_id and (name != wanted or not re.fullmatch(build_toml.REPO_ID, repo_id)):
         raise ConfigError(
             f"{repo_id!r} is not the name of a Hub repository of a kernel", where="--name", hint="write org/my-kernel"
@@ -177,6 +180,7 @@ def _render(
     name: str,
     repo_id: str | None,
     licence: str | None,
+    python_depends: Sequence[str],
     kernels: Iterable[tuple[str, PortedExtension]],
     left_out: Sequence[Remark],
 ) -> str:
@@ -191,6 +195,8 @@ def _render(
     backends = list(dict.fromkeys(kernel.backend for _, kernel in named))
     general = tomlkit.table()
     general.update({"name": name, "version": 1, "edition": 5, "license": licence or "other", "backends": backends})
+    if python_depends:
+        general.add("python-depends", list(python_depends))
     document.add("general", general)
     if repo_id:
         general.add("hub", tomlkit.item({"repo-id": repo_id}))
@@ -238,8 +244,32 @@ def _rewrites(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[Source
                 yield SourceRemark(path, content.count(b"\n", 0, match.start() + 1) + 1, text)
 
 
+def _python_depends(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return which of the required packages `python-depends` may name, and the others that users lack."""
+    known = {distribution_name(name): name for name in build_toml.PYTHON_DEPENDS}
+    words = [
+        re.split(r"[\s<>=!~;\[]", requirement)[0].lower()
+        for requirement in settings.get("install_requires") or []
+        if isinstance(requirement, str)
+    ]
+    return (
+        [known[word] for word in words if word in known],
+        [word for word in words if word and word not in known and word not in _EVERYWHERE],
+    )
+
+
+def _submodules(root: Path) -> Iterator[str]:
+    """Yield the git submodules that the checkout does not have."""
+    file = root / ".gitmodules"
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    for path in re.findall(r"^\s*path\s*=\s*(\S+)", text, re.MULTILINE):
+        directory = root / path
+        if not directory.is_dir() or not any(directory.iterdir()):
+            yield f"{path} is a git submodule, and empty: `git submodule update --init {path}`, and run port again"
+
+
 def _notes(
-    settings: Mapping[str, Any], kernels: Sequence[PortedExtension], licence: str | None, package: str
+    requirements: Sequence[str], kernels: Sequence[PortedExtension], licence: str | None, package: str
 ) -> Iterator[str]:
     if licence is None:
         yield 'the licence is not known: replace "other" by its SPDX name in build.toml'
@@ -248,8 +278,9 @@ def _notes(
         yield "all extensions of a backend become one binary: their operators share one namespace, and need one binding"
     if "cuda" in by_backend and "cpu" not in by_backend:
         yield "the kernel is for CUDA alone; give it a CPU kernel to test it where there is no GPU"
-    for requirement in settings.get("install_requires") or []:
-        word = re.split(r"[\s<>=!~;\[]", requirement)[0].lower() if isinstance(requirement, str) else ""
-        if word and word not in ("torch", "numpy", "einops", "ninja", "packaging"):
-            yield f"the package requires {word}: a kernel may import the standard library, Torch and einops only"
+    for name in requirements:
+        yield (
+            f"the package requires {name}: a kernel may import the standard library, Torch, and what `python-depends` "
+            f"names of {', '.join(build_toml.PYTHON_DEPENDS)}; import {name} in the functions that need it"
+        )
     yield f"the Python package is {package.rpartition('/')[0]}: move the Python that users call there"
