@@ -129,6 +129,7 @@ _texts = toml_schema.list_of(toml_schema.text)
 _paths = toml_schema.list_of(toml_schema.inner_path)
 _pyext = toml_schema.list_of(toml_schema.matching(r"[^\W_][\w.-]*", 'a file name\'s ending without its dot, like "py"'))
 _kernel_depends = toml_schema.list_of(_kernel_dependency)
+_depend = toml_schema.one_of(KERNEL_DEPENDS, "a dependency", {"cutlass_sycl": "sycl_tla"})
 
 
 def _python_depends(names: Sequence[str]) -> toml_schema.Reader:
@@ -164,7 +165,10 @@ _TVM_FFI = {
     "cxx-flags": Key(_texts),
 }
 _KERNEL = {
-    "depends": Key(toml_schema.list_of(toml_schema.one_of(KERNEL_DEPENDS, "a dependency")), required=True),
+    "depends": Key(
+        toml_schema.list_of(_depend),
+        required=True,
+    ),
     "src": Key(_paths, required=True),
     "include": Key(_paths),
     "cxx-flags": Key(_texts),

@@ -149,13 +149,13 @@ def matching(pattern: str, expected: str) -> Reader:
     return read
 
 
-def one_of(names: Iterable[str], what: str) -> Reader:
-    """Read one of these strings. `what` describes them, with its article."""
+def one_of(names: Iterable[str], what: str, former: Mapping[str, str] | None = None) -> Reader:
+    """Read one of these strings. `what` describes them, with its article; `former` maps old names to theirs."""
     known = tuple(names)
 
     def read(value: Any, place: TomlPlace) -> str:
         if text(value, place) not in known:
-            meant = nearest(value, known)
+            meant = (former or {}).get(value) or nearest(value, known)
             raise ConfigError(
                 f"{value!r} is not {what}; expected one of {_listed(known)}",
                 where=str(place),

@@ -11,6 +11,7 @@ from typing import Any
 from kernel_builder import toml_file
 from kernel_builder.config import build_toml, licence_texts
 from kernel_builder.config.project import distribution_name, python_name
+from kernel_builder.config.project_files import submodules
 from kernel_builder.errors import ConfigError
 from kernel_builder.port.extension_arguments import ArgumentReader, PortedExtension
 from kernel_builder.port.setup_script import Remark, SetupScript, read_setup
@@ -260,9 +261,7 @@ def _python_depends(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 def _submodules(root: Path) -> Iterator[str]:
     """Yield the git submodules that the checkout does not have."""
-    file = root / ".gitmodules"
-    text = file.read_text(errors="replace") if file.is_file() else ""
-    for path in re.findall(r"^\s*path\s*=\s*(\S+)", text, re.MULTILINE):
+    for path in submodules(root):
         directory = root / path
         if not directory.is_dir() or not any(directory.iterdir()):
             yield f"{path} is a git submodule, and empty: `git submodule update --init {path}`, and run port again"
