@@ -24,6 +24,7 @@ from kernel_builder.cli.shared_options import (
     json_option,
     load_option,
     owner_option,
+    public_build_options,
     toolchain_options,
     variants_option,
     whole_option,
@@ -182,6 +183,7 @@ def _cut(text: str) -> str:
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
 @owner_option
 @build_jobs_option
+@public_build_options
 @click.option(
     "--compiler-cache",
     "sccache",
