@@ -218,7 +218,8 @@ def test_options_of_the_public_builder(tmp_path: Path) -> None:
     for command in ("build", "build-and-copy", "build-and-upload", "devshell", "testshell"):
         done = invoke(command, tmp_path / "gone", "--max-jobs", "2", "--cores", "4", "-L")
         assert done.exit_code == 2 and "there is no such file" in done.stderr, done.output
-    for arguments, words in (((), "there is no repository to publish to"), (("--repo-type", "model"), "of the type kernel only")):
+    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "of the type kernel only"))
+    for arguments, words in cases:
         done = invoke("upload", home, "--repo-type", "kernel", *arguments)
         assert done.exit_code in (2, 7) and words in done.stderr, done.output
     card = invoke("fill-card", home, tmp_path / "card.md")
