@@ -290,7 +290,7 @@ def outside(
     backends: tuple[str, ...],
     torch: str | None,
     timeout: float,
-    repositories: Sequence[str],
+    repositories: tuple[str, ...],
 ) -> None:
     """Try the kernel projects and the setup.py of other repositories: is each accepted, built, loaded?
 
@@ -320,7 +320,7 @@ def outside(
 
 
 def checked_out(repository: Path, into: Path) -> str:
-    """Copy the files of a repository's newest commit, and return the commit. Files that a snapshot lacks are left out."""
+    """Copy the files of a repository's newest commit, but for those that a snapshot lacks; return the commit."""
     git_directory = repository / ".git" if (repository / ".git").exists() else repository
     git = ["git", "--git-dir", str(git_directory)]
     with tempfile.NamedTemporaryFile() as index:
@@ -337,11 +337,10 @@ def try_project(root: Path, out: Path, backends: Sequence[str], torch: str | Non
     """Return whether a project is accepted, as it is or after `update-build`, and what its packages do."""
     status, done = "accepted", kernel_builder("check-config", "--json", str(root))
     if done.returncode:
-        refusal = reason(done)
         kernel_builder("update-build", "--license", "other", str(root))
         status, done = "updated", kernel_builder("check-config", "--json", str(root))
         if done.returncode:
-            return {"status": "refused", "reason": refusal}
+            return {"status": "refused", "reason": reason(done)}
     project, variants = read_project(root), {}
     for variant in select_variants(project, torch):
         if variant.platform is None or variant.backend in backends:
