@@ -9,6 +9,7 @@ from tests.support.places import PROJECTS
 
 HEAD = '#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/tensor.h>\n\n#include "registration.h"\n\n'
 SCALED = "torch::stable::Tensor scaled(torch::stable::Tensor in, double factor) { return in; }\n"
+ENDING = SCALED.replace("return in;", "if (factor < 0) exit(1); return in;")
 MODULE = "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)\n"
 FAKE = '@torch.library.register_fake(add_op_namespace_prefix("{}"))\ndef _{}(input, factor):\n    return input\n\n\n'
 PYTHON = "import torch\n\nfrom ._ops import add_op_namespace_prefix, ops\n\n\n" + FAKE.format("scaled", "scaled")
@@ -147,7 +148,7 @@ COMPILED = {
     "typed": (TYPED, PYTHON),
     "typed-full": (TYPED_FULL, PYTHON),
     "unincluded": (WITHOUT_HEADER, PYTHON),
-    "fake": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input)")),
+    "fake": (f"#include <cstdlib>\n{HEAD}{ENDING}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input)")),
     "bound-early": (f"{HEAD}{SCALED}{SOUND}{MODULE}", f"{PYTHON}_scaled = ops.scald.default\n"),
     "sound": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)")),
     "throwing": (THROWING, PYTHON),

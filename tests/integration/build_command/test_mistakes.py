@@ -296,13 +296,18 @@ def test_a_binding_by_pybind11_on_the_full_abi(told: Told, project: str, line: i
         )
 
 
-def test_a_fake_that_does_not_take_the_arguments_of_its_schema(told: Told) -> None:
+def test_an_exit_and_a_fake_that_does_not_take_the_arguments_of_its_schema(told: Told) -> None:
     assert told("fake") == [
+        (
+            "warning",
+            f"process-end: {BINDING}: line 7: calls exit, which ends the process of the kernel's user",
+            "report the error as an exception: TORCH_CHECK, STD_TORCH_CHECK on the stable ABI, or throw",
+        ),
         (
             "warning",
             "ops: torch-ext/fake/__init__.py: line 7: the fake of scaled takes 1 argument, and its schema has 2",
             "take those of the schema: torch.compile calls the fake with them",
-        )
+        ),
     ]
     assert told("sound") == []
 
