@@ -3,6 +3,7 @@
     git clone https://github.com/huggingface/kernels-community
     .venv/bin/python benchmarks/community.py build kernels-community       build one variant of each backend
     .venv/bin/python benchmarks/community.py load kernels-community        load them with the public client
+    .venv/bin/python benchmarks/community.py outside OWNER/NAME=DIR ...    any number of other repositories
     .venv/bin/python benchmarks/community.py page                          write docs/compatibility.md
 
 Packages go to OUT/<project>/, and never into the checkout. Each command adds to the JSON of results, so that a run of
@@ -12,10 +13,14 @@ one project (`--project`) replaces the results of that project alone.
 from __future__ import annotations
 
 import json
+import os
+import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,11 +214,11 @@ def time_check_config(checkout: Checkout) -> dict[str, Any]:
 
 
 def build_variant(
-    root: Path, variant: Variant, out: Path, capability: str, timeout: float, jobs: int | None
+    root: Path, variant: Variant, out: Path, capability: str, timeout: float, jobs: int | None, *, load: bool = False
 ) -> dict[str, Any]:
     """Build one variant and return what happened."""
-    arguments = ["build", str(root), "--variant", variant.name, "--out", str(out / root.name), "--no-load", "--json"]
-    arguments += ["--compiler-cache", "off"]
+    arguments = ["build", str(root), "--variant", variant.name, "--out", str(out / root.name), "--json"]
+    arguments += ["--compiler-cache", "off", "--load" if load else "--no-load"]
     if variant.backend == "cuda" and variant.release:
         arguments += ["--capability", capability]
     if _imports_unchecked(root):
@@ -236,6 +241,9 @@ def build_variant(
         outcome["bytes"] = sum(package["bytes"] for package in summary["packages"])
         if variant.release:
             outcome["capability"] = capability
+        if load:
+            (package,) = summary["packages"]
+            outcome["load"] = "loaded" if "load" in package["passed-checks"] else package["skipped-checks"]["load"]
     else:
         outcome["reason"] = reason(done)
     return outcome
@@ -267,6 +275,87 @@ def load_projects(directory: Path, names: tuple[str, ...], out: Path, json_file:
             outcome["load"] = done.stdout.split()[-1] if done.returncode == 0 else words[-1]
             write_results(json_file, results)
             click.echo(f"{root.name} {name}: {outcome['load']}")
+
+
+@main.command("outside")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), default=RESULTS, help="Add results here.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("community-build"), help="Packages.")
+@click.option("--backend", "backends", multiple=True, help="Build compiled variants of this backend; may be repeated.")
+@click.option("--torch", help="The Torch release that is installed, which loads the packages.")
+@click.option("--timeout", type=float, default=7200, show_default=True, help="Seconds for one variant.")
+@click.argument("repositories", nargs=-1, required=True, metavar="OWNER/NAME=DIR...")
+def outside(
+    json_file: Path,
+    out: Path,
+    backends: tuple[str, ...],
+    torch: str | None,
+    timeout: float,
+    repositories: tuple[str, ...],
+) -> None:
+    """Try the kernel projects and the setup.py of other repositories: is each accepted, built, loaded?
+
+    DIR is a checkout, or a git directory without a work tree. The files of the commit are copied; the copies are
+    changed by `update-build --license` and `port`. Compiled variants are built for the backends that are named.
+    """
+    results = read_results(json_file)
+    results["outside"] = {"builder": describe_commit(), "machine": machine("torch", "kernels"), "repositories": {}}
+    for repository in repositories:
+        name, _, directory = repository.partition("=")
+        with tempfile.TemporaryDirectory() as copies:
+            commit = checked_out(Path(directory), Path(copies))
+            entry: dict[str, Any] = {"commit": commit, "projects": {}, "ported": {}}
+            results["outside"]["repositories"][name] = entry
+            for file in sorted(Path(copies).rglob("build.toml")):
+                if "templates" not in file.parts and "[general]" in file.read_text(errors="replace"):
+                    path = file.parent.relative_to(copies).as_posix()
+                    outcome = try_project(file.parent, out / name / path, backends, torch, timeout)
+                    entry["projects"][path] = outcome
+                    click.echo(f"{name} {path}: {outcome['status']}")
+            for file in sorted(Path(copies).rglob("setup.py")):
+                if re.search(r"\b(CUDA|Cpp)Extension\b", file.read_text(errors="replace")):
+                    path = file.relative_to(copies).as_posix()
+                    entry["ported"][path] = try_port(file)
+                    click.echo(f"{name} {path}: {entry['ported'][path]['status']}")
+            write_results(json_file, results)
+
+
+def checked_out(repository: Path, into: Path) -> str:
+    """Copy the files of a repository's newest commit, but for those that a snapshot lacks; return the commit."""
+    git_directory = repository / ".git" if (repository / ".git").exists() else repository
+    git = ["git", "--git-dir", str(git_directory)]
+    with tempfile.NamedTemporaryFile() as index:
+        environment = {**os.environ, "GIT_INDEX_FILE": f"{index.name}.index"}
+        subprocess.run([*git, "read-tree", "HEAD"], env=environment, check=True)
+        copying = [*git, f"--work-tree={into}", "checkout-index", "--all", "--quiet", f"--prefix={into}/"]
+        subprocess.run(copying, env=environment, check=False, capture_output=True)
+        Path(f"{index.name}.index").unlink()
+    done = subprocess.run([*git, "log", "-1", "--format=%h of %cs"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def try_project(root: Path, out: Path, backends: Sequence[str], torch: str | None, timeout: float) -> dict[str, Any]:
+    """Return whether a project is accepted, as it is or after `update-build`, and what its packages do."""
+    status, done = "accepted", kernel_builder("check-config", "--json", str(root))
+    if done.returncode:
+        kernel_builder("update-build", "--license", "other", str(root))
+        status, done = "updated", kernel_builder("check-config", "--json", str(root))
+        if done.returncode:
+            return {"status": "refused", "reason": reason(done)}
+    project, variants = read_project(root), {}
+    for variant in select_variants(project, torch):
+        if variant.platform is None or variant.backend in backends:
+            variants[variant.name] = build_variant(root, variant, out, "9.0", timeout, None, load=True)
+    return {"status": status, "variants": variants}
+
+
+def try_port(setup: Path) -> dict[str, Any]:
+    """Return whether `port` understands a setup.py and `check-config` accepts what it writes."""
+    (setup.parent / "build.toml").unlink(missing_ok=True)
+    for command in (["port", "--json", str(setup)], ["check-config", "--json", str(setup.parent)]):
+        done = kernel_builder(*command)
+        if done.returncode:
+            return {"status": f"{command[0]} refused", "reason": reason(done)}
+    return {"status": "accepted"}
 
 
 @main.command("page")

@@ -19,6 +19,7 @@ class BuiltPackage:
     """One package of a build.
 
     Attributes:
+        project: Its name; where several projects of the build have it, with the directory.
         status: `built`, or `unchanged` if the package was there already.
         shares: The other variants of this build with the same binary.
         size: Bytes of all files.

@@ -125,6 +125,12 @@ class VerificationError(KernelBuilderError):
     exit_code = 10
 
 
+class NothingToBuildError(KernelBuilderError):
+    """The projects are valid, and this builder builds nothing of them on any machine."""
+
+    exit_code = 12  # 11 is the judge's
+
+
 class SeveralErrors(KernelBuilderError):
     """Several errors of one command. The exit code is theirs if they have the same, else 1."""
 

@@ -31,7 +31,7 @@ from kernel_builder.package.swap import publish, staging
 from kernel_builder.package.tree_digest import contents
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.project_selection import BuildRequest, Selection, select
+from kernel_builder.project_selection import BuildRequest, Selection, dependencies, select
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Toolchains
@@ -71,6 +71,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
             progress,
             stack.enter_context(ProbeProcess(confinement=confinement)),
             stack.enter_context(ProbeProcess(str(request.cross_python))) if request.cross_python else None,
+            selected.selections,
         )
         sound, unsound = _split(result for project in _by_project(stale) for result in checker.op_sources(project))
         outcome = ninja_run.run(
@@ -91,7 +92,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         failed = {(failure.project, failure.variant) for failure in failures}
         results = {target.key: target for target in (*targets, *packaged) if target.key not in failed}
         packages = tuple(_built(target, list(results.values())) for target in results.values())
-    skipped = {selection.project.name: offered.skipped_backends(selection.project) for selection in selected.selections}
+    skipped = {selection.name: offered.skipped_backends(selection.project) for selection in selected.selections}
     return BuildSummary(
         packages=packages,
         failures=failures,
@@ -127,7 +128,7 @@ class _Target:
 
     @property
     def key(self) -> tuple[str, str]:
-        return self.selection.project.name, self.name
+        return self.selection.name, self.name
 
     @property
     def path(self) -> Path:
@@ -145,7 +146,7 @@ def _split(results: Iterable[_Target | FailedVariant]) -> tuple[list[_Target], l
 
 
 def _by_project(targets: Iterable[_Target]) -> list[list[_Target]]:
-    return [list(group) for _, group in groupby(targets, key=lambda target: target.selection.project.name)]
+    return [list(group) for _, group in groupby(targets, key=lambda target: target.selection.name)]
 
 
 @contextmanager
@@ -257,6 +258,7 @@ class _Checker:
     progress: Progress
     probe: ProbeProcess
     cross_probe: ProbeProcess | None
+    selections: tuple[Selection, ...]
 
     def op_sources(self, targets: Sequence[_Target]) -> list[_Target | FailedVariant]:
         """Check that the sources of a project register ops as Torch accepts them. Others are not worth a compile."""
@@ -278,7 +280,7 @@ class _Checker:
         """Run all checks on the staged packages of a project."""
         if not targets:
             return []
-        project = targets[0].selection.project
+        selection, project = targets[0].selection, targets[0].selection.project
         paths = [staged / target.name for target in targets]
         before = [contents(path) for path in paths]
         checked = checks.run_all(
@@ -288,10 +290,11 @@ class _Checker:
             probe=self.probe,
             cross_probe=self.cross_probe,
             project=project,
+            others={repo_id: other.packages() for repo_id, other in dependencies(selection, self.selections).items()},
         )
         reports, failures, intact = [], [], []
         for number, target in enumerate(targets, 1):
-            title = f"checking {project.name} {target.name}"
+            title = f"checking {selection.name} {target.name}"
             self.progress.advance("checking", number, len(targets), detail=title)
             reports.append(next(checked))
         for target, path, content, report in zip(targets, paths, before, reports, strict=True):
@@ -352,7 +355,7 @@ def _built(target: _Target, built: Sequence[_Target]) -> BuiltPackage:
     planned, record = target.planned, target.record
     assert record
     return BuiltPackage(
-        project=planned.project.name,
+        project=target.selection.name,
         variant=target.name,
         path=target.path,
         module=planned.module,

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,11 @@ from kernel_builder.build import buildable
 from kernel_builder.build.buildable import UnavailableVariant
 from kernel_builder.build.confinement import SandboxMode
 from kernel_builder.build_summary import FailedVariant
-from kernel_builder.config import offered
-from kernel_builder.config.project import Project
+from kernel_builder.config import notices, offered
+from kernel_builder.config.project import KernelDependency, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.errors import ConfigError, KernelBuilderError, PackageError, VariantError
+from kernel_builder.errors import ConfigError, KernelBuilderError, NothingToBuildError, PackageError, VariantError
 from kernel_builder.package import foreign_files
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class BuildRequest:
         owner: Who publishes the projects, in place of the owner that `build.toml` names; None for that one.
         jobs: Processors to use at most; None for as many as are free on this machine.
         compiler_cache: An sccache to put before the compilers.
+        allow_empty: Accept that no project has anything that this builder builds.
         load: Load each package that this machine can load, as a check.
         cross_python: A Python of another platform, by emulation, that loads its packages; None to leave that out.
         allow: Names of checks whose errors are reported as warnings, and recorded in the packages.
@@ -59,6 +61,7 @@ class BuildRequest:
     owner: str | None = None
     jobs: int | None = None
     compiler_cache: Path | None = None
+    allow_empty: bool = False
     load: bool = True
     cross_python: Path | None = None
     allow: tuple[str, ...] = ()
@@ -68,17 +71,33 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Selection:
-    """A project, where its packages go, its variants to build, and those that this machine cannot build."""
+    """A project, where its packages go, its variants to build, and those that this machine cannot build.
+
+    Attributes:
+        name: The project's name; where several projects of the command have it, with the directory.
+    """
 
     project: Project
     destination: Path
+    name: str
     variants: tuple[Variant, ...] = ()
     unavailable: tuple[UnavailableVariant, ...] = ()
 
     def failed(self, variant: str, *errors: KernelBuilderError, report: CheckReport | None = None) -> FailedVariant:
         """Return the result for a variant of the project that is not built."""
         outdated = (self.destination / variant).exists()
-        return FailedVariant(self.project.name, variant, errors, report, outdated)
+        return FailedVariant(self.name, variant, errors, report, outdated)
+
+    def provides(self, dependency: KernelDependency) -> bool:
+        """Return whether packages of this project are what another one depends on."""
+        project = self.project
+        named = (project.hub_repo_id or project.name) in (dependency.repo_id, dependency.repo_id.partition("/")[2])
+        return named and dependency.version in (None, project.version)
+
+    def packages(self) -> list[Path]:
+        """Return the packages that are there, of the variants of this build."""
+        paths = (self.destination / variant.name for variant in self.variants)
+        return [path for path in paths if (path / "metadata.json").is_file()]
 
     def outdated(self) -> list[str]:
         """Return the names of packages in the destination that the project no longer offers.
@@ -138,17 +157,82 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
             failures.append(FailedVariant(directory.name, None, (error,)))
     if nothing and not selections and not failures:
         raise nothing
-    count = Counter(selection.project.name for selection in selections)
-    unique = tuple(selection for selection in selections if count[selection.project.name] == 1)
+    if not request.allow_empty and not failures and not any(selection.variants for selection in selections):
+        failures += map(_nothing, selections)
+    places = Counter(selection.destination for selection in selections)
+    failures += _doubles(selections, places)
+    unique, cyclic = _ordered([selection for selection in selections if places[selection.destination] == 1])
     elsewhere += [variant for selection in unique for variant in selection.unavailable]
-    return Selected(unique, tuple(elsewhere), (*failures, *_doubles(selections, count)))
+    return Selected(_named_apart(unique), tuple(elsewhere), (*failures, *cyclic))
+
+
+def dependencies(selection: Selection, selections: Sequence[Selection]) -> dict[str, Selection]:
+    """Return the projects of a command that one of them depends on, also through others, by repository."""
+    depended: dict[str, Selection] = {}
+    waiting = [selection]
+    while waiting:
+        for repo_id, other in _direct(waiting.pop(), selections).items():
+            if repo_id not in depended:
+                depended[repo_id] = other
+                waiting.append(other)
+    return depended
+
+
+def _direct(selection: Selection, selections: Sequence[Selection]) -> dict[str, Selection]:
+    project = selection.project
+    tables = (project.kernel_depends, *project.backend_kernel_depends.values())
+    named = [kernel for table in tables for kernel in table]
+    return {kernel.repo_id: other for kernel in named for other in selections if other.provides(kernel)}
+
+
+def _ordered(selections: Sequence[Selection]) -> tuple[tuple[Selection, ...], list[FailedVariant]]:
+    """Return the projects, each after those that it depends on, and those that depend on themselves."""
+    failures: list[FailedVariant] = []
+    left = list(selections)
+    while True:
+        needs = {
+            number: [left.index(other) for other in _direct(selection, left).values()]
+            for number, selection in enumerate(left)
+        }
+        try:
+            return tuple(left[number] for number in TopologicalSorter(needs).static_order()), failures
+        except CycleError as error:
+            cycle = [left[number] for number in error.args[1]]
+            # Each is followed by one that depends on it, and the first is the last.
+            path = " -> ".join(selection.name for selection in reversed(cycle))
+            for selection in cycle[1:]:
+                where = f"{selection.project.root}/build.toml: [general] kernel-depends"
+                message = f"the kernels depend on each other: {path}"
+                hint = "the client refuses this when it loads one; remove one of the dependencies"
+                failures.append(FailedVariant(selection.name, None, (ConfigError(message, where=where, hint=hint),)))
+            left = [selection for selection in left if selection not in cycle]
+
+
+def _nothing(selection: Selection) -> FailedVariant:
+    error = NothingToBuildError(
+        f"there is nothing to build: {'; '.join(notices.of_project(selection.project))}",
+        where=str(selection.project.root),
+        hint="`--allow-empty` accepts that, for commands over many projects",
+    )
+    return FailedVariant(selection.name, None, (error,))
+
+
+def _named_apart(selections: Sequence[Selection]) -> tuple[Selection, ...]:
+    """Return the projects with their directories in the names that several have, as two versions of a kernel do."""
+    count = Counter(selection.name for selection in selections)
+    return tuple(
+        replace(selection, name=f"{selection.name} ({selection.project.root.name})")
+        if count[selection.name] > 1
+        else selection
+        for selection in selections
+    )
 
 
 def _selection(
     project: Project, request: BuildRequest, toolchains: Toolchains, *, several: bool
 ) -> tuple[Selection, list[FailedVariant]]:
     """Return the variants to build of a project, and those that were asked for by name and cannot be built."""
-    selection = Selection(project, _destination(project, request, several=several))
+    selection = Selection(project, _destination(project, request, several=several), project.name)
     if not request.variants:
         if not set(project.backends) - set(offered.skipped_backends(project)):
             return selection, []  # all of its backends are skipped
@@ -168,14 +252,15 @@ def _selection(
     return replace(selection, variants=tuple(chosen)), refused
 
 
-def _doubles(selections: Sequence[Selection], count: Mapping[str, int]) -> Iterator[FailedVariant]:
-    """Yield the projects that share a name, since nothing could tell their packages apart."""
-    for name in (name for name, projects in count.items() if projects > 1):
-        roots = [str(selection.project.root) for selection in selections if selection.project.name == name]
+def _doubles(selections: Sequence[Selection], places: Mapping[Path, int]) -> Iterator[FailedVariant]:
+    """Yield the projects whose packages would go to one directory, where nothing could tell them apart."""
+    for place in (place for place, projects in places.items() if projects > 1):
+        sharing = [selection for selection in selections if selection.destination == place]
+        roots = [str(selection.project.root) for selection in sharing]
         error = ConfigError(
-            f"two of the projects are named {name}",
+            f"two of the projects are named {sharing[0].name}, and the packages of both would go to {place}",
             where=f"{roots[0]}/build.toml: [general] name",
-            hint="build them one at a time, or rename one",
+            hint="leave out --out, build them one at a time, or rename one",
         )
         yield from (FailedVariant(root, None, (error,)) for root in roots)
 

@@ -75,6 +75,20 @@ def create(
     files = _render(repo_id, name, chosen, licence, operator, on_kit)
     if on_kit:
         files |= _kit_files(directory, files)
+    _place(directory, files, overwrite=overwrite)
+    return directory
+
+
+def copy(files: Mapping[str, bytes], directory: Path, *, overwrite: bool = False) -> None:
+    """Write the files of a project into a directory. After an error, every file is as it was before.
+
+    Raises:
+        ConfigError: If a file exists already, or the directory cannot be written.
+    """
+    _place(directory, files, overwrite=overwrite)
+
+
+def _place(directory: Path, files: Mapping[str, bytes | str | Path], *, overwrite: bool) -> None:
     there = [path for path in files if (directory / path).is_symlink() or (directory / path).exists()]
     if there and not overwrite:
         raise ConfigError(
@@ -91,7 +105,6 @@ def create(
             where=str(error.filename2 or error.filename or directory),
             hint="name another PATH",
         ) from error
-    return directory
 
 
 def _name(repo_id: str) -> str:
@@ -196,7 +209,7 @@ def _equals(path: Path, content: str) -> bool:
     return path.is_file() and path.read_bytes() == content.encode()
 
 
-def _write(directory: Path, files: Mapping[str, str | Path]) -> None:
+def _write(directory: Path, files: Mapping[str, bytes | str | Path]) -> None:
     """Write the files into the directory, and undo everything after an error. A path as content makes a link to it."""
     present = next(parent for parent in (directory, *directory.absolute().parents) if parent.is_dir())
     with tempfile.TemporaryDirectory(prefix=".kernel-builder-", dir=present) as scratch, ExitStack() as undo:
@@ -205,6 +218,8 @@ def _write(directory: Path, files: Mapping[str, str | Path]) -> None:
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, Path):
                 (staged / name).symlink_to(content)
+            elif isinstance(content, bytes):
+                (staged / name).write_bytes(content)
             else:
                 (staged / name).write_text(content, encoding="utf-8")
         for name in files:

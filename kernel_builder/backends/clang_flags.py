@@ -16,6 +16,7 @@ _WITHOUT_MEANING = re.compile(
     r"expt-relaxed-constexpr|expt-extended-lambda|extended-lambda|extra-device-vectorization|restrict|Wno-\w.*|"
     r"ewp|dopt|brief-diagnostics|time-trace|disable-warnings|threads|t|split-compile(-extended)?|Ofast-compile|"
     r"(diag|display)[-_].*|ftemplate-backtrace-limit|compress-mode|device-entity-has-hidden-visibility|"
+    r"static-global-template-stub|no-compress|allow-unsupported-compiler|forward-unknown-.*|no-?err-no|verbose2?|v2|"
     r"prec-(div|sqrt)=true|ftz=false|fmad=true|default-stream=legacy|source-in-ptx|extra-\w.*"
 )
 
@@ -77,9 +78,12 @@ def _of_nvcc(written: str, where: str) -> tuple[str, ...]:
         return (f"-ftemplate-depth={match[1]}",)
     if _WITHOUT_MEANING.fullmatch(flag.partition("=")[0]) or _WITHOUT_MEANING.fullmatch(flag):
         return ()
+    architecture = re.match(r"-{1,2}(gencode|generate-code|arch|code|gpu-(architecture|code))\b", written)
     raise ConfigError(
         f"clang, which compiles the variants of CUDA 12, has nothing like nvcc's {written}",
         where=where,
-        hint='remove the flag, or leave CUDA 12 out by [general.cuda] minver = "13.0", or compile with an nvcc of '
+        hint='leave it out, and list the capabilities: cuda-capabilities = ["9.0a"]'
+        if architecture
+        else 'remove the flag, or leave CUDA 12 out by [general.cuda] minver = "13.0", or compile with an nvcc of '
         "CUDA 12: `--cuda-home DIR`",
     )

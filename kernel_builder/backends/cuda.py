@@ -125,6 +125,16 @@ def _number(capability: str) -> str:
     return re.sub(r"[af]?(\+PTX)?$", "", capability)
 
 
+def _runs_on(entry: str, capability: str) -> bool:
+    """Return whether a GPU of a capability runs the code for an entry of `cuda-capabilities`."""
+    (major, minor, suffix), (of_gpu, minor_of_gpu, _) = _capability_key(entry), _capability_key(capability)
+    if suffix.startswith("a"):
+        return (major, minor) == (of_gpu, minor_of_gpu)
+    if suffix == "+PTX":
+        return (major, minor) <= (of_gpu, minor_of_gpu)
+    return major == of_gpu and minor <= minor_of_gpu
+
+
 def _tegra(platform: str) -> frozenset[str]:
     """Return the capabilities that no machine of a platform has."""
     tegra = CUDA.data["tegra"]
@@ -226,21 +236,24 @@ _PTXAS = "builder/ptxas"
 # The triple of the host code, by the platform that variant names write.
 _CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
 
-# Flags of nvcc and of the programs that it runs, ptxas, fatbinary and cudafe++, that a project may have.
-_ALLOWED_FLAGS = (
-    *compiler_flags.HOST,
-    r"--?(use_fast_math|extended-lambda|expt-[\w-]+|extra-device-vectorization|restrict|lineinfo|generate-line-info)",
-    r"--?(device-debug|G|resource-usage|res-usage|source-in-ptx|Wno-[\w-]+|ewp|brief-diagnostics|time-trace|disable-warnings)",
-    r"--?(ftz|prec-div|prec-sqrt|fmad|default-stream|maxrregcount|threads|split-compile(-extended)?|dopt|Ofc|Ofast-compile)=?\w*",
-    r"--?t(=?\d+)?",
-    r"--?(diag|display)[-_][\w-]+(=[\w,-]+)?",
-    r"--?(Werror|extra-[\w-]+|ftemplate-(backtrace-limit|depth)|compress-mode|device-entity-has-hidden-visibility)=?[\w,-]*",
-    r"--?(gpu-architecture|gpu-code|generate-code|gencode|arch|code)=?[\w,=\[\]\"]*",
-)
 # What nvcc's shell does not leave as it is, in names of sources and of directories with headers.
 _OF_THE_SHELL = {"src": r'[,"$`\\]', "include": r"""[,"'$`\\]"""}
 # Of a source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
 _LONGEST_NAME = 220
+
+
+@cache
+def nvcc_options() -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return the forms of the flags for nvcc that a project may have, and why it may not have others, by name."""
+    data = toml_file.read(_TABLE.with_name("nvcc_options.toml"))
+    plain, valued = ("|".join(map(re.escape, data["allowed"][kind])) for kind in ("plain", "valued"))
+    forms = (
+        *compiler_flags.HOST,
+        rf"--?({plain})|--?({valued})(=[\w,.-]+)?|--?t=?\d+",
+        r"--?(Wno-[\w-]+|expt-[\w-]+|extra-[\w-]+(=[\w,-]*)?|(diag|display)[-_][\w-]+(=[\w,-]+)?)",
+        r"--?(gpu-architecture|gpu-code|generate-code|gencode|arch|code)=?[\w,=\[\]\"]*",
+    )
+    return forms, {option: reason for reason, names in data["refused"].items() for option in names}
 
 
 def _nvcc(
@@ -477,6 +490,18 @@ class _Cuda(CompiledBackend):
                 f"[kernel.{kernel.name}] cuda-capabilities: no known CUDA release compiles for {', '.join(unknown)}; "
                 f"{'it is' if len(unknown) == 1 else 'they are'} skipped"
             )
+        listed = kernel.cuda_capabilities or ()
+        for capability in kernel.only_capabilities if listed else ():
+            if not any(_runs_on(entry, capability) for entry in listed):
+                yield (
+                    f"[kernel.{kernel.name}] cuda-capabilities: no code for {', '.join(listed)} runs "
+                    f"on a GPU of capability {capability}"
+                )
+
+    def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
+        if kernel.cuda_capabilities and {_number(c) for c in kernel.cuda_capabilities} <= set(only):
+            return kernel
+        return super().limited(kernel, only)
 
     def known_archs(self) -> list[str]:
         return sorted({c for known in known_capabilities().values() for c in known}, key=_capability_key)
@@ -514,7 +539,8 @@ class _Cuda(CompiledBackend):
         return path, variables
 
     def check_flags(self, project: Path, table: str, kernel: Kernel) -> None:
-        compiler_flags.check(project, table, "cuda-flags", kernel.cuda_flags, _ALLOWED_FLAGS, by_shell="nvcc")
+        allowed, refused = nvcc_options()
+        compiler_flags.check(project, table, "cuda-flags", kernel.cuda_flags, allowed, by_shell="nvcc", refused=refused)
 
     def check_source(self, project: Path, table: str, kernel: Kernel, source: str) -> None:
         where = f"{project / 'build.toml'}: [{table}]"
@@ -600,10 +626,10 @@ CUDA = _Cuda(
     kernel_keys={
         "cuda-capabilities": _capabilities,
         "cuda-flags": Key(toml_schema.list_of(toml_schema.text)),
-        "cuda-minver": Key(toml_schema.release),
+        "cuda-minver": Key(toml_schema.version),
     },
     noarch_keys={"cuda_capabilities": _capabilities},
-    general_keys={"minver": Key(toml_schema.release), "maxver": Key(toml_schema.release)},
+    general_keys={"minver": Key(toml_schema.version), "maxver": Key(toml_schema.version)},
     python_depends=("nvidia-cutlass-dsl",),
     kernel_depends=True,
     table=_TABLE,

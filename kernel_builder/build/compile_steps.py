@@ -17,7 +17,7 @@ from kernel_builder.backends import CompiledBackend, CompileOptions, DeviceComma
 from kernel_builder.backends.host_code import CXX_SUFFIXES, GXX, system_includes, without_programs
 from kernel_builder.build import commands, include_scan
 from kernel_builder.build.graph import PYTHON, TORCH, CompileStep, digest
-from kernel_builder.config import compiler_flags, kernel_sources, matrix
+from kernel_builder.config import compiler_flags, kernel_sources, known_backends, matrix
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.variant import Noarch, Release, Variant, this_platform
 from kernel_builder.errors import ConfigError, ToolchainError
@@ -73,28 +73,47 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
         cache(lambda: backend.toolkit_libraries(toolchains, toolkit) if toolkit else None),
         cache(toolchains.dependency),
     )
-    binding = Kernel(
-        name="torch",
-        backend=variant.backend,
-        depends=("torch",),
-        src=framework.src,
-        include=framework.include,
-        cxx_flags=framework.cxx_flags,
-    )
     defines = _defines(backend, stable)
     steps: list[CompileStep] = []
     kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
     # As in the public builder, every source sees the libraries that any kernel depends on; [torch] cannot name its own.
     every = sorted({name for kernel in kernels for name in kernel.depends})
-    for kernel in kernel_sources.disjoint([binding, *kernels]):
+    for kernel in kernel_sources.disjoint([_binding(framework, variant.backend), *kernels]):
         part = replace(kernel, depends=tuple(dict.fromkeys((*kernel.depends, *every))))
-        compiler_flags.check(project.root, _table(part), "cxx-flags", part.cxx_flags)
-        backend.check_flags(project.root, _table(part), part)
+        _check(project, part, backend)
         for source in part.src:
             if not kernel_sources.is_header(source):
-                _check_source(project, part, source, backend)
                 steps.append(_draft(project, part, source, variant, tools, defines))
     return tuple(steps)
+
+
+def check(project: Project) -> None:
+    """Raise a ConfigError for a flag or a source of a project that no build of it would accept."""
+    if isinstance(project.framework, TorchFramework):
+        for backend in (name for name in project.backends if known_backends.get(name).compiles):
+            kernels = (kernel for kernel in project.kernels if kernel.backend == backend)
+            for kernel in (_binding(project.framework, backend), *kernels):
+                _check(project, kernel, backends.compiled(backend))
+
+
+def _check(project: Project, kernel: Kernel, backend: CompiledBackend) -> None:
+    compiler_flags.check(project.root, _table(kernel), "cxx-flags", kernel.cxx_flags)
+    backend.check_flags(project.root, _table(kernel), kernel)
+    for source in kernel.src:
+        if not kernel_sources.is_header(source):
+            _check_source(project, kernel, source, backend)
+
+
+def _binding(framework: TorchFramework, backend: str) -> Kernel:
+    """Return the sources of `[torch]` as a kernel of a backend."""
+    return Kernel(
+        name="torch",
+        backend=backend,
+        depends=("torch",),
+        src=framework.src,
+        include=framework.include,
+        cxx_flags=framework.cxx_flags,
+    )
 
 
 def with_namespace(draft: CompileStep, module: str) -> CompileStep:

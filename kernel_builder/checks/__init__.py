@@ -25,6 +25,7 @@ from kernel_builder.checks.op_namespace import check_op_namespace
 from kernel_builder.checks.ops import check_op_sources, check_ops
 from kernel_builder.checks.private_torch import check_private_torch
 from kernel_builder.checks.probe_process import ProbeProcess
+from kernel_builder.checks.process_end import check_process_end
 from kernel_builder.checks.python_abi import check_python_abi
 from kernel_builder.checks.python_imports import check_python_imports
 from kernel_builder.checks.python_source import check_python_source
@@ -68,6 +69,7 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "undefined": check_undefined,
     "dependencies": check_dependencies,
     "run-path": check_run_path,
+    "process-end": check_process_end,
     "load": check_load,
     "ops": check_ops,
 }
@@ -130,6 +132,7 @@ def run_all(
     probe: ProbeProcess | None = None,
     cross_probe: ProbeProcess | None = None,
     project: Project | None = None,
+    others: Mapping[str, Sequence[Path]] | None = None,
 ) -> Iterator[CheckReport]:
     """Yield the report of each package, in order. This is faster than one `run` after the other.
 
@@ -142,6 +145,7 @@ def run_all(
         probe: The process that loads the packages; None for a new one.
         cross_probe: A process of the other platform, by emulation, that loads its packages; None to skip these.
         project: The project that they were built from, whose files the findings then name.
+        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
     """
     directories = [package.resolve() for package in packages]
     asked = CHECKS if only is None else only
@@ -149,7 +153,7 @@ def run_all(
     left_out = {name: NO_LOAD for name in asked if name not in names}
     with (
         nullcontext(probe) if probe else ProbeProcess() as process,
-        loading(directories if _LOADING.intersection(names) else (), process, cross_probe) as load_answers,
+        loading(directories if _LOADING.intersection(names) else (), process, cross_probe, others) as load_answers,
     ):
         for directory in directories:
             package = replace(read(directory, policy), load_answers=load_answers, project=project, probe=process)

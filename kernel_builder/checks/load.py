@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,7 +67,10 @@ def _is_complete(directory: Path) -> bool:
 
 @contextmanager
 def loading(
-    directories: Sequence[Path], asked: ProbeProcess, cross: ProbeProcess | None = None
+    directories: Sequence[Path],
+    asked: ProbeProcess,
+    cross: ProbeProcess | None = None,
+    others: Mapping[str, Sequence[Path]] | None = None,
 ) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
     """Start to load packages that are complete and for a platform that can load them, each in a process of its own.
 
@@ -75,6 +79,7 @@ def loading(
     Args:
         asked: The process to ask.
         cross: The process to ask about packages for another platform than this machine's, if there is one.
+        others: Packages of kernels that these may depend on, by repository; None for those that the client finds.
 
     Yields:
         A function that waits for the answers. An answer has, by directory, the `outcome` (`loaded`, `skipped` or
@@ -86,7 +91,9 @@ def loading(
         group = [path for path in directories if _is_for_this_platform(path) is here and _is_complete(path)]
         if process and group:
             seen = {directory: process.show(directory) for directory in group}
-            started.append((process.ask("load", str(SECONDS), *map(str, seen.values())), seen))
+            fitting = {repo_id: _fitting(process, packages) for repo_id, packages in (others or {}).items()}
+            local = {repo_id: str(process.show_kernel(packages)) for repo_id, packages in fitting.items() if packages}
+            started.append((process.ask("load", str(SECONDS), json.dumps(local), *map(str, seen.values())), seen))
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
@@ -101,6 +108,13 @@ def loading(
         return outcomes
 
     yield answers
+
+
+def _fitting(process: ProbeProcess, packages: Sequence[Path]) -> list[Path]:
+    """Return the packages that the client of a process does not reject."""
+    answer = process.ask("fits", *(package.name for package in packages))(SECONDS)
+    rejected = answer if isinstance(answer, dict) else {}
+    return [package for package in packages if not rejected.get(package.name)]
 
 
 def _of_package(answer: Mapping[str, Any], copy: Path, package: Path) -> Mapping[str, Any]:

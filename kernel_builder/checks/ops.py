@@ -51,11 +51,11 @@ def check_op_sources(project: Project, variant: Variant, probe: ProbeProcess) ->
     Registrations that macros write are not covered, nor is what needs Torch on a machine without it.
     """
     texts = registrations.sources(project, variant)
-    if not any("TORCH_LIBRARY" in text for text in texts.values()):
+    if not any(map(registrations.registers, texts.values())):
         return []
     files = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in project.python_files}
     python = {name: text for name, text in files.items() if "define" in text}
-    findings = []
+    findings = list(_fixed_in_sources(registrations.read(texts)))
     with suppress(NotApplicable):  # of the parser; the comparison with functions comes before it
         for finding in _in_texts(texts, python, probe):
             findings.append(finding)
@@ -67,7 +67,7 @@ def _in_texts(texts: Mapping[str, str], python: Mapping[str, str], probe: ProbeP
     written = registrations.read(texts)
     yield from implementations.compare(NAME, texts, written, python)
     yield from _repeated(written)
-    parsed = _parsed(probe, [entry for entry in written if entry.kind != "namespace"])
+    parsed = _parsed(probe, [entry for entry in written if entry.kind in ("schema", "key")])
     yield from (_wrong(entry, said) for entry, said in parsed.items())
 
 
@@ -92,6 +92,15 @@ def _fixed_in_sources(written: Sequence[WrittenText]) -> Iterator[Finding]:
     for entry in written:
         if entry.kind == "namespace":
             yield _fixed(entry.source, f"line {entry.places[0][0]}: ", "a library", entry.text)
+        elif entry.kind == "registry":
+            yield Finding(
+                NAME,
+                entry.source,
+                f"line {entry.places[0][0]}: {entry.text} registers ops by fixed names while the library is loaded: "
+                "Python aborts when a second version of the kernel is",
+                "write TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) with ops.def(schema, &function) in its body, "
+                "and take `ops` from `._ops` in Python",
+            )
 
 
 def _in_loaded(package: CheckedPackage, answer: Mapping[str, Any], written: Sequence[WrittenText]) -> Iterator[Finding]:

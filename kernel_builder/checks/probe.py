@@ -88,22 +88,13 @@ def _backend(variant: str) -> str | None:
 
 
 def _load(directory: Path) -> tuple[str, Any, list[str]]:
-    """Return an outcome, the module or a message, and the names of modules that this machine lacks."""
-    from kernels import Metadata, get_local_kernel
-    from kernels.hf_hub import _get_hf_api
-    from kernels.python_deps import validate_variant_dependencies
-    from kernels.resolver import HubCacheResolver
+    """Return an outcome, the module or a message, and the names of modules that this machine lacks.
+
+    The kernels that it depends on should be loaded before.
+    """
+    from kernels import get_local_kernel
 
     backend = _backend(directory.name)
-    try:
-        validate_variant_dependencies(directory)
-    except ImportError as error:
-        return "skipped", str(error), []
-    for dependency in Metadata.read_from_file(directory / "metadata.json").kernel_depends:
-        try:
-            HubCacheResolver(trust_remote_code=True).resolve(api=_get_hf_api(), backend=backend, kernel=dependency)
-        except Exception as error:
-            return "skipped", f"it depends on {dependency.repo_id}, which this machine does not have: {error}", []
     try:
         module = get_local_kernel(directory, backend=backend, trust_remote_code=True)
     except BaseException as error:
@@ -112,6 +103,43 @@ def _load(directory: Path) -> tuple[str, Any, list[str]]:
         told = "\n".join(line for line in lines if not line.startswith("while importing kernel "))
         return "failed", told, _missing(error)
     return "loaded", module, []
+
+
+def _load_others(directory: Path, above: tuple[Path, ...] = ()) -> str | None:
+    """Load the kernels that a package depends on, so that what they register is told apart; return why one is not.
+
+    The client looks for them in LOCAL_KERNELS and in the Hub's cache, and loads a package once.
+    """
+    from kernels import Metadata, get_local_kernel
+    from kernels.hf_hub import _get_hf_api
+    from kernels.load import _get_local_kernel_overrides
+    from kernels.python_deps import validate_variant_dependencies
+    from kernels.resolver import HubCacheResolver, SequentialResolver
+
+    backend = _backend(directory.name)
+    try:
+        validate_variant_dependencies(directory)
+    except ImportError as error:
+        return str(error)
+    for dependency in Metadata.read_from_file(directory / "metadata.json").kernel_depends:
+        resolver = SequentialResolver([_get_local_kernel_overrides(), HubCacheResolver(trust_remote_code=True)])
+        try:
+            other = resolver.resolve(api=_get_hf_api(), backend=backend, kernel=dependency).variant_path
+        except Exception as error:
+            return (
+                f"it depends on {dependency.repo_id}, which this machine does not have: build its project in the same "
+                f"command, name its build in LOCAL_KERNELS={dependency.repo_id}=DIR, or load it once with the client "
+                f"({error})"
+            )
+        if other in above:
+            return f"it depends on {dependency.repo_id}, which depends on itself"
+        if reason := _load_others(other, (*above, other)):
+            return reason
+        try:
+            get_local_kernel(other, backend=backend, trust_remote_code=True)
+        except Exception as error:
+            return f"it depends on {dependency.repo_id}, which cannot be loaded: {error}"
+    return None
 
 
 def _missing(error: BaseException | None) -> list[str]:
@@ -129,8 +157,15 @@ def _absent(module: ModuleType) -> list[str]:
     return [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)]
 
 
-def _answers(seconds: float, directories: list[Path]) -> dict[str, dict[str, Any]]:
-    """Return for each directory what loading it in a process of its own gives."""
+def _answers(seconds: float, others: dict[str, str], directories: list[Path]) -> dict[str, dict[str, Any]]:
+    """Return for each directory what loading it in a process of its own gives.
+
+    Args:
+        others: Directories of built kernels, by the repositories that they stand for.
+    """
+    local = [entry for entry in (os.environ.get("LOCAL_KERNELS"),) if entry]
+    if entries := [*local, *(f"{repo_id}={path}" for repo_id, path in others.items())]:
+        os.environ["LOCAL_KERNELS"] = ":".join(entries)
     names = [directory.name for directory in directories]
     if error := _import_error():
         text = f"PyTorch and the client cannot be imported: {error}"
@@ -149,6 +184,8 @@ def _answers(seconds: float, directories: list[Path]) -> dict[str, dict[str, Any
 
 def _loaded(directory: Path, seconds: float) -> dict[str, Any]:
     def load() -> dict[str, Any]:
+        if reason := _load_others(directory):
+            return {"outcome": "skipped", "text": reason, "ops": []}
         before = _op_names()
         outcome, told, missing = _load(directory)
         if outcome == "loaded":
@@ -170,16 +207,19 @@ def _op_names() -> set[str]:
 def _new_ops(directory: Path, before: set[str]) -> list[dict[str, Any]]:
     """Describe the ops that loading a package has registered, apart from those of other packages that it imports."""
     import torch
-    from kernels import Metadata
+    from kernels import Metadata, get_loaded_kernels
 
     if not hasattr(torch.library, "get_kernel"):
         return []
     own = Metadata.read_from_file(directory / "metadata.json").id
+    others = {loaded.metadata.id for loaded in get_loaded_kernels()} - {own}
     parts = directory.name.split("-")
     key = "CPU" if "cpu" in parts else "CUDA" if any(re.fullmatch(r"cuda|cu\d+", part) for part in parts) else ""
     ops = []
     for full_name in sorted(_op_names() - before):
         namespace, _, name = full_name.partition("::")
+        if namespace in others:
+            continue
         packet = getattr(getattr(torch.ops, namespace), name)
         for overload in packet.overloads():
             op = getattr(packet, overload)
@@ -293,6 +333,8 @@ def _wait(child: int, seconds: float) -> int | None:
 def _describe(directory: Path) -> tuple[str, Any]:
     from kernels import Metadata
 
+    if reason := _load_others(directory):
+        return "skipped", reason
     outcome, module, _ = _load(directory)
     if outcome != "loaded":
         return outcome, module
@@ -367,7 +409,8 @@ def _serve(connection: Connection) -> None:
         elif question == "parse":
             answer = _import_error() or _in_fork(partial(_parsed, json.loads(arguments[0])), 60)
         else:
-            answer = _answers(float(arguments[0]), [Path(argument) for argument in arguments[1:]])
+            seconds, others, *directories = arguments
+            answer = _answers(float(seconds), json.loads(others), [Path(directory) for directory in directories])
         connection.send_bytes(json.dumps(answer).encode())
 
 

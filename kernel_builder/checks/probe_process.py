@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ class ProbeProcess:
     before the first of them. A process that has died, or has not answered the question before, is replaced.
 
     In a sandbox, the process sees copies of packages in a directory that it may write, and no other file of the user
-    than Python's and those in the Hub's cache.
+    than Python's, those in the Hub's cache and those of LOCAL_KERNELS.
 
     Args:
         python: The interpreter whose client and Torch are asked.
@@ -64,6 +64,15 @@ class ProbeProcess:
         shutil.copytree(package, copy, symlinks=True)
         self._shown[package] = copy
         return copy
+
+    def show_kernel(self, packages: Sequence[Path]) -> Path:
+        """Return a directory in which the process sees packages of one kernel beside each other."""
+        if self._copies is None:
+            return packages[0].parent
+        directory = Path(tempfile.mkdtemp(dir=self._copies))
+        for package in packages:
+            shutil.copytree(package, directory / package.name, symlinks=True)
+        return directory
 
     def has_changed(self, package: Path) -> bool:
         """Return whether the process has changed its copy of a package."""
@@ -133,7 +142,7 @@ class _Running:
                 self.process = subprocess.Popen(
                     _confined(command, confinement, copies, Path(empty)) if copies else command,
                     cwd=empty,
-                    env=_environment(Path(empty)) if copies else {**os.environ, "HF_HUB_OFFLINE": "1"},
+                    env=_environment(Path(empty)) if copies else {**os.environ, **_kernels(), "HF_HUB_OFFLINE": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=self._words,
@@ -166,13 +175,21 @@ def _confined(command: list[str], confinement: Confinement, copies: Path, direct
     # A package may look for a GPU when it is imported.
     device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
     started = ["sh", "-c", 'cd "$0" && exec "$@"', str(directory), *command]
-    paths = sandbox.readable([Path(command[0]).parent.parent, _hub_cache()])
+    local = [Path(entry.partition("=")[2]) for entry in "".join(_kernels().values()).split(":") if "=" in entry]
+    paths = sandbox.readable([Path(command[0]).parent.parent, _hub_cache(), *local])
     return confinement.around(started, copies, map(Path, paths), device)
 
 
 def _environment(home: Path) -> dict[str, str]:
     python = {name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return {**sandbox.environment(home), **python, "HF_HUB_CACHE": str(_hub_cache())}
+    return {**sandbox.environment(home), **python, **_kernels(), "HF_HUB_CACHE": str(_hub_cache())}
+
+
+def _kernels() -> dict[str, str]:
+    """Return the client's LOCAL_KERNELS with absolute paths, since the process runs in another directory."""
+    entries = [entry.partition("=") for entry in os.environ.get("LOCAL_KERNELS", "").split(":") if entry]
+    absolute = [f"{repo_id}{sign}{Path(path).absolute() if sign else ''}" for repo_id, sign, path in entries]
+    return {"LOCAL_KERNELS": ":".join(absolute)} if absolute else {}
 
 
 def _hub_cache() -> Path:

@@ -12,11 +12,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from kernel_builder import toml_file
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.import_statements import ImportStatement, executed_files, of_source
+from kernel_builder.plural import counted
 
 NAME = "python-imports"
 
@@ -28,33 +30,49 @@ def check_python_imports(package: CheckedPackage) -> Iterator[Finding]:
     allowed = always_present() | _dependency_modules(package) | sys.stdlib_module_names
     executed = executed_files(package.sources, own)
     for source in package.sources:
+        alike: dict[tuple[str, bool], list[ImportStatement]] = {}
         for statement in of_source(source):
             root = statement.module.partition(".")[0]
-            if statement.level or root in allowed:
+            if statement.level or root in allowed or (root not in modules and statement.when == "guarded"):
                 continue
             always = statement.when == "always" and source.name in executed
+            alike.setdefault((statement.module, always), []).append(statement)
+        for (module, always), statements in alike.items():
+            root = module.partition(".")[0]
+            lines = sorted({statement.line for statement in statements})
+            where = f"line {lines[0]}" + (f" and {counted(len(lines) - 1, 'more line')}" if lines[1:] else "")
             if root in modules:
-                yield _own(statement, own, always=always)
-            elif statement.when != "guarded":
-                yield _foreign(statement, root, always=always)
+                yield _own(source.name, where, module, own, always=always)
+            else:
+                yield _foreign(source.name, where, module, root, always=always)
 
 
-def _own(statement: ImportStatement, own: str, *, always: bool) -> Finding:
+def _own(source: str, where: str, module: str, own: str, *, always: bool) -> Finding:
     return Finding(
         NAME,
-        statement.source,
-        f"line {statement.line}: imports {statement.module} by an absolute name, which another version may own",
-        f"import it relatively: `from .{statement.module.removeprefix(f'{own}.')} import ...`",
+        source,
+        f"{where}: imports {module} by an absolute name, which another version may own",
+        f"import it relatively: `from {_relative(source, module, own)} import ...`",
         "error" if always else "warning",
     )
 
 
-def _foreign(statement: ImportStatement, root: str, *, always: bool) -> Finding:
+def _relative(source: str, module: str, own: str) -> str:
+    """Return how a file of the package names a module of it: `..other.b` for `own.other.b` in `sub/a.py`."""
+    package = source.split("/")[:-1]
+    parts = module.split(".")
+    if parts[0] == own:
+        del parts[0]
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(package, parts[:-1], strict=False))))
+    return "." * (len(package) - shared + 1) + ".".join(parts[shared:])
+
+
+def _foreign(source: str, where: str, module: str, root: str, *, always: bool) -> Finding:
     usual = root in _table()["usual"].get(root, ())
     return Finding(
         NAME,
-        statement.source,
-        f"line {statement.line}: imports {statement.module}, which users need not have installed",
+        source,
+        f"{where}: imports {module}, which users need not have installed",
         _hint(root, always=always),
         "error" if always and not usual else "warning",
     )

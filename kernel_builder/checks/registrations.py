@@ -29,6 +29,8 @@ _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|elif|else|endif)", re.M)
 _NAMESPACE = re.compile(
     r"^[ \t]*(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?(?:_EXPAND)?\s*\(\s*(\w*[a-z]\w*)\s*,\s*\w+\s*\)\s*\{", re.M
 )
+# Registers ops by their full names, when the library is loaded.
+_REGISTRY = re.compile(r"\bRegisterOperators\b[^;]*")
 _LONGEST = 500  # characters of the arguments of a call
 
 
@@ -37,8 +39,8 @@ class WrittenText:
     """A text of a registration in a source.
 
     Attributes:
-        text: A schema like `relu(Tensor x) -> Tensor`, without namespace; a dispatch key; or the namespace of a library
-            that is not the package's own.
+        text: A schema like `relu(Tensor x) -> Tensor`, without namespace; a dispatch key; the namespace of a library
+            that is not the package's own; or the class of a registry, which has no namespace.
         source: The file, relative to the project.
         places: The line and column of each character, and of the end; both count from 1.
         function: The C++ function that a definition names after the schema; empty if none.
@@ -46,7 +48,7 @@ class WrittenText:
         branch: The branches of conditions (`#if`) that it is in; equal in texts of a source that are compiled together.
     """
 
-    kind: Literal["schema", "key", "namespace"]
+    kind: Literal["schema", "key", "namespace", "registry"]
     text: str
     source: str
     places: tuple[tuple[int, int], ...]
@@ -63,10 +65,15 @@ class WrittenText:
 def read(texts: Mapping[str, str]) -> tuple[WrittenText, ...]:
     """Return the texts of registrations in sources, which have no comments."""
     defined = {name for text in texts.values() for name in re.findall(r"#[ \t]*define[ \t]+(\w+)", text)}
-    holding = {name: text for name, text in texts.items() if "TORCH_LIBRARY" in text}
-    scans = (_schemas, _keys, _namespaces)
+    holding = {name: text for name, text in texts.items() if registers(text)}
+    scans = (_schemas, _keys, _namespaces, _registries)
     written = (entry for name, text in holding.items() for scan in scans for entry in scan(name, text))
     return tuple(entry for entry in written if entry.kind == "schema" or entry.text not in defined)
+
+
+def registers(text: str) -> bool:
+    """Return whether a source may register ops."""
+    return "TORCH_LIBRARY" in text or "RegisterOperators" in text
 
 
 def sources(project: Project, variant: Variant) -> Mapping[str, str]:
@@ -138,6 +145,14 @@ def _namespaces(source: str, text: str) -> Iterator[WrittenText]:
     for match in _NAMESPACE.finditer(text):
         offsets = list(range(match.start(1), match.end(1) + 1))
         yield WrittenText("namespace", match[1], source, _places(text, offsets))
+
+
+def _registries(source: str, text: str) -> Iterator[WrittenText]:
+    """Yield the first registry of a source whose ops are not in the package's own namespace."""
+    for match in _REGISTRY.finditer(text):
+        if "TORCH_EXTENSION_NAME" not in match[0]:
+            yield WrittenText("registry", "RegisterOperators", source, _places(text, [match.start()]))
+            return
 
 
 def _keys(source: str, text: str) -> Iterator[WrittenText]:

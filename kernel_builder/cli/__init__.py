@@ -58,6 +58,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "toolchain": "toolchain_command.toolchain",
         "check-abi": "check_command.check_abi",
         "hash": "check_command.hash_builds",
+        "fill-card": "card_command.fill_card",
         "build-and-copy": "build_command.build_and_copy",
         "build-and-upload": "upload_command.build_and_upload",
         "completions": "completions_command.completions",

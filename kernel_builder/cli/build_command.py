@@ -24,6 +24,7 @@ from kernel_builder.cli.shared_options import (
     json_option,
     load_option,
     owner_option,
+    public_build_options,
     toolchain_options,
     variants_option,
     whole_option,
@@ -105,7 +106,7 @@ def _print_skipped(summary: BuildSummary) -> None:
         if reason := built.skipped.get("load"):
             reasons.setdefault(reason, []).append(built.variant)
     for reason, names in reasons.items():
-        click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {_cut(reason)}", fg="yellow")
+        click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {reason}", fg="yellow")
     loadable = {name for reason, names in reasons.items() for name in _loadable(reason, names)}
     if loadable and not any("load" in built.passed for built in summary.packages):
         click.echo(f"    `--variant {min(loadable)}` builds one for the Torch that is installed")
@@ -178,9 +179,11 @@ def _cut(text: str) -> str:
     metavar="NUMBER",
     help="Compile only for this capability, such as 9.0; may be repeated. For local use: upload refuses it.",
 )
+@click.option("--allow-empty", is_flag=True, help="Succeed if no project has a backend that this builder compiles for.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
 @owner_option
 @build_jobs_option
+@public_build_options
 @click.option(
     "--compiler-cache",
     "sccache",
@@ -212,6 +215,7 @@ def build(
     all_platforms: bool,
     whole: bool,
     capabilities: tuple[str, ...],
+    allow_empty: bool,
     out: Path | None,
     owner: str | None,
     jobs: int | None,
@@ -252,6 +256,7 @@ def build(
             platforms=PLATFORMS if all_platforms else platforms,
             whole=whole,
             capabilities=capabilities,
+            allow_empty=allow_empty,
             out=out,
             owner=owner,
             jobs=jobs,

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from kernel_builder.build import compile_steps
 from kernel_builder.build.buildable import missing_dependency
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import dependency_option, json_option
@@ -19,7 +20,7 @@ from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
-from kernel_builder.config.variant import Release
+from kernel_builder.config.release import Release, Version
 from kernel_builder.errors import ConfigError
 from kernel_builder.toolchain.tools import Obstacle
 
@@ -33,7 +34,8 @@ _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=
 def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path], as_json: bool) -> None:
     """Validate the build.toml of every DIR (default: here) and summarise it.
 
-    The files that it names must exist. Nothing has to be buildable here; a library that `depends` names and no package
+    The files that it names must exist, and its flags and sources be such as `build` takes. Nothing has to be buildable
+    here; a library that `depends` names and no package
     index has is a warning. --json prints every value, with defaults filled in. Of several DIR, those without a
     build.toml are left out; a mistake in one does not stop the others.
 
@@ -45,7 +47,7 @@ def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path]
     if len(directories) < 2:
         _check_one(paths[0], dependencies, as_json)
         return
-    results = {path: read_or_error(path) for path in paths}
+    results = {path: _read_or_error(path) for path in paths}
     projects = [project for project in results.values() if isinstance(project, Project)]
     ok = len(projects) == len(results)
     if as_json:
@@ -64,16 +66,27 @@ def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path]
         raise SystemExit(ConfigError.exit_code)
 
 
-def read_or_error(directory: Path) -> Project | ConfigError:
+def _read_or_error(directory: Path) -> Project | ConfigError:
     """Return the project in a directory, or what is wrong with it."""
     try:
-        return read_project(directory)
+        return _judged(directory)
     except ConfigError as error:
         return error
 
 
+def _judged(directory: Path) -> Project:
+    """Return the project in a directory.
+
+    Raises:
+        ConfigError: If no build would accept it.
+    """
+    project = read_project(directory)
+    compile_steps.check(project)
+    return project
+
+
 def _check_one(directory: Path, dependencies: Mapping[str, Path], as_json: bool) -> None:
-    read = read_project(directory)
+    read = _judged(directory)
     if as_json:
         click.echo(json.dumps(_plain(read)))
         return
@@ -119,7 +132,8 @@ def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
 @click.command()
 @_DIRECTORIES
 @click.option("--check", "--dry-run", "check", is_flag=True, help="Change nothing; exit with 1 if a file would change.")
-def update_build(directories: tuple[Path, ...], check: bool) -> None:
+@click.option("--license", "licence", metavar="NAME", help="The SPDX name of the licence of files that name none.")
+def update_build(directories: tuple[Path, ...], check: bool, licence: str | None) -> None:
     """Rewrite the build.toml of every DIR (default: here) to edition 5, and show the difference.
 
     Comments and formatting are kept. A file of edition 5 is left as it is. A file that would not be valid in edition 5
@@ -128,12 +142,13 @@ def update_build(directories: tuple[Path, ...], check: bool) -> None:
     \b
     kernel-builder update-build kernels/rmsnorm
     kernel-builder update-build kernels/* --check
+    kernel-builder update-build old-kernel --license apache-2.0
     """
     paths, others = sort_projects(directories or (Path(),))
     changed, failed = [], []
     for directory in paths:
         try:
-            if _updated(directory / FILE, write=not check):
+            if _updated(directory / FILE, licence, write=not check):
                 changed.append(directory)
         except ConfigError as error:
             if len(paths) == 1:
@@ -149,12 +164,12 @@ def update_build(directories: tuple[Path, ...], check: bool) -> None:
         raise SystemExit(1)
 
 
-def _updated(path: Path, *, write: bool) -> bool:
+def _updated(path: Path, licence: str | None, *, write: bool) -> bool:
     """Show what changes in a file, and write it. Return whether anything changes."""
     from kernel_builder.config.rewrite import rewritten
     from kernel_builder.files import write_atomically
 
-    old, new = rewritten(path)
+    old, new = rewritten(path, licence)
     if old == new:
         return False
     _show_difference(old.splitlines(), new.splitlines(), str(path))
@@ -177,7 +192,7 @@ def _count(number: int, noun: str) -> str:
 
 def _plain(value: Any) -> Any:
     """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
-    if isinstance(value, (Release, Path)):
+    if isinstance(value, (Release, Version, Path)):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from kernel_builder.cli.shared_options import directory_argument, owner_option, toolchain_options
+from kernel_builder.cli.shared_options import directory_argument, owner_option, public_shell_options, toolchain_options
 from kernel_builder.config.project_files import read_project
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
@@ -33,6 +33,7 @@ class _ShellCommand(click.Command):
 @directory_argument
 @click.option("--variant", metavar="NAME", help="The variant to compile. [default: the one that fits the machine]")
 @owner_option
+@public_shell_options
 @toolchain_options
 def devshell(
     directory: Path, variant: str | None, owner: str | None, command: tuple[str, ...], **toolchain: Any
@@ -65,6 +66,7 @@ def devshell(
     help="Where pip finds Torch's builds, in URL/cpu, URL/cu130 and so on. [default: download.pytorch.org/whl]",
 )
 @owner_option
+@public_shell_options
 def testshell(
     directory: Path, variant: str | None, torch_index: str | None, owner: str | None, command: tuple[str, ...]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from kernel_builder.config.build_toml import REPO_ID
+from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError
 
 _BACKENDS = "--backends"
@@ -51,6 +52,13 @@ class _Init(click.Command):
     help="Start from an operator on the kit, device code for several kernels; its files are copied into the project, "
     "or linked if ../kit in the same git repository has them.",
 )
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Copy the project in DIR to PATH instead, with the files that its symbolic links lead to.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def init(
     path: str | None,
@@ -59,6 +67,7 @@ def init(
     backends: tuple[str, ...],
     licence: str,
     on_kit: bool,
+    source: Path | None,
     overwrite: bool,
 ) -> None:
     """Create a kernel project that is ready to build.
@@ -72,9 +81,13 @@ def init(
     kernel-builder init org/activations --op swiglu
     kernel-builder init kernels/my-kernel --name org/my-kernel --backends cuda --license mit
     kernel-builder init kernels/my-kernel --name org/my-kernel --kit
+    kernel-builder init --from kernels/rmsnorm ../my-rmsnorm
     """
     from kernel_builder.scaffold import create
 
+    if source:
+        _copy(source, path, name, overwrite=overwrite)
+        return
     directory, repo_id = _place(path, name)
     words = [word for value in backends for word in value.replace(",", " ").split()]
     created = create(directory, repo_id, words, licence=licence, operator=operator, on_kit=on_kit, overwrite=overwrite)
@@ -82,6 +95,22 @@ def init(
     click.echo(f"Created {created}; its README.md says what is where, how to benchmark and how to publish. Next:")
     click.echo(f"  kernel-builder build {shown}")
     click.echo(f"  pytest {shlex.quote(str(created / 'tests'))}")
+
+
+def _copy(source: Path, path: str | None, name: str | None, *, overwrite: bool) -> None:
+    from kernel_builder.hub.project_sources import published_files
+    from kernel_builder.scaffold import copy
+
+    if path is None or name is not None:
+        raise ConfigError(
+            "expected the directory of the copy, and no other name: the project keeps its own",
+            where="init --from",
+            hint=f"write `kernel-builder init --from {shlex.quote(str(source))} DIR`; rename it in build.toml",
+        )
+    project = read_project(source)
+    files = {name: (project.root / name).read_bytes() for name in published_files(project.root)}
+    copy(files, Path(path), overwrite=overwrite)
+    click.echo(f"Copied {project.name} to {path}. Next:\n  kernel-builder build {shlex.quote(path)}")
 
 
 def _place(path: str | None, name: str | None) -> tuple[Path | None, str]:

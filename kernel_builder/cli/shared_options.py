@@ -72,7 +72,12 @@ whole_option = click.option(
     "--all", "whole", is_flag=True, help="Take the whole matrix, not only what the Hub asks for."
 )
 build_jobs_option = click.option(
-    "-j", "--jobs", "--max-jobs", type=click.IntRange(min=1), help="The most CPU cores to use."
+    "-j", "--jobs", "--max-jobs", "--cores", "jobs", type=click.IntRange(min=1), help="The most CPU cores to use."
+)
+# Options of the public builder's commands, for scripts: its builds are Nix's, which hides what compilers print.
+public_build_options = click.option("-L", "--print-build-logs", is_flag=True, hidden=True, expose_value=False)
+public_shell_options = together(
+    public_build_options, click.option("--max-jobs", "--cores", type=int, hidden=True, expose_value=False)
 )
 
 # Compilers and headers.

@@ -17,16 +17,29 @@ from kernel_builder.cli.shared_options import (
     directory_argument,
     load_option,
     owner_option,
+    public_build_options,
     quiet_option,
     together,
     variants_option,
     whole_option,
 )
 from kernel_builder.config.project_files import read_project
+from kernel_builder.errors import ConfigError
 from kernel_builder.hub.publication import BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
+
+
+def _repo_type(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    """Accept the public builder's option with its default, the only type of repository that this one publishes to."""
+    if value not in (None, "kernel"):
+        raise ConfigError(
+            "kernels are published to repositories of the type kernel only",
+            where=f"--repo-type {value}",
+            hint="leave it out",
+        )
+
 
 _publish_options = together(
     directory_argument,
@@ -34,6 +47,7 @@ _publish_options = together(
         "--repo-id", metavar="ORG/NAME", help="The repository. [default: [general.hub] repo-id of build.toml]"
     ),
     owner_option,
+    click.option("--repo-type", callback=_repo_type, hidden=True, expose_value=False),
     click.option("--branch", metavar="NAME", help="The branch for the builds. [default: v<version>]"),
     click.option("--private", is_flag=True, help="Make the repository private, if it is created."),
     click.option("--create-pr", is_flag=True, help="Open pull requests instead of committing."),
@@ -99,6 +113,7 @@ def _buildable_here(directory: Path) -> tuple[str, ...]:
 @backends_option
 @whole_option
 @build_jobs_option
+@public_build_options
 def build_and_upload(
     directory: Path,
     quiet: bool,

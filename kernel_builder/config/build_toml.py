@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import editions, kernel_sources, known_backends, toml_schema
+from kernel_builder.config import compiler_flags, editions, kernel_sources, known_backends, toml_schema
 from kernel_builder.config.project import Kernel, KernelDependency, Project, TorchFramework, TorchNoarch, TvmFfi
-from kernel_builder.config.release import Release
+from kernel_builder.config.release import Release, Version
 from kernel_builder.config.toml_schema import Key, TomlPlace
 from kernel_builder.errors import ConfigError
 
@@ -63,10 +63,24 @@ def _kernel(value: Any, place: TomlPlace) -> Kernel:
 
     def make(**values: Any) -> Kernel:
         settings = {key: values.pop(key) for key in values.keys() - Kernel.__dataclass_fields__.keys()}
+        values = _with_includes(values)
         return Kernel(name, **values, settings=settings)
 
     kernel: Kernel = toml_schema.table(keys, make)(value, place)
     return kernel
+
+
+def _with_includes(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a table with the project's directories that its flags name in `include`."""
+    for key in values.keys() & set(kernel_sources.FLAGS):
+        values[key], directories = compiler_flags.split_includes(values[key])
+        if directories:
+            values["include"] = tuple(dict.fromkeys((*values.get("include", ()), *directories)))
+    return values
+
+
+def _torch(**values: Any) -> TorchFramework:
+    return TorchFramework(**_with_includes(values))
 
 
 def _general(value: Any, place: TomlPlace) -> dict[str, Any]:
@@ -115,6 +129,7 @@ _texts = toml_schema.list_of(toml_schema.text)
 _paths = toml_schema.list_of(toml_schema.inner_path)
 _pyext = toml_schema.list_of(toml_schema.matching(r"[^\W_][\w.-]*", 'a file name\'s ending without its dot, like "py"'))
 _kernel_depends = toml_schema.list_of(_kernel_dependency)
+_depend = toml_schema.one_of(KERNEL_DEPENDS, "a dependency", {"cutlass_sycl": "sycl_tla"})
 
 
 def _python_depends(names: Sequence[str]) -> toml_schema.Reader:
@@ -139,8 +154,8 @@ _TORCH = {
     "include": Key(_paths),
     "pyext": Key(_pyext),
     "cxx-flags": Key(_texts),
-    "minver": Key(toml_schema.release),
-    "maxver": Key(toml_schema.release),
+    "minver": Key(toml_schema.version),
+    "maxver": Key(toml_schema.version),
     "stable-abi": Key(_stable_abi),
 }
 _TVM_FFI = {
@@ -150,7 +165,10 @@ _TVM_FFI = {
     "cxx-flags": Key(_texts),
 }
 _KERNEL = {
-    "depends": Key(toml_schema.list_of(toml_schema.one_of(KERNEL_DEPENDS, "a dependency")), required=True),
+    "depends": Key(
+        toml_schema.list_of(_depend),
+        required=True,
+    ),
     "src": Key(_paths, required=True),
     "include": Key(_paths),
     "cxx-flags": Key(_texts),
@@ -158,7 +176,7 @@ _KERNEL = {
 _DOCUMENT = {
     "general": Key(_general, required=True),
     "kernel": Key(toml_schema.tables(_kernel)),
-    TorchFramework.table: Key(toml_schema.table(_TORCH, TorchFramework)),
+    TorchFramework.table: Key(toml_schema.table(_TORCH, _torch)),
     TorchNoarch.table: Key(_noarch),
     TvmFfi.table: Key(toml_schema.table(_TVM_FFI, TvmFfi)),
 }
@@ -261,7 +279,7 @@ def read_text(path: Path) -> str:
     return toml_file.decode(content, str(path))
 
 
-def _check_range(low: Release | None, high: Release | None, place: TomlPlace) -> None:
+def _check_range(low: Version | None, high: Version | None, place: TomlPlace) -> None:
     if low and high and low > high:
         raise ConfigError(
             f"no version is at least {low} and at most {high}",

@@ -8,8 +8,8 @@ nvcc gives the flags of its host compiler to a shell, so they must not mean anyt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 from kernel_builder.config.kernel_sources import options
 from kernel_builder.errors import ConfigError
@@ -44,18 +44,30 @@ _REASONS = {
     r"-(I|-?include|imacros|isystem|iquote|idirafter|L|-?library-path)": "names files outside of the project",
     r"-(fprofile|fauto-profile|fbranch-prob)": "reads or writes a profile",
     r"-?-?(options-file|optf)": "reads options from a file",
+    r"-(shared|static|s|pie|rdynamic|nostdlib|Wl,|Xlinker|z|T|u)\b": "is for the link, whose options are the "
+    "builder's: docs/linking.md",
+    r"-(x\b|ObjC|fobjc)": "chooses a language, which the suffix of a source does",
+    r"-(c|E|S|o|M\w*|save-temps)\b": "says what the compiler writes, and the builder makes one object of each source",
     r"[^-]": "is an input file",
 }
+_PROJECT_INCLUDE = re.compile(r"(?:-I|--include-path=?)(.*)")
 
 
 def check(
-    root: Path, table: str, key: str, flags: Sequence[str], forms: Sequence[str] = HOST, by_shell: str | None = None
+    root: Path,
+    table: str,
+    key: str,
+    flags: Sequence[str],
+    forms: Sequence[str] = HOST,
+    by_shell: str | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> None:
     """Raise a ConfigError if a flag of a table of `build.toml` is not allowed.
 
     Args:
         forms: Regular expressions for the flags that are.
         by_shell: The compiler, if it gives its flags to a shell.
+        refused: Options that are not, whatever the forms say, without their dashes; each with the reason.
     """
     for program, flag in _single(flags):
         where = f"{root / 'build.toml'}: [{table}] {key}"
@@ -66,6 +78,9 @@ def check(
                 hint="name an instruction set that all users have, or choose at run time: "
                 "__attribute__((target(...))) and __builtin_cpu_supports; for CUDA, list cuda-capabilities",
             )
+        name = re.match(r"--?([\w-]+)", flag)
+        if program is None and refused and name and name[1] in refused:
+            raise _refusal(flag, where, refused[name[1]])
         allowed = forms if program is None else HOST if program == "compiler" else (_INNER,)
         if not any(re.fullmatch(form, flag) for form in allowed):
             raise _refusal(flag, where)
@@ -78,8 +93,22 @@ def check(
             )
 
 
-def _refusal(flag: str, where: str) -> ConfigError:
-    reason = next((words for form, words in _REASONS.items() if re.match(form, flag)), None)
+def split_includes(flags: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the flags without `-I` for directories inside the project, and these directories."""
+    kept: list[str] = []
+    directories: list[str] = []
+    for option in options(flags):
+        match = _PROJECT_INCLUDE.fullmatch("".join(option))
+        path = PurePosixPath(match[1]) if match and match[1] else None
+        if path is None or path.is_absolute() or ".." in path.parts:
+            kept += option
+        else:
+            directories.append(path.as_posix())
+    return tuple(kept), tuple(directories)
+
+
+def _refusal(flag: str, where: str, known: str | None = None) -> ConfigError:
+    reason = known or next((words for form, words in _REASONS.items() if re.match(form, flag)), None)
     says = reason or "is not among the flags that are known to read no other file and run no other program"
     return ConfigError(
         f"the flag {flag!r} is refused: it {says}",

@@ -44,20 +44,20 @@ def as_edition_5(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping
     if not isinstance(general, dict) or general.get("edition") == EDITION:
         return document, ()
     at = replace(place, table="general", key="edition")
+    licence, option = ("", "") if "license" in general else ("; it has no `license` either", " --license NAME")
+    rewrites = f"`kernel-builder update-build DIR{option}` rewrites the file to edition 5"
     if "edition" in general:
         refuse_newer(general["edition"], at)
         if not _is_integer(general["edition"]):
             return document, ()
         raise ConfigError(
-            f"this is edition {general['edition']}; expected edition 5",
-            where=str(at),
-            hint="`kernel-builder update-build DIR` rewrites the file to edition 5",
+            f"this is edition {general['edition']}; expected edition 5{licence}", where=str(at), hint=rewrites
         )
     if old := tuple(_old_traits(document)):
         raise ConfigError(
-            f"is missing, and {', '.join(old)} belongs to edition 3 or older; expected edition 5",
+            f"is missing, and {', '.join(old)} belongs to edition 3 or older; expected edition 5{licence}",
             where=str(at),
-            hint="`kernel-builder update-build DIR` rewrites the file to edition 5",
+            hint=rewrites,
         )
     if new := tuple(_new_traits(document)):
         raise ConfigError(

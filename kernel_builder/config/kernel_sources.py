@@ -18,8 +18,10 @@ from kernel_builder.config.release import Release
 
 # Options of compilers that take the next argument as their value.
 _WITH_VALUE = re.compile(
-    r"-X[a-z]+|--?(?:gencode|include|isystem|D|I|U|std|t|maxrregcount|threads|param|diag[-_][a-z]+)"
-    r"|--[a-z]+-options|--generate-code"
+    r"-X[a-z]+|--?(?:gencode|include|isystem|D|I|U|std|t|maxrregcount|threads|param|diag[-_][a-z]+|ftz|prec-div"
+    r"|prec-sqrt|fmad|default-stream|static-global-template-stub|device-entity-has-hidden-visibility|compress-mode"
+    r"|rdc|relocatable-device-code|gpu-architecture|gpu-code|arch|code)"
+    r"|--[a-z]+-options|--generate-code|--include-path"
 )
 
 

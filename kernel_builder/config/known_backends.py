@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, ClassVar
@@ -127,6 +127,10 @@ class Backend:
     def notes(self, kernel: Kernel) -> Iterator[str]:
         """Yield what the author of a `[kernel.<name>]` table should know of it."""
         return iter(())
+
+    def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
+        """Return a kernel that is compiled for some architectures only, or as it is if it has no others."""
+        return replace(kernel, only_capabilities=only)
 
     def known_archs(self) -> Sequence[str]:
         """Return the architectures that a build can be limited to, ascending."""

@@ -36,7 +36,11 @@ def limited(project: Project, only: Sequence[str]) -> Project:
                 where="--capability",
                 hint="give the number alone: 9.0 selects 9.0a, 9.0f and 9.0+PTX too",
             )
-    return replace(project, kernels=tuple(replace(kernel, only_capabilities=tuple(only)) for kernel in project.kernels))
+    if not only:
+        return project
+    kernels = [known_backends.get(kernel.backend).limited(kernel, tuple(only)) for kernel in project.kernels]
+    notes = (note for kernel in kernels for note in known_backends.get(kernel.backend).notes(kernel))
+    return replace(project, kernels=tuple(kernels), warnings=tuple(dict.fromkeys((*project.warnings, *notes))))
 
 
 def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kernel_builder.config.release import Release
+from kernel_builder.config.release import Release, Version
 
 _PYEXT = ("py", "pyi")
 # The endings of files of `src` that are not compiled.
@@ -37,7 +37,7 @@ class Kernel:
     cxx_flags: tuple[str, ...] = ()
     cuda_capabilities: tuple[str, ...] | None = None
     cuda_flags: tuple[str, ...] = ()
-    cuda_minver: Release | None = None
+    cuda_minver: Version | None = None
     rocm_archs: tuple[str, ...] | None = None
     hip_flags: tuple[str, ...] = ()
     sycl_flags: tuple[str, ...] = ()
@@ -61,8 +61,8 @@ class TorchFramework:
     include: tuple[str, ...] = ()
     pyext: tuple[str, ...] = _PYEXT
     cxx_flags: tuple[str, ...] = ()
-    minver: Release | None = None
-    maxver: Release | None = None
+    minver: Version | None = None
+    maxver: Version | None = None
     stable_abi: Mapping[str, Release] = field(default_factory=dict)
 
 

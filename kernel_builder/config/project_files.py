@@ -7,9 +7,10 @@ one repository can share files. The content is read through the link.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from kernel_builder.config import build_toml
 from kernel_builder.config.ownership import owned_by
@@ -67,11 +68,35 @@ def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], pla
                 raise ConfigError(
                     f"there is no {kind} {path!r} in the project",
                     where=where,
-                    hint=f"name each file: `{key}` takes no patterns"
-                    if set("*?[") & set(path)
-                    else "create it or correct its name; names are relative to the directory of build.toml",
+                    hint=_missing(root, key, path),
                 )
             check_link(root, root / path, path, where)
+
+
+def _missing(root: Path, key: str, path: str) -> str:
+    """Return what to do about a file or directory that is not there."""
+    if "\\" in path:
+        return f"write `/` between directories: {path.replace(chr(92), '/')}"
+    for part in reversed((root / path).relative_to(root).parents):
+        if (root / part).is_symlink() and not (root / part).exists():
+            return (
+                f"{part} is a symbolic link that leads nowhere, as after `cp -r`: copy the project with `cp -rL`, or "
+                "with `kernel-builder init --from PROJECT DIR`"
+            )
+    module = next((module for module in submodules(root) if PurePosixPath(path).is_relative_to(module)), None)
+    if module:
+        return f"{module} is a git submodule, and empty: run `git submodule update --init {module}`"
+    if set("*?[") & set(path):
+        return f"name each file: `{key}` takes no patterns"
+    return "create it or correct its name; names are relative to the directory of build.toml"
+
+
+def submodules(root: Path) -> list[str]:
+    """Return the git submodules of a project's repository, relative to the project."""
+    top = work_tree(root)
+    file = top / ".gitmodules"
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    return [os.path.relpath(top / path, root) for path in re.findall(r"^\s*path\s*=\s*(\S+)", text, re.MULTILINE)]
 
 
 def _holds(test: Callable[[Path], bool], path: Path) -> bool:

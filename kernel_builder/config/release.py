@@ -1,4 +1,4 @@
-"""A `major.minor` version: of Torch, of a back end, of Python."""
+"""Versions: a `major.minor` release of Torch, of a back end, of Python; and limits of them of any number of parts."""
 
 from __future__ import annotations
 
@@ -38,6 +38,25 @@ class Release(NamedTuple):
         return Release(int(digits[0]), int(digits[1:]))
 
 
-def is_within(release: Release, low: Release | None, high: Release | None) -> bool:
+class Version(tuple[int, ...]):
+    """A version of at least two parts, the end of a range of releases.
+
+    It is compared as the public builder does: part by part, and zeros at the end do not count. 12.8 is less than
+    12.8.1, and 13 is 13.0.
+    """
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+    @staticmethod
+    def parse(text: str) -> Version:
+        """Read dotted digits, such as `13`, `2.10` or `12.8.1`."""
+        parts = [int(part) for part in text.split(".")]
+        while len(parts) > 2 and not parts[-1]:
+            parts.pop()
+        return Version([*parts, 0] if len(parts) == 1 else parts)
+
+
+def is_within(release: Release, low: Version | None, high: Version | None) -> bool:
     """Return whether a release is in a range with both ends; None is no limit."""
     return (low is None or low <= release) and (high is None or release <= high)

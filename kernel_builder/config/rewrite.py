@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import build_toml, editions, known_backends
+from kernel_builder.config import build_toml, editions, known_backends, licence_texts
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.errors import ConfigError
 
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 _UNIVERSAL = [backend for backend in known_backends.NAMES if backend != "tpu"]
 
 
-def rewritten(path: Path) -> tuple[str, str]:
+def rewritten(path: Path, licence: str | None = None) -> tuple[str, str]:
     """Return the text of a `build.toml`, and the same text in edition 5.
 
     Files that the text names are not looked at.
+
+    Args:
+        licence: The SPDX name of the licence of a file that names none.
 
     Raises:
         ConfigError: If the file cannot be read, or would not be valid in edition 5.
@@ -35,9 +38,21 @@ def rewritten(path: Path) -> tuple[str, str]:
     if edition == editions.EDITION:
         return old, old
     editions.refuse_newer(edition, TomlPlace(str(path), "general", "edition"))
-    new = _Rewrite(old.replace("\r\n", "\n"), TomlPlace(str(path))).text()
+    new = _Rewrite(old.replace("\r\n", "\n"), TomlPlace(str(path)), licence).text()
+    if licence is None and isinstance(general, dict) and "license" not in general:
+        raise _no_licence(path)
     build_toml.from_document(toml_file.parse(new, str(path)), str(path), path.parent)
     return old, new.replace("\n", "\r\n") if "\r\n" in old else new
+
+
+def _no_licence(path: Path) -> ConfigError:
+    suggestion = licence_texts.suggested(path.parent.resolve())
+    name, file = suggestion or ("NAME", None)
+    return ConfigError(
+        "is missing, and edition 5 needs it" + (f"; {file} looks like {name}" if file else ""),
+        where=str(TomlPlace(str(path), "general", "license")),
+        hint=f"run `kernel-builder update-build {path.parent} --license {name}`, with the licence's SPDX name",
+    )
 
 
 class _Rewrite:
@@ -47,10 +62,11 @@ class _Rewrite:
     are edited.
     """
 
-    def __init__(self, old: str, place: TomlPlace) -> None:
+    def __init__(self, old: str, place: TomlPlace, licence: str | None) -> None:
         import tomlkit
 
         self._place = place
+        self._licence = licence
         try:
             self._document: TOMLDocument = tomlkit.parse(old)
         except ValueError as error:  # what Python's parser accepts and tomlkit does not
@@ -75,12 +91,14 @@ class _Rewrite:
         backends = [backend for name, body in self._kernels() for backend in self._kernel(name, body)]
         if any(universal):
             backends = _UNIVERSAL
-        if _at(general, "backends") is None:
-            _insert(general, "license", "backends", sorted(set(backends)))
         if _at(general, "version") is None:
             _insert(general, "name", "version", 1)
         _taken(general, "edition")
         _insert(general, "version", "edition", editions.EDITION)
+        if self._licence and _at(general, "license") is None:
+            _insert(general, "edition", "license", self._licence)
+        if _at(general, "backends") is None:
+            _insert(general, "license", "backends", sorted(set(backends)))
         text = self._document.as_string()
         return f"{text.rstrip()}\n{self._added}" if self._added else text
 

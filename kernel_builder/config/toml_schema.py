@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from kernel_builder.config.release import Release
+from kernel_builder.config.release import Release, Version
 from kernel_builder.errors import ConfigError
 
 _TYPES = {
@@ -94,11 +94,13 @@ def table(keys: Mapping[str, Key], make: Callable[..., Any] = dict) -> Reader:
                     where=str(place.at(key)),
                     hint=f"did you mean `{meant}`?" if meant else "remove it",
                 )
-        for name, key in keys.items():
-            if key.required and name not in value:
-                raise ConfigError(
-                    "is missing", where=str(place.at(name)), hint="add it; docs/build-toml.md has its values"
-                )
+        if missing := [name for name, key in keys.items() if key.required and name not in value]:
+            others = f", and {_listed(missing[1:])} too" if missing[1:] else ""
+            raise ConfigError(
+                f"is missing{others}",
+                where=str(place.at(missing[0])),
+                hint=f"add {'them' if others else 'it'}; docs/build-toml.md has the values",
+            )
         return make(**{name.replace("-", "_"): keys[name].read(item, place.at(name)) for name, item in value.items()})
 
     return read
@@ -147,13 +149,13 @@ def matching(pattern: str, expected: str) -> Reader:
     return read
 
 
-def one_of(names: Iterable[str], what: str) -> Reader:
-    """Read one of these strings. `what` describes them, with its article."""
+def one_of(names: Iterable[str], what: str, former: Mapping[str, str] | None = None) -> Reader:
+    """Read one of these strings. `what` describes them, with its article; `former` maps old names to theirs."""
     known = tuple(names)
 
     def read(value: Any, place: TomlPlace) -> str:
         if text(value, place) not in known:
-            meant = nearest(value, known)
+            meant = (former or {}).get(value) or nearest(value, known)
             raise ConfigError(
                 f"{value!r} is not {what}; expected one of {_listed(known)}",
                 where=str(place),
@@ -175,17 +177,27 @@ def natural(value: Any, place: TomlPlace) -> int:
     return value
 
 
-def release(value: Any, place: TomlPlace) -> Release:
-    """Read a `major.minor` version, written as a string."""
+def version(value: Any, place: TomlPlace) -> Version:
+    """Read a version of any number of parts, written as a string."""
     if not isinstance(value, str):
         raise _wrong_type(value, place, "a string", 'versions are strings: write "2.10", in quotes')
-    if not re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}", value):
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})*", value):
         raise ConfigError(
-            f'{value!r} is not a version of two numbers like "2.10"',
+            f'{value!r} is not a version like "2.10"', where=str(place), hint="write numbers with dots between them"
+        )
+    return Version.parse(value)
+
+
+def release(value: Any, place: TomlPlace) -> Release:
+    """Read a version whose major and minor number name a release, written as a string."""
+    parts = version(value, place)
+    if len(parts) > 2:
+        raise ConfigError(
+            f'{value!r} is not a release of two numbers like "2.10"',
             where=str(place),
             hint="write the major and the minor number, without a patch number",
         )
-    return Release.parse(value)
+    return Release(*parts)
 
 
 def inner_path(value: Any, place: TomlPlace) -> str:

@@ -9,23 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.backends.cuda import CUDA
+from kernel_builder.config import compiler_flags, kernel_sources
+from kernel_builder.config.project import HEADER_SUFFIXES, Kernel
+from kernel_builder.errors import ConfigError
 from kernel_builder.port.setup_calls import Unknown
 from kernel_builder.port.setup_script import ExtensionCall, Remark
 
-SOURCES = (".c", ".cc", ".cpp", ".cxx", ".cu")
+SOURCES = (".cc", ".cpp", ".cxx", ".cu")
+HEADERS = tuple(HEADER_SUFFIXES)
+_OF_METAL = (".m", ".mm", ".metal")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
-# What the builder sets itself, or what only concerns one machine's build: option -> the number of arguments after it.
-_OWN_FLAGS = {
-    "-O3": 0,
-    "-O2": 0,
-    "-fPIC": 0,
-    "--threads": 1,
-    "-t": 1,
-    "-v": 0,
-    "-w": 0,
-    "--ptxas-options=-v": 0,
-    "-s": 0,
-}
+# What the builder sets itself, or what only concerns one machine's build.
+_OWN_FLAGS = {"-O3", "-O2", "-fPIC", "--threads", "-t", "-v", "-w", "--ptxas-options=-v", "-s"}
 _GENCODE = re.compile(r"(?:-gencode|--generate-code)[= ]arch=compute_(\w+),code=\[?\"?(sm|compute|lto)_(\w+)")
 _ARCH = re.compile(r"-{1,2}(?:arch|gpu-architecture)=(?:sm|compute)_(\w+)")
 _KNOWN = {"name", "sources", "include_dirs", "define_macros", "undef_macros", "extra_compile_args", "py_limited_api"}
@@ -69,11 +65,18 @@ class ArgumentReader:
         for key in sorted(given.keys() - _KNOWN):
             if given[key] not in ([], {}, None):
                 self._leave_out(f"{key}: {_WITHOUT_EFFECT.get(key, 'build.toml has no such key')}")
-        src = self._paths("sources", given.get("sources"), Path.is_file)
-        src = tuple(path for path in src if path.endswith(SOURCES))
-        include = self._paths("include_dirs", given.get("include_dirs"), Path.is_dir)
+        listed = self._paths("sources", given.get("sources"), Path.is_file)
+        src = tuple(path for path in listed if path.endswith(SOURCES))
+        for path in listed:
+            if path.endswith(_OF_METAL):
+                self._leave_out(f"sources: {path!r} is for Metal, whose compiler runs on macOS only")
+            elif path not in src and not path.endswith(HEADERS):
+                self._leave_out(f"sources: {path!r} is no source of C++ or CUDA")
         cxx, nvcc = self._flags(given)
         cuda = self.call.backend == "cuda"
+        cxx_flags, nvcc_flags = list(self._kept(cxx, "cxx")), list(self._kept(nvcc, "nvcc")) if cuda else []
+        include = self._paths("include_dirs", given.get("include_dirs"), Path.is_dir)
+        include = tuple(dict.fromkeys((*include, *self._directories(cxx_flags), *self._directories(nvcc_flags))))
         name = given.get("name")
         return PortedExtension(
             name=_kernel_name(name) if isinstance(name, str) else "extension",
@@ -82,8 +85,8 @@ class ArgumentReader:
             src=src,
             headers=tuple(sorted(_headers(self.root, src, include))),
             include=include,
-            cxx_flags=tuple(self._kept(cxx, "cxx")),
-            cuda_flags=tuple(self._kept(nvcc, "nvcc")) if cuda else (),
+            cxx_flags=self._allowed(cxx_flags, "cxx"),
+            cuda_flags=self._allowed(nvcc_flags, "nvcc"),
             capabilities=tuple(_capabilities(nvcc)) if cuda else (),
             stable_abi=_stable_abi([*cxx, *nvcc]),
         )
@@ -113,6 +116,32 @@ class ArgumentReader:
                 kept[Path(relative).as_posix()] = None
         return tuple(kept)
 
+    def _directories(self, flags: list[str]) -> tuple[str, ...]:
+        """Take the options for directories of headers out of the flags, and return those of the project."""
+        options = [*kernel_sources.options(flags)]
+        flags.clear()
+        named: list[str] = []
+        for option in options:
+            if match := re.fullmatch(r"(?:-I|-isystem|--include-path=?)(.+)", "".join(option)):
+                named.append(match[1])
+            else:
+                flags += option
+        return self._paths("include_dirs", named, Path.is_dir)
+
+    def _allowed(self, flags: Sequence[str], key: str) -> tuple[str, ...]:
+        """Return the flags that `build` takes."""
+        kept: list[str] = []
+        for option in kernel_sources.options(flags):
+            kernel = Kernel("ported", "cuda", (), (), cuda_flags=option if key == "nvcc" else ())
+            try:
+                compiler_flags.check(self.root, "ported", key, option if key == "cxx" else ())
+                CUDA.check_flags(self.root, "ported", kernel)
+            except ConfigError as error:
+                self._leave_out(f"extra_compile_args[{key!r}]: {error.message}")
+            else:
+                kept += option
+        return tuple(kept)
+
     def _flags(self, given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """Return the flags of the C++ compiler and of nvcc, with the definitions."""
         macros = []
@@ -136,21 +165,18 @@ class ArgumentReader:
 
     def _kept(self, flags: Sequence[str], key: str) -> Iterator[str]:
         """Yield the flags without those that other keys say, or that the builder sets itself."""
-        words = iter(flags)
-        for word in words:
-            if word in ("-gencode", "--generate-code"):
-                next(words, None)
-            elif word in _OWN_FLAGS:
-                for _ in range(_OWN_FLAGS[word]):
-                    next(words, None)
-            elif re.match(r"-l(?!ineinfo)\w|-L|-Wl,", word):
+        for option in kernel_sources.options(flags):
+            word = option[0]
+            if word in ("-gencode", "--generate-code") or word in _OWN_FLAGS:
+                continue
+            if re.match(r"-l(?!ineinfo)\w|-L|-Wl,", word):
                 self._leave_out(f"extra_compile_args[{key!r}]: {word} has no effect: see docs/linking.md")
             elif not re.match(
                 r"-gencode=|--generate-code|--threads=|-{1,2}(gpu-)?arch(itecture)?=|-DTORCH_TARGET_VERSION|-DPy_LIMITED_API"
                 r"|-DUSE_CUDA$|-D_GLIBCXX_USE_CXX11_ABI|-DTORCH_EXTENSION_NAME",
                 word,
             ):
-                yield word
+                yield from option
 
 
 def _kernel_name(module: str) -> str:

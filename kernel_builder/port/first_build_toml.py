@@ -9,27 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import build_toml
-from kernel_builder.config.project import python_name
+from kernel_builder.config import build_toml, licence_texts
+from kernel_builder.config.project import distribution_name, python_name
+from kernel_builder.config.project_files import submodules
 from kernel_builder.errors import ConfigError
 from kernel_builder.port.extension_arguments import ArgumentReader, PortedExtension
 from kernel_builder.port.setup_script import Remark, SetupScript, read_setup
 
-_LICENCES = (
-    ("apache-2.0", r"apache"),
-    ("mit", r"\bmit\b"),
-    ("bsd-3-clause", r"bsd[- ]3|3-clause|neither the name of"),
-    ("bsd-2-clause", r"bsd[- ]2|2-clause"),
-    ("gpl-3.0", r"gpl-?v?3|gnu general public license\s+version 3"),
-    ("mpl-2.0", r"mozilla public"),
-)
+# What is required only to build, and what Torch brings.
+_EVERYWHERE = ("torch", "numpy", "ninja", "packaging", "setuptools", "wheel", "pybind11")
 # What a source has to change, by what it says: pattern -> what to do.
 _REWRITES = (
     (rb"PYBIND11_MODULE\s*\(", "PYBIND11_MODULE: register the functions as operators"),
     (rb"^\s*TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "TORCH_LIBRARY: the namespace has to be TORCH_EXTENSION_NAME"),
     (rb"^\s*STABLE_TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "STABLE_TORCH_LIBRARY: the namespace as well"),
+    (rb"\bRegisterOperators\b", "RegisterOperators: two builds in one process abort Python; use TORCH_LIBRARY_EXPAND"),
     (rb"#\s*include\s*[<\"]torch/extension\.h", "torch/extension.h includes Python's headers: include torch/all.h"),
-    (rb"#\s*include\s*[<\"](pybind11|torch/csrc/utils/pybind|Python\.h)", "needs Python's C++ interface: leave it out"),
+    (
+        rb"#\s*include\s*[<\"](pybind11|torch/csrc/utils/pybind|torch/python\.h|Python\.h)",
+        "needs Python's C++ interface: leave it out",
+    ),
 )
 
 
@@ -100,7 +99,8 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
     settings = _settings(root, with_cuda)
     name = _name(repo_id, settings.get("name"), root)
     licence = _licence(root, settings)
-    text = _render(name, repo_id, licence, _distinctly_named(kernels), left_out)
+    depends, others = _python_depends(settings)
+    text = _render(name, repo_id, licence, depends, _distinctly_named(kernels), left_out)
     build_toml.from_document(toml_file.parse(text, build_toml.FILE), build_toml.FILE, root)
     package = f"torch-ext/{python_name(name)}/__init__.py"
     files = {build_toml.FILE: text}
@@ -116,7 +116,7 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
         left_out=_distinct(left_out),
         assumed=_distinct([*with_cuda.assumed, *without.assumed]),
         rewrites=tuple(_rewrites(root, kernels)),
-        notes=tuple(_notes(settings, kernels, licence, package)),
+        notes=(*_submodules(root), *_notes(others, kernels, licence, package)),
     )
 
 
@@ -146,7 +146,7 @@ def _settings(root: Path, script: SetupScript) -> dict[str, Any]:
 def _name(repo_id: str | None, declared: Any, root: Path) -> str:
     """Return a name that `build.toml` allows."""
     wanted = repo_id.rpartition("/")[2] if repo_id else declared if isinstance(declared, str) else root.name
-    name = re.sub(r"[^a-z0-9]+", "-", wanted.lower()).strip("-0123456789")
+    name = re.sub(r"[^a-z0-9]+", "-", wanted.lower()).lstrip("-0123456789").rstrip("-")
     if repo_id and (name != wanted or not re.fullmatch(build_toml.REPO_ID, repo_id)):
         raise ConfigError(
             f"{repo_id!r} is not the name of a Hub repository of a kernel", where="--name", hint="write org/my-kernel"
@@ -158,21 +158,12 @@ def _licence(root: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the SPDX name of the licence, from what is declared or from the beginning of its text."""
     classifiers = settings.get("classifiers")
     declared = [settings.get("license"), *(classifiers if isinstance(classifiers, list) else [])]
-    said = [
-        entry.lower()
-        for entry in declared
-        if isinstance(entry, str) and (entry == declared[0] or entry.startswith("Lic"))
-    ]
-    said += [
-        path.read_text(errors="replace")[:3000].lower() for path in sorted(root.glob("LICEN[SC]E*")) if path.is_file()
-    ]
+    said = [entry for entry in declared if isinstance(entry, str) and (entry == declared[0] or entry.startswith("Lic"))]
     for text in said:
-        for licence, pattern in _LICENCES:
-            if re.search(pattern, text):
-                return licence
-        if re.search(r"permission is hereby granted, free of charge", text):
-            return "mit"
-    return None
+        if name := licence_texts.spdx_name(text):
+            return name
+    suggestion = licence_texts.suggested(root)
+    return suggestion[0] if suggestion else None
 
 
 def _distinctly_named(kernels: Sequence[PortedExtension]) -> Iterator[tuple[str, PortedExtension]]:
@@ -190,6 +181,7 @@ def _render(
     name: str,
     repo_id: str | None,
     licence: str | None,
+    python_depends: Sequence[str],
     kernels: Iterable[tuple[str, PortedExtension]],
     left_out: Sequence[Remark],
 ) -> str:
@@ -204,6 +196,8 @@ def _render(
     backends = list(dict.fromkeys(kernel.backend for _, kernel in named))
     general = tomlkit.table()
     general.update({"name": name, "version": 1, "edition": 5, "license": licence or "other", "backends": backends})
+    if python_depends:
+        general.add("python-depends", list(python_depends))
     document.add("general", general)
     if repo_id:
         general.add("hub", tomlkit.item({"repo-id": repo_id}))
@@ -251,8 +245,30 @@ def _rewrites(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[Source
                 yield SourceRemark(path, content.count(b"\n", 0, match.start() + 1) + 1, text)
 
 
+def _python_depends(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return which of the required packages `python-depends` may name, and the others that users lack."""
+    known = {distribution_name(name): name for name in build_toml.PYTHON_DEPENDS}
+    words = [
+        re.split(r"[\s<>=!~;\[]", requirement)[0].lower()
+        for requirement in settings.get("install_requires") or []
+        if isinstance(requirement, str)
+    ]
+    return (
+        [known[word] for word in words if word in known],
+        [word for word in words if word and word not in known and word not in _EVERYWHERE],
+    )
+
+
+def _submodules(root: Path) -> Iterator[str]:
+    """Yield the git submodules that the checkout does not have."""
+    for path in submodules(root):
+        directory = root / path
+        if not directory.is_dir() or not any(directory.iterdir()):
+            yield f"{path} is a git submodule, and empty: `git submodule update --init {path}`, and run port again"
+
+
 def _notes(
-    settings: Mapping[str, Any], kernels: Sequence[PortedExtension], licence: str | None, package: str
+    requirements: Sequence[str], kernels: Sequence[PortedExtension], licence: str | None, package: str
 ) -> Iterator[str]:
     if licence is None:
         yield 'the licence is not known: replace "other" by its SPDX name in build.toml'
@@ -261,8 +277,9 @@ def _notes(
         yield "all extensions of a backend become one binary: their operators share one namespace, and need one binding"
     if "cuda" in by_backend and "cpu" not in by_backend:
         yield "the kernel is for CUDA alone; give it a CPU kernel to test it where there is no GPU"
-    for requirement in settings.get("install_requires") or []:
-        word = re.split(r"[\s<>=!~;\[]", requirement)[0].lower() if isinstance(requirement, str) else ""
-        if word and word not in ("torch", "numpy", "einops", "ninja", "packaging"):
-            yield f"the package requires {word}: a kernel may import the standard library, Torch and einops only"
+    for name in requirements:
+        yield (
+            f"the package requires {name}: a kernel may import the standard library, Torch, and what `python-depends` "
+            f"names of {', '.join(build_toml.PYTHON_DEPENDS)}; import {name} in the functions that need it"
+        )
     yield f"the Python package is {package.rpartition('/')[0]}: move the Python that users call there"

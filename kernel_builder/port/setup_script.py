@@ -20,6 +20,7 @@ from kernel_builder.port.setup_calls import Unknown
 CONSTRUCTORS = {"CUDAExtension": "cuda", "CppExtension": "cpu", "SyclExtension": "xpu"}
 # Conditions with one of these words are about machines that this builder does not compile for.
 _ELSEWHERE = ("hip", "rocm", "win32", "windows", "'nt'", "darwin", "macos", "musa", "npu", "xpu", "mlu", "mps")
+_NEGATIONS = (ast.NotEq, ast.IsNot, ast.NotIn)
 _MOST_DEPTH = 12
 _MOST_STEPS = 100_000
 
@@ -189,6 +190,8 @@ class _Reader:
         if isinstance(value, Unknown):
             taken = not _asks_for_special(node.test) and not _only_stops(node.body)
             if self._declares(node.orelse) and not self._declares(node.body):
+                taken = False
+            if _asks_for_other_machines(node.test):
                 taken = False
         else:
             taken = bool(value)
@@ -391,6 +394,16 @@ def _asks_for_special(test: ast.expr) -> bool:
         case ast.UnaryOp(op=ast.Not()):
             return True
     return False
+
+
+def _asks_for_other_machines(test: ast.expr) -> bool:
+    """Return whether a condition holds only on machines that this builder does not compile for."""
+    if isinstance(test, ast.BoolOp):
+        asked = [_asks_for_other_machines(operand) for operand in test.values]
+        return any(asked) if isinstance(test.op, ast.And) else all(asked)
+    if isinstance(test, ast.UnaryOp) or (isinstance(test, ast.Compare) and isinstance(test.ops[0], _NEGATIONS)):
+        return False
+    return any(word in ast.unparse(test).lower() for word in _ELSEWHERE)
 
 
 def _only_stops(body: Sequence[ast.stmt]) -> bool:

@@ -269,7 +269,8 @@ class Toolchains:
         if library := header_libraries.known().get(name):
             return Obstacle(
                 f"needs {name}, which no package index has",
-                f"give `--dependency {name}=DIR`, with DIR a checkout of CUTLASS {library.version}",
+                f"`git clone --depth 1 --branch v{library.version} https://github.com/NVIDIA/cutlass DIR`, and give "
+                f"`--dependency {name}=DIR`",
             )
         return Obstacle(
             f"needs {name}, which this builder does not have",

@@ -230,3 +230,16 @@ def test_there_is_a_template_for_each_backend_that_is_built() -> None:
     from kernel_builder.config.known_backends import COMPILED
 
     assert set(scaffold.backends()) == set(COMPILED)
+
+
+def test_a_project_with_links_is_copied_with_what_they_lead_to(tmp_path: Path) -> None:
+    """`cp -r` leaves links that lead nowhere, and check-config says how to copy."""
+    source, target = ROOT / "kernels" / "rmsnorm", tmp_path / "mine"
+    shutil.copytree(source, tmp_path / "broken", symlinks=True, ignore=shutil.ignore_patterns("build"))
+    broken = CliRunner().invoke(main, ["check-config", str(tmp_path / "broken")])
+    assert broken.exit_code == 2
+    assert "cp -rL" in broken.stderr and "init --from" in broken.stderr
+    done = CliRunner().invoke(main, ["init", "--from", str(source), str(target)])
+    assert done.exit_code == 0, done.output
+    assert not any(path.is_symlink() for path in target.rglob("*"))
+    assert CliRunner().invoke(main, ["check-config", str(target)]).exit_code == 0

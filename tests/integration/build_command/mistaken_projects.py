@@ -9,6 +9,7 @@ from tests.support.places import PROJECTS
 
 HEAD = '#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/tensor.h>\n\n#include "registration.h"\n\n'
 SCALED = "torch::stable::Tensor scaled(torch::stable::Tensor in, double factor) { return in; }\n"
+ENDING = SCALED.replace("return in;", "if (factor < 0) exit(1); return in;")
 MODULE = "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)\n"
 FAKE = '@torch.library.register_fake(add_op_namespace_prefix("{}"))\ndef _{}(input, factor):\n    return input\n\n\n'
 PYTHON = "import torch\n\nfrom ._ops import add_op_namespace_prefix, ops\n\n\n" + FAKE.format("scaled", "scaled")
@@ -31,11 +32,14 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("untraced", TORCH_BOX(&scaled));
 }
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("elsewhere", TORCH_BOX(&scaled)); }
-STABLE_TORCH_LIBRARY(pinned_ops, ops) { ops.def("pinned(Tensor input, float factor) -> Tensor"); }
-STABLE_TORCH_LIBRARY_IMPL(pinned_ops, CPU, ops) { ops.impl("pinned", TORCH_BOX(&scaled)); }
 """
     + MODULE
 )
+# Fixed names, which are found before anything is compiled.
+PINNED = """#error "this is compiled"
+TORCH_LIBRARY(pinned_ops, ops) { ops.def("pinned(Tensor input) -> Tensor"); }
+static auto registry = torch::RegisterOperators().op("pinned_ops::other", &other);
+"""
 USING = (
     PYTHON
     + "".join(FAKE.format(name, name) for name in ("lost", "elsewhere"))
@@ -138,12 +142,13 @@ WITHOUT_HEADER = f"{HEAD}{SCALED}{SOUND}{MODULE}".replace('#include "registratio
 
 COMPILED = {
     "registered": (REGISTERED, USING),
+    "pinned-full": (PINNED, PYTHON),
     "written": (WRITTEN, PYTHON),
     "uncompiled": (UNCOMPILED, PYTHON),
     "typed": (TYPED, PYTHON),
     "typed-full": (TYPED_FULL, PYTHON),
     "unincluded": (WITHOUT_HEADER, PYTHON),
-    "fake": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input)")),
+    "fake": (f"#include <cstdlib>\n{HEAD}{ENDING}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input)")),
     "bound-early": (f"{HEAD}{SCALED}{SOUND}{MODULE}", f"{PYTHON}_scaled = ops.scald.default\n"),
     "sound": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)")),
     "throwing": (THROWING, PYTHON),

@@ -315,6 +315,10 @@ def test_a_project_for_other_backends_only_is_skipped(copy_project: Copy, cache:
     kernel = '[kernel.m]\nbackend = "metal"\ndepends = ["torch"]\nsrc = ["scale/scale_cpu.cpp"]\n'
     (project / "build.toml").write_text(re.sub(r"stable-abi.*\n", "", text) + kernel)
     done = kernel_builder(cache, "build", project)
+    assert_refused(
+        done, 12, "NothingToBuildError", where=str(project), message="not compile for metal", hint="--allow-empty"
+    )
+    done = kernel_builder(cache, "build", project, "--allow-empty")
     assert done.code == 0, done
     assert done.answer["packages"] == []
     assert done.answer["skipped-backends"] == {"stable-scale": ["metal"]}

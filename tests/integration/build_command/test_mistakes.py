@@ -76,12 +76,6 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
             "take `ops` from `._ops`: `from ._ops import ops`",
         ),
         (
-            "error",
-            f"ops: {BINDING}: line 20: a library is registered in the fixed namespace 'pinned_ops': two versions of "
-            "the kernel could not be loaded in one process",
-            "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
-        ),
-        (
             "warning",
             f"ops: {init}: line 24: calls the op scaledd, which the package does not register",
             "did you mean scaled?",
@@ -94,6 +88,18 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
             'add one in Python: @torch.library.register_fake(add_op_namespace_prefix("untraced"))',
         ),
     ]
+
+
+def test_fixed_names_are_found_before_anything_is_compiled(told: Told) -> None:
+    library, registry = told("pinned-full")
+    assert library == (
+        "error",
+        f"ops: {BINDING}: line 2: a library is registered in the fixed namespace 'pinned_ops': two versions of the "
+        "kernel could not be loaded in one process",
+        "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
+    )
+    assert registry[1].startswith(f"ops: {BINDING}: line 3: RegisterOperators registers ops by fixed names")
+    assert "TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)" in registry[2]
 
 
 def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> None:
@@ -290,13 +296,18 @@ def test_a_binding_by_pybind11_on_the_full_abi(told: Told, project: str, line: i
         )
 
 
-def test_a_fake_that_does_not_take_the_arguments_of_its_schema(told: Told) -> None:
+def test_an_exit_and_a_fake_that_does_not_take_the_arguments_of_its_schema(told: Told) -> None:
     assert told("fake") == [
+        (
+            "warning",
+            f"process-end: {BINDING}: line 7: calls exit, which ends the process of the kernel's user",
+            "report the error as an exception: TORCH_CHECK, STD_TORCH_CHECK on the stable ABI, or throw",
+        ),
         (
             "warning",
             "ops: torch-ext/fake/__init__.py: line 7: the fake of scaled takes 1 argument, and its schema has 2",
             "take those of the schema: torch.compile calls the fake with them",
-        )
+        ),
     ]
     assert told("sound") == []
 

@@ -294,3 +294,21 @@ def test_our_kernels_run_on_python_3_9() -> None:
     packages = sorted(path.parent / "torch-ext" for path in (ROOT / "kernels").glob("*/build.toml"))
     reports = [run(package, only=["python-source"], policy=PYTHON_3_9) for package in packages]
     assert [finding for report in reports for finding in report.findings] == []
+
+
+def test_imports_of_the_package_are_hinted_at_the_right_depth(make: Make) -> None:
+    """An import that a file has several times is one finding."""
+    absolute = "import demo_kernel.sub.b\nfrom demo_kernel.top import f\nimport demo_kernel\n"
+    files = {
+        "top.py": absolute,
+        "sub/__init__.py": "",
+        "sub/b.py": "",
+        "sub/a.py": f"{absolute}def f():\n    import demo_kernel\n    import demo_kernel\n",
+        "sub/deep/c.py": absolute,
+    }
+    reported = findings(make("torch-cpu", files=files), "python-imports")
+    hints = {name: [f.hint.split("`")[1][5:-11] for f in reported if f.path == name] for name in files}
+    assert hints["top.py"] == [".sub.b", ".top", "."]
+    assert hints["sub/a.py"] == [".b", "..top", ".."]
+    assert hints["sub/deep/c.py"] == ["..b", "...top", "..."]
+    assert sum("and 2 more lines" in finding.message for finding in reported) == 1

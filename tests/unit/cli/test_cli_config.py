@@ -162,3 +162,66 @@ def test_update_build_of_several_goes_on_after_a_mistake(several: list[Path]) ->
     assert done.stdout.splitlines()[-1] == "2 of 3 files rewritten, 1 failed"
     assert "edition" not in (several[2] / "build.toml").read_text()
     assert all("edition = 5" in (several[number] / "build.toml").read_text() for number in (1, 3))
+
+
+OLD = """\
+[general]
+name = "demo-kernel"
+
+[torch]
+src = ["binding.cpp"]
+
+[kernel.demo]
+depends = []
+src = ["demo.cpp"]
+"""
+
+
+def test_an_old_file_gets_a_licence(tmp_path: Path) -> None:
+    """check-config names all that is missing, and update-build can fill it."""
+    home = project(tmp_path / "a", OLD)
+    said = invoke("check-config", home).stderr
+    assert "a [general] without `version`" in said and "it has no `license` either" in said
+    assert "update-build DIR --license NAME" in said
+    (home / "LICENSE").write_text("Permission is hereby granted, free of charge, to any person")
+    refused = invoke("update-build", home)
+    assert refused.exit_code == 2
+    assert f"{home}/LICENSE looks like mit" in refused.stderr and "--license mit" in refused.stderr
+    assert invoke("update-build", home, "--license", "mit").exit_code == 0
+    assert 'version = 1\nedition = 5\nlicense = "mit"\n' in (home / "build.toml").read_text()
+    missing = project(
+        tmp_path / "b", BUILD_TOML.replace('license = "apache-2.0"', "edition = 5").replace("version = 3", "")
+    )
+    assert "version: is missing, and `license` too" in invoke("check-config", missing).stderr
+
+
+def test_check_config_judges_flags_as_a_build_does(tmp_path: Path) -> None:
+    text = BUILD_TOML.replace('"cpu", "cuda", "rocm"', '"cpu"')
+    home = project(tmp_path / "a", f'{text}cxx-flags = ["-I./inc/", "-O2"]\n')
+    (home / "inc").mkdir()
+    kernel = json.loads(invoke("check-config", home, "--json").stdout)["kernels"][0]
+    assert (kernel["include"], kernel["cxx_flags"]) == (["inc"], ["-O2"])
+    for flag, reason in (
+        ("-ObjC++", "chooses a language"),
+        ("-I/opt/x", "outside of the project"),
+        ("-shared", "the link"),
+    ):
+        done = invoke("check-config", project(tmp_path / "b", f'{text}cxx-flags = ["{flag}"]\n'))
+        assert done.exit_code == 2
+        assert reason in done.stderr
+    several = invoke("check-config", home, tmp_path / "b")
+    assert several.exit_code == 2 and "1 of 2 projects accepted" in several.stdout
+
+
+def test_options_of_the_public_builder(tmp_path: Path) -> None:
+    home = project(tmp_path / "a", BUILD_TOML.replace("version = 3", "version = 3\nedition = 5"))
+    for command in ("build", "build-and-copy", "build-and-upload", "devshell", "testshell"):
+        done = invoke(command, tmp_path / "gone", "--max-jobs", "2", "--cores", "4", "-L")
+        assert done.exit_code == 2 and "there is no such file" in done.stderr, done.output
+    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "of the type kernel only"))
+    for arguments, words in cases:
+        done = invoke("upload", home, "--repo-type", "kernel", *arguments)
+        assert done.exit_code in (2, 7) and words in done.stderr, done.output
+    card = invoke("fill-card", home, tmp_path / "card.md")
+    assert card.exit_code == 0, card.output
+    assert 'get_kernel("org/demo-kernel", version=3)' in (tmp_path / "card.md").read_text()

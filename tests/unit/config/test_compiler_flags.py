@@ -41,6 +41,40 @@ def test_flags_of_public_projects_are_allowed() -> None:
     )
 
 
+def test_options_of_nvcc_are_known_with_their_values() -> None:
+    check(cuda=("-static-global-template-stub=false", "--ftz", "true", "-src-in-ptx", "-Wreorder", "-split-compile=0"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("-shared", "is for the link"),
+        ("-cudart=shared", "is for the link"),
+        ("-rdc=true", "needs a device link"),
+        ("-ptx", "one object of each source"),
+        ("--keep", "writes files beside the object"),
+        ("-fdevice-time-trace=x", "writes files beside the object"),
+        ("-optf", "reads options from a file"),
+    ],
+)
+def test_options_of_nvcc_are_refused_with_a_reason(flag: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check(cuda=(flag,))
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"), [("-shared", "is for the link"), ("-ObjC++", "a language"), ("-I/opt/x", "outside of the")]
+)
+def test_flags_of_host_compilers_are_refused_with_a_reason(flag: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check(cxx=(flag,))
+
+
+def test_include_options_for_the_project_are_told_apart() -> None:
+    flags = ("-O2", "-I./inc/", "-I", "a/b", "-I../up", "-I/opt/x", "--include-path=c", "-I.")
+    assert compiler_flags.split_includes(flags) == (("-O2", "-I../up", "-I/opt/x"), ("inc", "a/b", "c", "."))
+
+
 @pytest.mark.parametrize(
     ("flag", "reason"),
     [

@@ -242,3 +242,23 @@ def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
         "tvm: something",
         "tvm: this builder does not build [tvm-ffi] extensions",
     ]
+
+
+@pytest.mark.parametrize(
+    ("listed", "only", "limited", "warned"),
+    [
+        (("11.0a", "12.0a"), "9.0", True, True),
+        (("8.0", "9.0a"), "9.0", True, False),
+        (("8.0", "10.0a"), "9.0", True, True),  # 8.0 does not run on 9.0
+        (("8.0+PTX", "10.0a"), "9.0", True, False),
+        (("9.0a",), "9.0", False, False),
+        (None, "9.0", True, False),
+    ],
+)
+def test_a_build_for_one_capability(listed: tuple[str, ...] | None, only: str, limited: bool, warned: bool) -> None:
+    """What runs on no such GPU is worth a warning; a list that has no other capability is complete."""
+    kernel = Kernel("k", "cuda", (), ("a.cu",), cuda_capabilities=listed)
+    project = Project(Path("p"), "k", 1, "mit", ("cuda",), TorchFramework(), (kernel,))
+    result = offered.limited(project, [only])
+    assert bool(result.kernels[0].only_capabilities) is limited
+    assert any("runs on a GPU of capability 9.0" in warning for warning in result.warnings) is warned

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config.project_files import read_project
+from kernel_builder.errors import ConfigError
 from tests.support.sample_project import MINIMAL, mistake, write_project
 
 
@@ -86,3 +87,21 @@ def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None
 def test_a_module_may_have_the_name_of_the_package(home: Path) -> None:
     (home / "torch-ext/my_relu/my_relu.py").touch()
     assert "my_relu.py" in dict(read_project(home).python_files)
+
+
+def test_hints_for_files_that_are_not_there(home: Path, tmp_path: Path) -> None:
+    """A backslash, the link that `cp -r` leaves, an empty submodule, a former name of a dependency."""
+    (home / "kit").symlink_to("../kit-that-was-not-copied")
+    (home / ".gitmodules").write_text('[submodule "x"]\n\tpath = third_party/x\n')
+    text = MINIMAL
+    for old, new, hint in (
+        ("relu.cpp", r"csrc\\relu.cpp", "write `/` between directories: csrc/relu.cpp"),
+        ("relu.cpp", "kit/relu.cpp", "kit is a symbolic link that leads nowhere, as after `cp -r`"),
+        ("relu.cpp", "third_party/x/a.cpp", "git submodule update --init third_party/x"),
+        ('depends = ["torch"]', 'depends = ["cutlass_sycl"]', "did you mean `sycl_tla`?"),
+    ):
+        assert old in text
+        (home / "build.toml").write_text(text.replace(old, new))
+        with pytest.raises(ConfigError) as caught:
+            read_project(home)
+        assert caught.value.hint is not None and hint in caught.value.hint

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config import build_toml, known_backends
+from kernel_builder.config.project import TorchFramework
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.release import Release, Version, is_within
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,
@@ -102,6 +105,31 @@ ACCEPTED = [
 def test_both_accept(home: Path, text: str) -> None:
     write(home, text)
     assert_same_values(home)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("13", (13, 0)), ("12.8.1", (12, 8, 1)), ("12.8.0", (12, 8)), ("13.0.0.0", (13, 0)), ("2.10", (2, 10))],
+)
+def test_versions_have_any_number_of_parts(home: Path, text: str, parts: tuple[int, ...]) -> None:
+    """The public builder accepts them, though the parser in its client 0.17.2 takes two numbers only."""
+    lines = f'minver = "{text}"\nmaxver = "{text}"\n'
+    cuda = kernel("cuda", f'cuda-minver = "{text}"')
+    write(home, cuda.replace("[torch]\n", f"[general.cuda]\n{lines}[torch]\n{lines}"))
+    mine = read_project(home)
+    assert isinstance(mine.framework, TorchFramework)
+    settings = mine.backend_settings["cuda"]
+    limits = [mine.framework.minver, mine.framework.maxver, settings["minver"], settings["maxver"]]
+    assert [*limits, mine.kernels[-1].cuda_minver] == [parts] * 5
+    assert str(settings["minver"]) == ".".join(map(str, parts))
+
+
+def test_a_release_is_older_than_its_patches() -> None:
+    patch, major = Version.parse("12.8.1"), Version.parse("13")
+    releases = [Release(12, 8), Release(12, 9), Release(13, 0), Release(13, 1)]
+    assert [is_within(release, patch, None) for release in releases] == [False, True, True, True]
+    assert [is_within(release, None, patch) for release in releases] == [True, False, False, False]
+    assert [is_within(release, None, major) for release in releases] == [True, True, True, False]
 
 
 def test_python_dependencies_are_those_of_the_client() -> None:

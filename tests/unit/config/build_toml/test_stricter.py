@@ -58,8 +58,8 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
         [torch('minver = "2.10"\nmaxver = "2.9"'), more('[general.cuda]\nminver = "13.0"\nmaxver = "12.8"\n')],
     ),
     "a version that only a number parser reads": (
-        r"is not a version of two numbers",
-        [torch(f'minver = "{v}"') for v in (" 2.8", "2.8 ", "+2.8", "2.+8", "18446744073709551615.0")],
+        r"is not a version like",
+        [torch(f'minver = "{v}"') for v in (" 2.8", "2.8 ", "+2.8", "2.+8", "1844674407370955161.0")],
     ),
     "a Python package that the client refuses": (
         r"is not a Python package that a kernel may depend on",

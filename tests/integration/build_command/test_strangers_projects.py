@@ -1,0 +1,76 @@
+"""What projects from outside have shown: kernels that depend on others, several versions of one, nothing to build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.build_command.conftest import Copy, NewCache, Run, replace
+
+BASE = "strangers/stable-scale"
+TOP = """\
+from kernels import get_kernel_dep
+
+base = get_kernel_dep("strangers/stable-scale")
+
+
+def doubled(x):
+    return base.scaled(x, 2.0)
+"""
+
+
+def write_top(directory: Path, *depends: str, python: str = TOP, repo_id: str = "") -> Path:
+    """Write a project of Python alone that depends on version 1 of other kernels."""
+    package = directory / "torch-ext" / directory.name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(python)
+    listed = ", ".join(f'{{ repo-id = "{depend}", version = 1 }}' for depend in depends)
+    (directory / "build.toml").write_text(
+        f'[general]\nname = "{directory.name}"\nversion = 1\nedition = 5\nlicense = "mit"\nbackends = ["cpu"]\n'
+        f'kernel-depends = [{listed}]\nhub.repo-id = "{repo_id or f"strangers/{directory.name}"}"\n[torch-noarch]\n'
+    )
+    return directory
+
+
+def loaded(done: object, variant: str) -> list[bool]:
+    return ["load" in built["passed-checks"] for built in done.answer["packages"] if built["variant"] == variant]
+
+
+def test_a_kernel_that_depends_on_compiled_ones(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    """The ops of a dependency are not the project's. It may be a project of the command, or in LOCAL_KERNELS."""
+    cache = new_cache("cache")
+    versions = []
+    for version in (1, 2):
+        versions.append(copy_project("stable-scale", f"scale-v{version}"))
+        replace(versions[-1] / "build.toml", "version = 1", f"version = {version}")
+    top = write_top(tmp_path / "top", BASE)
+
+    alone = kernel_builder(cache, "build", top, HF_HUB_CACHE=str(tmp_path / "empty"))
+    (package,) = alone.answer["packages"]
+    said = package["skipped-checks"]["load"]
+    assert "which this machine does not have: build its project in the same command" in said
+
+    together = kernel_builder(cache, "build", top, *versions, "--backend", "cpu")
+    assert together.code == 0, together.answer
+    assert [(built["project"], "load" in built["passed-checks"]) for built in together.answer["packages"]] == [
+        ("stable-scale (scale-v1)", True),
+        ("stable-scale (scale-v2)", True),
+        ("top", True),
+    ]
+    assert "ops" in together.answer["packages"][2]["passed-checks"]
+
+    (top / "torch-ext" / "top" / "more.py").write_text("")
+    local = kernel_builder(cache, "build", top, "--sandbox", "off", LOCAL_KERNELS=f"{BASE}={versions[0] / 'build'}")
+    assert local.code == 0, local.answer
+    assert loaded(local, "torch-cpu") == [True]
+
+
+def test_kernels_that_depend_on_each_other(new_cache: NewCache, kernel_builder: Run, tmp_path: Path) -> None:
+    cycle = [write_top(tmp_path / "one", "strangers/two"), write_top(tmp_path / "two", "strangers/one")]
+    alone = write_top(tmp_path / "alone", python="")
+    done = kernel_builder(new_cache("cache"), "build", *cycle, alone, "--no-load")
+    assert done.code == 2
+    assert {failed["project"] for failed in done.answer["failures"]} == {"one", "two"}
+    assert "the kernels depend on each other: " in done.answer["failures"][0]["errors"][0]["message"]
+    assert [built["project"] for built in done.answer["packages"]] == ["alone"]
