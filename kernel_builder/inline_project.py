@@ -32,7 +32,7 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, licence: str =
         ConfigError: If there is no function, or a name is not one of C++.
     """
     if not functions:
-        raise ConfigError("names no function", where="functions", hint='name what the source defines, as in ["scale"]')
+        raise ConfigError("no function is named", where="functions", hint="name those that become operators, as scale")
     for function in functions:
         if not re.fullmatch(r"[A-Za-z]\w*", function):
             raise ConfigError(f"{function!r} is not the name of a function at file scope", where="functions")

@@ -61,7 +61,7 @@ def create(
     Raises:
         ConfigError: If an argument is invalid, a file exists already, or the directory cannot be written.
     """
-    name = _name(repo_id)
+    name = kernel_name(repo_id)
     _check_backends(wanted, on_kit)
     _check_operator(operator)
     if not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9.+]*", licence):
@@ -107,7 +107,12 @@ def _place(directory: Path, files: Mapping[str, bytes | str | Path], *, overwrit
         ) from error
 
 
-def _name(repo_id: str) -> str:
+def kernel_name(repo_id: str) -> str:
+    """Return the kernel's part of the name of a Hub repository.
+
+    Raises:
+        ConfigError: If the name of the repository or that of the kernel is invalid.
+    """
     name = repo_id.rpartition("/")[2]
     if not re.fullmatch(REPO_ID, repo_id):
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -56,8 +57,12 @@ class _Init(click.Command):
     "--from",
     "source",
     type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Copy the project in DIR to PATH instead, with the files that its symbolic links lead to.",
+    metavar="DIR|FILE",
+    help="Copy the project in DIR to PATH instead, with the files that its symbolic links lead to; or make a project "
+    "of the source in FILE, as `kernel_builder.load` takes it.",
+)
+@click.option(
+    "--function", "functions", multiple=True, metavar="NAME", help="A function in --from FILE that becomes an operator."
 )
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def init(
@@ -68,6 +73,7 @@ def init(
     licence: str,
     on_kit: bool,
     source: Path | None,
+    functions: tuple[str, ...],
     overwrite: bool,
 ) -> None:
     """Create a kernel project that is ready to build.
@@ -82,13 +88,17 @@ def init(
     kernel-builder init kernels/my-kernel --name org/my-kernel --backends cuda --license mit
     kernel-builder init kernels/my-kernel --name org/my-kernel --kit
     kernel-builder init --from kernels/rmsnorm ../my-rmsnorm
+    kernel-builder init org/scale --from scale.cu --function scale
     """
     from kernel_builder.scaffold import create
 
-    if source:
+    if source and not source.is_file():
         _copy(source, path, name, overwrite=overwrite)
         return
     directory, repo_id = _place(path, name)
+    if source:
+        _of_source(source, functions, directory, repo_id, licence, overwrite=overwrite)
+        return
     words = [word for value in backends for word in value.replace(",", " ").split()]
     created = create(directory, repo_id, words, licence=licence, operator=operator, on_kit=on_kit, overwrite=overwrite)
     shown = shlex.quote(str(created))
@@ -111,6 +121,19 @@ def _copy(source: Path, path: str | None, name: str | None, *, overwrite: bool) 
     files = {name: (project.root / name).read_bytes() for name in published_files(project.root)}
     copy(files, Path(path), overwrite=overwrite)
     click.echo(f"Copied {project.name} to {path}. Next:\n  kernel-builder build {shlex.quote(path)}")
+
+
+def _of_source(
+    source: Path, functions: Sequence[str], directory: Path | None, repo_id: str, licence: str, *, overwrite: bool
+) -> None:
+    from kernel_builder import inline_project
+    from kernel_builder.scaffold import copy, kernel_name
+
+    name = kernel_name(repo_id)
+    written = inline_project.files(repo_id, source.read_text(encoding="utf-8"), functions, licence=licence)
+    directory = directory or Path(name)
+    copy({path: text.encode() for path, text in written.items()}, directory, overwrite=overwrite)
+    click.echo(f"Created {directory} from {source}. Next:\n  kernel-builder build {shlex.quote(str(directory))}")
 
 
 def _place(path: str | None, name: str | None) -> tuple[Path | None, str]:
