@@ -34,7 +34,7 @@ _SHARE = 1 / 8
 # A cache begins with room for this many new tokens at most, and doubles.
 _ROOM = 512
 _LIBRARY = "transformers.generation.utils"
-_OPTIONS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache"}
+_OPTIONS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tokenizer"}
 
 
 @dataclass
@@ -128,6 +128,7 @@ class Decoder:
         self._pool_bytes = 0
         self._snapshot: Optional[Snapshot] = None
         self._refused: dict[Any, str] = {}
+        self._linears: Any = None
 
     def is_active(self) -> bool:
         """Return whether this thread runs the model for the loop, so that its forward needs no graph of its own."""
@@ -153,15 +154,15 @@ class Decoder:
             device = self._device_of(model)
             if input_ids.device != device:
                 raise Refused(f"the tokens are on {input_ids.device}, the model on {device}")
-            call = _prepare(
-                model, own, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs
-            )
+            arguments = input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs
+            # Another thread may be in a step, which changes the model's configuration.
             with self._lock, _for_decoding(model):
+                call = _prepare(model, own, *arguments)
                 self._check_model(model, device)
                 key = call.plan.key, self._gpu.modes()
                 if key in self._refused:
                     raise Refused(self._refused[key])
-                state = self._take(call, device)
+                state, linears = self._take(call, device), self._linears
         except Refused as refused:
             self.counts.eager[str(refused)] += 1
             return own(
@@ -178,7 +179,7 @@ class Decoder:
             self.counts.by_hand[call.plan.by_hand] += 1
         try:
             with self._active():
-                return _Generation(self, model, forward, own, call, state, key).run()
+                return _Generation(self, model, forward, own, call, state, linears, key).run()
         finally:
             self._give_back(state)
 
@@ -198,6 +199,8 @@ class Decoder:
         obstacle = self._gpu.find_obstacle(weight.device)
         if obstacle is not None:
             raise Refused(obstacle)
+        if torch.is_autocast_enabled(self._gpu.type):
+            raise Refused("autocast is on")  # keys of the prefill and of a step may have different dtypes
         return weight.device
 
     def _check_model(self, model: nn.Module, device: torch.device) -> None:
@@ -205,7 +208,9 @@ class Decoder:
         if self._snapshot is not None and not self._snapshot.is_current(model):
             self._forget()
         if self._snapshot is None:
-            self._snapshot = Snapshot(model, device)
+            from .step_functions import Linears
+
+            self._snapshot, self._linears = Snapshot(model, device), Linears()
         self.counts.note = self._snapshot.obstacle
         if self._snapshot.obstacle is not None:
             raise Refused(self._snapshot.obstacle)
@@ -216,7 +221,7 @@ class Decoder:
             state.drop_graphs()  # another thread may use it
         self._states.clear()
         self._refused.clear()
-        self._snapshot = None
+        self._snapshot = self._linears = None
         self._count()
 
     # --- memory ------------------------------------------------------------------------------------------------------
@@ -340,8 +345,10 @@ class _Generation:
         own: Callable[..., Any],
         call: _Call,
         state: State,
+        linears: Any,
         key: Any,
     ) -> None:
+        self._linears = linears
         self._decoder = decoder
         self._model = model
         self._forward = forward
@@ -443,7 +450,7 @@ class _Generation:
 
     def _step(self, position: int) -> None:
         """Compute the token after the one at `position`."""
-        from .generation_attention import functions_of_step
+        from .step_functions import functions_of_step
 
         state, plan, model = self._state, self._call.plan, self._model
         if position >= state.cache.capacity:
@@ -451,7 +458,8 @@ class _Generation:
         bucket = min(bucket_of(position + 1), state.cache.capacity)
 
         def step(copies: Copies) -> None:
-            state.step(model, self._forward, functions_of_step, plan, copies, bucket)
+            functions = functions_of_step(model, state.cache, self._linears)
+            state.step(model, self._forward, functions, plan, copies, bucket)
 
         self._decoder.run_step(state, self._key, bucket, plan, step, model)
 
@@ -520,6 +528,7 @@ def _prepare(
     returns_dict = config.return_dict_in_generate
     plan = Plan(
         cache_name=cache_name,
+        adds_masks=model.config.get_text_config(decoder=True)._attn_implementation == "eager",
         by_type=_takes_masks_by_type(model, cache_name, given, windows, input_ids.shape[0]),
         options=options,
         forms=tuple(forms),

@@ -8,6 +8,7 @@ This module imports transformers: import it only for a model of transformers.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -38,6 +39,27 @@ def windows_of(cache: Cache) -> tuple[Optional[int], ...]:
     return tuple(windows)
 
 
+@dataclass(frozen=True)
+class NewStates:
+    """Key and value of the token of a step, which attention has yet to write.
+
+    Attributes:
+        keys, values: The memory, as the layer gave it to attention.
+        key, value: [batch, heads, 1, elements].
+        slot: [1], where they belong.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key: Tensor
+    value: Tensor
+    slot: Tensor
+
+    def write(self) -> None:
+        self.keys.index_copy_(2, self.slot, self.key)
+        self.values.index_copy_(2, self.slot, self.value)
+
+
 class _Shared:
     """What all layers of a cache have in common.
 
@@ -46,6 +68,9 @@ class _Shared:
         position: [1], the position of the token that the next step computes.
         bucket: In a step: how many positions attention reads. None outside.
         slots: By the number of slots of a layer: [1], the slot of the token in a step.
+        is_read: Whether attention asks each layer of a step for what it has yet to write. The first step finds out.
+        new: What the last layer has yet to write, or what it has written in the first step.
+        unread: Layers that attention did not ask.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -53,6 +78,9 @@ class _Shared:
         self.bucket: Optional[int] = None
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         self.slots: dict[int, Tensor] = {}
+        self.is_read: Optional[bool] = None
+        self.new: Optional[NewStates] = None
+        self.unread = 0
 
 
 class FixedLayer(CacheLayerMixin):
@@ -97,10 +125,13 @@ class FixedLayer(CacheLayerMixin):
         if self._shared.bucket is None:
             start, self.length = self.length, self.length + key_states.shape[2]
             return self._append(self.keys, key_states, start), self._append(self.values, value_states, start)
-        slot, end = self._shared.slots[self.slots], min(self._shared.bucket, self.slots)
-        self.keys.index_copy_(2, slot, key_states)
-        self.values.index_copy_(2, slot, value_states)
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        shared, end = self._shared, min(self._shared.bucket, self.slots)
+        keys, values = self.keys[:, :, :end], self.values[:, :, :end]
+        shared.unread += shared.new is not None
+        shared.new = NewStates(keys, values, key_states, value_states, shared.slots[self.slots])
+        if not shared.is_read:
+            shared.new.write()
+        return keys, values
 
     def _append(self, memory: Tensor, states: Tensor, start: int) -> Tensor:
         """Write the states of the positions from `start` on, and return all states that their attention needs."""
@@ -202,22 +233,22 @@ class FixedCache(Cache):
         length = self.layers[0].length
         self._shared.position.fill_(length)
         for slots, mask in self._masks.items():
-            mask.fill_(float("-inf"))
+            mask.zero_()
             kept = min(length, slots)
             pieces = _pieces(mask.transpose(2, 3), length - kept, length)
             for piece in pieces:
-                piece.zero_()
+                piece.fill_(True)
             if attention_mask is not None:
                 padded = attention_mask[:, None, length - kept : length, None] == 0
                 for piece, part in zip(pieces, padded.split([piece.shape[2] for piece in pieces], 2)):
-                    piece.masked_fill_(part, float("-inf"))
+                    piece.masked_fill_(part, False)
 
     @contextmanager
     def step(self, bucket: int) -> Iterator[dict[str, Tensor]]:
         """Run one step: the layers write at the position, and attention reads the first `bucket` positions.
 
         Yields:
-            The masks of the step by type of layer: [batch, 1, 1, slots], to be added to the products of q and k.
+            The masks of the step by type of layer: [batch, 1, 1, slots], whether attention reads a slot.
         """
         shared = self._shared
         for slots, mask in self._masks.items():
@@ -225,15 +256,28 @@ class FixedCache(Cache):
                 shared.slots[slots] = shared.position
             else:
                 torch.remainder(shared.position, slots, out=shared.slots[slots])
-            mask.index_fill_(3, shared.slots[slots], 0.0)
-        shared.bucket = bucket
+            mask.index_fill_(3, shared.slots[slots], True)
+        shared.bucket, shared.unread = bucket, 0
         try:
             kinds = {layer.is_sliding: layer.slots for layer in self.layers}
             names = {False: "full_attention", True: "sliding_attention"}
             yield {names[kind]: self._masks[slots][..., : min(bucket, slots)] for kind, slots in kinds.items()}
         finally:
             shared.bucket = None
+            shared.unread += shared.new is not None
+            shared.new = None
+        if shared.is_read and shared.unread:
+            raise Refused("its attention does not read the cache at once")
+        shared.is_read = not shared.unread
         shared.position.add_(1)
+
+    def take_new(self, keys: Tensor) -> Optional[NewStates]:
+        """Return what attention over `keys` has yet to write into the layer, or None."""
+        new, is_read = self._shared.new, self._shared.is_read
+        if new is None or new.keys is not keys:
+            return None
+        self._shared.new = None
+        return new if is_read else None
 
     def end(self, length: int) -> None:
         """Count the tokens of the steps in Python, too."""
@@ -252,5 +296,5 @@ class FixedCache(Cache):
         with torch.inference_mode(False):
             for slots in {layer.slots for layer in self.layers} - self._masks.keys():
                 shape = keys.shape[0], 1, 1, slots
-                self._masks[slots] = torch.full(shape, float("-inf"), dtype=keys.dtype, device=keys.device)
+                self._masks[slots] = torch.zeros(shape, dtype=torch.bool, device=keys.device)
                 self._shared.slots[slots] = torch.zeros_like(self._shared.position)

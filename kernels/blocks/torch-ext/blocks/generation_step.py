@@ -21,6 +21,7 @@ class Plan:
     Attributes:
         cache_name: What the release of transformers calls the argument.
         by_type: Whether the model takes a mask for each type of its layers, by name.
+        adds_masks: Whether it adds masks to the products of q and k.
         options: Other arguments of the forward, which do not change.
         forms: The logits processors.
         eos: The ids that end a sequence, or None.
@@ -32,6 +33,7 @@ class Plan:
 
     cache_name: str
     by_type: bool
+    adds_masks: bool
     options: dict[str, Any]
     forms: tuple[Form, ...]
     eos: Optional[Tensor]
@@ -170,13 +172,19 @@ class State:
         self,
         model: nn.Module,
         forward: Callable[..., Any],
-        functions: Callable[[nn.Module], AbstractContextManager],
+        functions: AbstractContextManager,
         plan: Plan,
         copies: Copies,
         bucket: int,
     ) -> None:
         """Compute one step, all of it on the device: this is what a graph captures."""
-        with functions(model), self.cache.step(bucket) as masks:
+        with self.cache.step(bucket) as masks, functions:
+            if plan.adds_masks:
+                added = self.cache.layers[0].keys.dtype
+                masks = {
+                    name: torch.zeros_like(mask, dtype=added).masked_fill_(~mask, float("-inf"))
+                    for name, mask in masks.items()
+                }
             positions = {} if self.position_ids is None else {"position_ids": self.position_ids}
             inputs = model.prepare_inputs_for_generation(
                 self.token,

@@ -11,6 +11,7 @@ runs the model's own forward, and the counts say why.
 import copyreg
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, Optional
 
 from torch import nn
@@ -80,7 +81,22 @@ def _join(model: nn.Module) -> None:
 # By model. Not among the model's attributes, where copies and pickles would find them.
 _runners: "weakref.WeakKeyDictionary[nn.Module, GraphRunner]" = weakref.WeakKeyDictionary()
 _decoders: "weakref.WeakKeyDictionary[nn.Module, Decoder]" = weakref.WeakKeyDictionary()
+# Other loops of `generate`, which run as before: why.
+_OTHER_LOOPS = {"_beam_search": "beams", "_assisted_decoding": "candidates of an assistant"}
 _below: dict[type, type] = {}  # by class with graphs: the class without
+
+
+def _counting(cls: type, name: str, reason: str) -> Callable[..., Any]:
+    """Return the method `name` of `cls`, which counts its calls."""
+    method = getattr(cls, name)
+
+    @functools.wraps(method)
+    def counting(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self in _decoders:
+            _decoders[self].counts.eager[reason] += 1
+        return method(self, *args, **kwargs)
+
+    return counting
 
 
 @functools.cache
@@ -118,6 +134,9 @@ def _with_graphs(cls: type) -> type:
             return decoder.sample(self, above.forward, above._sample, *args, **kwargs)
 
         methods["_sample"] = sample
+        methods.update(
+            {name: _counting(cls, name, reason) for name, reason in _OTHER_LOOPS.items() if hasattr(cls, name)}
+        )
     joined = type(cls)(cls.__name__, (cls,), {**names, **methods})
     _below[joined] = cls
     return joined
