@@ -1,0 +1,77 @@
+// The arguments of a kernel call in plain C++, so that device code is compiled without Torch and once for all versions.
+//
+// Reads:    nothing.
+// Must not: include anything of Torch or CUDA.
+//
+// Strides and sizes are in elements. The arithmetic is float32, and each result is rounded once.
+#pragma once
+
+#include <cstdint>
+
+#include "kit/rows.h"
+
+// Not `decode`, which is the name of a function of the kit.
+namespace decode_step {
+
+using kit::Type;
+
+// The most rows of x for which a linear layer reads its weights at the speed of the memory.
+constexpr int64_t kMostRows = 8;
+// The most layers of one call.
+constexpr int kMostWeights = 3;
+
+enum class Activation : int { none, silu, gelu, gelu_tanh };  // the ops take its number
+
+// The weights of a linear layer: [rows, inputs], each row contiguous.
+struct Weight {
+  const void* data = nullptr;
+  const void* bias = nullptr;  // [rows] or null
+  int64_t rows = 0;
+  int64_t stride = 0;  // from a row to the next
+};
+
+// Layers of the same x, whose outputs are next to each other in the rows of `out`:
+//
+//     out[r][first[i] + n] = x[r] . weights[i][n] + bias[i][n] + residual[r][first[i] + n]
+//
+// where first[i] is the number of rows of the weights before i. With an activation there are two weights of the same
+// number of rows, the gate and the projection that it gates, and no residual:
+//
+//     out[r][n] = activation(x[r] . weights[0][n] + bias[0][n]) * (x[r] . weights[1][n] + bias[1][n])
+//
+// x, residual and out are contiguous.
+struct Linear {
+  Type type;  // of all tensors
+  int64_t rows, inputs, outputs;
+  const void* x;
+  Weight weights[kMostWeights];
+  int count;  // of weights
+  Activation activation;
+  const void* residual;  // [rows, outputs] or null
+  void* out;             // [rows, outputs]
+};
+
+// Of a tensor [batch, heads, tokens, elements], whose elements are adjacent.
+struct Heads {
+  void* data = nullptr;
+  int64_t batch_stride = 0, head_stride = 0, token_stride = 0;
+};
+
+// Attention of one token per sequence over a cache. Query head h reads key head h / (query_heads / key_heads):
+//
+//     out[b][h] = sum over t of softmax(scale * query[b][h] . key[b][t] + mask[b][t]) * value[b][t]
+//
+// `new_key` and `new_value` are those of the token itself. They are written to the cache at `*position`, and read from
+// there; without them the cache has them already. A row whose mask excludes every token gives zeros.
+struct Attention {
+  Type type;  // of all tensors but position and mask
+  int64_t batch, query_heads, key_heads, tokens, elements;  // tokens: of the cache
+  float scale;
+  Heads query, new_key, new_value, key, value;  // token_stride of the first three is unused
+  const int64_t* position;                      // one number, below `tokens`; null without new_key
+  const bool* mask;                             // [batch or 1, tokens]: the tokens that are read; null: all
+  int64_t mask_stride;                          // of a sequence; 0: one mask for all
+  void* out;                                    // [batch, query_heads, elements], contiguous
+};
+
+}  // namespace decode_step

@@ -1,0 +1,13 @@
+// The kernels of one decoding step on CUDA. Each launches on the current device and returns a cudaError_t, 0 on success.
+#pragma once
+
+#include "decode/problem.h"
+
+namespace decode_step {
+
+int linear(const Linear& problem, void* stream);
+
+// For 16-bit dtypes, from capability 8.0 on; heads of at most 256 elements that start at 16-byte boundaries.
+int attention(const Attention& problem, void* stream);
+
+}  // namespace decode_step

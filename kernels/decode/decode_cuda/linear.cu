@@ -1,0 +1,270 @@
+// Linear layers of at most eight rows of x, on CUDA.
+//
+// Beyond naive/decode.cu: each weight is read once for all rows of x, by tensor cores whose multiplicand of 16 rows is a
+// tile of the weights and that of 8 columns is x; a thread has the next vectors in flight while it multiplies; several
+// layers of one x, the gate of an MLP, bias and residual are one launch.
+//
+// Reads:    each weight once; x once per block.
+// Writes:   `out`.
+// Must not: allocate, synchronize, or use another stream than the one given; add in an order that varies.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "decode/problem.h"
+#include "decode_cuda/activation.cuh"
+#include "decode_cuda/decode.h"
+#include "decode_cuda/tensor_cores.cuh"
+#include "kit/elements.cuh"
+#include "kit/launch.cuh"
+#include "kit/vectors.cuh"
+
+namespace decode_step {
+namespace {
+
+using namespace kit;
+
+constexpr int kTile = 16;  // rows of weights per block: of one layer, or eight of the gate and eight of the projection
+
+// The layers of a call. Blocks are numbered over the tiles of all.
+struct Layers {
+  Weight weights[kMostWeights];
+  int first_block[kMostWeights];   // of each layer; that of an absent one is the number of blocks
+  int64_t first_output[kMostWeights];
+  int64_t inputs, outputs;
+  int rows;  // of x
+  const void* x;
+  const void* residual;
+  void* out;
+  Activation activation;
+};
+
+// What a block computes.
+struct Tile {
+  Weight low, high;     // the layers of the first and the last eight rows of the tile
+  int64_t low_row, high_row;  // the first of each eight
+  int64_t output;       // the column of `out` of the first row
+
+  __device__ Tile(const Layers& layers, bool gated) {
+    int layer = 0;
+    if (!gated) {
+#pragma unroll
+      for (int i = 1; i < kMostWeights; ++i) layer = static_cast<int>(blockIdx.x) >= layers.first_block[i] ? i : layer;
+    }
+    // Without an index that is known at run time only, which would put the parameters into local memory.
+    low = layer == 0 ? layers.weights[0] : layer == 1 ? layers.weights[1] : layers.weights[2];
+    const int first = layer == 0 ? 0 : layer == 1 ? layers.first_block[1] : layers.first_block[2];
+    const int64_t before = layer == 0 ? 0 : layer == 1 ? layers.first_output[1] : layers.first_output[2];
+    low_row = static_cast<int64_t>(blockIdx.x - first) * (gated ? kTile / 2 : kTile);
+    high = gated ? layers.weights[1] : low;
+    high_row = gated ? low_row : low_row + kTile / 2;
+    output = before + low_row;
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ float bias_of(const Weight& weight, int64_t row) {
+  return weight.bias == nullptr ? 0.0f : decode(static_cast<const T*>(weight.bias)[row]);
+}
+
+// Stores the results of a block from the sums of its tile; `sum(row, r)` is that of a row of the tile and row r of x.
+template <typename T, bool kGated, int kThreads, typename Sum>
+__device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, const Sum& sum) {
+  constexpr int kOutputs = kGated ? kTile / 2 : kTile;
+  for (int i = static_cast<int>(threadIdx.x); i < kOutputs * layers.rows; i += kThreads) {
+    const int row = i % kOutputs, r = i / kOutputs;
+    if (tile.low_row + row >= tile.low.rows) continue;
+    const int64_t at = r * layers.outputs + tile.output + row;
+    float value = sum(row, r) + bias_of<T>(tile.low, tile.low_row + row);
+    if constexpr (kGated) {
+      value = activated(value, layers.activation) * (sum(row + kOutputs, r) + bias_of<T>(tile.high, tile.low_row + row));
+    } else if (layers.residual != nullptr) {
+      value += decode(static_cast<const T*>(layers.residual)[at]);
+    }
+    static_cast<T*>(layers.out)[at] = encode<T>(value);
+  }
+}
+
+// --- tensor cores ----------------------------------------------------------------------------------------------------
+
+// Loads a vector of weights: not kept in L1, which x needs.
+__device__ __forceinline__ uint4 load_weights(const void* from) {
+  uint4 word;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from));
+  return word;
+}
+
+constexpr int kWarps = 16, kThreads = kWarps * kWarp;
+constexpr int kVectors = 2;                                   // of each row of weights that a thread loads at a time
+constexpr int kStep = 4 * 8 * kVectors;                       // inputs that a warp multiplies at a time
+constexpr int kSumStride = kTile + 4;                         // so that the warps' stores hit different banks
+
+// Lane 4 * g + t has vectors of rows g and g + 8 of the tile and of row g of x. The inputs of one vector of 8 are spread
+// over two products of 16, in the same way for weights and x: the order in which inputs are added does not matter, and
+// no vector has to be shuffled.
+template <typename T, bool kGated>
+__global__ void __launch_bounds__(kThreads, 2) tensor_core_kernel(const __grid_constant__ Layers layers) {
+  trigger_next_grid();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int g = lane / 4, t = lane % 4;
+  const Tile tile(layers, kGated);
+  // Rows past the end read the last row.
+  const auto* const low = static_cast<const T*>(tile.low.data) +
+                          min(tile.low_row + g, tile.low.rows - 1) * tile.low.stride + t * 8;
+  const auto* const high = static_cast<const T*>(tile.high.data) +
+                           min(tile.high_row + g, tile.high.rows - 1) * tile.high.stride + t * 8;
+  const auto* const x = static_cast<const T*>(layers.x) + g * layers.inputs + t * 8;
+  const int inputs = static_cast<int>(layers.inputs) - t * 8;
+  const bool has_row = g < layers.rows;
+  grid_wait();
+
+  uint4 next_low[kVectors], next_high[kVectors];
+  const auto load_next = [&](int k) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const bool inside = k + i * 32 < inputs;
+      next_low[i] = inside ? load_weights(low + k + i * 32) : uint4{};
+      next_high[i] = inside ? load_weights(high + k + i * 32) : uint4{};
+    }
+  };
+  float sums[4]{};
+  load_next(warp * kStep);
+  for (int k = warp * kStep; k < layers.inputs; k += kWarps * kStep) {
+    uint4 low_words[kVectors], high_words[kVectors], x_words[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      low_words[i] = next_low[i];
+      high_words[i] = next_high[i];
+      x_words[i] = has_row && k + i * 32 < inputs ? load_word(reinterpret_cast<const uint4*>(x + k + i * 32)) : uint4{};
+    }
+    load_next(k + kWarps * kStep);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      multiply<T>(sums, low_words[i].x, high_words[i].x, low_words[i].y, high_words[i].y, x_words[i].x, x_words[i].y);
+      multiply<T>(sums, low_words[i].z, high_words[i].z, low_words[i].w, high_words[i].w, x_words[i].z, x_words[i].w);
+    }
+  }
+
+  __shared__ float parts[kWarps][kMostRows][kSumStride];
+  parts[warp][2 * t][g] = sums[0];
+  parts[warp][2 * t + 1][g] = sums[1];
+  parts[warp][2 * t][g + 8] = sums[2];
+  parts[warp][2 * t + 1][g + 8] = sums[3];
+  __syncthreads();
+  finish<T, kGated, kThreads>(layers, tile, [&](int row, int r) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) sum += parts[i][r][row];
+    return sum;
+  });
+}
+
+// --- any dtype, size and alignment -----------------------------------------------------------------------------------
+
+constexpr int kPlainWarps = 8, kPlainThreads = kPlainWarps * kWarp;
+
+// A warp computes two rows of the tile, one after the other.
+template <typename T, bool kGated, int kWidth>
+__global__ void __launch_bounds__(kPlainThreads) plain_kernel(const __grid_constant__ Layers layers) {
+  trigger_next_grid();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const Tile tile(layers, kGated);
+  grid_wait();
+  __shared__ float totals[kMostRows][kTile];
+#pragma unroll 1
+  for (int row = warp; row < kTile; row += kPlainWarps) {
+    const bool is_low = row < kTile / 2;
+    const Weight& weight = is_low ? tile.low : tile.high;
+    const int64_t weight_row = is_low ? tile.low_row + row : tile.high_row + row - kTile / 2;
+    float sums[kMostRows]{};
+    if (weight_row < weight.rows) {
+      const T* const weights = static_cast<const T*>(weight.data) + weight_row * weight.stride;
+      for (int64_t k = lane * kWidth; k < layers.inputs; k += kWarp * kWidth) {
+        const auto vector = load<T, kWidth>(weights + k);
+#pragma unroll
+        for (int r = 0; r < kMostRows; ++r) {
+          if (r >= layers.rows) break;
+          const auto x = load<T, kWidth>(static_cast<const T*>(layers.x) + r * layers.inputs + k);
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) sums[r] = fmaf(decode(vector, i), decode(x, i), sums[r]);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kMostRows; ++r) {
+#pragma unroll
+      for (int offset = kWarp / 2; offset > 0; offset /= 2) sums[r] += __shfl_xor_sync(kAllLanes, sums[r], offset);
+      if (lane == 0) totals[r][row] = sums[r];
+    }
+  }
+  __syncthreads();
+  finish<T, kGated, kPlainThreads>(layers, tile, [&](int row, int r) { return totals[r][row]; });
+}
+
+// --- launch ----------------------------------------------------------------------------------------------------------
+
+// Whether the rows of x and of all weights start at 16-byte boundaries.
+bool has_aligned_rows(const Linear& problem, int64_t element_bytes) {
+  const auto fits = [&](const void* data, int64_t stride) {
+    return aligned(data) && stride * element_bytes % kVectorBytes == 0;
+  };
+  bool all = fits(problem.x, problem.inputs);
+  for (int i = 0; i < problem.count; ++i) all = all && fits(problem.weights[i].data, problem.weights[i].stride);
+  return all;
+}
+
+template <typename T, bool kGated>
+void launch(const Linear& problem, cudaStream_t stream) {
+  Layers layers{};
+  layers.inputs = problem.inputs;
+  layers.outputs = problem.outputs;
+  layers.rows = static_cast<int>(problem.rows);
+  layers.x = problem.x;
+  layers.residual = problem.residual;
+  layers.out = problem.out;
+  layers.activation = problem.activation;
+  int64_t blocks = 0, outputs = 0;
+  for (int i = 0; i < kMostWeights; ++i) {
+    layers.weights[i] = problem.weights[i];
+    layers.first_block[i] = static_cast<int>(blocks);
+    layers.first_output[i] = outputs;
+    if (i >= problem.count || (kGated && i > 0)) continue;
+    const int tile = kGated ? kTile / 2 : kTile;
+    blocks += (problem.weights[i].rows + tile - 1) / tile;
+    outputs += problem.weights[i].rows;
+  }
+  // The layer of a block is the last one that starts at or before it; an absent one starts after all.
+  for (int i = kGated ? 1 : problem.count; i < kMostWeights; ++i) layers.first_block[i] = static_cast<int>(blocks);
+
+  const auto grid = static_cast<unsigned>(blocks);
+  const bool vectors = has_aligned_rows(problem, sizeof(T));
+  if constexpr (sizeof(T) == 2) {
+    if (vectors && compiled_capability() >= 80) {
+      launch_with_pdl(tensor_core_kernel<T, kGated>, grid, kThreads, 0, stream, layers);
+      return;
+    }
+  }
+  if (vectors) {
+    launch_with_pdl(plain_kernel<T, kGated, kVectorWidth<T>>, grid, kPlainThreads, 0, stream, layers);
+  } else {
+    launch_with_pdl(plain_kernel<T, kGated, 1>, grid, kPlainThreads, 0, stream, layers);
+  }
+}
+
+}  // namespace
+
+int linear(const Linear& problem, void* stream) {
+  return dispatch_dtype(problem.type, [&](auto type) {
+    using T = typename decltype(type)::Element;
+    if (problem.activation == Activation::none) {
+      launch<T, false>(problem, static_cast<cudaStream_t>(stream));
+    } else {
+      launch<T, true>(problem, static_cast<cudaStream_t>(stream));
+    }
+  });
+}
+
+}  // namespace decode_step

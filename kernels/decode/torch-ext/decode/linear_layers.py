@@ -1,0 +1,208 @@
+"""Linear layers of few rows: the public functions, and the fakes of their ops."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, is_autocast_enabled, is_grad_enabled
+
+from ._ops import add_op_namespace_prefix, ops
+from .devices import refuse_cpu
+from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+    """Return `x @ weight.T + bias + residual`, contiguous, rounded once.
+
+    Args:
+        x: float32, float16 or bfloat16, [..., inputs].
+        weight: [outputs, inputs], of the dtype of `x`. The elements of a row must be adjacent to be read in place.
+        bias: [outputs], of the dtype of `x`.
+        residual: [..., outputs], of the dtype of `x`.
+
+    With at most eight rows in `x`, the kernel computes it in float32, and reads each weight once. With more rows, in
+    autocast, and where grad mode is enabled and a tensor needs a gradient or has a tangent, `torch.nn.functional.linear`
+    computes it.
+
+    Raises:
+        RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
+    """
+    if (
+        x.shape[:-1].numel() > _MOST_ROWS
+        or is_autocast_enabled(DEVICE)
+        or (is_grad_enabled() and need_derivative(x, weight, bias, residual))
+    ):
+        return _linear_by_torch(x, weight, bias, residual)
+    if residual is not None:
+        return _linear(x, weight, bias, residual)
+    return _linear(x, weight) if bias is None else _linear(x, weight, bias)
+
+
+def linears(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None
+) -> tuple[Tensor, ...]:
+    """Return `linear(x, weight, bias)` for each of one to three weights, by one kernel.
+
+    The results are views of one tensor where the kernel computes them, next to each other in its last dimension.
+
+    Args:
+        x: As in `linear`.
+        weights: One to three, each as in `linear`.
+        biases: One for each weight, or None.
+
+    Raises:
+        ValueError: If there are no weights or more than three, or if there are not as many biases.
+        RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
+    """
+    count = len(weights)
+    if not 1 <= count <= 3:
+        raise ValueError(f"decode: weights must be one to three tensors, not {count}")
+    if biases is None:
+        biases = (None,) * count
+    elif len(biases) != count:
+        raise ValueError(f"decode: biases must be {count}, one for each weight, not {len(biases)}")
+    if (
+        x.shape[:-1].numel() > _MOST_ROWS
+        or is_autocast_enabled(DEVICE)
+        or (is_grad_enabled() and need_derivative(x, *weights, *biases))
+    ):
+        return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases))
+    if count == 1:
+        return (_linear(x, weights[0], biases[0]),)
+    further = [tensor for pair in zip(weights[1:], biases[1:]) for tensor in pair]
+    out = _linear(x, weights[0], biases[0], None, *further)
+    return out.split([weight.shape[0] for weight in weights], -1)
+
+
+def gated_linear(
+    x: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    *,
+    activation: str = "silu",
+) -> Tensor:
+    """Return `activation(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias)`, contiguous, rounded once.
+
+    Models that round the two products and the activation get results that are a few units in the last place from these,
+    which are closer to float32.
+
+    Args:
+        x: As in `linear`.
+        gate_weight: As `weight` in `linear`.
+        up_weight: Of the shape of `gate_weight`.
+        gate_bias: As `bias` in `linear`.
+        up_bias: The same.
+        activation: `"silu"`, `"gelu"` (exact, with erf) or `"gelu_tanh"` (its approximation).
+
+    With more than eight rows, in autocast and for derivatives, as in `linear`, `torch.nn.functional` computes it.
+
+    Raises:
+        ValueError: If `activation` has another value.
+        RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
+    """
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"decode: activation must be one of {sorted(_ACTIVATIONS)}, not {activation!r}")
+    number = _ACTIVATIONS[activation]
+    if (
+        x.shape[:-1].numel() > _MOST_ROWS
+        or is_autocast_enabled(DEVICE)
+        or (is_grad_enabled() and need_derivative(x, gate_weight, up_weight, gate_bias, up_bias))
+    ):
+        return _gated_linear_by_torch(x, gate_weight, up_weight, number, gate_bias, up_bias)
+    if gate_bias is None and up_bias is None:
+        return _gated_linear(x, gate_weight, up_weight, number)
+    return _gated_linear(x, gate_weight, up_weight, number, gate_bias, up_bias)
+
+
+# `kMostRows` and the numbers of `Activation` in decode/problem.h.
+_MOST_ROWS = 8
+_ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
+
+_linear = ops.linear.default
+_gated_linear = ops.gated_linear.default
+
+
+# --- by Torch --------------------------------------------------------------------------------------------------------
+
+
+def _linear_by_torch(x, weight, bias=None, residual=None, weight2=None, bias2=None, weight3=None, bias3=None):
+    out = F.linear(x, weight, bias)
+    if weight2 is not None:
+        out = torch.cat([out, F.linear(x, weight2, bias2)], -1)
+    if weight3 is not None:
+        out = torch.cat([out, F.linear(x, weight3, bias3)], -1)
+    return out if residual is None else out + residual
+
+
+def _gated_linear_by_torch(x, gate_weight, up_weight, activation, gate_bias=None, up_bias=None):
+    gate = F.linear(x, gate_weight, gate_bias)
+    if activation == _ACTIVATIONS["silu"]:
+        gate = F.silu(gate)
+    else:
+        gate = F.gelu(gate, approximate="tanh" if activation == _ACTIVATIONS["gelu_tanh"] else "none")
+    return gate * F.linear(x, up_weight, up_bias)
+
+
+vmap_by_torch("linear", _linear_by_torch)
+vmap_by_torch("gated_linear", _gated_linear_by_torch)
+
+
+# --- fakes -----------------------------------------------------------------------------------------------------------
+
+
+def _check_x(x):
+    require(x.dim() > 0, "x must have at least one dimension")
+    check_type(x, "x")
+    require(x.shape[-1] != 0, "x must have at least one element in its last dimension")
+    rows = x.shape[:-1].numel()
+    require(rows <= _MOST_ROWS, f"x must have at most {_MOST_ROWS} rows, not {rows}")
+
+
+def _check_layer(x, weight, weight_name, bias, bias_name):
+    check_with(weight, weight_name, x, "x")
+    inputs, shape = x.shape[-1], list(weight.shape)
+    require(
+        len(shape) == 2 and shape[1] == inputs, f"{weight_name} must have shape [outputs, {inputs}], not {shape}"
+    )
+    if bias is not None:
+        check_with(bias, bias_name, x, "x")
+        expected, shape = [shape[0]], list(bias.shape)
+        require(shape == expected, f"{bias_name} must have shape {expected}, not {shape}")
+
+
+@torch.library.register_fake(add_op_namespace_prefix("linear"))
+def _linear_fake(x, weight, bias=None, residual=None, weight2=None, bias2=None, weight3=None, bias3=None):
+    _check_x(x)
+    _check_layer(x, weight, "weight", bias, "bias")
+    outputs = weight.shape[0]
+    require(weight2 is not None or (bias2 is None and weight3 is None), "weight2 must be given with what follows it")
+    require(weight3 is not None or bias3 is None, "weight3 must be given with what follows it")
+    if weight2 is not None:
+        _check_layer(x, weight2, "weight2", bias2, "bias2")
+        outputs = outputs + weight2.shape[0]
+    if weight3 is not None:
+        _check_layer(x, weight3, "weight3", bias3, "bias3")
+        outputs = outputs + weight3.shape[0]
+    expected = [*x.shape[:-1], outputs]
+    if residual is not None:
+        check_with(residual, "residual", x, "x")
+        shape = list(residual.shape)
+        require(shape == expected, f"residual must have shape {expected}, not {shape}")
+    return x.new_empty(expected)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gated_linear"))
+def _gated_linear_fake(x, gate_weight, up_weight, activation, gate_bias=None, up_bias=None):
+    _check_x(x)
+    _check_layer(x, gate_weight, "gate_weight", gate_bias, "gate_bias")
+    _check_layer(x, up_weight, "up_weight", up_bias, "up_bias")
+    expected, shape = list(gate_weight.shape), list(up_weight.shape)
+    require(shape == expected, f"up_weight must have shape {expected}, not {shape}")
+    return x.new_empty([*x.shape[:-1], expected[0]])
+
+
+refuse_cpu("linear", "gated_linear")

@@ -1,0 +1,139 @@
+"""Attention of one token per sequence: the public function, and the fakes of its ops."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, is_autocast_enabled, is_grad_enabled
+
+from ._ops import add_op_namespace_prefix, ops
+from .devices import refuse_cpu
+from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    new_key: Tensor | None = None,
+    new_value: Tensor | None = None,
+    position: Tensor | None = None,
+) -> Tensor:
+    """Return the attention of one token per sequence, [batch, 1, query_heads, elements], contiguous, rounded once.
+
+    Query head h reads key head `h // (query_heads // key_heads)`. Tensors are float32, float16 or bfloat16. They are
+    read in place where the elements of a head are adjacent.
+
+    Args:
+        query: [batch, query_heads, 1, elements]; elements is a multiple of 8, at most 256.
+        key: [batch, key_heads, tokens, elements], of the dtype of `query`; query_heads is a multiple of key_heads.
+        value: Of the shape and dtype of `key`.
+        mask: bool, [batch or 1, 1, 1, tokens]: the tokens that are read. A sequence without any gives zeros.
+        scale: Of the products of query and key; by default 1 / sqrt(elements).
+        new_key: [batch, key_heads, 1, elements]: the key of the token itself, which is written to `key` at `position`
+            and read from there. `key` and `value` must have adjacent elements.
+        new_value: The same for `value`.
+        position: One int64 on the device of `query`, at least 0 and below tokens. On CUDA it is not checked.
+
+    The kernel has no gradient. In autocast, and where grad mode is enabled and a tensor needs a gradient or has a
+    tangent, `torch.nn.functional.scaled_dot_product_attention` computes it, after `index_copy_` for the new token.
+
+    Raises:
+        ValueError: If only some of `new_key`, `new_value` and `position` are given.
+        RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
+    """
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
+    by_torch = is_autocast_enabled(DEVICE) or (
+        is_grad_enabled() and need_derivative(query, key, value, new_key, new_value)
+    )
+    if new_key is None and new_value is None and position is None:
+        return (_attention_by_torch if by_torch else _attention)(query, key, value, mask, scale)
+    if new_key is None or new_value is None or position is None:
+        raise ValueError("decode: new_key, new_value and position must be given together")
+    function = _cached_attention_by_torch if by_torch else _cached_attention
+    return function(query, new_key, new_value, key, value, position, mask, scale)
+
+
+_attention = ops.attention.default
+_cached_attention = ops.cached_attention.default
+
+
+# --- by Torch --------------------------------------------------------------------------------------------------------
+
+
+def _attention_by_torch(query, key, value, mask, scale):
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2).contiguous()
+
+
+def _cached_attention_by_torch(query, new_key, new_value, key, value, position, mask, scale):
+    key.index_copy_(2, position.reshape(1), new_key.to(key.dtype))
+    value.index_copy_(2, position.reshape(1), new_value.to(value.dtype))
+    return _attention_by_torch(query, key, value, mask, scale)
+
+
+vmap_by_torch("attention", _attention_by_torch)
+vmap_by_torch("cached_attention", _cached_attention_by_torch)
+
+
+# --- fakes -----------------------------------------------------------------------------------------------------------
+
+
+def _check_shape(tensor, name, expected):
+    shape = list(tensor.shape)
+    require(shape == expected, f"{name} must have shape {expected}, not {shape}")
+
+
+@torch.library.register_fake(add_op_namespace_prefix("attention"))
+def _attention_fake(query, key, value, mask, scale):
+    shape = list(query.shape)
+    require(
+        len(shape) == 4 and shape[2] == 1, f"query must have shape [batch, query_heads, 1, elements], not {shape}"
+    )
+    check_type(query, "query")
+    batch, query_heads, _, elements = shape
+    require(
+        elements % 8 == 0 and 0 < elements <= 256,
+        f"query must have a multiple of 8 elements per head, at most 256, not {elements}",
+    )
+    check_with(key, "key", query, "query")
+    shape = list(key.shape)
+    require(
+        len(shape) == 4 and shape[0] == batch and shape[3] == elements,
+        f"key must have shape [{batch}, key_heads, tokens, {elements}], not {shape}",
+    )
+    key_heads, tokens = shape[1:3]
+    require(
+        key_heads != 0 and query_heads % key_heads == 0,
+        f"query must have a multiple of the {key_heads} heads of key, not {query_heads}",
+    )
+    check_with(value, "value", key, "key")
+    _check_shape(value, "value", shape)
+    if mask is not None:
+        require(mask.device == query.device, "mask must be on the device of query")
+        require(mask.dtype == torch.bool, "mask must be bool")
+        shape = list(mask.shape)
+        require(
+            len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == [1, 1, tokens],
+            f"mask must have shape [{batch} or 1, 1, 1, {tokens}], not {shape}",
+        )
+    return query.new_empty([batch, 1, query_heads, elements])
+
+
+@torch.library.register_fake(add_op_namespace_prefix("cached_attention"))
+def _cached_attention_fake(query, new_key, new_value, key, value, position, mask, scale):
+    out = _attention_fake(query, key, value, mask, scale)
+    check_with(new_key, "new_key", query, "query")
+    _check_shape(new_key, "new_key", [key.shape[0], key.shape[1], 1, key.shape[3]])
+    check_with(new_value, "new_value", new_key, "new_key")
+    _check_shape(new_value, "new_value", list(new_key.shape))
+    require(position.device == query.device, "position must be on the device of query")
+    require(position.dtype == torch.int64 and position.numel() == 1, "position must be one int64")
+    return out
+
+
+refuse_cpu("attention", "cached_attention")

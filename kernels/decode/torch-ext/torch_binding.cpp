@@ -1,0 +1,327 @@
+// Binds the kernels to Torch through its stable ABI, as of Torch 2.10.
+//
+// Reads:    sizes, strides, dtypes and devices of the arguments; on the CPU also the position.
+// Writes:   only tensors that it allocates, apart from cached_attention, which writes one token of key and value.
+// Must not: compute; call anything of Torch newer than 2.10.
+#include <optional>
+#include <string>
+
+#include "decode/problem.h"
+#include "kit/tensors.h"
+#include "registration.h"
+#if defined(CUDA_KERNEL)
+#include "decode_cuda/decode.h"
+#else
+#include "decode_cpu/decode.h"
+#endif
+
+const char* const kit::kProject = "decode";
+
+namespace {
+
+using namespace kit;
+using decode_step::Activation;
+using decode_step::Attention;
+using decode_step::Heads;
+using decode_step::Linear;
+using MaybeTensor = std::optional<Tensor>;
+
+constexpr int64_t kMostElements = 256;  // of a head
+
+void check_dtype(const Tensor& tensor, const char* argument, const Tensor& first, const char* first_name) {
+  check_device(tensor, argument, first, first_name);
+  if (dtype(tensor) != dtype(first)) fail(argument, std::string("must have the dtype of ") + first_name);
+}
+
+// --- linear layers ---------------------------------------------------------------------------------------------------
+
+bool adjacent_elements(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  return tensor.size(last) <= 1 || tensor.stride(last) == 1;
+}
+
+// Reads x, of which at most kMostRows rows are allowed. Replaces it by a contiguous copy if it is not contiguous.
+Linear problem_of(Tensor& x) {
+  check_backend(x, "x");
+  if (x.dim() == 0) fail("x", "must have at least one dimension");
+  Linear problem{};
+  problem.type = element_type(x, "x");
+  problem.inputs = x.size(x.dim() - 1);
+  if (problem.inputs == 0) fail("x", "must have at least one element in its last dimension");
+  problem.rows = x.numel() / problem.inputs;
+  if (problem.rows > decode_step::kMostRows) {
+    fail("x", "must have at most " + std::to_string(decode_step::kMostRows) + " rows, not " +
+                  std::to_string(problem.rows));
+  }
+  if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+  problem.x = x.const_data_ptr();
+  return problem;
+}
+
+// Adds a layer. Replaces tensors by contiguous copies if their elements are not adjacent.
+void add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTensor& bias, const char* bias_name,
+               const Tensor& x) {
+  check_dtype(weight, weight_name, x, "x");
+  if (weight.dim() != 2 || weight.size(1) != problem.inputs) {
+    fail(weight_name,
+         "must have shape [outputs, " + std::to_string(problem.inputs) + "], not " + text(weight.sizes()));
+  }
+  if (!adjacent_elements(weight)) weight = torch::stable::contiguous(weight);
+  auto& layer = problem.weights[problem.count++];
+  layer.data = weight.const_data_ptr();
+  layer.rows = weight.size(0);
+  layer.stride = weight.stride(0);
+  problem.outputs += layer.rows;
+  if (!bias.has_value()) return;
+  check_dtype(*bias, bias_name, x, "x");
+  if (bias->dim() != 1 || bias->size(0) != layer.rows) {
+    fail(bias_name, "must have shape [" + std::to_string(layer.rows) + "], not " + text(bias->sizes()));
+  }
+  if (!adjacent_elements(*bias)) bias = torch::stable::contiguous(*bias);
+  layer.bias = bias->const_data_ptr();
+}
+
+// The sizes of x with `outputs` in the place of the last one.
+class OutputSizes {
+ public:
+  OutputSizes(const Tensor& x, int64_t outputs) : dims_(x.dim()) {
+    const auto sizes = x.sizes();
+    if (dims_ > kMostDims) fail("x", "must have at most " + std::to_string(kMostDims) + " dimensions");
+    for (size_t dim = 0; dim < dims_; ++dim) sizes_[dim] = sizes[dim];
+    sizes_[dims_ - 1] = outputs;
+  }
+
+  operator IntHeaderOnlyArrayRef() const { return {sizes_, dims_}; }
+
+ private:
+  int64_t sizes_[kMostDims];
+  size_t dims_;
+};
+
+// Allocates the result and computes it. Replaces the residual by a contiguous copy if it is not contiguous.
+Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual) {
+  const OutputSizes sizes(x, problem.outputs);
+  if (residual.has_value()) {
+    check_dtype(*residual, "residual", x, "x");
+    const IntHeaderOnlyArrayRef expected = sizes;
+    if (!residual->sizes().equals(expected)) {
+      fail("residual", "must have shape " + text(expected) + ", not " + text(residual->sizes()));
+    }
+    if (!residual->is_contiguous()) residual = torch::stable::contiguous(*residual);
+    problem.residual = residual->const_data_ptr();
+  }
+  Tensor out = allocate(sizes, dtype(x), x);
+  if (problem.rows == 0 || problem.outputs == 0) return out;
+  problem.out = out.mutable_data_ptr();
+#if defined(CUDA_KERNEL)
+  check(decode_step::linear(problem, current_stream(x)));
+#else
+  // A gate costs as much as its projection: both are counted in `outputs` of the problem's weights.
+  const int64_t cost = problem.inputs * (problem.activation == Activation::none ? 1 : 2);
+  torch::stable::parallel_for(0, problem.outputs, grain(cost),
+                              [&](int64_t begin, int64_t end) { decode_step::linear(problem, begin, end); });
+#endif
+  return out;
+}
+
+// x @ weight.T + bias + residual, and the same with weight2 and weight3 next to it in the last dimension.
+Tensor linear(Tensor x, Tensor weight, MaybeTensor bias, MaybeTensor residual, MaybeTensor weight2, MaybeTensor bias2,
+              MaybeTensor weight3, MaybeTensor bias3) {
+  Linear problem = problem_of(x);
+  if (!weight2.has_value() && (bias2.has_value() || weight3.has_value())) {
+    fail("weight2", "must be given with what follows it");
+  }
+  if (!weight3.has_value() && bias3.has_value()) fail("weight3", "must be given with what follows it");
+  [[maybe_unused]] const auto device = enter(x);
+  add_layer(problem, weight, "weight", bias, "bias", x);
+  if (weight2.has_value()) add_layer(problem, *weight2, "weight2", bias2, "bias2", x);
+  if (weight3.has_value()) add_layer(problem, *weight3, "weight3", bias3, "bias3", x);
+  return run(problem, x, residual);
+}
+
+// activation(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias). `activation`: the number of a
+// decode_step::Activation.
+Tensor gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int64_t activation, MaybeTensor gate_bias,
+                    MaybeTensor up_bias) {
+  if (activation <= static_cast<int64_t>(Activation::none) || activation > static_cast<int64_t>(Activation::gelu_tanh)) {
+    fail("activation", "must be the number of a decode_step::Activation but `none`, not " + std::to_string(activation));
+  }
+  Linear problem = problem_of(x);
+  [[maybe_unused]] const auto device = enter(x);
+  problem.activation = static_cast<Activation>(activation);
+  add_layer(problem, gate_weight, "gate_weight", gate_bias, "gate_bias", x);
+  add_layer(problem, up_weight, "up_weight", up_bias, "up_bias", x);
+  if (problem.weights[0].rows != problem.weights[1].rows) {
+    fail("up_weight", "must have shape " + text(gate_weight.sizes()) + ", not " + text(up_weight.sizes()));
+  }
+  problem.outputs = problem.weights[0].rows;
+  MaybeTensor no_residual;
+  return run(problem, x, no_residual);
+}
+
+// --- attention -------------------------------------------------------------------------------------------------------
+
+void check_shape(const Tensor& tensor, const char* argument, IntHeaderOnlyArrayRef expected) {
+  if (!tensor.sizes().equals(expected)) {
+    fail(argument, "must have shape " + text(expected) + ", not " + text(tensor.sizes()));
+  }
+}
+
+Heads strides_of(const Tensor& tensor, const void* data) {
+  Heads heads;
+  heads.data = const_cast<void*>(data);  // the kernels write to the cache alone
+  heads.batch_stride = tensor.stride(0);
+  heads.head_stride = tensor.stride(1);
+  heads.token_stride = tensor.stride(2);
+  return heads;
+}
+
+// Replaces the tensor by a contiguous copy if its elements are not adjacent.
+Heads read_heads(Tensor& tensor) {
+  if (!adjacent_elements(tensor)) tensor = torch::stable::contiguous(tensor);
+  return strides_of(tensor, tensor.const_data_ptr());
+}
+
+// Throws unless a token can be written in place.
+Heads written_heads(Tensor& tensor, const char* argument) {
+  if (!adjacent_elements(tensor)) {
+    fail(argument, "must have adjacent elements in its last dimension, to be changed in place");
+  }
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) {
+      fail(argument, "must not be expanded, to be changed in place");
+    }
+  }
+  return strides_of(tensor, tensor.mutable_data_ptr());
+}
+
+// Checks query, key, value and mask. Replaces the mask by a contiguous copy if its tokens are not adjacent.
+Attention problem_of(const Tensor& query, const Tensor& key, const Tensor& value, MaybeTensor& mask, double scale) {
+  check_backend(query, "query");
+  if (query.dim() != 4 || query.size(2) != 1) {
+    fail("query", "must have shape [batch, query_heads, 1, elements], not " + text(query.sizes()));
+  }
+  Attention problem{};
+  problem.type = element_type(query, "query");
+  problem.batch = query.size(0);
+  problem.query_heads = query.size(1);
+  problem.elements = query.size(3);
+  if (problem.elements == 0 || problem.elements > kMostElements || problem.elements % 8 != 0) {
+    fail("query", "must have a multiple of 8 elements per head, at most " + std::to_string(kMostElements) + ", not " +
+                      std::to_string(problem.elements));
+  }
+  check_dtype(key, "key", query, "query");
+  if (key.dim() != 4 || key.size(0) != problem.batch || key.size(3) != problem.elements) {
+    fail("key", "must have shape [" + std::to_string(problem.batch) + ", key_heads, tokens, " +
+                    std::to_string(problem.elements) + "], not " + text(key.sizes()));
+  }
+  problem.key_heads = key.size(1);
+  problem.tokens = key.size(2);
+  if (problem.key_heads == 0 || problem.query_heads % problem.key_heads != 0) {
+    fail("query", "must have a multiple of the " + std::to_string(problem.key_heads) + " heads of key, not " +
+                      std::to_string(problem.query_heads));
+  }
+  check_like(value, "value", key, "key");
+  problem.scale = static_cast<float>(scale);
+  if (!mask.has_value()) return problem;
+
+  check_device(*mask, "mask", query, "query");
+  if (dtype(*mask) != aoti_torch_dtype_bool()) fail("mask", "must be bool");
+  if (mask->dim() != 4 || (mask->size(0) != 1 && mask->size(0) != problem.batch) || mask->size(1) != 1 ||
+      mask->size(2) != 1 || mask->size(3) != problem.tokens) {
+    fail("mask", "must have shape [" + std::to_string(problem.batch) + " or 1, 1, 1, " +
+                     std::to_string(problem.tokens) + "], not " + text(mask->sizes()));
+  }
+  if (!adjacent_elements(*mask)) mask = torch::stable::contiguous(*mask);
+  problem.mask = static_cast<const bool*>(mask->const_data_ptr());
+  problem.mask_stride = mask->size(0) == 1 ? 0 : mask->stride(0);
+  return problem;
+}
+
+// Allocates the result, [batch, 1, query_heads, elements], and computes it.
+Tensor run(Attention& problem, const Tensor& query) {
+  const int64_t sizes[] = {problem.batch, 1, problem.query_heads, problem.elements};
+  Tensor out = allocate({sizes, 4}, dtype(query), query);
+  if (out.numel() == 0) return out;
+  if (problem.tokens == 0) {
+    fill_with_zeros(out);
+    return out;
+  }
+  problem.out = out.mutable_data_ptr();
+#if defined(CUDA_KERNEL)
+  check(decode_step::attention(problem, current_stream(query)));
+#else
+  const int64_t groups = decode_step::attention_groups(problem);
+  const int64_t cost = problem.tokens * problem.elements * 2;
+  torch::stable::parallel_for(0, groups, grain(cost),
+                              [&](int64_t begin, int64_t end) { decode_step::attention(problem, begin, end); });
+#endif
+  return out;
+}
+
+// softmax(scale * query @ key.T, where the mask is true) @ value
+Tensor attention(Tensor query, Tensor key, Tensor value, MaybeTensor mask, double scale) {
+  Attention problem = problem_of(query, key, value, mask, scale);
+  [[maybe_unused]] const auto device = enter(query);
+  problem.query = read_heads(query);
+  problem.key = read_heads(key);
+  problem.value = read_heads(value);
+  return run(problem, query);
+}
+
+// The same, after new_key and new_value are written to key and value at the token `position`.
+Tensor cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor key, Tensor value, Tensor position,
+                        MaybeTensor mask, double scale) {
+  Attention problem = problem_of(query, key, value, mask, scale);
+  const int64_t sizes[] = {problem.batch, problem.key_heads, 1, problem.elements};
+  check_dtype(new_key, "new_key", query, "query");
+  check_shape(new_key, "new_key", {sizes, 4});
+  check_like(new_value, "new_value", new_key, "new_key");
+  check_device(position, "position", query, "query");
+  if (dtype(position) != aoti_torch_dtype_int64() || position.numel() != 1) {
+    fail("position", "must be one int64");
+  }
+  [[maybe_unused]] const auto device = enter(query);
+  problem.query = read_heads(query);
+  problem.new_key = read_heads(new_key);
+  problem.new_value = read_heads(new_value);
+  problem.key = written_heads(key, "key");
+  problem.value = written_heads(value, "value");
+  problem.position = static_cast<const int64_t*>(position.const_data_ptr());
+#if !defined(CUDA_KERNEL)
+  if (*problem.position < 0 || *problem.position >= problem.tokens) {
+    fail("position", "must be a token of the " + std::to_string(problem.tokens) + " of key, not " +
+                         std::to_string(*problem.position));
+  }
+#endif
+  return run(problem, query);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  // Callers leave out options that have their default value: Torch takes 0.2 us to convert each one it is given.
+  ops.def(
+      "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, Tensor? weight2=None,"
+      " Tensor? bias2=None, Tensor? weight3=None, Tensor? bias3=None) -> Tensor");
+  ops.def(
+      "gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int activation, Tensor? gate_bias=None,"
+      " Tensor? up_bias=None) -> Tensor");
+  ops.def("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor");
+  ops.def(
+      "cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value,"
+      " Tensor position, Tensor? mask, float scale) -> Tensor");
+}
+
+#if defined(CUDA_KERNEL)
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+#else
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+#endif
+  ops.impl("linear", TORCH_BOX(&linear));
+  ops.impl("gated_linear", TORCH_BOX(&gated_linear));
+  ops.impl("attention", TORCH_BOX(&attention));
+  ops.impl("cached_attention", TORCH_BOX(&cached_attention));
+}
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
