@@ -5,11 +5,15 @@ import gc
 import pickle
 import threading
 import weakref
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
 from graph_models import accelerate_on_cpu, module_of
 from text_models import model_of
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -17,7 +21,10 @@ from transformers import (
     StaticCache,
     StoppingCriteria,
     StoppingCriteriaList,
+    TemperatureLogitsWarper,
     TextStreamer,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 from transformers.generation.streamers import BaseStreamer
 
@@ -86,6 +93,98 @@ def test_processors(blocks):
     assert not counts.eager
     assert not counts.by_hand
     assert counts.captured == len(PROCESSED)
+
+
+def test_sampling_among_the_best_candidates(blocks):
+    """The distribution is that of all warpers over the whole vocabulary, for which a larger one is needed."""
+    processors, step = module_of(blocks, "generation_processors"), module_of(blocks, "generation_step")
+    temperature, top_k, top_p = TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.8)
+    scores = torch.randn(3, 2000).mul(2).bfloat16().float()  # with scores that are equal
+    expected = top_p(None, top_k(None, temperature(None, scores))).softmax(-1)
+    forms = tuple(processors.form_of(warper) for warper in (temperature, top_k, top_p))
+    plan = step.Plan("cache", False, False, {}, forms, None, None, True, False, False, None)
+    assert plan.candidates(2000) == (1, 256)
+    assert plan.candidates(500) == (3, 0)
+    values, tokens = (scores / 0.7).topk(256)
+    for form in forms[1:]:
+        values = form.apply(SimpleNamespace(ids=None), values, [])
+    torch.testing.assert_close(torch.zeros_like(expected).scatter(1, tokens, values.softmax(-1)), expected)
+    model = lively(vocab_size=1200)
+    counts = accelerated(blocks, model)
+    options = {**SAMPLED, "top_k": 4, "top_p": 0.9, "max_new_tokens": 3, "num_return_sequences": 3000}
+    tokens = generate(model, **options)[:, 6:]
+    assert torch.equal(generate(model, **options)[:, 6:], tokens), "the same seed"
+    assert counts.steps == 3
+    most = tokens[:, 0].mode().values
+    following = tokens[tokens[:, 0] == most, 1]
+    logits = model(torch.cat([PROMPT, most.view(1, 1)], 1)).logits[:, -1]
+    expected = TopPLogitsWarper(0.9)(None, TopKLogitsWarper(4)(None, logits / 0.8)).softmax(-1)[0]
+    frequencies = following.bincount(minlength=1200) / len(following)
+    assert expected.max() < 0.9
+    torch.testing.assert_close(frequencies, expected, rtol=0, atol=2 / len(following) ** 0.5)
+
+
+class Calls(TorchDispatchMode):
+    """Counts the ops of decode."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops = Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if "decode" in op.namespace:
+            self.ops[op.overloadpacket.__name__] += 1
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [
+        # q, k, v; output projection; gate and up; down projection with residual: twice, and the logits.
+        ("llama", {"linear": 7, "gated_linear": 2, "cached_attention": 2}),
+        ("gemma3", {"linear": 7, "gated_linear": 2, "cached_attention": 2}),
+        # Its attention limits the products of q and k, which only transformers' own function does.
+        ("gemma2", {"linear": 7, "gated_linear": 2}),
+        ("phi3", {"linear": 9, "cached_attention": 2}),
+    ],
+)
+def test_kernels_of_a_step(blocks, name, ops):
+    model = lively(name)
+    expected = generate(model)
+    counts = accelerated(blocks, model)
+    assert torch.equal(generate(model), expected)
+    steps = counts.steps
+    with Calls() as calls:
+        assert torch.equal(generate(model), expected)
+    assert calls.ops == {op: number * (counts.steps - steps) for op, number in ops.items()}
+
+
+def test_products_that_something_else_reads(blocks):
+    """Products wait for a sum or a gate only as long as nothing else reads them."""
+    functions = module_of(blocks, "step_functions")
+    x, residual = torch.randn(2, 1, 16), torch.randn(2, 1, 16)
+    weight, other = torch.randn(16, 16), torch.randn(16, 16)
+    products = functions.Products()
+    with products.functions():
+        first = residual + F.linear(F.linear(x, other), weight)
+    uses = [
+        lambda product: residual + product,
+        lambda product: product + residual,
+        lambda product: product + 1,
+        lambda product: product + residual[0],
+        lambda product: product + product,
+        lambda product: torch.cat([residual, product]),
+        lambda product: torch.add(residual, product, alpha=2),
+        lambda product: product.mT,
+        lambda product: product.view(-1).clone(),
+        lambda product: F.linear(product, weight),
+        lambda product: product if product.shape == residual.shape and product.dim() == 3 else None,
+    ]
+    for use in uses:
+        with products.functions():
+            actual = use(F.linear(x, weight))
+        torch.testing.assert_close(actual, use(F.linear(x, weight)))
+    torch.testing.assert_close(first, residual + F.linear(F.linear(x, other), weight))
 
 
 def test_one_graph_serves_other_prompts_and_numbers(blocks):

@@ -128,7 +128,7 @@ class Decoder:
         self._pool_bytes = 0
         self._snapshot: Optional[Snapshot] = None
         self._refused: dict[Any, str] = {}
-        self._linears: Any = None
+        self._products: Any = None
 
     def is_active(self) -> bool:
         """Return whether this thread runs the model for the loop, so that its forward needs no graph of its own."""
@@ -162,7 +162,7 @@ class Decoder:
                 key = call.plan.key, self._gpu.modes()
                 if key in self._refused:
                     raise Refused(self._refused[key])
-                state, linears = self._take(call, device), self._linears
+                state, products = self._take(call, device), self._products
         except Refused as refused:
             self.counts.eager[str(refused)] += 1
             return own(
@@ -179,7 +179,7 @@ class Decoder:
             self.counts.by_hand[call.plan.by_hand] += 1
         try:
             with self._active():
-                return _Generation(self, model, forward, own, call, state, linears, key).run()
+                return _Generation(self, model, forward, own, call, state, products, key).run()
         finally:
             self._give_back(state)
 
@@ -208,9 +208,9 @@ class Decoder:
         if self._snapshot is not None and not self._snapshot.is_current(model):
             self._forget()
         if self._snapshot is None:
-            from .step_functions import Linears
+            from .step_functions import Products
 
-            self._snapshot, self._linears = Snapshot(model, device), Linears()
+            self._snapshot, self._products = Snapshot(model, device), Products()
         self.counts.note = self._snapshot.obstacle
         if self._snapshot.obstacle is not None:
             raise Refused(self._snapshot.obstacle)
@@ -221,7 +221,7 @@ class Decoder:
             state.drop_graphs()  # another thread may use it
         self._states.clear()
         self._refused.clear()
-        self._snapshot = self._linears = None
+        self._snapshot = self._products = None
         self._count()
 
     # --- memory ------------------------------------------------------------------------------------------------------
@@ -345,10 +345,10 @@ class _Generation:
         own: Callable[..., Any],
         call: _Call,
         state: State,
-        linears: Any,
+        products: Any,
         key: Any,
     ) -> None:
-        self._linears = linears
+        self._products = products
         self._decoder = decoder
         self._model = model
         self._forward = forward
@@ -458,7 +458,7 @@ class _Generation:
         bucket = min(bucket_of(position + 1), state.cache.capacity)
 
         def step(copies: Copies) -> None:
-            functions = functions_of_step(model, state.cache, self._linears)
+            functions = functions_of_step(model, state.cache, self._products)
             state.step(model, self._forward, functions, plan, copies, bucket)
 
         self._decoder.run_step(state, self._key, bucket, plan, step, model)

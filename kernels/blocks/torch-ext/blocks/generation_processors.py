@@ -47,12 +47,16 @@ class Form:
     Attributes:
         key: Equal for those that one graph can serve.
         tensors: Tensors whose contents may differ between them.
-        apply: Computes new scores, or which sequences are done.
+        apply: Computes new scores.
+        best: How many of the best scores it keeps, besides those that are equal to the last of them; or None.
+        is_by_score: Whether it looks at nothing but the scores, whichever tokens they are of.
     """
 
     key: tuple
     tensors: tuple[Tensor, ...]
     apply: Apply
+    best: Optional[int] = None
+    is_by_score: bool = False
 
 
 class Formless(Exception):
@@ -78,7 +82,9 @@ def form_of(processor: Any) -> Form:
     if not all(is_value(value) for value in values):
         raise Formless(f"the logits processor {cls.__name__} has values that two calls cannot be compared by")
     shapes = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
-    return Form((path, tuple((type(value), value) for value in values), shapes), tuple(tensors), apply)
+    key = path, tuple((type(value), value) for value in values), shapes
+    best = processor.top_k if name == "TopKLogitsWarper" else None
+    return Form(key, tuple(tensors), apply, best, name in _BY_SCORE)
 
 
 def eos_of(criterion: Any) -> Optional[Tensor]:
@@ -187,6 +193,15 @@ def _are_in(ids: Tensor, scores: Tensor) -> Tensor:
     return torch.isin(torch.arange(scores.shape[-1], device=scores.device), ids)
 
 
+_BY_SCORE = {
+    "EpsilonLogitsWarper",
+    "LogitNormalization",
+    "MinPLogitsWarper",
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TypicalLogitsWarper",
+}
 _FORMS: dict[str, Callable[[Any], Made]] = {
     **dict.fromkeys(
         (
