@@ -27,7 +27,7 @@ NEW_TOKENS = 128
 SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
 GREEDY = {"do_sample": False}
 VARIANTS = ("eager", "accelerated", "graphs", "compiled")
-_ROUNDS = 3
+_ROUNDS = {"eager": 1, "accelerated": 1, "graphs": 3, "compiled": 2}
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ def _measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, 
             result[variant] = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
             print(name, variant, result[variant], flush=True)
             continue
-        if expected is None:
+        if variant == "eager":
             expected = outputs
-        else:
+        elif outputs is not None and expected is not None:
             result[variant]["beside-eager"] = _compare(outputs, expected, case.prompt)
         print(name, variant, json.dumps(result[variant]), flush=True)
     return result
@@ -200,39 +200,38 @@ def _measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, 
 def _measure_variant(variant: str, model: nn.Module, inputs: dict[str, Any], profiled: bool) -> tuple[dict, Any]:
     """Return the times of a variant, and what it generated with the logits of each token."""
     options = {"cache_implementation": "static"} if variant == "compiled" else {}
+    with_graphs, kept = variant == "graphs", {"return_dict_in_generate": True, "output_logits": True}
     torch.cuda.synchronize()
     watch = _Watch()
     report = None
     if variant in ("accelerated", "graphs"):
-        report = _blocks().accelerate(model, graphs=variant == "graphs")
+        report = _blocks().accelerate(model, graphs=with_graphs)
     result: dict[str, Any] = {"accelerate-seconds": watch.seconds()}
     try:
         _generate(model, inputs, NEW_TOKENS, **options, **GREEDY, streamer=watch)
         result["first-call-seconds"] = watch.seconds()
         result["seconds-to-token"] = {str(number): watch.tokens[number] for number in (0, 1, 2)}
         for kind, how in (("greedy", GREEDY), ("sampling", SAMPLING)):
-            # A step runs, then is captured, then is replayed; eager calls need no more than one.
-            for _ in range(1 if variant in ("eager", "accelerated") else 2):
-                _generate(model, inputs, NEW_TOKENS, **options, **how)
-            times = [_time(model, inputs, **options, **how) for _ in range(_ROUNDS)]
-            seconds, tokens = zip(*times, strict=True)
-            result[kind] = {
-                "tokens-per-second": statistics.median(n / s for s, n in times),
-                "seconds": list(seconds),
-                "tokens": list(tokens),
-            }
-        short = [_time(model, inputs, 16, **options, **GREEDY)[0] for _ in range(_ROUNDS)]
-        long = [_time(model, inputs, **options, **GREEDY)[0] for _ in range(_ROUNDS)]
-        result["ms-per-token"] = 1000 * (statistics.median(long) - statistics.median(short)) / (NEW_TOKENS - 16)
+            if kind == "greedy" or with_graphs:
+                # A step runs, then is captured, then is replayed. Compiled models may compile again.
+                if variant in ("compiled", "graphs"):
+                    _generate(model, inputs, NEW_TOKENS, **options, **how)
+                times = [_time(model, inputs, **options, **how) for _ in range(_ROUNDS[variant])]
+                result[kind] = {
+                    "tokens-per-second": statistics.median(tokens / seconds for seconds, tokens in times),
+                    "seconds": [seconds for seconds, _ in times],
+                    "tokens": [tokens for _, tokens in times],
+                }
         result["peak-bytes"] = torch.cuda.max_memory_allocated()
-        if profiled and variant == "graphs":
+        if profiled and with_graphs:
             _print_profile(model, inputs)
-        outputs = _generate(
-            model, inputs, NEW_TOKENS, **options, **GREEDY, return_dict_in_generate=True, output_logits=True
-        )
+        outputs = None
+        if variant in ("eager", "graphs"):
+            output = _generate(model, inputs, NEW_TOKENS, **options, **GREEDY, **kept)
+            outputs = output.sequences, [logits.cpu() for logits in output.logits]
         if report is not None:
             result["report"] = str(report)
-        return result, (outputs.sequences, [logits.cpu() for logits in outputs.logits])
+        return result, outputs
     finally:
         if report is not None:
             _blocks().restore(model)

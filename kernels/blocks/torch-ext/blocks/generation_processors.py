@@ -50,6 +50,7 @@ class Form:
         apply: Computes new scores.
         best: How many of the best scores it keeps, besides those that are equal to the last of them; or None.
         is_by_score: Whether it looks at nothing but the scores, whichever tokens they are of.
+        keeps_order: Whether better scores stay better, each for itself.
     """
 
     key: tuple
@@ -57,6 +58,7 @@ class Form:
     apply: Apply
     best: Optional[int] = None
     is_by_score: bool = False
+    keeps_order: bool = False
 
 
 class Formless(Exception):
@@ -84,7 +86,7 @@ def form_of(processor: Any) -> Form:
     shapes = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
     key = path, tuple((type(value), value) for value in values), shapes
     best = processor.top_k if name == "TopKLogitsWarper" else None
-    return Form(key, tuple(tensors), apply, best, name in _BY_SCORE)
+    return Form(key, tuple(tensors), apply, best, name in _BY_SCORE, name == "TemperatureLogitsWarper")
 
 
 def eos_of(criterion: Any) -> Optional[Tensor]:

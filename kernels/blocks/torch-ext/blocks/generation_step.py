@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .generation_processors import Form, Tokens
 
 # Candidates for each token that top-k keeps, and at least so many: room for scores that are equal to the last of them.
-_CANDIDATES, _FEWEST_CANDIDATES = 4, 256
+_CANDIDATES, _FEWEST_CANDIDATES = 2, 128
 _REPLAYABLE = 32  # graphs of one state: the lengths of a text of some thousand tokens
 
 
@@ -66,6 +66,8 @@ class Plan:
             if form.best is not None and all(later.is_by_score for later in self.forms[index:]):
                 count = max(_CANDIDATES * form.best, _FEWEST_CANDIDATES)
                 if self.samples and not self.keeps_scores and count <= vocabulary // 4:
+                    while index > 0 and self.forms[index - 1].keeps_order:
+                        index -= 1
                     return index, count
         return len(self.forms), 0
 
@@ -208,12 +210,11 @@ class State:
                 **positions,
                 **plan.options,
             )
-            # As in `generate`: float32, whatever the dtype of the model.
-            logits = forward(**inputs, return_dict=True).logits[:, -1].float()
+            logits = forward(**inputs, return_dict=True).logits[:, -1]
         if self.position_ids is not None:
             self.position_ids.add_(1)
         if plan.keeps_logits or plan.by_hand is not None:
-            self.logits = _keep(self.logits, logits)
+            self.logits = _keep(self.logits, logits.float())
         if plan.by_hand is None:
             self._choose(logits, plan, copies)
 
@@ -223,13 +224,14 @@ class State:
         for index, (form, tensors) in enumerate(zip(plan.forms, copies.forms)):
             if index == first:
                 scores, candidates = scores.topk(count)
-            scores = form.apply(self.tokens, scores, tensors)
+            # As in `generate`: float32, whatever the dtype of the model. The order of the scores is the same before.
+            scores = form.apply(self.tokens, scores.float(), tensors)
         if plan.keeps_scores:
-            self.scores = _keep(self.scores, scores)
+            self.scores = _keep(self.scores, scores.float())
         if plan.samples:
             # What `torch.multinomial` computes for one sample, without its checks, for which the host would wait.
-            noise = torch.empty_like(scores).exponential_()
-            scores = scores.softmax(-1).div(noise)
+            probabilities = scores.float().softmax(-1)
+            scores = probabilities / torch.empty_like(probabilities).exponential_()
         chosen = _best(scores)
         if candidates is not None:
             chosen = candidates.gather(1, chosen[:, None])[:, 0]
