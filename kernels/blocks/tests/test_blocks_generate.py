@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from graph_models import accelerate_on_cpu, module_of
-from text_models import model_of
+from text_models import lively
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -34,15 +34,6 @@ PROMPT = torch.tensor([[5, 9, 41, 7, 12, 33]])
 BATCH = torch.tensor([[0, 0, 41, 7, 12, 33], [5, 9, 17, 7, 12, 30], [0, 3, 4, 5, 6, 7]])
 PADDED = (BATCH != 0).long()
 SAMPLED = {"do_sample": True, "temperature": 0.8}
-
-
-def lively(name="llama", **changes):
-    """Return a small model whose tokens do not repeat themselves."""
-    model = model_of(name, **{"max_position_embeddings": 512, **changes})
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.mul_(8)
-    return model.requires_grad_(False)
 
 
 def accelerated(blocks, model):

@@ -216,7 +216,6 @@ class Decoder:
             raise Refused(self._snapshot.obstacle)
 
     def _forget(self) -> None:
-        self._gpu.wait()
         for state in self._states:
             state.drop_graphs()  # another thread may use it
         self._states.clear()
@@ -237,22 +236,25 @@ class Decoder:
         if fitting:
             state = fitting[-1]
             state.is_busy = True
-            state.cache.reset()
-            if state.cache.capacity < capacity:
-                state.grow(capacity)
+            # The call before may have been on another stream.
+            with self._gpu.in_order(device):
+                state.cache.reset()
+                if state.cache.capacity < capacity:
+                    state.grow(capacity)
         else:
             if len(self._states) >= _STATES:
                 if not free:
                     raise Refused(f"{_STATES} other threads generate")
                 self._drop(free[0])
-            state = State(FixedCache(call.windows, capacity, device), kind, device)
+            state = State(FixedCache(call.windows, capacity, device), kind, device, self._gpu.wait)
         # The last one was used last.
         self._states = [other for other in self._states if other is not state] + [state]
         return state
 
     def _give_back(self, state: State) -> None:
         with self._lock:
-            state.is_busy = False
+            with self._gpu.in_order(state.token.device):
+                state.is_busy = False
             limit = self._gpu.memory(state.token.device) * _SHARE
             while sum(held.bytes for held in self._states) > limit and any(not held.is_busy for held in self._states):
                 self._drop(next(held for held in self._states if not held.is_busy))

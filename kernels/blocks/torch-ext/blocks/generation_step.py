@@ -113,9 +113,10 @@ class State:
         is_busy: Whether a call uses it.
     """
 
-    def __init__(self, cache: Any, kind: tuple, device: torch.device) -> None:
+    def __init__(self, cache: Any, kind: tuple, device: torch.device, wait: Callable[[], None]) -> None:
         self.cache = cache
         self.kind = kind
+        self._wait = wait  # until the GPU has finished all graphs: they must not be freed before
         self.is_busy = True
         self.graphs: OrderedDict[Any, StepGraph] = OrderedDict()
         self.tried: set = set()
@@ -176,12 +177,14 @@ class State:
         self.tokens.length.copy_(before.length)
 
     def drop_graphs(self) -> None:
+        self._wait()
         self.graphs.clear()
         self.tried.clear()
 
     def remember(self, key: Any, graph: StepGraph) -> None:
         self.graphs[key] = graph
         if len(self.graphs) > _REPLAYABLE:
+            self._wait()
             self.graphs.popitem(last=False)
 
     def step(
