@@ -121,7 +121,7 @@ CASES = {
 
 
 def main() -> None:
-    """Measure each case, and add the results to the JSON."""
+    """Measure each case."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--case", action="append", choices=list(CASES), help="Only this case; may be repeated.")
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="Only this variant; may be repeated.")
@@ -130,9 +130,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="Also print the GPU's kernels of a token with graphs.")
     arguments = parser.parse_args()
     for name in arguments.case or list(CASES):
-        result = _measure(name, CASES[name], arguments)
-        print(name, json.dumps(result, indent=2), flush=True)
-        _add(arguments.json, name, result)
+        _measure(name, CASES[name], arguments)
         torch.cuda.empty_cache()
 
 
@@ -156,7 +154,8 @@ def _blocks() -> Any:
     return get_kernel("kernels-community/blocks", version=1)
 
 
-def _measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
+    """Measure the variants of a case, and add each to the JSON when it is measured."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -194,7 +193,7 @@ def _measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, 
         elif outputs is not None and expected is not None:
             result[variant]["beside-eager"] = _compare(outputs, expected, case.prompt)
         print(name, variant, json.dumps(result[variant]), flush=True)
-    return result
+        _add(arguments.json, name, result)
 
 
 def _measure_variant(variant: str, model: nn.Module, inputs: dict[str, Any], profiled: bool) -> tuple[dict, Any]:

@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -n "$out" ] || { sed -n '2,5s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
-[ ${#kernels[@]} -gt 0 ] || kernels=(rope3d rmsnorm geglu adaln)
+[ ${#kernels[@]} -gt 0 ] || kernels=(decode rope3d rmsnorm geglu adaln)
 [ -n "$machine" ] || machine=$("$python" -c 'import re, torch
 name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 print(re.search(r"[A-Z]+\d+|CPU", name)[0].lower())')

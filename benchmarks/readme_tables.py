@@ -29,6 +29,7 @@ README = ROOT / "README.md"
 MACHINE = "h100"
 COMPUTED = {
     "adaln": "modulated norms and gated residuals of diffusion transformers",
+    "decode": "linear layers of few rows and attention of one token, for decoding",
     "geglu": "GELU- and SiLU-gated linear units",
     "rmsnorm": "RMSNorm, alone or after adding a residual",
     "rope3d": "rotary embeddings, on three axes or by tables, with q/k norm",

@@ -64,7 +64,7 @@ struct Heads {
 // `new_key` and `new_value` are those of the token itself. They are written to the cache at `*position`, and read from
 // there; without them the cache has them already. A row whose mask excludes every token gives zeros.
 struct Attention {
-  Type type;  // of all tensors but position and mask
+  Type type;                                                // of all tensors but position and mask
   int64_t batch, query_heads, key_heads, tokens, elements;  // tokens: of the cache
   float scale;
   Heads query, new_key, new_value, key, value;  // token_stride of the first three is unused

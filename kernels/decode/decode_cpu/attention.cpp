@@ -20,9 +20,9 @@ namespace {
 
 using namespace kit;
 
-constexpr int kMostQueries = 8;       // of a group
+constexpr int kMostQueries = 8;  // of a group
 constexpr int64_t kMostElements = 256;
-constexpr int64_t kTokens = 64;       // of a block
+constexpr int64_t kTokens = 64;  // of a block
 
 int64_t parts_of(const Attention& problem) {
   return (problem.query_heads / problem.key_heads + kMostQueries - 1) / kMostQueries;
@@ -64,7 +64,8 @@ INLINE void collect(const Attention& problem, int64_t batch, int64_t head, int64
     if (mask != nullptr && !mask[token]) continue;
     // The new token is not read from the cache, to which another group may be writing it.
     const bool is_new = problem.position != nullptr && token == *problem.position;
-    block.keys[block.count] = is_new ? row_of<T>(problem.new_key, batch, head) : row_of<T>(problem.key, batch, head, token);
+    block.keys[block.count] =
+        is_new ? row_of<T>(problem.new_key, batch, head) : row_of<T>(problem.key, batch, head, token);
     block.values[block.count] =
         is_new ? row_of<T>(problem.new_value, batch, head) : row_of<T>(problem.value, batch, head, token);
     ++block.count;
@@ -74,9 +75,9 @@ INLINE void collect(const Attention& problem, int64_t batch, int64_t head, int64
 // The state of a group.
 template <int kQueries>
 struct State {
-  float queries[kQueries][kMostElements];  // times scale * log2(e)
+  float queries[kQueries][kMostElements];    // times scale * log2(e)
   float sums[kQueries][kMostElements] = {};  // of the weighted values
-  float weights[kQueries][kTokens];  // of the tokens of a block; scores before
+  float weights[kQueries][kTokens];          // of the tokens of a block; scores before
   float maxima[kQueries], totals[kQueries] = {};
 };
 
@@ -110,9 +111,7 @@ void run(const Attention& problem, int64_t begin, int64_t end) {
 
 }  // namespace
 
-int64_t attention_groups(const Attention& problem) {
-  return problem.batch * problem.key_heads * parts_of(problem);
-}
+int64_t attention_groups(const Attention& problem) { return problem.batch * problem.key_heads * parts_of(problem); }
 
 void attention(const Attention& problem, int64_t begin, int64_t end) {
   switch (problem.type) {

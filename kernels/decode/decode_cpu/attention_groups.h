@@ -107,9 +107,9 @@ INLINE void run_queries(const Attention& problem, int64_t batch, int64_t key_hea
     // Without tokens the sums are zeros.
     const float factor = 1.0f / (state.totals[query] == 0.0f ? 1.0f : state.totals[query]);
     for (int64_t i = 0; i < elements; ++i) state.sums[query][i] *= factor;
-    encode_all<T>(state.sums[query], elements,
-                  static_cast<typename T::Storage*>(problem.out) +
-                      (batch * problem.query_heads + first + query) * elements);
+    encode_all<T>(
+        state.sums[query], elements,
+        static_cast<typename T::Storage*>(problem.out) + (batch * problem.query_heads + first + query) * elements);
   }
 }
 

@@ -4,8 +4,8 @@
 // Sets `sums` from column `column` on to the products of kRows rows of x and kWeights rows of weights. kParts sums of
 // each product are added up apart from each other, because a processor adds several at a time.
 template <class T, int kRows, int kWeights, int kParts>
-INLINE void multiply_tile(const Linear& problem, const float* x, const typename T::Storage* weights, int64_t stride,
-                          Sums& sums, int64_t column) {
+void multiply_tile(const Linear& problem, const float* x, const typename T::Storage* weights, int64_t stride,
+                   Sums& sums, int64_t column) {
   Vector totals[kRows][kWeights][kParts];
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row) {
@@ -52,15 +52,13 @@ INLINE void multiply_tile(const Linear& problem, const float* x, const typename 
 
 // Sets `sums` to the products of all rows of x and `count` rows of a layer's weights.
 template <class T, int kRows>
-INLINE void multiply(const Linear& problem, const float* x, const Weight& layer, int64_t first, int64_t count,
-                     Sums& sums) {
+void multiply(const Linear& problem, const float* x, const Weight& layer, int64_t first, int64_t count, Sums& sums) {
   // Sums, multiplicands and a vector of x fit in the 16 registers of AVX2.
   constexpr int kWeights = kRows <= 2 ? 4 : kRows <= 4 ? 2 : 1, kParts = kRows == 1 ? 2 : 1;
   const auto* weights = static_cast<const typename T::Storage*>(layer.data) + first * layer.stride;
   int64_t column = 0;
   for (; column + kWeights <= count; column += kWeights) {
-    multiply_tile<T, kRows, kWeights, kParts>(problem, x, weights + column * layer.stride, layer.stride, sums,
-                                                      column);
+    multiply_tile<T, kRows, kWeights, kParts>(problem, x, weights + column * layer.stride, layer.stride, sums, column);
   }
   for (; column < count; ++column) {
     multiply_tile<T, kRows, 1, kParts>(problem, x, weights + column * layer.stride, layer.stride, sums, column);
@@ -78,8 +76,8 @@ INLINE void add_bias(Sums& sums, const Linear& problem, const Weight& layer, int
 
 // Computes `count` columns of `out` from `column` on, which are those of the rows `first` and following of `layer`.
 template <class T, int kRows>
-INLINE void run_columns(const Linear& problem, const float* x, const Weight& layer, int64_t first, int64_t column,
-                        int64_t count) {
+void run_columns(const Linear& problem, const float* x, const Weight& layer, int64_t first, int64_t column,
+                 int64_t count) {
   Sums sums;
   multiply<T, kRows>(problem, x, layer, first, count, sums);
   add_bias<T>(sums, problem, layer, first, count);
@@ -105,7 +103,7 @@ INLINE void run_columns(const Linear& problem, const float* x, const Weight& lay
 }
 
 template <class T, int kRows>
-INLINE void run_rows(const Linear& problem, const float* x, int64_t begin, int64_t end) {
+void run_rows(const Linear& problem, const float* x, int64_t begin, int64_t end) {
   const int layers = problem.activation == Activation::none ? problem.count : 1;
   int64_t before = 0;  // columns of the layers before
   for (int i = 0; i < layers; ++i) {

@@ -5,7 +5,7 @@
 // their results in each other's shared memory; the token's own key and value are written to the cache on the way.
 //
 // Reads:    keys and values of the tokens that the mask includes, once, and some that it excludes.
-// Writes:   `out`, `partial`, and `key` and `value` at the position of the new ones.
+// Writes:   `out`, and `key` and `value` at the position of the new ones.
 // Must not: allocate, synchronize, or use another stream than the one given; add in an order that varies.
 #include <cuda_runtime.h>
 
@@ -27,24 +27,25 @@ using namespace kit;
 // Warps of a block: their registers hold the sums of a head's chunks.
 template <int kChunks>
 constexpr int kWarpsFor = kChunks > 2 ? 4 : 8;
-constexpr int kTokens = 16;         // of a warp at a time
-constexpr int kChunk = 64;          // elements of a head that are added up at a time
-constexpr int kMostHeads = 16;      // query heads per block
-constexpr int kLeastTokens = 64;    // per block, if there is more than one for a key head
-constexpr int kMostSplits = 8;      // a cluster that every device with clusters can launch
+constexpr int kTokens = 16;       // of a warp at a time
+constexpr int kChunk = 64;        // elements of a head that are added up at a time
+constexpr int kMostHeads = 16;    // query heads per block
+constexpr int kLeastTokens = 64;  // per block, if there is more than one for a key head
+constexpr int kMostSplits = 8;    // a cluster that every device with clusters can launch
 
 // How a call is divided among blocks.
 struct Division {
-  int heads;       // query heads per block, at most kMostHeads
+  int heads;        // query heads per block, at most kMostHeads
   int head_blocks;  // blocks for the query heads of a key head
-  int splits;      // of the tokens: the blocks of a cluster
-  int64_t tokens;  // per split
+  int splits;       // of the tokens: the blocks of a cluster
+  int64_t tokens;   // per split
 };
 
 // Divides the tokens where otherwise SMs would have no block: more blocks than SMs would run one after another.
 cudaError_t divide(const Attention& problem, Division* division) {
   const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
-  division->heads = std::min(per_key_head, kMostHeads);
+  // The registers of a block hold the sums of 16 heads of 128 elements, or of 8 of 256.
+  division->heads = std::min(per_key_head, problem.elements > 2 * kChunk ? kMostHeads / 2 : kMostHeads);
   division->head_blocks = (per_key_head + division->heads - 1) / division->heads;
   int sms = 0;
   if (const cudaError_t error = sm_count(&sms); error != cudaSuccess) return error;
@@ -103,11 +104,11 @@ struct Softmax {
   float weights[kMostHeads];  // their sum
 };
 
-// Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of tokens
-// 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's keys have
-// the layout that the product with its values needs. Elements are permuted so that each vector is one load.
+// Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of
+// tokens 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's
+// keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
 template <typename T, int kChunks, bool kWide>
-__global__ void __launch_bounds__(kWarpsFor<kChunks> * kWarp)
+__global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
     attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division) {
   constexpr int kWarps = kWarpsFor<kChunks>, kThreads = kWarps * kWarp;
   trigger_next_grid();
@@ -135,8 +136,9 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks> * kWarp)
     return at(of, batch, key_head, min(token, last - 1), kBytes);
   };
 
-  const char *const new_key = at(problem.new_key, batch, key_head, 0, kBytes),
-                   *const new_value = at(problem.new_value, batch, key_head, 0, kBytes);
+  const char *const new_key = at(problem.new_key, batch, key_head, 0, kBytes), *const new_value =
+                                                                                   at(problem.new_value, batch,
+                                                                                      key_head, 0, kBytes);
   uint4 query[2 * kChunks], high_query[kWide ? 2 * kChunks : 1]{};
 #pragma unroll
   for (int i = 0; i < 2 * kChunks; ++i) {
@@ -174,25 +176,24 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks> * kWarp)
 #pragma unroll
       for (int j = 0; j < 2 * kChunks; ++j) keys[i][j] = vector(from, j * 32 + t * 8);
     }
+    const auto load_values = [&] {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const char* const from = row(problem.value, tile + i / 2 * 8 + 2 * t + i % 2);
+      for (int i = 0; i < 4; ++i) {
+        const char* const from = row(problem.value, tile + i / 2 * 8 + 2 * t + i % 2);
 #pragma unroll
-      for (int j = 0; j < kChunks; ++j) values[i][j] = vector(from, j * kChunk + g * 8);
-    }
+        for (int j = 0; j < kChunks; ++j) values[i][j] = vector(from, j * kChunk + g * 8);
+      }
+    };
+    // The sums of more than two chunks leave no registers for keys and values at a time.
+    if constexpr (kChunks <= 2) load_values();
     // What was read at the position of the new key and value is replaced: the loads do not wait for the position.
-    if (position >= tile && position < tile + kTokens) {
+    const bool has_position = position >= tile && position < tile + kTokens;
+    if (has_position) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (position != tile + i * 8 + g) continue;
 #pragma unroll
         for (int j = 0; j < 2 * kChunks; ++j) keys[i][j] = vector(new_key, j * 32 + t * 8);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (position != tile + i / 2 * 8 + 2 * t + i % 2) continue;
-#pragma unroll
-        for (int j = 0; j < kChunks; ++j) values[i][j] = vector(new_value, j * kChunk + g * 8);
       }
     }
 
@@ -204,6 +205,15 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks> * kWarp)
       for (int i = 0; i < 2; ++i) {
         multiply<T>(scores[i], query[j].x, high.x, query[j].y, high.y, keys[i][j].x, keys[i][j].y);
         multiply<T>(scores[i], query[j].z, high.z, query[j].w, high.w, keys[i][j].z, keys[i][j].w);
+      }
+    }
+    if constexpr (kChunks > 2) load_values();
+    if (has_position) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (position != tile + i / 2 * 8 + 2 * t + i % 2) continue;
+#pragma unroll
+        for (int j = 0; j < kChunks; ++j) values[i][j] = vector(new_value, j * kChunk + g * 8);
       }
     }
     // scores[i][2 * h + j]: head g + 8 * h, token 8 * i + 2 * t + j.
@@ -287,8 +297,9 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks> * kWarp)
         float* const to = &warp_sums[warp][g + 8 * h][(2 * t + column) * 8];
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
-          *reinterpret_cast<float4*>(to + i) = make_float4(sums[j][i][2 * h + column], sums[j][i + 1][2 * h + column],
-                                                           sums[j][i + 2][2 * h + column], sums[j][i + 3][2 * h + column]);
+          *reinterpret_cast<float4*>(to + i) =
+              make_float4(sums[j][i][2 * h + column], sums[j][i + 1][2 * h + column], sums[j][i + 2][2 * h + column],
+                          sums[j][i + 3][2 * h + column]);
         }
       }
     }
@@ -363,13 +374,14 @@ void launch_for_elements(const Attention& problem, const Division& division, cud
   } else if (problem.elements <= 128) {
     launch<T, 2, kWide>(problem, division, stream);
   } else {
-    launch<T, 4, kWide>(problem, division, stream);
+    launch<T, 4, false>(problem, division, stream);
   }
 }
 
 }  // namespace
 
 int attention(const Attention& problem, void* stream) {
+  if (problem.type == Type::float32 || compiled_capability() < 80) return cudaErrorNotSupported;
   Division division{};
   if (const cudaError_t error = divide(problem, &division); error != cudaSuccess) return error;
   const auto to = static_cast<cudaStream_t>(stream);

@@ -1,4 +1,5 @@
-// The kernels of one decoding step on CUDA. Each launches on the current device and returns a cudaError_t, 0 on success.
+// The kernels of one decoding step on CUDA. Each launches on the current device and returns a cudaError_t, 0 on
+// success.
 #pragma once
 
 #include "decode/problem.h"

@@ -1,8 +1,8 @@
 // Linear layers of at most eight rows of x, on CUDA.
 //
-// Beyond naive/decode.cu: each weight is read once for all rows of x, by tensor cores whose multiplicand of 16 rows is a
-// tile of the weights and that of 8 columns is x; a thread has the next vectors in flight while it multiplies; several
-// layers of one x, the gate of an MLP, bias and residual are one launch.
+// Beyond naive/decode.cu: each weight is read once for all rows of x, by tensor cores whose multiplicand of 16 rows is
+// a tile of the weights and that of 8 columns is x; a thread has the next vectors in flight while it multiplies;
+// several layers of one x, the gate of an MLP, bias and residual are one launch.
 //
 // Reads:    each weight once; x once per block.
 // Writes:   `out`.
@@ -30,7 +30,7 @@ constexpr int kTile = 16;  // rows of weights per block: of one layer, or eight 
 // The layers of a call. Blocks are numbered over the tiles of all.
 struct Layers {
   Weight weights[kMostWeights];
-  int first_block[kMostWeights];   // of each layer; that of an absent one is the number of blocks
+  int first_block[kMostWeights];  // of each layer; that of an absent one is the number of blocks
   int64_t first_output[kMostWeights];
   int64_t inputs, outputs;
   int rows;  // of x
@@ -42,9 +42,9 @@ struct Layers {
 
 // What a block computes.
 struct Tile {
-  Weight low, high;     // the layers of the first and the last eight rows of the tile
+  Weight low, high;           // the layers of the first and the last eight rows of the tile
   int64_t low_row, high_row;  // the first of each eight
-  int64_t output;       // the column of `out` of the first row
+  int64_t output;             // the column of `out` of the first row
 
   __device__ Tile(const Layers& layers, bool gated) {
     int layer = 0;
@@ -78,7 +78,8 @@ __device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, c
     const int64_t at = r * layers.outputs + tile.output + row;
     float value = sum(row, r) + bias_of<T>(tile.low, tile.low_row + row);
     if constexpr (kGated) {
-      value = activated(value, layers.activation) * (sum(row + kOutputs, r) + bias_of<T>(tile.high, tile.low_row + row));
+      value =
+          activated(value, layers.activation) * (sum(row + kOutputs, r) + bias_of<T>(tile.high, tile.low_row + row));
     } else if (layers.residual != nullptr) {
       value += decode(static_cast<const T*>(layers.residual)[at]);
     }
@@ -90,57 +91,64 @@ __device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, c
 
 // Loads a vector of weights: not kept in L1, which x needs.
 __device__ __forceinline__ uint4 load_weights(const void* from) {
-  uint4 word;
+  uint4 word{};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(from));
+#endif
   return word;
 }
 
 constexpr int kWarps = 16, kThreads = kWarps * kWarp;
-constexpr int kVectors = 2;                                   // of each row of weights that a thread loads at a time
-constexpr int kStep = 4 * 8 * kVectors;                       // inputs that a warp multiplies at a time
-constexpr int kSumStride = kTile + 4;                         // so that the warps' stores hit different banks
+constexpr int kVectors = 2;              // of each row of weights that a thread loads at a time
+constexpr int kStep = 4 * 8 * kVectors;  // inputs that a warp multiplies at a time
+constexpr int kSumStride = kTile + 4;    // so that the warps' stores hit different banks
 
-// Lane 4 * g + t has vectors of rows g and g + 8 of the tile and of row g of x. The inputs of one vector of 8 are spread
-// over two products of 16, in the same way for weights and x: the order in which inputs are added does not matter, and
-// no vector has to be shuffled.
+// Lane 4 * g + t has vectors of rows g and g + 8 of the tile and of row g of x. The inputs of one vector of 8 are
+// spread over two products of 16, in the same way for weights and x: the order in which inputs are added does not
+// matter, and no vector has to be shuffled.
 template <typename T, bool kGated>
 __global__ void __launch_bounds__(kThreads, 2) tensor_core_kernel(const __grid_constant__ Layers layers) {
   trigger_next_grid();
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, t = lane % 4;
   const Tile tile(layers, kGated);
+  const int first = warp * kStep + t * 8;
   // Rows past the end read the last row.
-  const auto* const low = static_cast<const T*>(tile.low.data) +
-                          min(tile.low_row + g, tile.low.rows - 1) * tile.low.stride + t * 8;
-  const auto* const high = static_cast<const T*>(tile.high.data) +
-                           min(tile.high_row + g, tile.high.rows - 1) * tile.high.stride + t * 8;
-  const auto* const x = static_cast<const T*>(layers.x) + g * layers.inputs + t * 8;
-  const int inputs = static_cast<int>(layers.inputs) - t * 8;
+  const T* low =
+      static_cast<const T*>(tile.low.data) + min(tile.low_row + g, tile.low.rows - 1) * tile.low.stride + first;
+  const T* high =
+      static_cast<const T*>(tile.high.data) + min(tile.high_row + g, tile.high.rows - 1) * tile.high.stride + first;
+  const T* x = static_cast<const T*>(layers.x) + g * layers.inputs + first;
   const bool has_row = g < layers.rows;
+  int left = static_cast<int>(layers.inputs) - first;  // inputs from here on
   grid_wait();
 
   uint4 next_low[kVectors], next_high[kVectors];
-  const auto load_next = [&](int k) {
+  const auto load_next = [&] {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const bool inside = k + i * 32 < inputs;
-      next_low[i] = inside ? load_weights(low + k + i * 32) : uint4{};
-      next_high[i] = inside ? load_weights(high + k + i * 32) : uint4{};
+      next_low[i] = i * 32 < left ? load_weights(low + i * 32) : uint4{};
+      next_high[i] = i * 32 < left ? load_weights(high + i * 32) : uint4{};
     }
   };
   float sums[4]{};
-  load_next(warp * kStep);
+  load_next();
+  // All threads of a warp take part in its products.
   for (int k = warp * kStep; k < layers.inputs; k += kWarps * kStep) {
     uint4 low_words[kVectors], high_words[kVectors], x_words[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       low_words[i] = next_low[i];
       high_words[i] = next_high[i];
-      x_words[i] = has_row && k + i * 32 < inputs ? load_word(reinterpret_cast<const uint4*>(x + k + i * 32)) : uint4{};
+      x_words[i] = has_row && i * 32 < left ? load_word(reinterpret_cast<const uint4*>(x + i * 32)) : uint4{};
     }
-    load_next(k + kWarps * kStep);
+    low += kWarps * kStep;
+    high += kWarps * kStep;
+    x += kWarps * kStep;
+    left -= kWarps * kStep;
+    load_next();
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       multiply<T>(sums, low_words[i].x, high_words[i].x, low_words[i].y, high_words[i].y, x_words[i].x, x_words[i].y);

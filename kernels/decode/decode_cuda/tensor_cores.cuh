@@ -13,9 +13,9 @@
 
 namespace decode_step {
 
-// sums += a * b: a is 16 x 16, b 16 x 8, each thread's part as `mma.m16n8k16` has it. Lane 4 * g + t has of `a`, in rows
-// g (low) and g + 8 (high), columns 2 * t and 2 * t + 1 (0) and those eight later (1); of b, in column g, the same rows;
-// of the sums, in rows g (0, 1) and g + 8 (2, 3), columns 2 * t and 2 * t + 1.
+// sums += a * b: a is 16 x 16, b 16 x 8, each thread's part as `mma.m16n8k16` has it. Lane 4 * g + t has of `a`, in
+// rows g (low) and g + 8 (high), columns 2 * t and 2 * t + 1 (0) and those eight later (1); of b, in column g, the same
+// rows; of the sums, in rows g (0, 1) and g + 8 (2, 3), columns 2 * t and 2 * t + 1.
 template <typename T>
 __device__ __forceinline__ void multiply(float (&sums)[4], uint32_t low0, uint32_t high0, uint32_t low1, uint32_t high1,
                                          uint32_t b0, uint32_t b1) {

@@ -50,8 +50,8 @@ Linear problem_of(Tensor& x) {
   if (problem.inputs == 0) fail("x", "must have at least one element in its last dimension");
   problem.rows = x.numel() / problem.inputs;
   if (problem.rows > decode_step::kMostRows) {
-    fail("x", "must have at most " + std::to_string(decode_step::kMostRows) + " rows, not " +
-                  std::to_string(problem.rows));
+    fail("x",
+         "must have at most " + std::to_string(decode_step::kMostRows) + " rows, not " + std::to_string(problem.rows));
   }
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
   problem.x = x.const_data_ptr();
@@ -63,8 +63,7 @@ void add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTe
                const Tensor& x) {
   check_dtype(weight, weight_name, x, "x");
   if (weight.dim() != 2 || weight.size(1) != problem.inputs) {
-    fail(weight_name,
-         "must have shape [outputs, " + std::to_string(problem.inputs) + "], not " + text(weight.sizes()));
+    fail(weight_name, "must have shape [outputs, " + std::to_string(problem.inputs) + "], not " + text(weight.sizes()));
   }
   if (!adjacent_elements(weight)) weight = torch::stable::contiguous(weight);
   auto& layer = problem.weights[problem.count++];
@@ -143,7 +142,8 @@ Tensor linear(Tensor x, Tensor weight, MaybeTensor bias, MaybeTensor residual, M
 // decode_step::Activation.
 Tensor gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int64_t activation, MaybeTensor gate_bias,
                     MaybeTensor up_bias) {
-  if (activation <= static_cast<int64_t>(Activation::none) || activation > static_cast<int64_t>(Activation::gelu_tanh)) {
+  if (activation <= static_cast<int64_t>(Activation::none) ||
+      activation > static_cast<int64_t>(Activation::gelu_tanh)) {
     fail("activation", "must be the number of a decode_step::Activation but `none`, not " + std::to_string(activation));
   }
   Linear problem = problem_of(x);
@@ -167,7 +167,7 @@ void check_shape(const Tensor& tensor, const char* argument, IntHeaderOnlyArrayR
   }
 }
 
-Heads strides_of(const Tensor& tensor, const void* data) {
+Heads heads_of(const Tensor& tensor, const void* data) {
   Heads heads;
   heads.data = const_cast<void*>(data);  // the kernels write to the cache alone
   heads.batch_stride = tensor.stride(0);
@@ -176,23 +176,44 @@ Heads strides_of(const Tensor& tensor, const void* data) {
   return heads;
 }
 
-// Replaces the tensor by a contiguous copy if its elements are not adjacent.
+// Returns whether the kernel can read the heads of a tensor: their elements are adjacent, and on CUDA they start at
+// 16-byte boundaries.
+bool readable_heads(const Tensor& tensor) {
+  if (!adjacent_elements(tensor)) return false;
+#if defined(CUDA_KERNEL)
+  const int64_t vector = element_type(tensor, "query") == Type::float32 ? 4 : 8;
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) % vector != 0) return false;
+  }
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+#else
+  return true;
+#endif
+}
+
+// Replaces the tensor by a contiguous copy if the kernel cannot read its heads.
 Heads read_heads(Tensor& tensor) {
-  if (!adjacent_elements(tensor)) tensor = torch::stable::contiguous(tensor);
-  return strides_of(tensor, tensor.const_data_ptr());
+  if (tensor.numel() > 0 && !readable_heads(tensor)) {
+    Tensor copy = allocate_like(tensor);
+    torch::stable::copy_(copy, tensor);
+    tensor = copy;
+  }
+  return heads_of(tensor, tensor.const_data_ptr());
 }
 
 // Throws unless a token can be written in place.
 Heads written_heads(Tensor& tensor, const char* argument) {
-  if (!adjacent_elements(tensor)) {
-    fail(argument, "must have adjacent elements in its last dimension, to be changed in place");
+  if (tensor.numel() > 0 && !readable_heads(tensor)) {
+    fail(argument,
+         "must have adjacent elements in its last dimension, and on CUDA heads that start at 16-byte boundaries, to be "
+         "changed in place");
   }
   for (int64_t dim = 0; dim < 3; ++dim) {
     if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) {
       fail(argument, "must not be expanded, to be changed in place");
     }
   }
-  return strides_of(tensor, tensor.mutable_data_ptr());
+  return heads_of(tensor, tensor.mutable_data_ptr());
 }
 
 // Checks query, key, value and mask. Replaces the mask by a contiguous copy if its tokens are not adjacent.

@@ -51,7 +51,7 @@ def test_a_package_for_cuda_names_the_other_package(tmp_path: Path) -> None:
     assert for_cpu.startswith("Could not run '_demo_cpu_1::scaled' with arguments from the 'CPU' backend")
 
 
-@pytest.mark.parametrize("kernel", ["rmsnorm", "rope3d", "geglu", "adaln"])
+@pytest.mark.parametrize("kernel", ["rmsnorm", "rope3d", "geglu", "decode", "adaln"])
 def test_every_op_of_the_kernels_refuses(kernel: str) -> None:
     """The ops with a fake are those that are compiled."""
     python = "".join(path.read_text() for path in (ROOT / f"kernels/{kernel}/torch-ext/{kernel}").glob("*.py"))

@@ -22,7 +22,7 @@ from kernel_builder.files import write_atomically
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 CAPABILITIES = '["9.0", "12.0+PTX"]'
-UNOPTIMIZED = ("adaln", "geglu", "rope3d")
+UNOPTIMIZED = ("adaln", "decode", "geglu", "rope3d")
 CONFIG = """
 experimental-features = nix-command flakes
 sandbox = true

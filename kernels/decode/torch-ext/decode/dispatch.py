@@ -8,6 +8,7 @@ import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from ._ops import add_op_namespace_prefix
+from .devices import refuse_cpu
 
 # The device type of the package's tensors.
 DEVICE = "cuda" if "_cuda_" in add_op_namespace_prefix("") else "cpu"
@@ -24,10 +25,13 @@ def need_derivative(*tensors: torch.Tensor | None) -> bool:
 
 
 def vmap_by_torch(op: str, by_torch: Callable[..., torch.Tensor]) -> None:
-    """Let `torch.vmap` of an op compute `by_torch`, which takes the same arguments."""
+    """Let `torch.vmap` of an op call `by_torch`, which takes the same arguments, for each element of the batch."""
 
     def rule(info, in_dims, *arguments):
-        return torch.vmap(by_torch, in_dims=in_dims, randomness=info.randomness)(*arguments), 0
+        def call(index):
+            return by_torch(*(a if dim is None else a.select(dim, index) for a, dim in zip(arguments, in_dims)))
+
+        return torch.stack([call(index) for index in range(info.batch_size)]), 0
 
     torch.library.register_vmap(add_op_namespace_prefix(op), rule)
 
@@ -48,3 +52,6 @@ def check_with(tensor: torch.Tensor, name: str, first: torch.Tensor, first_name:
     """Check the device and the dtype of a tensor."""
     require(tensor.device == first.device, f"{name} must be on the device of {first_name}")
     require(tensor.dtype == first.dtype, f"{name} must have the dtype of {first_name}")
+
+
+refuse_cpu("linear", "gated_linear", "attention", "cached_attention")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
+from math import prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, is_autocast_enabled, is_grad_enabled
 
 from ._ops import add_op_namespace_prefix, ops
-from .devices import refuse_cpu
 from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
 
 
@@ -23,14 +23,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
         residual: [..., outputs], of the dtype of `x`.
 
     With at most eight rows in `x`, the kernel computes it in float32, and reads each weight once. With more rows, in
-    autocast, and where grad mode is enabled and a tensor needs a gradient or has a tangent, `torch.nn.functional.linear`
+    autocast, and where grad mode is enabled and a tensor needs a gradient or has a tangent, `torch.nn.functional`
     computes it.
 
     Raises:
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
     if (
-        x.shape[:-1].numel() > _MOST_ROWS
+        x.numel() > _MOST_ROWS * weight.shape[-1]
         or is_autocast_enabled(DEVICE)
         or (is_grad_enabled() and need_derivative(x, weight, bias, residual))
     ):
@@ -40,9 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
     return _linear(x, weight) if bias is None else _linear(x, weight, bias)
 
 
-def linears(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None
-) -> tuple[Tensor, ...]:
+def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None) -> tuple[Tensor, ...]:
     """Return `linear(x, weight, bias)` for each of one to three weights, by one kernel.
 
     The results are views of one tensor where the kernel computes them, next to each other in its last dimension.
@@ -64,7 +62,7 @@ def linears(
     elif len(biases) != count:
         raise ValueError(f"decode: biases must be {count}, one for each weight, not {len(biases)}")
     if (
-        x.shape[:-1].numel() > _MOST_ROWS
+        x.numel() > _MOST_ROWS * weights[0].shape[-1]
         or is_autocast_enabled(DEVICE)
         or (is_grad_enabled() and need_derivative(x, *weights, *biases))
     ):
@@ -108,7 +106,7 @@ def gated_linear(
         raise ValueError(f"decode: activation must be one of {sorted(_ACTIVATIONS)}, not {activation!r}")
     number = _ACTIVATIONS[activation]
     if (
-        x.shape[:-1].numel() > _MOST_ROWS
+        x.numel() > _MOST_ROWS * gate_weight.shape[-1]
         or is_autocast_enabled(DEVICE)
         or (is_grad_enabled() and need_derivative(x, gate_weight, up_weight, gate_bias, up_bias))
     ):
@@ -158,16 +156,14 @@ def _check_x(x):
     require(x.dim() > 0, "x must have at least one dimension")
     check_type(x, "x")
     require(x.shape[-1] != 0, "x must have at least one element in its last dimension")
-    rows = x.shape[:-1].numel()
+    rows = prod(x.shape[:-1])
     require(rows <= _MOST_ROWS, f"x must have at most {_MOST_ROWS} rows, not {rows}")
 
 
 def _check_layer(x, weight, weight_name, bias, bias_name):
     check_with(weight, weight_name, x, "x")
     inputs, shape = x.shape[-1], list(weight.shape)
-    require(
-        len(shape) == 2 and shape[1] == inputs, f"{weight_name} must have shape [outputs, {inputs}], not {shape}"
-    )
+    require(len(shape) == 2 and shape[1] == inputs, f"{weight_name} must have shape [outputs, {inputs}], not {shape}")
     if bias is not None:
         check_with(bias, bias_name, x, "x")
         expected, shape = [shape[0]], list(bias.shape)
@@ -203,6 +199,3 @@ def _gated_linear_fake(x, gate_weight, up_weight, activation, gate_bias=None, up
     expected, shape = list(gate_weight.shape), list(up_weight.shape)
     require(shape == expected, f"up_weight must have shape {expected}, not {shape}")
     return x.new_empty([*x.shape[:-1], expected[0]])
-
-
-refuse_cpu("linear", "gated_linear")

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, is_autocast_enabled, is_grad_enabled
 
 from ._ops import add_op_namespace_prefix, ops
-from .devices import refuse_cpu
 from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
 
 
@@ -34,12 +33,14 @@ def attention(
         mask: bool, [batch or 1, 1, 1, tokens]: the tokens that are read. A sequence without any gives zeros.
         scale: Of the products of query and key; by default 1 / sqrt(elements).
         new_key: [batch, key_heads, 1, elements]: the key of the token itself, which is written to `key` at `position`
-            and read from there. `key` and `value` must have adjacent elements.
+            and read from there. `key` and `value` are then changed in place; their elements must be adjacent, and on
+            CUDA their heads must start at 16-byte boundaries.
         new_value: The same for `value`.
         position: One int64 on the device of `query`, at least 0 and below tokens. On CUDA it is not checked.
 
     The kernel has no gradient. In autocast, and where grad mode is enabled and a tensor needs a gradient or has a
-    tangent, `torch.nn.functional.scaled_dot_product_attention` computes it, after `index_copy_` for the new token.
+    tangent, `torch.nn.functional.scaled_dot_product_attention` computes it, after `index_copy_` for the new token. On
+    CUDA also for float32, and on devices of a capability below 8.0.
 
     Raises:
         ValueError: If only some of `new_key`, `new_value` and `position` are given.
@@ -47,8 +48,10 @@ def attention(
     """
     if scale is None:
         scale = query.shape[-1] ** -0.5
-    by_torch = is_autocast_enabled(DEVICE) or (
-        is_grad_enabled() and need_derivative(query, key, value, new_key, new_value)
+    by_torch = (
+        is_autocast_enabled(DEVICE)
+        or (is_grad_enabled() and need_derivative(query, key, value, new_key, new_value))
+        or not _has_kernel(query)
     )
     if new_key is None and new_value is None and position is None:
         return (_attention_by_torch if by_torch else _attention)(query, key, value, mask, scale)
@@ -56,6 +59,21 @@ def attention(
         raise ValueError("decode: new_key, new_value and position must be given together")
     function = _cached_attention_by_torch if by_torch else _cached_attention
     return function(query, new_key, new_value, key, value, position, mask, scale)
+
+
+_TENSOR_CORES: dict[torch.device, bool] = {}  # of each device, whether they take bfloat16
+
+
+@torch.compiler.assume_constant_result
+def _tensor_cores(device: torch.device) -> bool:
+    if device not in _TENSOR_CORES:
+        _TENSOR_CORES[device] = torch.cuda.get_device_capability(device) >= (8, 0)
+    return _TENSOR_CORES[device]
+
+
+def _has_kernel(query: Tensor) -> bool:
+    # The ops themselves refuse tensors on another device.
+    return not (query.is_cuda and DEVICE == "cuda") or (query.dtype != torch.float32 and _tensor_cores(query.device))
 
 
 _attention = ops.attention.default
@@ -77,7 +95,6 @@ def _cached_attention_by_torch(query, new_key, new_value, key, value, position, 
 
 
 vmap_by_torch("attention", _attention_by_torch)
-vmap_by_torch("cached_attention", _cached_attention_by_torch)
 
 
 # --- fakes -----------------------------------------------------------------------------------------------------------
@@ -91,9 +108,7 @@ def _check_shape(tensor, name, expected):
 @torch.library.register_fake(add_op_namespace_prefix("attention"))
 def _attention_fake(query, key, value, mask, scale):
     shape = list(query.shape)
-    require(
-        len(shape) == 4 and shape[2] == 1, f"query must have shape [batch, query_heads, 1, elements], not {shape}"
-    )
+    require(len(shape) == 4 and shape[2] == 1, f"query must have shape [batch, query_heads, 1, elements], not {shape}")
     check_type(query, "query")
     batch, query_heads, _, elements = shape
     require(
@@ -134,6 +149,3 @@ def _cached_attention_fake(query, new_key, new_value, key, value, position, mask
     require(position.device == query.device, "position must be on the device of query")
     require(position.dtype == torch.int64 and position.numel() == 1, "position must be one int64")
     return out
-
-
-refuse_cpu("attention", "cached_attention")

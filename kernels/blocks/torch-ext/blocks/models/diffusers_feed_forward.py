@@ -70,7 +70,7 @@ class ProjectedGELU:
 
 if _HAS_EPILOGUE:
     _does = "GELU in the epilogue of its projection"
-    replaces("diffusers.models.activations.GELU", does=_does, mismatch=_gelu_mismatch)(ProjectedGELU)
+    replaces("diffusers.models.activations.GELU", does=_does, kernels=(), mismatch=_gelu_mismatch)(ProjectedGELU)
 
 
 def _has_projection(module: nn.Module) -> Optional[str]:

@@ -1,0 +1,75 @@
+"""References, tensors and assertions that the tests of decode share.
+
+The kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
+else on the CPU.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernels import get_local_kernel
+
+PROJECT = Path(__file__).resolve().parents[1]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3}  # with their numbers in the ops
+# One input, less and more than a vector, not a multiple of one, and those of models.
+WIDTHS = [1, 7, 8, 100, 1000] + ([4096, 14336] if DEVICE == "cuda" else [])
+
+
+def load(project):
+    """Return the package as built. Without one, skip the test, or the module that is imported."""
+    try:
+        return get_local_kernel(project)
+    except FileNotFoundError:
+        pytest.skip(f"not built: kernel-builder build {project} --backend {DEVICE}", allow_module_level=True)
+
+
+kernel = load(PROJECT)
+ops = kernel._ops.ops
+
+
+def random(*shape, dtype, requires_grad=False):
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
+
+
+def eager_linear(x, weight, bias=None, residual=None):
+    """Return what models compute; with float64 inputs this is the reference."""
+    out = F.linear(x, weight, bias)
+    return out if residual is None else out + residual
+
+
+def eager_gated(x, gate_weight, up_weight, gate_bias=None, up_bias=None, activation="silu"):
+    """Return the same of an MLP's gate and projection."""
+    gate = F.linear(x, gate_weight, gate_bias)
+    gate = (
+        F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh" if "tanh" in activation else "none")
+    )
+    return gate * F.linear(x, up_weight, up_bias)
+
+
+def eager_attention(query, key, value, mask=None, scale=None):
+    """Return attention, in the order of the kernel's result."""
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+def doubles(tensors):
+    return [None if tensor is None else tensor.detach().double() for tensor in tensors]
+
+
+def assert_as_good(actual, reference, expected, factor=1.1):
+    """Assert that the error of `actual` is at most `factor` times that of `reference`, and that it is contiguous."""
+    assert actual.dtype == reference.dtype and actual.shape == reference.shape and actual.is_contiguous()
+    if actual.numel() == 0:
+        return
+    scale = expected.abs().max().item()
+    slack = {torch.float32: 1e-6, torch.float16: 1e-4, torch.bfloat16: 1e-3}[actual.dtype] * max(scale, 1.0)
+    error = (actual.double() - expected).abs().max().item()
+    allowed = factor * (reference.double() - expected).abs().max().item() + slack
+    assert error <= allowed
+
+
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -1,0 +1,69 @@
+"""Test streams, CUDA graphs, several devices and large tensors."""
+
+import pytest
+import torch
+from reference_decode import DEVICE, eager_attention, eager_linear, gpu, kernel, random
+from test_decode_compile import step, step_inputs
+
+
+@gpu
+def test_stream():
+    x, weight = random(1, 8192, dtype=torch.bfloat16), random(4096, 8192, dtype=torch.bfloat16)
+    expected = kernel.linear(x, weight)
+    stream, late = torch.cuda.Stream(), torch.zeros_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(x)
+        out = kernel.linear(late, weight)
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device():
+    """The tensors are not on the current device, and the call does not change the current device."""
+    x, weight = (random(*shape, dtype=torch.float16).to("cuda:1") for shape in ((3, 256), (100, 256)))
+    out = kernel.linear(x, weight)
+    assert out.device == x.device and torch.cuda.current_device() == 0
+    torch.testing.assert_close(out, eager_linear(x, weight), rtol=1e-2, atol=1e-2)
+    query, key = (random(*shape, dtype=torch.float16).to("cuda:1") for shape in ((2, 8, 1, 64), (2, 2, 300, 64)))
+    out = kernel.attention(query, key, key)
+    assert out.device == query.device and torch.cuda.current_device() == 0
+    torch.testing.assert_close(out, eager_attention(query, key, key), rtol=1e-2, atol=1e-2)
+
+
+@gpu
+@torch.no_grad()
+def test_graph():
+    """A replay reads the position and the token that are there then."""
+    x, weights, key, value, position = step_inputs(4, 300, torch.bfloat16)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(x, weights, key, value, position)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(x, weights, key, value, position)
+    for at in (10, 299):
+        x.copy_(random(4, 1, 64, dtype=torch.bfloat16))
+        position.fill_(at)
+        caches = key.clone(), value.clone()
+        expected = step(x, weights, *caches, position)
+        graph.replay()
+        assert torch.equal(captured, expected)
+        assert torch.equal(key, caches[0]) and torch.equal(value, caches[1])
+
+
+@gpu
+def test_more_elements_than_32_bits_count():
+    outputs, inputs = 2**19 + 3, 4096 + 8
+    if torch.cuda.mem_get_info()[0] < 3 * outputs * inputs:
+        pytest.skip("needs 6 GB of GPU memory")
+    weight = torch.zeros(outputs, inputs, device=DEVICE, dtype=torch.bfloat16)
+    weight[-1] = 1
+    x = random(1, inputs, dtype=torch.bfloat16)
+    out = kernel.linear(x, weight)
+    torch.testing.assert_close(out[0, -1].float(), x.float().sum(), rtol=1e-2, atol=1e-1)
+    assert not out[0, :-1].any()

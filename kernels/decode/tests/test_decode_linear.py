@@ -1,0 +1,164 @@
+"""Compare linear layers with float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference_decode import (
+    ACTIVATIONS,
+    DEVICE,
+    DTYPES,
+    WIDTHS,
+    assert_as_good,
+    doubles,
+    eager_gated,
+    eager_linear,
+    kernel,
+    random,
+)
+
+ROWS = range(1, 9)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inputs", WIDTHS)
+def test_linear(inputs, dtype):
+    for rows in ROWS:
+        for outputs in (1, 5, 70, 1000):
+            x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype)
+            bias, residual = random(outputs, dtype=dtype), random(rows, outputs, dtype=dtype)
+            for arguments in ([x, weight], [x, weight, bias], [x, weight, None, residual], [x, weight, bias, residual]):
+                out = kernel.linear(*arguments[:3], residual=arguments[3] if len(arguments) > 3 else None)
+                assert_as_good(out, eager_linear(*arguments), eager_linear(*doubles(arguments)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inputs", WIDTHS)
+def test_linears(inputs, dtype):
+    for rows in ROWS:
+        x = random(rows, inputs, dtype=dtype)
+        weights = [random(outputs, inputs, dtype=dtype) for outputs in (37, 1, 130)]
+        biases = [random(37, dtype=dtype), None, random(130, dtype=dtype)]
+        for count in (1, 2, 3):
+            for given in (None, biases[:count]):
+                out = kernel.linears(x, weights[:count], given)
+                assert isinstance(out, tuple) and len(out) == count
+                for i, part in enumerate(out):
+                    assert torch.equal(part, kernel.linear(x, weights[i], None if given is None else given[i]))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_linear(dtype, activation):
+    for inputs in WIDTHS:
+        for rows in (1, 3, 8):
+            weights = [random(75, inputs, dtype=dtype).div(inputs**0.5) for _ in range(2)]
+            biases = [random(75, dtype=dtype) for _ in range(2)]
+            for given in ((None, None), biases, (None, biases[1]), (biases[0], None)):
+                arguments = [random(rows, inputs, dtype=dtype), *weights, *given]
+                out = kernel.gated_linear(*arguments, activation=activation)
+                assert_as_good(out, eager_gated(*arguments, activation), eager_gated(*doubles(arguments), activation))
+
+
+def test_far_gates():
+    """Gates at which an exponential overflows or a gelu is a tiny difference."""
+    values = torch.tensor([[-200.0, -90.0, -20.0, -5.0, 0.0, 5.0, 90.0, 200.0]], device=DEVICE)
+    gate, up, x = values.T.contiguous(), torch.ones(8, 1, device=DEVICE), torch.ones(1, 1, device=DEVICE)
+    for activation in ACTIVATIONS:
+        expected = eager_gated(*doubles([x, gate, up]), activation=activation)
+        actual = kernel.gated_linear(x, gate, up, activation=activation)
+        torch.testing.assert_close(actual.double(), expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided(dtype):
+    """Halves of a joined projection, unaligned rows, and what is copied."""
+    whole = random(60, 2 * 104 + 1, dtype=dtype)
+    for inputs in (104, 8, 13):
+        x = random(3, inputs, dtype=dtype)
+        for weight in (
+            whole[:30, :inputs],
+            whole[30:, 104 : 104 + inputs],
+            whole[::2, 1 : inputs + 1],
+            whole[:1, :inputs].expand(9, inputs),
+            random(inputs, 40, dtype=dtype).t(),
+        ):
+            bias = random(2 * weight.shape[0], dtype=dtype)[::2]
+            residual = random(weight.shape[0], 3, dtype=dtype).t()
+            strided = random(inputs, 3, dtype=dtype).t()
+            for values in (x, strided, x[:1].expand(3, inputs)):
+                actual = kernel.linear(values, weight, bias, residual=residual)
+                same = [tensor.contiguous() for tensor in (values, weight, bias, residual)]
+                assert torch.equal(actual, kernel.linear(*same[:3], residual=same[3]))
+                gated = kernel.gated_linear(values, weight, weight.flip(0), bias, bias)
+                assert torch.equal(gated, kernel.gated_linear(*same[:2], same[1].flip(0), *same[2:3] * 2))
+
+
+def test_shapes():
+    weight = random(24, 16, dtype=torch.float32)
+    for shape in ((16,), (1, 1, 16), (2, 4, 16), (8, 1, 1, 16), (0, 16), (3, 0, 16)):
+        x = random(*shape, dtype=torch.float32)
+        assert kernel.linear(x, weight).shape == (*shape[:-1], 24)
+        assert [part.shape for part in kernel.linears(x, [weight, weight[:4]])] == [(*shape[:-1], n) for n in (24, 4)]
+        assert kernel.gated_linear(x, weight, weight).shape == (*shape[:-1], 24)
+        torch.testing.assert_close(kernel.linear(x, weight), F.linear(x, weight))
+    assert kernel.linear(x[:1, :1], weight[:0]).shape == (1, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_by_torch(dtype):
+    """More rows, autocast, and tensors that need a gradient or have a tangent."""
+    x, weight, up, bias = (random(*shape, dtype=dtype) for shape in ((9, 40), (24, 40), (24, 40), (24,)))
+    residual = random(9, 24, dtype=dtype)
+    assert torch.equal(kernel.linear(x, weight, bias, residual=residual), F.linear(x, weight, bias) + residual)
+    assert torch.equal(kernel.gated_linear(x, weight, up), eager_gated(x, weight, up))
+    for part, single in zip(kernel.linears(x, [weight, up]), (weight, up)):
+        assert torch.equal(part, F.linear(x, single))
+    x = x[:3]
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = kernel.linear(x, weight)
+        assert out.dtype == torch.bfloat16 and torch.equal(out, F.linear(x, weight))
+    weight.requires_grad_()
+    with torch.no_grad():
+        assert not kernel.linear(x, weight).requires_grad
+    for out, expected in (
+        (kernel.linear(x, weight, bias), eager_linear(x, weight, bias)),
+        (kernel.linears(x, (up, weight))[1], eager_linear(x, weight)),
+        (kernel.gated_linear(x, weight, up, activation="gelu"), eager_gated(x, weight, up, activation="gelu")),
+    ):
+        grads = [torch.autograd.grad(each.float().square().sum(), weight)[0] for each in (out, expected)]
+        assert torch.equal(*grads)
+
+
+def test_transforms():
+    x, weight, up = (random(*shape, dtype=torch.float32) for shape in ((3, 40), (24, 40), (24, 40)))
+    for function, eager in (
+        (kernel.linear, eager_linear),
+        (lambda x, w: kernel.gated_linear(x, w, up), lambda x, w: eager_gated(x, w, up)),
+        (lambda x, w: kernel.linears(x, [up, w], None)[1], eager_linear),
+    ):
+        for argument in (0, 1):
+            grads = [
+                torch.func.grad(lambda *a, f=f: f(*a).square().sum(), argument)(x, weight) for f in (function, eager)
+            ]
+            torch.testing.assert_close(*grads)
+            tangents = [torch.zeros_like(x), torch.zeros_like(weight)]
+            tangents[argument] = torch.randn_like(tangents[argument])
+            results = [torch.func.jvp(f, (x, weight), tuple(tangents)) for f in (function, eager)]
+            torch.testing.assert_close(*results)
+        stacked = weight.expand(4, 24, 40) * torch.arange(4, device=DEVICE)[:, None, None]
+        results = [torch.func.vmap(f, in_dims=(None, 0))(x, stacked) for f in (function, eager)]
+        torch.testing.assert_close(*results)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_repeatable():
+    """Bits do not depend on the run, on the threads, or on what is computed in the same call."""
+    x, weight = random(5, 1024, dtype=torch.bfloat16), random(700, 1024, dtype=torch.bfloat16)
+    out = kernel.linear(x, weight)
+    for _ in range(3):
+        assert torch.equal(kernel.linear(x, weight), out)
+    torch.set_num_threads(1)
+    assert torch.equal(kernel.linear(x, weight), out)
+    assert torch.equal(kernel.linears(x, [weight[:100], weight])[1], out)
