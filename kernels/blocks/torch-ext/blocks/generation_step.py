@@ -66,9 +66,10 @@ class Plan:
             if form.best is not None and all(later.is_by_score for later in self.forms[index:]):
                 count = max(_CANDIDATES * form.best, _FEWEST_CANDIDATES)
                 if self.samples and not self.keeps_scores and count <= vocabulary // 4:
-                    while index > 0 and self.forms[index - 1].keeps_order:
-                        index -= 1
-                    return index, count
+                    first = index
+                    while first > 0 and self.forms[first - 1].keeps_order:
+                        first -= 1
+                    return first, count
         return len(self.forms), 0
 
 
@@ -197,12 +198,13 @@ class State:
         bucket: int,
     ) -> None:
         """Compute one step, all of it on the device: this is what a graph captures."""
-        with self.cache.step(bucket) as masks, functions:
+        with self.cache.step(bucket) as read, functions:
+            masks = read
             if plan.adds_masks:
                 added = self.cache.layers[0].keys.dtype
                 masks = {
                     name: torch.zeros_like(mask, dtype=added).masked_fill_(~mask, float("-inf"))
-                    for name, mask in masks.items()
+                    for name, mask in read.items()
                 }
             positions = {} if self.position_ids is None else {"position_ids": self.position_ids}
             inputs = model.prepare_inputs_for_generation(
