@@ -89,7 +89,7 @@ def _kernel(name: str) -> Any:
 def _packages() -> dict[str, Any]:
     """Return what the packages record of their sources, which the page compares with those of the repository."""
     packages = {}
-    for name in ("adaln", "blocks", "geglu", "rmsnorm", "rope3d"):
+    for name in ("adaln", "blocks", "decode", "geglu", "rmsnorm", "rope3d"):
         directory = Path(_kernel(name).__file__).parent
         metadata = json.loads((directory / "metadata.json").read_text())
         packages[name] = {

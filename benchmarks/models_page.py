@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import generate_page
 from matplotlib.figure import Figure
 from measured_sources import described
 from model_titles import TITLES
@@ -69,6 +70,7 @@ def main_page(report: Mapping[str, Any]) -> str:
         "profile": "\n".join(_profiles(report.get("profile", {}))),
         "accuracy": "\n".join(_accuracy(report.get("accuracy", {}))),
         "others": "\n".join(_others(report)),
+        "generate": generate_page.section(generate_page.read_results()),
     }
     page = _PROSE.read_text()
     for name, text in sections.items():
@@ -86,6 +88,7 @@ def fill(page: str, report: Mapping[str, Any]) -> str:
     unknown = "The results do not record the commit of the kernels, so whether these have changed since is unknown."
     parts = {
         "<!-- plot -->": f"![The speed of a forward beside eager]({PLOT})",
+        "<!-- generate-plot -->": f"![The speed of generate beside the floor]({generate_page.PLOT})",
         "<!-- sources -->": "\n".join(f"- {line}" for line in sources) or unknown,
     }
     for marker, text in parts.items():

@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import generate_page  # noqa: E402
 import kernel_page  # noqa: E402
 import models_page  # noqa: E402
 
@@ -65,6 +66,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for result in kernel_page.read_results():
         files.append(File.generated(config, kernel_page.plot_name(result), content=kernel_page.draw(result)))
     files.append(File.generated(config, models_page.PLOT, content=models_page.draw_svg(models_page.read_results())))
+    generated = generate_page.draw_svg(generate_page.read_results())
+    files.append(File.generated(config, generate_page.PLOT, content=generated))
     return files
 
 

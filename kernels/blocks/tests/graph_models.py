@@ -90,7 +90,7 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
     Only the class that calls CUDA is another one. With `error`, every capture fails with it. `times` are the
     milliseconds of a replay and of an eager call.
     """
-    calls, gpu, graphs = (module_of(blocks, name) for name in ("calls", "gpu", "graphs"))
+    calls, generation, gpu, graphs = (module_of(blocks, name) for name in ("calls", "generation", "gpu", "graphs"))
 
     class Cpu(gpu.Gpu):
         type = "cpu"
@@ -118,6 +118,13 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
         def in_order(self, device):
             return contextlib.nullcontext()
 
+        def send(self, tensor):
+            copy = tensor.clone()
+            return lambda: copy
+
+        def memory(self, device):
+            return 2**40
+
         def start_timing(self):
             return FixedTime(next(taken))
 
@@ -125,6 +132,8 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
     blocks.accelerate(model, graphs=True)
     runner = graphs.GraphRunner(model, limit, Cpu())
     graphs._runners[model] = runner
+    for module in set(graphs._decoders) & set(model.modules()):
+        graphs._decoders[module] = generation.Decoder(Cpu())
     return runner.counts
 
 

@@ -176,15 +176,6 @@ def test_decoding_with_a_static_cache(blocks):
     assert counts.replays == 2 * 5 + 7
 
 
-def test_generate(blocks):
-    model, prompt = llama(), torch.arange(5)[None]
-    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "cache_implementation": "static"}
-    expected = model.generate(prompt, **options, disable_compile=True)
-    counts = accelerate_on_cpu(blocks, model)
-    assert torch.equal(model.generate(prompt, **options, disable_compile=True), expected)
-    assert counts.replays == 5
-
-
 def test_output_has_the_cache_of_the_call(blocks):
     model = llama()
     cache = StaticCache(model.config, max_cache_len=32)

@@ -9,7 +9,7 @@ import torch
 from graph_models import decode, graphed, inputs_on_gpu, llama, ltx, ltx_on_gpu, module_of, without_graphs
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
-from text_models import model_of
+from text_models import lively, model_of
 from torch import nn
 from transformers import StaticCache
 
@@ -278,17 +278,70 @@ def test_decoding_with_a_static_cache(blocks):
     assert torch.equal(decode(model, cache, 40, "cuda"), expected)
 
 
-def test_generate_with_a_static_cache(blocks):
-    model = llama().to("cuda", torch.bfloat16)
-    options = {"max_new_tokens": 20, "do_sample": False, "cache_implementation": "static", "disable_compile": True}
-    options["eos_token_id"] = None
-    prompt = torch.arange(5, device="cuda")[None]
-    blocks.accelerate(model)
-    expected = model.generate(prompt, **options)
-    counts = graphed(blocks, model)
-    assert torch.equal(model.generate(prompt, **options), expected)
-    print(counts)
-    assert counts.replays > 10
+PROMPT = torch.tensor([[0, 0, 41, 7, 12, 33], [5, 9, 17, 7, 12, 30]])
+CALLS = [
+    {},
+    {"attention_mask": (PROMPT != 0).long(), "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    {"do_sample": True, "top_k": 0, "min_p": 0.05, "typical_p": 0.95},
+    {"eos_token_id": [11, 18], "pad_token_id": 3, "min_new_tokens": 5},
+]
+
+
+def generate_on_gpu(model, **options):
+    torch.manual_seed(0)
+    options = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    return model.generate(PROMPT.cuda(), **{"max_new_tokens": 80, "eos_token_id": None, **options})
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_generate(blocks, name):
+    """Steps are captured, with windows that fill, and give the tokens of transformers' own loop."""
+    model = lively(name).cuda()
+    expected = [generate_on_gpu(model, **options) for options in CALLS]
+    report = blocks.accelerate(model, graphs=True)
+    (counts,) = report.generation.values()
+    for _ in range(3):
+        for options, tokens in zip(CALLS, expected, strict=True):
+            assert torch.equal(generate_on_gpu(model, **options), tokens), options
+    print(report)
+    assert not counts.eager
+    assert set(counts.eager_steps) == {"the first of its length"}
+    assert counts.captured == counts.eager_steps["the first of its length"]
+    assert counts.steps > 10 * counts.captured
+    blocks.restore(model)
+    assert counts.memory == 0
+    assert torch.equal(generate_on_gpu(model), expected[0])
+
+
+def test_generate_with_candidates(blocks):
+    """Sampling among the best tokens of a large vocabulary gives the same tokens for the same seed."""
+    model = lively(vocab_size=3001).to("cuda", torch.bfloat16)
+    report = blocks.accelerate(model, graphs=True)
+    first, *others = [generate_on_gpu(model, **CALLS[2]) for _ in range(3)]
+    assert all(torch.equal(first, tokens) for tokens in others)
+    print(report)
+    assert not next(iter(report.generation.values())).eager
+
+
+def test_generate_in_threads(blocks):
+    model = lively().cuda()
+    expected = generate_on_gpu(model)
+    blocks.accelerate(model, graphs=True)
+    failures = []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(4):
+                if not torch.equal(model.generate(PROMPT.cuda(), max_new_tokens=80, eos_token_id=None), expected):
+                    failures.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
 
 
 def test_graph_goes_with_its_cache(blocks):

@@ -49,6 +49,16 @@ def model_of(name, seed=0, attention=None, **changes):
 
 
 @torch.no_grad()
+def lively(name="llama", **changes):
+    """Return a small model whose tokens do not repeat themselves."""
+    model = model_of(name, **{"max_position_embeddings": 512, **changes})
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(8)
+    return model.requires_grad_(False)
+
+
+@torch.no_grad()
 def logits(model, **inputs):
     return model(TOKENS, **{"attention_mask": PADDED, "use_cache": False, **inputs}).logits[PADDED.bool()]
 

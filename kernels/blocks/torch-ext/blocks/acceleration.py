@@ -7,7 +7,7 @@ from torch import nn
 
 from . import models  # noqa: F401
 from .comparison import Check, compare
-from .graphs import add_graphs, remove_graphs
+from .graphs import add_generation, add_graphs, remove_graphs
 from .replacements import (
     Replacement,
     find,
@@ -37,7 +37,8 @@ def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = Fals
             large. Of a pipeline the denoiser (`transformer` or `unet`) is checked, and restored, alone.
         graphs: Also capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs: at the second call
             with tensors of some shapes, to be replayed from then on. Calls that no graph can serve run as usual; the
-            report counts them by reason. A model that the check restored has none.
+            report counts them by reason. A model that the check restored has none. `generate` of a model of
+            transformers then holds a static cache and captures whole decoding steps.
 
     Returns:
         What was replaced and what was left, and why, and the figures of the check.
@@ -59,6 +60,7 @@ def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = Fals
     rejected = checked if report.check is not None and report.check.kept == "eager" else None
     if graphs:
         report.graphs = add_graphs(model, but=rejected)
+        report.generation = add_generation(model) if model is not rejected else {}
     report.notes += notes_on(roots)
     return report
 

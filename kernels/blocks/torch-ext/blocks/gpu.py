@@ -125,6 +125,22 @@ class Gpu:
         if self._last is not None:
             self._last[1].synchronize()
 
+    def send(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to copy a tensor to the host. Return a function that waits for the copy, and for nothing after it."""
+        copy = tensor.to("cpu", non_blocking=True)  # Torch takes pinned memory for it
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+
+        def receive() -> torch.Tensor:
+            event.synchronize()
+            return copy
+
+        return receive
+
+    def memory(self, device: torch.device) -> int:
+        """Return the bytes of memory that the GPU has."""
+        return torch.cuda.get_device_properties(device).total_memory
+
     def start_timing(self) -> Stopwatch:
         return Stopwatch()
 

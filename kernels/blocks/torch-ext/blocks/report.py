@@ -11,6 +11,7 @@ from torch import nn
 
 from . import kernel_set
 from .comparison import Comparison
+from .generation import GenerationCounts
 from .graph_runner import GraphCounts
 from .tested_versions import TESTED
 
@@ -39,6 +40,10 @@ def _minor(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def _counts(counts: Any) -> dict[str, Any]:
+    return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(counts).items()}
+
+
 @dataclass
 class Report:
     """What was replaced in a model, and what was left, and why. `print(report)` shows it as a table.
@@ -50,6 +55,7 @@ class Report:
         notes: What else one should know, a sentence each.
         versions: Of this package, its kernels, Torch, and the libraries that are loaded.
         graphs: By model: what its CUDA graphs have done. The counts go on with every call.
+        generation: By model: what its `generate` has done. The counts go on with every call.
         check: Both models' times and errors, if `accelerate` was asked to check.
     """
 
@@ -59,6 +65,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=_versions)
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
+    generation: dict[str, GenerationCounts] = field(default_factory=dict)
     check: Optional[Comparison] = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +81,8 @@ class Report:
             "notes": list(self.notes),
             "device": kernel_set.DEVICE,
             "versions": dict(self.versions),
-            "graphs": {name: {**vars(counts), "eager": dict(counts.eager)} for name, counts in self.graphs.items()},
+            "graphs": {name: _counts(counts) for name, counts in self.graphs.items()},
+            "generation": {name: _counts(counts) for name, counts in self.generation.items()},
             "check": None if self.check is None else asdict(self.check),
         }
 
@@ -94,6 +102,8 @@ class Report:
                 lines.append(f"  {number:4} x {name:{width}}  {words}{by}")
         for name, counts in self.graphs.items():
             lines += [f"graphs of {name}:", *(f"  {line}" for line in str(counts).splitlines())]
+        for name, counts in self.generation.items():
+            lines += [f"generate of {name}:", *(f"  {line}" for line in str(counts).splitlines())]
         if self.check is not None:
             lines += ["check:", *(f"  {line}" for line in str(self.check).splitlines())]
         lines += [f"note: {note}" for note in self.notes]

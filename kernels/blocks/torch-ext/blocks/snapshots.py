@@ -29,7 +29,9 @@ _NOT_READ = {
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # At the root, these run outside of the forward. They hold the root, which a snapshot must not keep alive.
+# The last two are for `generate` of transformers, which writes the second.
 _AROUND_THE_ROOT = {"forward", "_old_forward", "_hf_hook", "_diffusers_hook", *_HOOKS}
+_AROUND_THE_ROOT |= {"generation_config", "_previous_max_cache_length"}
 _WEIGHTS = ("_parameters", "_buffers")
 _OPAQUE = (
     type,

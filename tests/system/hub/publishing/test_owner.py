@@ -149,7 +149,7 @@ def test_packages_of_two_owners_differ_in_their_metadata(tmp_path: Path) -> None
         assert {path for path in first | second if first.get(path) != second.get(path)} == {"metadata.json"}
         described = json.loads((tmp_path / "me" / name / "metadata.json").read_text())
         assert {depend["repo-id"] for depend in described["kernel-depends"]} == {
-            f"me/{kernel}" for kernel in ("adaln", "geglu", "rmsnorm", "rope3d")
+            f"me/{kernel}" for kernel in ("adaln", "decode", "geglu", "rmsnorm", "rope3d")
         }
 
 

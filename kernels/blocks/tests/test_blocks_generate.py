@@ -1,0 +1,535 @@
+"""Test `generate` with decoding steps as graphs, which the CPU simulates: the same results as transformers' loop."""
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from graph_models import accelerate_on_cpu, module_of
+from text_models import lively
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TextStreamer,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.streamers import BaseStreamer
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
+
+PROMPT = torch.tensor([[5, 9, 41, 7, 12, 33]])
+BATCH = torch.tensor([[0, 0, 41, 7, 12, 33], [5, 9, 17, 7, 12, 30], [0, 3, 4, 5, 6, 7]])
+PADDED = (BATCH != 0).long()
+SAMPLED = {"do_sample": True, "temperature": 0.8}
+
+
+def accelerated(blocks, model):
+    """Return the counts of a model that the CPU "captures"."""
+    accelerate_on_cpu(blocks, model)
+    return module_of(blocks, "graphs")._decoders[model].counts
+
+
+def generate(model, prompt=PROMPT, seed=0, **options):
+    torch.manual_seed(seed)
+    return model.generate(prompt, **{"max_new_tokens": 24, "eos_token_id": None, **options})
+
+
+def compare(blocks, model, *calls, times=2):
+    """Make calls before and after accelerating, some times each. Return the counts."""
+    expected = [generate(model, **options) for options in calls]
+    counts = accelerated(blocks, model)
+    for _ in range(times):
+        for options, tokens in zip(calls, expected, strict=True):
+            assert torch.equal(generate(model, **options), tokens), options
+    return counts
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mistral", "gemma2"])
+def test_greedy(blocks, name):
+    padded = {"prompt": BATCH, "attention_mask": PADDED}
+    counts = compare(blocks, lively(name), {}, padded)
+    assert not counts.eager
+    assert counts.eager_steps == {"the first of its length": counts.captured}
+    assert counts.calls == 4
+    assert counts.steps == 2 * 2 * 23 - counts.captured
+
+
+PROCESSED = [
+    {**SAMPLED},
+    {**SAMPLED, "top_k": 5, "top_p": 0.8},
+    {**SAMPLED, "top_k": 0, "min_p": 0.1, "typical_p": 0.9, "epsilon_cutoff": 0.01},
+    {**SAMPLED, "renormalize_logits": True, "remove_invalid_values": True, "suppress_tokens": [7, 9]},
+    {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2},
+    {"repetition_penalty": 1.3, "prompt": BATCH, "attention_mask": PADDED},
+    {"no_repeat_ngram_size": 1, "min_length": 15, "eos_token_id": [11, 18]},
+    {"min_new_tokens": 9, "eos_token_id": 11, "begin_suppress_tokens": [84], "forced_eos_token_id": 11},
+]
+
+
+def test_processors(blocks):
+    counts = compare(blocks, lively(), *PROCESSED)
+    assert not counts.eager
+    assert not counts.by_hand
+    assert counts.captured == len(PROCESSED)
+
+
+def test_sampling_among_the_best_candidates(blocks):
+    """The distribution is that of all warpers over the whole vocabulary, for which a larger one is needed."""
+    processors, step = module_of(blocks, "generation_processors"), module_of(blocks, "generation_step")
+    temperature, top_k, top_p = TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.8)
+    scores = torch.randn(3, 2000).mul(2).bfloat16().float()  # with scores that are equal
+    expected = top_p(None, top_k(None, temperature(None, scores))).softmax(-1)
+    forms = tuple(processors.form_of(warper) for warper in (temperature, top_k, top_p))
+    plan = step.Plan("cache", False, False, {}, forms, None, None, True, False, False, None)
+    assert plan.candidates(2000) == (0, 128)
+    assert plan.candidates(500) == (3, 0)
+    values, tokens = scores.topk(128)
+    for form in forms:
+        values = form.apply(SimpleNamespace(ids=None), values, [])
+    torch.testing.assert_close(torch.zeros_like(expected).scatter(1, tokens, values.softmax(-1)), expected)
+    model = lively(vocab_size=1200)
+    counts = accelerated(blocks, model)
+    options = {**SAMPLED, "top_k": 4, "top_p": 0.9, "max_new_tokens": 3, "num_return_sequences": 3000}
+    tokens = generate(model, **options)[:, 6:]
+    assert torch.equal(generate(model, **options)[:, 6:], tokens), "the same seed"
+    assert counts.steps == 3
+    most = tokens[:, 0].mode().values
+    following = tokens[tokens[:, 0] == most, 1]
+    logits = model(torch.cat([PROMPT, most.view(1, 1)], 1)).logits[:, -1]
+    expected = TopPLogitsWarper(0.9)(None, TopKLogitsWarper(4)(None, logits / 0.8)).softmax(-1)[0]
+    frequencies = following.bincount(minlength=1200) / len(following)
+    assert expected.max() < 0.9
+    torch.testing.assert_close(frequencies, expected, rtol=0, atol=2 / len(following) ** 0.5)
+
+
+class Calls(TorchDispatchMode):
+    """Counts the ops of decode."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops = Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if "decode" in op.namespace:
+            self.ops[op.overloadpacket.__name__] += 1
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [
+        # q, k, v; output projection; gate and up; down projection with residual: twice, and the logits.
+        ("llama", {"linear": 7, "gated_linear": 2, "cached_attention": 2}),
+        ("gemma3", {"linear": 7, "gated_linear": 2, "cached_attention": 2}),
+        # Its attention limits the products of q and k, which only transformers' own function does.
+        ("gemma2", {"linear": 7, "gated_linear": 2}),
+        ("phi3", {"linear": 9, "cached_attention": 2}),
+    ],
+)
+def test_kernels_of_a_step(blocks, name, ops):
+    model = lively(name)
+    expected = generate(model)
+    counts = accelerated(blocks, model)
+    assert torch.equal(generate(model), expected)
+    steps = counts.steps
+    with Calls() as calls:
+        assert torch.equal(generate(model), expected)
+    assert calls.ops == {op: number * (counts.steps - steps) for op, number in ops.items()}
+
+
+def test_products_that_something_else_reads(blocks):
+    """Products wait for a sum or a gate only as long as nothing else reads them."""
+    functions = module_of(blocks, "step_functions")
+    x, residual = torch.randn(2, 1, 16), torch.randn(2, 1, 16)
+    weight, other = torch.randn(16, 16), torch.randn(16, 16)
+    products = functions.Products()
+    with products.functions():
+        first = residual + F.linear(F.linear(x, other), weight)
+    uses = [
+        lambda product: residual + product,
+        lambda product: product + residual,
+        lambda product: product + 1,
+        lambda product: product + residual[0],
+        lambda product: product + product,
+        lambda product: torch.cat([residual, product]),
+        lambda product: torch.add(residual, product, alpha=2),
+        lambda product: product.mT,
+        lambda product: product.view(-1).clone(),
+        lambda product: F.linear(product, weight),
+        lambda product: product if product.shape == residual.shape and product.dim() == 3 else None,
+    ]
+    for use in uses:
+        with products.functions():
+            actual = use(F.linear(x, weight))
+        torch.testing.assert_close(actual, use(F.linear(x, weight)))
+    torch.testing.assert_close(first, residual + F.linear(F.linear(x, other), weight))
+
+
+def test_one_graph_serves_other_prompts_and_numbers(blocks):
+    calls = [
+        {"prompt": PROMPT[:, :size], "min_new_tokens": least, "eos_token_id": [5, eos], "repetition_penalty": 1.2}
+        for size, least, eos in ((6, 9, 11), (3, 5, 18), (4, 12, 17))
+    ]
+    counts = compare(blocks, lively(), *calls)
+    assert counts.captured == 1
+
+
+class Banned(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores.index_fill(1, input_ids[0, -2:], float("-inf"))
+
+
+class Repeats(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == 18
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"logits_processor": LogitsProcessorList([Banned()])},
+            "the logits processor Banned cannot be part of a graph",
+        ),
+        ({**SAMPLED, "eta_cutoff": 0.01}, "the logits processor EtaLogitsWarper cannot be part of a graph"),
+        ({"stopping_criteria": StoppingCriteriaList([Repeats()])}, "the stopping criterion Repeats cannot be part of"),
+    ],
+)
+def test_tokens_are_chosen_step_by_step(blocks, options, reason):
+    calls = options, {**options, "prompt": BATCH, "attention_mask": PADDED, "eos_token_id": [11, 18], "pad_token_id": 3}
+    counts = compare(blocks, lively(), *calls)
+    assert list(counts.by_hand.values()) == [4]
+    assert next(iter(counts.by_hand)).startswith(reason)
+    assert not counts.eager
+    assert counts.steps > 40
+
+
+def test_ends_of_sequences(blocks):
+    model = lively()
+    tokens = generate(model, prompt=BATCH, attention_mask=PADDED)[:, 6:].tolist()
+    ends = [row[at] for row, at in zip(tokens, (2, 9, 14))]
+    calls = [
+        {"prompt": BATCH, "attention_mask": PADDED, "eos_token_id": ends, "pad_token_id": 3},
+        {"prompt": BATCH, "attention_mask": PADDED, "eos_token_id": ends[0], "pad_token_id": 3},
+        {"eos_token_id": generate(model)[0, 6].item()},
+        {"eos_token_id": generate(model)[0, 7].item()},
+        {"eos_token_id": generate(model)[0, -1].item()},
+        {"max_new_tokens": 1},
+        {"max_new_tokens": 2},
+        {"max_new_tokens": 3},
+    ]
+    counts = compare(blocks, model, *calls)
+    assert counts.eager == {"it is about one token": 2}
+
+
+def test_random_numbers_go_on_the_same(blocks):
+    model = lively()
+    options = {**SAMPLED, "eos_token_id": generate(model, **SAMPLED)[0, 10].item()}
+    accelerated(blocks, model)
+    following = []
+    for _ in range(3):
+        assert generate(model, **options).shape[1] == 11
+        following.append(torch.rand(1))
+    assert following[0] == following[1] == following[2]
+
+
+class Streamer(BaseStreamer):
+    def __init__(self):
+        self.tokens = []
+
+    def put(self, value):
+        self.tokens.append(value.tolist())
+
+    def end(self):
+        self.tokens.append("end")
+
+
+def test_streamer(blocks):
+    model = lively()
+    calls = [
+        {},
+        {"eos_token_id": generate(model)[0, 12].item()},
+        {"stopping_criteria": StoppingCriteriaList([Repeats()])},
+    ]
+
+    def streamed(options):
+        streamer = Streamer()
+        generate(model, streamer=streamer, **options)
+        return streamer.tokens
+
+    expected = [streamed(options) for options in calls]
+    accelerated(blocks, model)
+    assert [streamed(options) for options in calls] == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_dictionary_of_outputs(blocks, name):
+    model = lively(name)
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    options["eos_token_id"] = generate(model)[0, 20].item()
+    calls = [{**options, **SAMPLED}, {**options, "logits_processor": LogitsProcessorList([Banned()])}]
+    expected = [generate(model, **call) for call in calls]
+    accelerated(blocks, model)
+    for _ in range(2):
+        for call, theirs in zip(calls, expected):
+            ours = generate(model, **call)
+            assert type(ours) is type(theirs)
+            assert ours.keys() == theirs.keys()
+            assert torch.equal(ours.sequences, theirs.sequences)
+            for kind in ("scores", "logits"):
+                torch.testing.assert_close(ours[kind], theirs[kind])
+            assert type(ours.cache) is DynamicCache
+            assert ours.cache.get_seq_length() == theirs.cache.get_seq_length()
+            for own, their in zip(ours.cache.layers, theirs.cache.layers):
+                torch.testing.assert_close((own.keys, own.values), (their.keys, their.values))
+    longer = torch.cat([ours.sequences, PROMPT], 1)
+    assert torch.equal(generate(model, longer, cache=ours.cache), generate(model, longer, cache=theirs.cache))
+
+
+def test_max_time(blocks):
+    model = lively()
+    counts = accelerated(blocks, model)
+    assert 7 <= generate(model, max_time=1e-9).shape[1] <= 8
+    assert generate(model, max_time=1e9).shape[1] == 30
+    assert counts.calls == 2
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_memory_grows_with_the_text(blocks, name, monkeypatch):
+    monkeypatch.setattr(module_of(blocks, "generation"), "_ROOM", 1)
+    # The window is wider than the first memory, and narrower than the last.
+    window = {"sliding_window": 100} if name == "gemma3" else {}
+    calls = (
+        {"max_new_tokens": 150},
+        {"max_new_tokens": 20},
+        {"prompt": BATCH, "attention_mask": PADDED, "max_new_tokens": 90},
+    )
+    decoded = lively(name, **window)
+    counts = compare(blocks, decoded, *calls)
+    assert not counts.eager
+    captured = counts.captured
+    for options in calls:
+        generate(decoded, **options)
+    assert counts.captured == captured >= 2
+
+
+def test_memory_is_bounded(blocks, monkeypatch):
+    generation = module_of(blocks, "generation")
+    model = lively()
+    counts = accelerated(blocks, model)
+    decoder = module_of(blocks, "graphs")._decoders[model]
+    for batch in range(1, 7):
+        generate(model, PROMPT.expand(batch, -1))
+    assert [state.kind[0] for state in decoder._states] == [3, 4, 5, 6]
+    held = counts.memory
+    monkeypatch.setattr(generation, "_SHARE", decoder._states[-1].bytes / 2**40)
+    generate(model, PROMPT.expand(6, -1))
+    assert [state.kind[0] for state in decoder._states] == [6]
+    assert counts.memory < held
+    blocks.restore(model)
+    assert counts.memory == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_static_cache_and_chunked_prefill(blocks, name):
+    counts = compare(blocks, lively(name), {"cache_implementation": "static"}, {"prefill_chunk_size": 4}, {})
+    assert not counts.eager
+    assert counts.captured == 1
+
+
+def own_cache(kind):
+    def make(model):
+        return {
+            "cache": DynamicCache(config=model.config) if kind is DynamicCache else kind(model.config, max_cache_len=64)
+        }
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (own_cache(DynamicCache), "the caller gave a cache"),
+        (own_cache(StaticCache), "the caller gave a cache"),
+        ({"cache_implementation": "dynamic"}, "the caller asked for a cache: dynamic"),
+        ({"use_cache": False}, "it has no cache"),
+        ({"num_beams": 2}, "beams"),
+        ({"prompt_lookup_num_tokens": 2}, "candidates of an assistant"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states is set"),
+    ],
+)
+def test_calls_as_before(blocks, options, reason):
+    model = lively()
+    options = options if isinstance(options, dict) else options(model)
+    expected = copy.deepcopy(model).generate(PROMPT, max_new_tokens=8, do_sample=False, **copy.deepcopy(options))
+    counts = accelerated(blocks, model)
+    actual = model.generate(PROMPT, max_new_tokens=8, do_sample=False, **options)
+    assert torch.equal(getattr(actual, "sequences", actual), getattr(expected, "sequences", expected))
+    assert counts.eager == {reason: 1}
+
+
+def test_models_that_are_left(blocks):
+    model = lively()
+    counts = accelerated(blocks, model)
+    hook = model.model.layers[0].register_forward_hook(lambda *arguments: None)
+    generate(model)
+    hook.remove()
+    generate(model)
+    assert counts.eager == {"model.layers.0 has hooks": 1}
+    assert counts.calls == 1
+
+
+def test_capture_that_fails(blocks):
+    model = lively()
+    expected = generate(model)
+    accelerate_on_cpu(blocks, model, error="it waits for the GPU")
+    counts = module_of(blocks, "graphs")._decoders[model].counts
+    for _ in range(2):
+        assert torch.equal(generate(model), expected)
+    assert counts.eager_steps == {"the first of its length": 1, "it waits for the GPU": 22}
+    assert counts.eager == {"it waits for the GPU": 1}
+
+
+def test_model_that_changes(blocks):
+    model, counts_of = lively(), []
+    counts = accelerated(blocks, model)
+    for _ in range(2):
+        tokens = generate(model)
+        assert torch.equal(tokens, generate(copy.deepcopy(model)))
+        counts_of.append(counts.captured)
+        model.lm_head = torch.nn.Linear(64, 99, bias=False)
+    assert counts_of == [1, 2]
+
+
+def test_inference_mode_and_autocast(blocks):
+    model = lively()
+    expected = generate(model)
+    counts = accelerated(blocks, model)
+    for _ in range(2):
+        with torch.inference_mode():
+            assert torch.equal(generate(model), expected)
+        assert torch.equal(generate(model), expected)
+    assert counts.captured == 2
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(generate(model), generate(copy.deepcopy(model)))
+    assert counts.eager == {"autocast is on": 1}
+
+
+def test_threads(blocks):
+    model = lively()
+    prompts = [torch.tensor([[number + 3, 9, 41, 7]]) for number in range(6)]
+    expected = [generate(model, prompt) for prompt in prompts]
+    counts = accelerated(blocks, model)
+    failures = []
+
+    def work(number):
+        for _ in range(3):
+            if not torch.equal(model.generate(prompts[number], max_new_tokens=24, eos_token_id=None), expected[number]):
+                failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert counts.calls + sum(counts.eager.values()) == 18
+    assert set(counts.eager) <= {"4 other threads generate"}
+    assert counts.steps > 100
+
+
+def test_embeddings_in_place_of_tokens(blocks):
+    model = lively()
+    compare(blocks, model, {"prompt": None, "inputs_embeds": model.model.embed_tokens(PROMPT)})
+
+
+def test_adapters(blocks):
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(lively(), LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    base = model.base_model.model
+    with_adapter = generate(model)
+    report = blocks.accelerate(model, graphs=True)
+    assert list(report.generation) == ["LlamaForCausalLM"]
+    accelerate_on_cpu(blocks, model)
+    counts = module_of(blocks, "graphs")._decoders[base].counts
+    for _ in range(2):
+        assert torch.equal(generate(model), with_adapter)
+        with model.disable_adapter():
+            without = generate(model)
+            assert torch.equal(without, generate(model))
+            assert not torch.equal(without, with_adapter)
+    assert not counts.eager
+    assert counts.steps
+    blocks.restore(model)
+    assert torch.equal(generate(model), with_adapter)
+
+
+def test_pipeline(blocks):
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast, pipeline
+
+    characters = Tokenizer(BPE({chr(33 + number): number for number in range(94)}, []))
+    characters.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="!", eos_token="#", padding_side="left")
+    model = lively()
+    pipe = pipeline("text-generation", model, tokenizer=tokenizer, device="cpu")
+    options = {"max_new_tokens": 12, "do_sample": False, "batch_size": 2}
+    texts = ["abcdef", "xyz"]
+    expected = pipe(texts, **options)
+    stop = {**options, "stop_strings": [expected[0][0]["generated_text"][8:10]], "tokenizer": tokenizer}
+    stopped = pipe(texts[0], **stop)
+    counts = accelerated(blocks, model)
+    for _ in range(2):
+        assert pipe(texts, **options) == expected
+        assert pipe(texts[0], **stop) == stopped
+    assert not counts.eager
+    assert counts.by_hand == {"the stopping criterion StopStringCriteria cannot be part of a graph": 2}
+    generate(model, streamer=TextStreamer(tokenizer))
+
+
+def test_copies_pickles_and_restore(blocks):
+    model = lively()
+    own, expected = type(model), generate(model)
+    counts = accelerated(blocks, model)
+    copied, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert type(loaded) is own
+    for other in (copied, loaded):
+        assert torch.equal(generate(other), expected)
+    assert counts.calls == 0
+    generate(model)
+    blocks.restore(model)
+    assert type(model) is own
+    assert torch.equal(generate(model), expected)
+    assert counts.calls == 1
+    # A capture of the CPU keeps the model, to run it again.
+    accelerate_on_cpu(blocks, model, error="none")
+    generate(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_report(blocks):
+    model = lively()
+    report = blocks.accelerate(model, graphs=True)
+    generate(model)
+    assert "generate of LlamaForCausalLM:\n  0 calls with a static cache" in str(report)
+    assert "1 calls as before: the model is not on a CUDA device" in str(report)
+    assert report.to_dict()["generation"]["LlamaForCausalLM"]["eager"] == {"the model is not on a CUDA device": 1}
+    assert not blocks.accelerate(model).generation
