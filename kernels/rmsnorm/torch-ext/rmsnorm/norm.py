@@ -7,7 +7,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
 
 from ._ops import add_op_namespace_prefix, ops
-from .derivatives import forward_mode_level, gradients, raise_unless_transformed, transform_with
+from .derivatives import FORWARD_AD, LEVEL, gradients, raise_unless_transformed, transform_with
 from .devices import refuse_cpu
 
 
@@ -36,9 +36,9 @@ def rms_norm(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
-    options = _options(eps, offset, rounding)
+    options = (eps,) if rounding == "last" and offset == 0.0 else _options(eps, offset, rounding)
     try:
-        if forward_mode_level() < 0:
+        if FORWARD_AD[LEVEL] < 0:
             if is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
                 return _RMSNorm.apply(x, weight, options)
             return _rms_norm(x, weight, *options)
@@ -68,9 +68,9 @@ def add_rms_norm(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
-    options = _options(eps, offset, rounding)
+    options = (eps,) if rounding == "last" and offset == 0.0 else _options(eps, offset, rounding)
     try:
-        if forward_mode_level() < 0:
+        if FORWARD_AD[LEVEL] < 0:
             if is_grad_enabled() and (
                 x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
             ):
@@ -103,7 +103,7 @@ def add_rms_norm_(
         NotImplementedError: If an argument needs a gradient.
         ValueError: If `rounding` has another value.
     """
-    options = _options(eps, offset, rounding)
+    options = (eps,) if rounding == "last" and offset == 0.0 else _options(eps, offset, rounding)
     try:
         if is_grad_enabled() and (
             x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
@@ -111,7 +111,7 @@ def add_rms_norm_(
             raise NotImplementedError(
                 "rmsnorm: add_rms_norm_ has no gradient, because it overwrites what that would need"
             )
-        if forward_mode_level() < 0:
+        if FORWARD_AD[LEVEL] < 0:
             _add_rms_norm_(x, residual, weight, *options)
             # The dispatcher does not do this for an op that autograd does not know.
             increment_version((x, residual))
@@ -123,10 +123,8 @@ def add_rms_norm_(
 
 
 def _options(eps, offset, rounding):
-    """Return the ops' arguments eps, offset and rounded_before_weight, without those that have their default value."""
-    if rounding == "last":
-        return (eps,) if offset == 0.0 else (eps, offset)
-    return eps, offset, _is_before_weight(rounding)
+    """Return the ops' arguments eps, offset and rounded_before_weight, without the last if it has its default value."""
+    return (eps, offset) if rounding == "last" else (eps, offset, _is_before_weight(rounding))
 
 
 def _is_before_weight(rounding: str) -> bool:
