@@ -38,6 +38,7 @@ def ada_layer_norm(
     All tensors get gradients, which ignore the roundings.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
@@ -82,6 +83,7 @@ def gate_residual(residual: Tensor, branch: Tensor, gate: Tensor, rounding: str 
         rounding: `"last"` computes in float32 and rounds once. `"each"` also rounds the product.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
@@ -126,6 +128,7 @@ def gate_residual_ada_norm(
         rounding: As in `gate_residual` and `ada_layer_norm`.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `norm` or `rounding` has another value.
     """

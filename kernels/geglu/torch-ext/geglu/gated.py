@@ -24,6 +24,7 @@ def geglu(x: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none", 
     The arithmetic is float32, and the result is rounded to the dtype of `x` once. `x` and `up` get gradients.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         ValueError: If `approximate` or `gate` has another value, or if `gate` is given with `up`.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
@@ -53,6 +54,7 @@ def geglu_pair(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
         approximate: As in `geglu`.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         ValueError: If `approximate` has another value.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
@@ -80,6 +82,7 @@ def swiglu(x: Tensor, up: Optional[Tensor] = None, *, gate: str = "second") -> T
     gradients.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         ValueError: If `gate` has another value, or if it is given with `up`.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
@@ -107,6 +110,7 @@ def swiglu_pair(gate: Tensor, up: Tensor) -> Tensor:
         up: Of the shape and dtype of `gate`; its strides may differ.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
     try:

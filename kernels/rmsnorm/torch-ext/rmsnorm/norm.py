@@ -33,6 +33,7 @@ def rms_norm(
     `x` and `weight` get gradients, which ignore the roundings.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
@@ -65,6 +66,7 @@ def add_rms_norm(
         weight, eps, offset, rounding: As in `rms_norm`.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
@@ -98,6 +100,7 @@ def add_rms_norm_(
             must have the dtype of `x`, because the result has it.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device, or cannot be written in place; the message
             names it.
         NotImplementedError: If an argument needs a gradient.

@@ -56,6 +56,7 @@ def norm_rotary(
     weights get gradients, which ignore the roundings.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value; the message names it.
     """

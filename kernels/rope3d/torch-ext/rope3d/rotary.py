@@ -65,6 +65,7 @@ def rope3d(
     The angles are computed in float64. The rotation is computed in float32 and rounded to the dtype of q once.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value or length; the message names it.
     """
@@ -113,6 +114,7 @@ def apply_rotary(
         rotary_dim: The number of elements of a head to rotate, the first ones. None: all.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value; the message names it.
     """
