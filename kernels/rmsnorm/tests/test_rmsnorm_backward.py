@@ -96,10 +96,3 @@ def test_gradients_are_equal_to_the_bit():
         again = gradients_of_rows(x, x, weight, None)
         torch.set_num_threads(before)
         assert all(torch.equal(a, b) for a, b in zip(first, again))
-
-
-def test_second_derivative_is_refused():
-    x = random(2, 8, dtype=torch.float32, requires_grad=True)
-    (grad,) = torch.autograd.grad(kernel.rms_norm(x).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second time"):
-        grad.sum().backward()

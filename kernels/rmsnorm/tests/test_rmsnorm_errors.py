@@ -44,3 +44,26 @@ def test_errors_name_the_argument_on_another_device():
         kernel.rms_norm(x.cpu(), weight.cuda())
     with pytest.raises(NotImplementedError, match='backend="cpu"'):
         kernel.rms_norm(x.cpu(), weight)
+
+
+@pytest.mark.parametrize("grad_enabled", [False, True])
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("x must be a Tensor, not list", {"x": [1.0, 2.0]}),
+        ("residual must be a Tensor, not NoneType", {"residual": None}),
+        ("weight must be a Tensor or None, not float", {"weight": 1e-6}),
+        ("eps must be a number, not str", {"eps": "1e-6"}),
+        ("eps must be a number, not NoneType", {"eps": None}),
+        ("offset must be a number, not str", {"offset": "1"}),
+    ],
+)
+def test_wrong_types_are_type_errors(message, arguments, grad_enabled):
+    tensors = {name: torch.zeros(2, 8, device=DEVICE) for name in ("x", "residual")}
+    with torch.set_grad_enabled(grad_enabled):
+        for function in (kernel.add_rms_norm, kernel.add_rms_norm_):
+            with pytest.raises(TypeError, match=rf"^{function.__name__}: {message}$"):
+                function(**{**tensors, **arguments})
+        if "residual" not in arguments:
+            with pytest.raises(TypeError, match=f"^rms_norm: {message}$"):
+                kernel.rms_norm(**{"x": tensors["x"], **arguments})

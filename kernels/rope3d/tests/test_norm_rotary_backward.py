@@ -150,15 +150,6 @@ def test_equal_inputs_give_equal_bits():
     assert all(map(torch.equal, first, second))
 
 
-def test_second_derivative():
-    q = random(1, 7, 2, 64, dtype=torch.float32, requires_grad=True)
-    cos, sin = tables(angles(7, 32))
-    out, _ = kernel.norm_rotary(q, None, None, None, cos, sin)
-    (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="norm_rotary cannot be differentiated a second time"):
-        first.sum().backward()
-
-
 def test_backward_of_the_reference():
     """The reference above is autograd's gradient of float64 code; this checks it with differences."""
     x = torch.randn(1, 5, 2, 10, dtype=torch.float64, requires_grad=True)

@@ -139,3 +139,29 @@ def test_errors_name_the_argument_on_another_device():
         kernel.apply_rotary(q, q, table, table.cpu())
     with pytest.raises(NotImplementedError, match='backend="cpu"'):
         kernel.apply_rotary(q.cpu(), q.cpu(), table.cpu(), table.cpu())
+
+
+@pytest.mark.parametrize("grad_enabled", [False, True])
+def test_wrong_types_are_type_errors(grad_enabled):
+    q, table = torch.zeros(2, 6, 4, 8, device=DEVICE), torch.zeros(6, 4, device=DEVICE)
+    cases = [
+        (kernel.rope3d, (q, "k", (1, 2, 3)), {}, "k must be a Tensor or None, not str"),
+        (kernel.rope3d, (None, q, (1, 2, 3)), {}, "q must be a Tensor, not NoneType"),
+        (kernel.rope3d, (q, q, 6), {}, "grid must be a sequence or None, not int"),
+        (kernel.rope3d, (q, q, (1, 2, 3)), {"theta": "big"}, "theta must be a number or a sequence, not str"),
+        (kernel.rope3d, (q, q, (1, 2, 3)), {"prefix": "0"}, "prefix must be an integer, not str"),
+        (kernel.apply_rotary, (q, q, table, 0.5), {}, "sin must be a Tensor, not float"),
+        (
+            kernel.apply_rotary,
+            (q, q, table, table),
+            {"rotary_dim": "8"},
+            "rotary_dim must be an integer or None, not str",
+        ),
+        (kernel.norm_rotary, (q, q, 1.0, None, table, table), {}, "q_weight must be a Tensor or None, not float"),
+        (kernel.norm_rotary, (q, q, None, None, table, None), {}, "sin must be a Tensor, not NoneType"),
+        (kernel.norm_rotary, (q, q, None, None, table, table), {"eps": "0"}, "eps must be a number, not str"),
+    ]
+    with torch.set_grad_enabled(grad_enabled):
+        for function, arguments, named, message in cases:
+            with pytest.raises(TypeError, match=f"^{function.__name__}: {message}$"):
+                function(*arguments, **named)

@@ -92,26 +92,43 @@ def _check_pair(scale: Optional[Tensor], shift: Optional[Tensor]) -> None:
         _require(scale.dtype == shift.dtype, "shift must have the dtype of scale")
 
 
-@torch.library.register_fake(add_op_namespace_prefix("ada_norm"))
-def _ada_norm_fake(x, scale, shift, weight, bias, eps, centered, stepwise):
+def check_norm(
+    x: Tensor, scale: Optional[Tensor], shift: Optional[Tensor], weight: Optional[Tensor], bias: Optional[Tensor]
+) -> None:
     _check_x(x, "x")
     _check_modulations(x, "x", scale=scale, shift=shift)
     _check_pair(scale, shift)
     _check_parameter(weight, "weight", x, "x")
     _check_parameter(bias, "bias", x, "x")
+
+
+@torch.library.register_fake(add_op_namespace_prefix("ada_norm"))
+def _ada_norm_fake(x, scale, shift, weight, bias, eps, centered, stepwise):
+    check_norm(x, scale, shift, weight, bias)
     return x.new_empty(x.shape)
+
+
+def check_gate(residual: Tensor, branch: Tensor, gate: Tensor) -> None:
+    _check_x(residual, "residual")
+    _check_like(branch, "branch", residual, "residual")
+    _check_modulations(residual, "residual", gate=gate)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("gate_residual"))
 def _gate_residual_fake(residual, branch, gate, stepwise):
-    _check_x(residual, "residual")
-    _check_like(branch, "branch", residual, "residual")
-    _check_modulations(residual, "residual", gate=gate)
+    check_gate(residual, branch, gate)
     return residual.new_empty(residual.shape)
 
 
-@torch.library.register_fake(add_op_namespace_prefix("gate_residual_ada_norm"))
-def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, eps, centered, stepwise, weight=None, bias=None):
+def check_gate_and_norm(
+    residual: Tensor,
+    branch: Tensor,
+    gate: Optional[Tensor],
+    scale: Optional[Tensor],
+    shift: Optional[Tensor],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+) -> None:
     _check_x(residual, "residual")
     _check_like(branch, "branch", residual, "residual")
     _check_modulations(residual, "residual", scale=scale, shift=shift)
@@ -119,6 +136,11 @@ def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, eps, cent
     _check_modulations(residual, "residual", scale=scale, gate=gate)
     _check_parameter(weight, "weight", residual, "residual")
     _check_parameter(bias, "bias", residual, "residual")
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gate_residual_ada_norm"))
+def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, eps, centered, stepwise, weight=None, bias=None):
+    check_gate_and_norm(residual, branch, gate, scale, shift, weight, bias)
     return residual.new_empty(residual.shape), residual.new_empty(residual.shape)
 
 

@@ -1,13 +1,13 @@
 """The public functions, and the gradients of their ops."""
 
-from functools import partial
 from typing import Optional
 
 import torch
 from torch import Tensor, is_grad_enabled
 
-from . import fakes  # noqa: F401
+from . import formulas
 from ._ops import ops
+from .derivatives import FORWARD_AD, LEVEL, gradients, raise_unless_transformed
 
 
 def ada_layer_norm(
@@ -38,10 +38,19 @@ def ada_layer_norm(
     All tensors get gradients, which ignore the roundings.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
-    return _call_ada_norm(x, scale, shift, weight, bias, eps, True, rounding)
+    stepwise = rounding != "last" and _is_stepwise(rounding)
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and _any_requires_grad((x, scale, shift, weight, bias)):
+                return _AdaNorm.apply(x, scale, shift, weight, bias, (eps, True, stepwise))
+            return _ada_norm(x, scale, shift, weight, bias, eps, True, stepwise)
+    except Exception as error:
+        raise_unless_transformed(error, ada_layer_norm, locals())
+    return formulas.ada_norm(x, scale, shift, weight, bias, eps, True, stepwise)
 
 
 def ada_rms_norm(
@@ -53,7 +62,15 @@ def ada_rms_norm(
     rounding: str = "last",
 ) -> Tensor:
     """Return `rms_norm(x, weight) * (1 + scale) + shift`: `ada_layer_norm` without mean and bias."""
-    return _call_ada_norm(x, scale, shift, weight, None, eps, False, rounding)
+    stepwise = rounding != "last" and _is_stepwise(rounding)
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and _any_requires_grad((x, scale, shift, weight)):
+                return _AdaNorm.apply(x, scale, shift, weight, None, (eps, False, stepwise))
+            return _ada_norm(x, scale, shift, weight, None, eps, False, stepwise)
+    except Exception as error:
+        raise_unless_transformed(error, ada_rms_norm, locals())
+    return formulas.ada_norm(x, scale, shift, weight, None, eps, False, stepwise)
 
 
 def gate_residual(residual: Tensor, branch: Tensor, gate: Tensor, rounding: str = "last") -> Tensor:
@@ -66,13 +83,19 @@ def gate_residual(residual: Tensor, branch: Tensor, gate: Tensor, rounding: str 
         rounding: `"last"` computes in float32 and rounds once. `"each"` also rounds the product.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
     stepwise = rounding != "last" and _is_stepwise(rounding)
-    if is_grad_enabled() and (residual.requires_grad or branch.requires_grad or gate.requires_grad):
-        return _GateResidual.apply(residual, branch, gate, stepwise)
-    return _gate_residual(residual, branch, gate, stepwise)
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and (residual.requires_grad or branch.requires_grad or gate.requires_grad):
+                return _GateResidual.apply(residual, branch, gate, stepwise)
+            return _gate_residual(residual, branch, gate, stepwise)
+    except Exception as error:
+        raise_unless_transformed(error, gate_residual, locals())
+    return formulas.gate_residual(residual, branch, gate, stepwise)
 
 
 def gate_residual_ada_norm(
@@ -105,6 +128,7 @@ def gate_residual_ada_norm(
         rounding: As in `gate_residual` and `ada_layer_norm`.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `norm` or `rounding` has another value.
     """
@@ -112,12 +136,17 @@ def gate_residual_ada_norm(
         raise ValueError(f'adaln: norm must be "layer" or "rms", not {norm!r}')
     stepwise = rounding != "last" and _is_stepwise(rounding)
     centered = norm == "layer"
-    if is_grad_enabled() and _any_requires_grad((residual, branch, gate, scale, shift, weight, bias)):
-        options = (eps, centered, stepwise)
-        return _GateResidualAdaNorm.apply(residual, branch, gate, scale, shift, weight, bias, options)
-    if weight is None and bias is None:
-        return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise)
-    return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise, weight, bias)
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and _any_requires_grad((residual, branch, gate, scale, shift, weight, bias)):
+                options = (eps, centered, stepwise)
+                return _GateResidualAdaNorm.apply(residual, branch, gate, scale, shift, weight, bias, options)
+            if weight is None and bias is None:
+                return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise)
+            return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise, weight, bias)
+    except Exception as error:
+        raise_unless_transformed(error, gate_residual_ada_norm, locals())
+    return formulas.gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise, weight, bias)
 
 
 def add_ada_norm(
@@ -137,13 +166,6 @@ def add_ada_norm(
     before it is normalized, as in two separate steps.
     """
     return gate_residual_ada_norm(residual, branch, None, scale, shift, weight, bias, eps, norm, rounding)
-
-
-def _call_ada_norm(x, scale, shift, weight, bias, eps, centered, rounding):
-    stepwise = rounding != "last" and _is_stepwise(rounding)
-    if is_grad_enabled() and _any_requires_grad((x, scale, shift, weight, bias)):
-        return _AdaNorm.apply(x, scale, shift, weight, bias, (eps, centered, stepwise))
-    return _ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise)
 
 
 def _any_requires_grad(tensors):
@@ -169,28 +191,26 @@ _gate_residual_backward = ops.gate_residual_backward.default
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
-class _Once(torch.autograd.Function):
-    """Calls an op that computes gradients. A second derivative is an error."""
-
-    @staticmethod
-    def forward(ctx, op, *arguments):
-        return op(*arguments)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        raise NotImplementedError("adaln: its gradient cannot be differentiated a second time")
-
-
-def _once(op):
-    # Grad mode is on in a backward pass only with `create_graph=True`.
-    return partial(_Once.apply, op) if is_grad_enabled() else op
-
-
 def _gradient_of_shift(ctx, grad, grad_shift, scale):
     if grad_shift is None:  # every row of x has its own row of shift
         grad_shift = grad.to(scale.dtype)
     # `reshape` costs the host as much as a launch, even if the shape stays.
     return grad_shift if grad_shift.shape == ctx.shift_shape else grad_shift.reshape(ctx.shift_shape)
+
+
+def _norm_gradients(ctx, x, scale, weight, bias, grad):
+    """Return the gradients of x, scale, shift, weight and bias, which can be differentiated again."""
+    # They depend on scale, and not on shift.
+    shift = None if scale is None else scale.new_zeros(ctx.shift_shape)
+    return gradients(formulas.ada_norm, (x, scale, shift, weight, bias), ctx.options, (grad,))
+
+
+def _gate_gradients(grad, branch, gate):
+    """Return the gradients of residual, branch and gate, which can be differentiated again."""
+    if gate is None:
+        return grad, grad, None
+    # They do not depend on the residual.
+    return gradients(formulas.gate_residual, (torch.zeros_like(branch), branch, gate), (False,), (grad,))
 
 
 # In the functions below, the options of an op go as a tuple: each argument of `apply` costs the host time, forward and
@@ -209,8 +229,10 @@ class _AdaNorm(torch.autograd.Function):
     def backward(ctx, grad):
         x, scale, weight, bias = ctx.saved_tensors
         _, of_scale, of_shift, of_weight, of_bias, _ = ctx.needs_input_grad
+        if is_grad_enabled():  # in a backward pass only with `create_graph=True`
+            return *_norm_gradients(ctx, x, scale, weight, bias, grad), None
         eps, centered, _ = ctx.options
-        grad_x, grad_scale, grad_shift, grad_weight, grad_bias, _, _ = _once(_ada_norm_backward)(
+        grad_x, grad_scale, grad_shift, grad_weight, grad_bias, _, _ = _ada_norm_backward(
             grad, x, scale, weight, bias, eps, centered, of_scale or of_shift, of_weight or of_bias
         )
         if of_shift:
@@ -229,7 +251,9 @@ class _GateResidual(torch.autograd.Function):
         _, of_branch, of_gate, _ = ctx.needs_input_grad
         if not of_branch and not of_gate:
             return grad, None, None, None
-        return grad, *_once(_gate_residual_backward)(grad, *ctx.saved_tensors, of_gate), None
+        if is_grad_enabled():  # in a backward pass only with `create_graph=True`
+            return *_gate_gradients(grad, *ctx.saved_tensors), None
+        return grad, *_gate_residual_backward(grad, *ctx.saved_tensors, of_gate), None
 
 
 class _GateResidualAdaNorm(torch.autograd.Function):
@@ -246,14 +270,18 @@ class _GateResidualAdaNorm(torch.autograd.Function):
     def backward(ctx, grad_sum, grad):
         total, branch, gate, scale, weight, bias = ctx.saved_tensors
         _, _, of_gate, of_scale, of_shift, of_weight, of_bias, _ = ctx.needs_input_grad
+        if is_grad_enabled():  # in a backward pass only with `create_graph=True`
+            of_norm = [None] * 5 if grad is None else _norm_gradients(ctx, total, scale, weight, bias, grad)
+            grad_total = sum(gradient for gradient in (of_norm[0], grad_sum) if gradient is not None)
+            return *_gate_gradients(grad_total, branch, gate), *of_norm[1:], None
         if grad is None:
             if gate is None:
                 return grad_sum, grad_sum, *[None] * 6
-            return grad_sum, *_once(_gate_residual_backward)(grad_sum, branch, gate, of_gate), *[None] * 5
+            return grad_sum, *_gate_residual_backward(grad_sum, branch, gate, of_gate), *[None] * 5
         eps, centered, _ = ctx.options
         arguments = (grad, total, scale, weight, bias, eps, centered, of_scale or of_shift, of_weight or of_bias)
         gated = () if gate is None else (branch, gate, of_gate)
-        grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate = _once(_ada_norm_backward)(
+        grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate = _ada_norm_backward(
             *arguments, grad_sum, *gated
         )
         if gate is None:

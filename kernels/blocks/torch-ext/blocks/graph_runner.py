@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .calls import PLAIN_TENSORS, Call, Refused, is_value, rebuild, take_apart
 from .gpu import Gpu
 from .graph_times import GraphTimes
+from .kernel_set import is_forward_mode, is_transformed
 from .snapshots import Snapshot
 
 LIMIT = 8
@@ -157,6 +158,8 @@ class GraphRunner:
         obstacle = self._gpu.find_obstacle(device)
         if obstacle is not None:
             raise Refused(obstacle)
+        if is_forward_mode() or is_transformed():
+            raise Refused("forward-mode differentiation or a transform of torch.func is active")
         call = take_apart(args, kwargs, device, self._gpu.modes())
         tensors = (*call.tensors, *model.parameters()) if torch.is_grad_enabled() else ()
         if any(tensor.requires_grad for tensor in tensors):

@@ -18,8 +18,14 @@ def _metadata(package: Path) -> dict[str, Any]:
 _REPOSITORIES = [depend["repo-id"] for depend in _metadata(Path(__file__).parent)["kernel-depends"]]
 KERNELS = {repo_id.partition("/")[2]: get_kernel_dep(repo_id) for repo_id in _REPOSITORIES}
 
+<<<<<<< HEAD
 adaln, decode, geglu, rmsnorm, rope3d = (KERNELS[name] for name in ("adaln", "decode", "geglu", "rmsnorm", "rope3d"))
 
+=======
+adaln, geglu, rmsnorm, rope3d = (KERNELS[name] for name in ("adaln", "geglu", "rmsnorm", "rope3d"))
+is_forward_mode = rmsnorm.derivatives.is_forward_mode
+is_transformed = rmsnorm.derivatives.is_transformed
+>>>>>>> derivs
 
 # The type of the devices whose tensors the loaded kernels take: a package for CUDA has no CPU kernels.
 DEVICE = _metadata(Path(adaln.__file__).parent)["backend"]["type"]
@@ -37,11 +43,12 @@ def takes(x: Tensor) -> bool:
     """Return whether the kernels should compute on `x` now.
 
     Not while `torch.compile` or `torch.export` traces: Inductor fuses a model's own operations with their neighbours,
-    and cannot with ours. Not in autocast, which changes the dtypes of a model's own operations. Not for subclasses of
-    Tensor, such as DTensor or quantized weights.
+    and cannot with ours. Not in autocast, which changes the dtypes of a model's own operations. Not in forward-mode
+    differentiation, which has no kernels. Not for subclasses of Tensor, such as DTensor or quantized weights.
     """
     return (
         not is_compiling()
+        and not is_forward_mode()
         and type(x) in _PLAIN
         and x.device.type == DEVICE
         and x.dtype in _DTYPES

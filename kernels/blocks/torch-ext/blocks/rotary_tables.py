@@ -10,7 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from .kernel_set import is_capturing
+from .kernel_set import is_capturing, is_forward_mode, is_transformed
 
 Tables = tuple[Tensor, Tensor]
 
@@ -69,7 +69,7 @@ def keep_tables(
             kept.move_to_end(key)
             entry.captured = entry.captured or capturing
             return entry.tables
-    if capturing:  # the new tables are in the memory of the graph
+    if _are_temporary():
         return prepare(*make())
     # In inference mode the tables would be of no use to a later forward with gradients.
     with torch.inference_mode(False), torch.no_grad():
@@ -83,6 +83,11 @@ def keep_tables(
         with _changing:
             _keep(kept, key, _Kept(tables, made_of, 3 * cos.untyped_storage().nbytes()))
     return tables
+
+
+def _are_temporary() -> bool:
+    """Return whether tables made now cannot be kept: a CUDA graph has their memory, or a transform wraps them."""
+    return is_capturing() or is_forward_mode() or is_transformed()
 
 
 def _keep(kept: "OrderedDict[Hashable, _Kept]", key: Hashable, new: _Kept) -> None:
@@ -125,7 +130,7 @@ def halves(cos: Tensor, sin: Tensor, more: int = 0) -> Tables:
     if more in halved:
         return halved[more]
     tables = tuple(_followed_by(more, table, value) for table, value in zip(halved[0], (1.0, 0.0)))
-    if not is_capturing():  # else the new tables are in the memory of the graph
+    if not _are_temporary():
         halved[more] = tables
     return tables
 
@@ -151,6 +156,6 @@ def parts(rotations: Tensor) -> Tables:
     if tables is None:
         with torch.inference_mode(False), torch.no_grad():
             tables = _parts(rotations)
-        if not is_capturing():  # else they are in the memory of the graph
+        if not _are_temporary():
             setattr(rotations, _PARTS, tables)
     return tables

@@ -4,8 +4,10 @@ from typing import Optional
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.nn.functional import gelu, silu
 
 from ._ops import add_op_namespace_prefix, ops
+from .derivatives import FORWARD_AD, LEVEL, gradients, raise_unless_transformed, transform_with
 from .devices import refuse_cpu
 
 
@@ -22,6 +24,7 @@ def geglu(x: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none", 
     The arithmetic is float32, and the result is rounded to the dtype of `x` once. `x` and `up` get gradients.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         ValueError: If `approximate` or `gate` has another value, or if `gate` is given with `up`.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
@@ -32,9 +35,14 @@ def geglu(x: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none", 
             raise ValueError("geglu: gate chooses a half of x, which has none when up is given")
         return geglu_pair(x, up, approximate)
     activation = _GELU if approximate == "none" else _approximate_gelu(approximate)
-    if is_grad_enabled() and x.requires_grad:
-        return _Halves.apply(x, activation, gate == "first")
-    return _geglu_halves(x, activation, gate == "first")
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and x.requires_grad:
+                return _Halves.apply(x, activation, gate == "first")
+            return _geglu_halves(x, activation, gate == "first")
+    except Exception as error:
+        raise_unless_transformed(error, geglu, locals())
+    return _halves_formula(x, activation, gate == "first")
 
 
 def geglu_pair(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
@@ -46,13 +54,19 @@ def geglu_pair(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
         approximate: As in `geglu`.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         ValueError: If `approximate` has another value.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
     activation = _GELU if approximate == "none" else _approximate_gelu(approximate)
-    if is_grad_enabled() and (gate.requires_grad or up.requires_grad):
-        return _Pair.apply(gate, up, activation)
-    return _geglu_pair(gate, up, activation)
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+                return _Pair.apply(gate, up, activation)
+            return _geglu_pair(gate, up, activation)
+    except Exception as error:
+        raise_unless_transformed(error, geglu_pair, locals())
+    return _pair_formula(gate, up, activation)
 
 
 def swiglu(x: Tensor, up: Optional[Tensor] = None, *, gate: str = "second") -> Tensor:
@@ -68,6 +82,7 @@ def swiglu(x: Tensor, up: Optional[Tensor] = None, *, gate: str = "second") -> T
     gradients.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         ValueError: If `gate` has another value, or if it is given with `up`.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
@@ -77,9 +92,14 @@ def swiglu(x: Tensor, up: Optional[Tensor] = None, *, gate: str = "second") -> T
         if gate != "second":
             raise ValueError("geglu: gate chooses a half of x, which has none when up is given")
         return swiglu_pair(x, up)
-    if is_grad_enabled() and x.requires_grad:
-        return _Halves.apply(x, _SILU, gate == "first")
-    return _geglu_halves(x, _SILU, gate == "first")
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and x.requires_grad:
+                return _Halves.apply(x, _SILU, gate == "first")
+            return _geglu_halves(x, _SILU, gate == "first")
+    except Exception as error:
+        raise_unless_transformed(error, swiglu, locals())
+    return _halves_formula(x, _SILU, gate == "first")
 
 
 def swiglu_pair(gate: Tensor, up: Tensor) -> Tensor:
@@ -90,15 +110,22 @@ def swiglu_pair(gate: Tensor, up: Tensor) -> Tensor:
         up: Of the shape and dtype of `gate`; its strides may differ.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
-    if is_grad_enabled() and (gate.requires_grad or up.requires_grad):
-        return _Pair.apply(gate, up, _SILU)
-    return _geglu_pair(gate, up, _SILU)
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+                return _Pair.apply(gate, up, _SILU)
+            return _geglu_pair(gate, up, _SILU)
+    except Exception as error:
+        raise_unless_transformed(error, swiglu_pair, locals())
+    return _pair_formula(gate, up, _SILU)
 
 
 # The numbers of `Activation` in geglu/problem.h.
 _GELU, _GELU_TANH, _SILU = 0, 1, 2
+_APPROXIMATIONS = "none", "tanh"
 
 
 def _approximate_gelu(approximate: str) -> int:
@@ -116,23 +143,6 @@ _geglu_pair_backward = ops.geglu_pair_backward.default
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
-class _Once(torch.autograd.Function):
-    """Calls an op that computes gradients. A second derivative is an error."""
-
-    @staticmethod
-    def forward(ctx, op, *arguments):
-        return op(*arguments)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        raise NotImplementedError("geglu: its gradient cannot be differentiated a second time")
-
-
-def _once(op, *arguments):
-    # Grad mode is on in a backward pass only with `create_graph=True`.
-    return _Once.apply(op, *arguments) if is_grad_enabled() else op(*arguments)
-
-
 class _Halves(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, activation, gate_first):
@@ -142,7 +152,9 @@ class _Halves(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return _once(_geglu_halves_backward, grad, *ctx.saved_tensors, *ctx.options), None, None
+        if is_grad_enabled():  # in a backward pass only with `create_graph=True`
+            return *gradients(_halves_formula, ctx.saved_tensors, ctx.options, (grad,)), None, None
+        return _geglu_halves_backward(grad, *ctx.saved_tensors, *ctx.options), None, None
 
 
 class _Pair(torch.autograd.Function):
@@ -154,7 +166,9 @@ class _Pair(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return (*_once(_geglu_pair_backward, grad, *ctx.saved_tensors, ctx.activation), None)
+        if is_grad_enabled():  # in a backward pass only with `create_graph=True`
+            return *gradients(_pair_formula, ctx.saved_tensors, (ctx.activation,), (grad,)), None
+        return *_geglu_pair_backward(grad, *ctx.saved_tensors, ctx.activation), None
 
 
 # --- fakes -----------------------------------------------------------------------------------------------------------
@@ -171,20 +185,28 @@ def _check(tensor: Tensor, name: str) -> None:
     _require(tensor.dim() > 0, f"{name} must have at least one dimension")
 
 
-@torch.library.register_fake(add_op_namespace_prefix("geglu_halves"))
-def _geglu_halves_fake(x, activation, gate_first):
+def _check_halves(x: Tensor) -> None:
     _check(x, "x")
     size = x.shape[-1]
     _require(size % 2 == 0, f"x must have an even number of elements in its last dimension, not {size}")
-    return x.new_empty((*x.shape[:-1], size // 2))
 
 
-@torch.library.register_fake(add_op_namespace_prefix("geglu_pair"))
-def _geglu_pair_fake(gate, up, activation):
+def _check_pair(gate: Tensor, up: Tensor) -> None:
     _check(gate, "gate")
     _require(up.device == gate.device, "up must be on the device of gate")
     _require(up.dtype == gate.dtype, "up must have the dtype of gate")
     _require(up.shape == gate.shape, f"up must have shape {list(gate.shape)}, not {list(up.shape)}")
+
+
+@torch.library.register_fake(add_op_namespace_prefix("geglu_halves"))
+def _geglu_halves_fake(x, activation, gate_first):
+    _check_halves(x)
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@torch.library.register_fake(add_op_namespace_prefix("geglu_pair"))
+def _geglu_pair_fake(gate, up, activation):
+    _check_pair(gate, up)
     return gate.new_empty(gate.shape)
 
 
@@ -197,5 +219,24 @@ def _geglu_halves_backward_fake(grad, x, activation, gate_first):
 def _geglu_pair_backward_fake(grad, gate, up, activation):
     return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
 
+
+# --- formulas --------------------------------------------------------------------------------------------------------
+
+
+def _halves_formula(x, activation, gate_first):
+    _check_halves(x)
+    first, second = x.chunk(2, -1)
+    return _pair_formula(first, second, activation) if gate_first else _pair_formula(second, first, activation)
+
+
+def _pair_formula(gate, up, activation):
+    _check_pair(gate, up)
+    wide = gate.float()
+    activated = silu(wide) if activation == _SILU else gelu(wide, approximate=_APPROXIMATIONS[activation])
+    return (up.float() * activated).to(gate.dtype)
+
+
+transform_with("geglu_halves", _halves_formula)
+transform_with("geglu_pair", _pair_formula)
 
 refuse_cpu("geglu_halves", "geglu_pair", "geglu_halves_backward", "geglu_pair_backward")

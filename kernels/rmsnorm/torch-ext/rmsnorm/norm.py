@@ -7,6 +7,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
 
 from ._ops import add_op_namespace_prefix, ops
+from .derivatives import FORWARD_AD, LEVEL, gradients, raise_unless_transformed, transform_with
 from .devices import refuse_cpu
 
 
@@ -32,13 +33,19 @@ def rms_norm(
     `x` and `weight` get gradients, which ignore the roundings.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
-    options = _options(eps, offset, rounding)
-    if is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
-        return _RMSNorm.apply(x, weight, options)
-    return _rms_norm(x, weight, *options)
+    options = (eps,) if rounding == "last" and offset == 0.0 else _options(eps, offset, rounding)
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
+                return _RMSNorm.apply(x, weight, options)
+            return _rms_norm(x, weight, *options)
+    except Exception as error:
+        raise_unless_transformed(error, rms_norm, locals())
+    return _rms_norm_formula(x, weight, *options)
 
 
 def add_rms_norm(
@@ -59,15 +66,21 @@ def add_rms_norm(
         weight, eps, offset, rounding: As in `rms_norm`.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
-    options = _options(eps, offset, rounding)
-    if is_grad_enabled() and (
-        x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
-    ):
-        return _AddRMSNorm.apply(x, residual, weight, options)
-    return _add_rms_norm(x, residual, weight, *options)
+    options = (eps,) if rounding == "last" and offset == 0.0 else _options(eps, offset, rounding)
+    try:
+        if FORWARD_AD[LEVEL] < 0:
+            if is_grad_enabled() and (
+                x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
+            ):
+                return _AddRMSNorm.apply(x, residual, weight, options)
+            return _add_rms_norm(x, residual, weight, *options)
+    except Exception as error:
+        raise_unless_transformed(error, add_rms_norm, locals())
+    return _add_rms_norm_formula(x, residual, weight, *options)
 
 
 def add_rms_norm_(
@@ -87,26 +100,34 @@ def add_rms_norm_(
             must have the dtype of `x`, because the result has it.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device, or cannot be written in place; the message
             names it.
         NotImplementedError: If an argument needs a gradient.
         ValueError: If `rounding` has another value.
     """
-    options = _options(eps, offset, rounding)
-    if is_grad_enabled() and (
-        x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
-    ):
-        raise NotImplementedError("rmsnorm: add_rms_norm_ has no gradient, because it overwrites what that would need")
-    _add_rms_norm_(x, residual, weight, *options)
-    # The dispatcher does not do this for an op that autograd does not know.
-    increment_version((x, residual))
+    options = (eps,) if rounding == "last" and offset == 0.0 else _options(eps, offset, rounding)
+    try:
+        if is_grad_enabled() and (
+            x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
+        ):
+            raise NotImplementedError(
+                "rmsnorm: add_rms_norm_ has no gradient, because it overwrites what that would need"
+            )
+        if FORWARD_AD[LEVEL] < 0:
+            _add_rms_norm_(x, residual, weight, *options)
+            # The dispatcher does not do this for an op that autograd does not know.
+            increment_version((x, residual))
+            return
+    except Exception as error:
+        raise_unless_transformed(error, add_rms_norm_, locals())
+        raise
+    _add_rms_norm_in_place_formula(x, residual, weight, *options)
 
 
 def _options(eps, offset, rounding):
-    """Return the ops' arguments eps, offset and rounded_before_weight, without those that have their default value."""
-    if rounding == "last":
-        return (eps,) if offset == 0.0 else (eps, offset)
-    return eps, offset, _is_before_weight(rounding)
+    """Return the ops' arguments eps, offset and rounded_before_weight, without the last if it has its default value."""
+    return (eps, offset) if rounding == "last" else (eps, offset, _is_before_weight(rounding))
 
 
 def _is_before_weight(rounding: str) -> bool:
@@ -156,27 +177,16 @@ class _AddRMSNorm(torch.autograd.Function):
         return grad_total, grad_total, grad_weight, None
 
 
-class _Once(torch.autograd.Function):
-    """Calls the op that computes gradients. A second derivative is an error."""
-
-    @staticmethod
-    def forward(ctx, *arguments):
-        return _rms_norm_backward(*arguments)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        raise NotImplementedError("rmsnorm: its gradient cannot be differentiated a second time")
-
-
 def _gradients(ctx, grad, x, weight, grad_sum, weight_grad):
-    # Grad mode is on in a backward pass only with `create_graph=True`.
-    call = _Once.apply if is_grad_enabled() else _rms_norm_backward
+    if is_grad_enabled():  # in a backward pass only with `create_graph=True`
+        grad_x, grad_weight = gradients(_rms_norm_formula, (x, weight), ctx.options, (grad,))
+        return grad_x if grad_sum is None else grad_x + grad_sum, grad_weight
     options = ctx.options[:2]
     if grad.dtype == x.dtype:
-        return call(grad, x, weight, grad_sum, weight_grad, *options)
+        return _rms_norm_backward(grad, x, weight, grad_sum, weight_grad, *options)
     # `grad` is float32, because the weight is.
     grad_sum = None if grad_sum is None else grad_sum.float()
-    grad_x, grad_weight = call(grad, x.float(), weight, grad_sum, weight_grad, *options)
+    grad_x, grad_weight = _rms_norm_backward(grad, x.float(), weight, grad_sum, weight_grad, *options)
     return grad_x.to(x.dtype), grad_weight
 
 
@@ -233,5 +243,36 @@ def _add_rms_norm_in_place_fake(x, residual, weight, eps, offset=0.0, rounded_be
 def _rms_norm_backward_fake(grad, x, weight, grad_sum, weight_grad, eps, offset=0.0):
     return x.new_empty(x.shape), weight.new_empty(x.shape[-1]) if weight_grad else None
 
+
+# --- formulas --------------------------------------------------------------------------------------------------------
+
+
+def _rms_norm_formula(x, weight, eps, offset=0.0, rounded_before_weight=False):
+    _check(x, weight, None)
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return normed.to(x.dtype)
+    if rounded_before_weight:
+        normed = normed.to(x.dtype)
+    return ((offset + weight.float()) * normed).to(_dtype_of_norm(x, weight, rounded_before_weight))
+
+
+def _add_rms_norm_formula(x, residual, weight, *options):
+    _check(x, weight, residual)
+    total = x + residual
+    return _rms_norm_formula(total, weight, *options), total
+
+
+def _add_rms_norm_in_place_formula(x, residual, weight, *options):
+    _add_rms_norm_in_place_fake(x, residual, weight, *options)
+    normed, total = _add_rms_norm_formula(x, residual, weight, *options)
+    x.copy_(normed)
+    residual.copy_(total)
+
+
+transform_with("rms_norm", _rms_norm_formula)
+transform_with("add_rms_norm", _add_rms_norm_formula)
+transform_with("add_rms_norm_", _add_rms_norm_in_place_formula)
 
 refuse_cpu("rms_norm", "add_rms_norm", "add_rms_norm_", "rms_norm_backward")

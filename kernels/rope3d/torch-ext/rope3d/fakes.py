@@ -38,7 +38,7 @@ def _check(q, k, prefix, head_dim, heads_first):
     return shape
 
 
-def _check_grid(
+def check_grid(
     q,
     k,
     table,
@@ -76,7 +76,7 @@ def _check_grid(
     )
 
 
-def _check_tokens(q, k, cos, sin, rotary_dim=0, prefix=0, head_dim=0, half=False, heads_first=False, inverse=False):
+def check_tokens(q, k, cos, sin, rotary_dim=0, prefix=0, head_dim=0, half=False, heads_first=False, inverse=False):
     batch, tokens, dim = _check(q, k, prefix, head_dim, heads_first)
     _require(cos.device == q.device, "cos must be on the device of q")
     _require(cos.dtype in _TYPES, "cos must be float32, float16 or bfloat16")
@@ -102,7 +102,7 @@ def _fake(q, k):
     return q.new_empty(q.shape), None if k is None else k.new_empty(k.shape)
 
 
-def _check_adjacent(q, k):
+def check_adjacent(q, k):
     for argument, x in (("q", q), ("k", k)):
         adjacent = x is None or x.shape[-1] <= 1 or x.stride(-1) == 1
         _require(adjacent, f"{argument} must have adjacent elements in its last dimension to be rotated in place")
@@ -110,26 +110,26 @@ def _check_adjacent(q, k):
 
 @torch.library.register_fake(add_op_namespace_prefix("rotate_grid"))
 def _rotate_grid_fake(q, k, *arguments, **inverse):
-    _check_grid(q, k, *arguments, **inverse)
+    check_grid(q, k, *arguments, **inverse)
     return _fake(q, k)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rotate_grid_"))
 def _rotate_grid_in_place_fake(q, k, *arguments, **inverse):
-    _check_grid(q, k, *arguments, **inverse)
-    _check_adjacent(q, k)
+    check_grid(q, k, *arguments, **inverse)
+    check_adjacent(q, k)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rotate_tokens"))
 def _rotate_tokens_fake(q, k, *arguments, **inverse):
-    _check_tokens(q, k, *arguments, **inverse)
+    check_tokens(q, k, *arguments, **inverse)
     return _fake(q, k)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rotate_tokens_"))
 def _rotate_tokens_in_place_fake(q, k, *arguments, **inverse):
-    _check_tokens(q, k, *arguments, **inverse)
-    _check_adjacent(q, k)
+    check_tokens(q, k, *arguments, **inverse)
+    check_adjacent(q, k)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("grid_table"))
@@ -150,7 +150,7 @@ def _check_weight(weight, name, elements, q):
     _require(weight.dtype in (q.dtype, torch.float32), f"{name} must have the dtype of q, or float32")
 
 
-def _check_norm(
+def check_norm(
     q,
     k,
     q_weight,
@@ -167,7 +167,7 @@ def _check_norm(
     half=False,
     heads_first=False,
 ):
-    _check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first)
+    check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first)
     _require(k is not None or k_weight is None, "k_weight must be None without k")
     for name, x, weight in (("q_weight", q, q_weight), ("k_weight", k, k_weight)):
         if x is None:
@@ -180,7 +180,7 @@ def _check_norm(
 
 @torch.library.register_fake(add_op_namespace_prefix("norm_rotate"))
 def _norm_rotate_fake(q, k, *arguments, **options):
-    _check_norm(q, k, *arguments, **options)
+    check_norm(q, k, *arguments, **options)
     return _fake(q, k)
 
 
@@ -205,7 +205,7 @@ def _weight_gradient(wanted, weight, name, grad):
 def _norm_rotate_backward_fake(
     grad_q, grad_k, of_q_weight, of_k_weight, q, k, q_weight, k_weight, *arguments, **options
 ):
-    _check_norm(q, k, q_weight, k_weight, *arguments, **options)
+    check_norm(q, k, q_weight, k_weight, *arguments, **options)
     _check_gradient(grad_k, "grad_k", k, "k")
     _check_gradient(grad_q, "grad_q", q, "q")
     of_q = _weight_gradient(of_q_weight, q_weight, "q_weight", grad_q)

@@ -5,8 +5,9 @@ from typing import Optional
 import torch
 from torch import Tensor, is_grad_enabled
 
-from . import fakes  # noqa: F401
 from ._ops import ops
+from .derivatives import FORWARD_AD, LEVEL, gradients, raise_unless_transformed
+from .formulas import norm_rotate
 from .rotary import Rotated, _form
 
 
@@ -55,6 +56,7 @@ def norm_rotary(
     weights get gradients, which ignore the roundings.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value; the message names it.
     """
@@ -62,11 +64,19 @@ def norm_rotary(
     options = eps, _is_per_token(norm), offset, _is_before_weight(rounding)
     if rotary_dim or prefix or head_dim or half or heads_first:
         options = *options, rotary_dim or 0, prefix, head_dim, half, heads_first
-    if is_grad_enabled():
-        for tensor in (q, k, q_weight, k_weight):
-            if tensor is not None and tensor.requires_grad:
-                return _NormRotary.apply(q, k, q_weight, k_weight, (cos, sin), options)
-    return _norm_rotate(q, k, q_weight, k_weight, cos, sin, *options)
+    grad_enabled = is_grad_enabled()
+    try:
+        if FORWARD_AD[LEVEL] < 0 and not (
+            grad_enabled and (cos.requires_grad or sin.requires_grad)  # the kernel does not have their gradients
+        ):
+            if grad_enabled:
+                for tensor in (q, k, q_weight, k_weight):
+                    if tensor is not None and tensor.requires_grad:
+                        return _NormRotary.apply(q, k, q_weight, k_weight, (cos, sin), options)
+            return _norm_rotate(q, k, q_weight, k_weight, cos, sin, *options)
+    except Exception as error:
+        raise_unless_transformed(error, norm_rotary, locals())
+    return norm_rotate(q, k, q_weight, k_weight, cos, sin, *options)
 
 
 def _is_per_token(norm: str) -> bool:
@@ -83,18 +93,6 @@ def _is_before_weight(rounding: str) -> bool:
 
 _norm_rotate = ops.norm_rotate.default
 _norm_rotate_backward = ops.norm_rotate_backward.default
-
-
-class _Once(torch.autograd.Function):
-    """Calls the op that computes gradients. A second derivative is an error."""
-
-    @staticmethod
-    def forward(ctx, *arguments):
-        return _norm_rotate_backward(*arguments)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        raise NotImplementedError("rope3d: the gradient of norm_rotary cannot be differentiated a second time")
 
 
 class _NormRotary(torch.autograd.Function):
@@ -116,6 +114,7 @@ class _NormRotary(torch.autograd.Function):
         if not of_k and not of_k_weight:
             grad_k = None
         wanted = of_q_weight and grad_q is not None, of_k_weight and grad_k is not None
-        # Grad mode is on in a backward pass only with `create_graph=True`.
-        call = _Once.apply if is_grad_enabled() else _norm_rotate_backward
-        return *call(grad_q, grad_k, *wanted, *ctx.saved_tensors, *ctx.options), None, None
+        if is_grad_enabled():  # in a backward pass only with `create_graph=True`
+            *found, _, _ = gradients(norm_rotate, ctx.saved_tensors, ctx.options, (grad_q, grad_k))
+            return *found, None, None
+        return *_norm_rotate_backward(grad_q, grad_k, *wanted, *ctx.saved_tensors, *ctx.options), None, None

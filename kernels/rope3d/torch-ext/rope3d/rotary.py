@@ -8,8 +8,9 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
-from . import fakes  # noqa: F401
 from ._ops import add_op_namespace_prefix, ops
+from .derivatives import FORWARD_AD, LEVEL, check_types, is_transformed
+from .formulas import in_place, rotate_grid, rotate_tokens
 from .tables import AXES, Kept, PerAxis, Positions, each, grid_table, pairs_of_axes, token_tables
 
 Rotated = tuple[Tensor, Optional[Tensor]]
@@ -64,24 +65,30 @@ def rope3d(
     The angles are computed in float64. The rotation is computed in float32 and rounded to the dtype of q once.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value or length; the message names it.
     """
-    found = None
-    # A subclass, such as a fake tensor, must not get a kept table. Neither must a trace, which has to see its creation.
-    if grid is not None and type(q) is Tensor and not is_compiling():
-        axes = (grid, positions, widths, order, theta, scale, offset)
-        key = (q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
-        try:
-            found = _kept.found.get(key)
-        except TypeError:  # the key contains lists
-            found = None
+    try:
+        found = None
+        # A subclass, such as a fake tensor, must not get a kept table. Neither must a trace, which has to see how the
+        # table is made.
+        if grid is not None and type(q) is Tensor and not is_compiling():
+            axes = (grid, positions, widths, order, theta, scale, offset)
+            key = (q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
+            try:
+                found = _kept.found.get(key)
+            except TypeError:  # the key contains lists
+                found = None
+            if found is None:
+                found = _keep_arguments(_frozen(key))
         if found is None:
-            found = _keep_arguments(_frozen(key))
-    if found is None:
-        axes = (grid, positions, widths, order, theta, scale, offset)
-        found = _arguments(q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
-    return _rotate(_TOKENS if grid is None else _GRID, q, k, *found, inplace)
+            axes = (grid, positions, widths, order, theta, scale, offset)
+            found = _arguments(q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
+        return _rotate(_TOKENS if grid is None else _GRID, q, k, *found, inplace)
+    except Exception:
+        check_types(rope3d, locals())
+        raise
 
 
 def apply_rotary(
@@ -97,26 +104,31 @@ def apply_rotary(
     prefix: int = 0,
     inplace: bool = False,
 ) -> Rotated:
-    """Rotate the pairs of q and k by given cosines and sines, which get no gradients.
+    """Rotate the pairs of q and k by given cosines and sines.
 
     Args:
         q, k, pairs, layout, head_dim, prefix, inplace: As in `rope3d`.
         cos: `[tokens, n]` or `[batch, tokens, n]`, float32, float16 or bfloat16. n is `rotary_dim`, with the cosine of
             a pair at both of its elements, or half of it, with one cosine for each pair.
-        sin: Of the shape and dtype of `cos`.
+        sin: Of the shape and dtype of `cos`. If one of them needs a gradient, Torch operations compute the rotation.
         rotary_dim: The number of elements of a head to rotate, the first ones. None: all.
 
     Raises:
+        TypeError: If an argument has a wrong type; the message names it.
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value; the message names it.
     """
-    options = _unless_default(rotary_dim or 0, prefix, *_form(pairs, layout, head_dim))
-    return _rotate(_TOKENS, q, k, (cos, sin), options, inplace)
+    try:
+        options = _unless_default(rotary_dim or 0, prefix, *_form(pairs, layout, head_dim))
+        return _rotate(_TOKENS, q, k, (cos, sin), options, inplace)
+    except Exception:
+        check_types(apply_rotary, locals())
+        raise
 
 
-# Each op with its in-place counterpart.
-_GRID = ops.rotate_grid.default, ops.rotate_grid_.default
-_TOKENS = ops.rotate_tokens.default, ops.rotate_tokens_.default
+# Each op with its in-place counterpart and its formula.
+_GRID = ops.rotate_grid.default, ops.rotate_grid_.default, rotate_grid
+_TOKENS = ops.rotate_tokens.default, ops.rotate_tokens_.default, rotate_tokens
 
 
 # --- arguments of the ops after q and k ------------------------------------------------------------------------------
@@ -179,7 +191,7 @@ def _keep_arguments(key):
     # The values of tensors may change.
     if positions is not None and any(isinstance(axis, Tensor) for axis in positions):
         return None
-    if _in_capture(device) or device.type == "meta":
+    if _in_capture(device) or device.type == "meta" or is_transformed():
         return None
     with torch.inference_mode(False), torch.no_grad():
         (table,), options = _arguments(torch.device("cpu"), width, grid, positions, *rest)
@@ -219,16 +231,28 @@ def _grid_table(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset,
 
 
 def _rotate(ops_, q, k, tables, options, inplace, inverse=False):
-    needs_gradient = is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
+    grad_enabled = is_grad_enabled()
+    try:
+        if FORWARD_AD[LEVEL] < 0 and not (
+            grad_enabled and (tables[0].requires_grad or tables[-1].requires_grad)  # no kernel has their gradients
+        ):
+            needs_gradient = grad_enabled and (q.requires_grad or (k is not None and k.requires_grad))
+            if inplace:
+                _rotate_in_place(ops_, q, k, tables, options, needs_gradient)
+                return q, k
+            if needs_gradient:
+                # Tables and options go as tuples: each argument of `apply` costs the host time, forward and backward.
+                return _Rotate.apply(q, k, ops_, tables, options, inverse)
+            if inverse:
+                return ops_[0](q, k, *tables, *options, inverse=True)
+            return ops_[0](q, k, *tables, *options)
+    except RuntimeError:
+        if not is_transformed():
+            raise
     if inplace:
-        _rotate_in_place(ops_, q, k, tables, options, needs_gradient)
+        in_place(ops_[2])(q, k, *tables, *options)
         return q, k
-    if needs_gradient:
-        # Tables and options go as tuples: each argument of `apply` costs the host time, forward and backward.
-        return _Rotate.apply(q, k, ops_, tables, options, inverse)
-    if inverse:
-        return ops_[0](q, k, *tables, *options, inverse=True)
-    return ops_[0](q, k, *tables, *options)
+    return ops_[2](q, k, *tables, *options, inverse=inverse)
 
 
 def _rotate_in_place(ops_, q, k, tables, options, needs_gradient):

@@ -69,6 +69,15 @@ def test_opcheck():
         torch.library.opcheck(kernel.op.ops.${operator}_backward.default, (torch.ones_like(x), x))
 
 
+def test_forward_mode():
+    x, tangent = random(4), random(4)
+    expected = torch.func.jvp(eager, (x,), (tangent,))
+    torch.testing.assert_close(torch.func.jvp(kernel.${operator}, (x,), (tangent,)), expected)
+    with torch.autograd.forward_ad.dual_level():
+        dual = kernel.${operator}(torch.autograd.forward_ad.make_dual(x, tangent))
+        torch.testing.assert_close(tuple(torch.autograd.forward_ad.unpack_dual(dual)), expected)
+
+
 def test_second_derivative_is_refused():
     x = random(4).requires_grad_()
     (grad,) = torch.autograd.grad(kernel.${operator}(x).sum(), x, create_graph=True)

@@ -1,6 +1,7 @@
 """The public function, and the gradient and fakes of its ops."""
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 from ._ops import add_op_namespace_prefix, ops
 
@@ -14,6 +15,8 @@ def ${operator}(x: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: If `x` has another dtype.
     """
+    if unpack_dual(x).tangent is not None:  # the op would lose the tangent of forward mode
+        return _formula(x)
     # An op that has no gradient is called directly: the autograd function costs the host some microseconds.
     if torch.is_grad_enabled() and x.requires_grad:
         return _Forward.apply(x)
@@ -22,6 +25,14 @@ def ${operator}(x: torch.Tensor) -> torch.Tensor:
 
 _forward = ops.${operator}.default
 _backward = ops.${operator}_backward.default
+
+
+def _formula(x):
+    return torch.nn.functional.${function}(x)
+
+
+# Transforms of `torch.func` compute the formula in place of the op.
+torch.library.impl(add_op_namespace_prefix("${operator}"), "FuncTorchDynamicLayerFrontMode")(_formula)
 
 
 class _Forward(torch.autograd.Function):

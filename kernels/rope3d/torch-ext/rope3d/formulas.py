@@ -1,0 +1,145 @@
+"""The ops in Torch operations, for the derivatives that have no kernel."""
+
+import torch
+from torch.nn.functional import pad
+
+from .derivatives import transform_with
+from .fakes import check_adjacent, check_grid, check_norm, check_tokens
+from .tables import rows_of
+
+
+def rotate_grid(
+    q,
+    k,
+    table,
+    f,
+    h,
+    w,
+    f_pairs,
+    h_pairs,
+    w_pairs,
+    prefix=0,
+    head_dim=0,
+    in_turn=False,
+    half=False,
+    heads_first=False,
+    inverse=False,
+):
+    check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_dim, in_turn, half, heads_first, inverse)
+    grid, pairs = (f, h, w), (f_pairs, h_pairs, w_pairs)
+    starts, _ = rows_of(pairs, in_turn)
+    axes = []
+    for axis, rows in enumerate(table.split(grid)):
+        entries = rows[:, starts[axis] : starts[axis] + pairs[axis]]
+        axes.append(entries.reshape([-1 if other == axis else 1 for other in range(3)] + [pairs[axis], 2]))
+    axes = [entries.expand(*grid, -1, 2) for entries in axes]
+    turns = torch.stack(axes, -2).flatten(-3, -2) if in_turn else torch.cat(axes, -2)
+    cos, sin = turns.flatten(0, 2).unbind(-1)
+    if in_turn:  # the elements left over come first
+        left_over = _heads(q, head_dim, heads_first).shape[-1] // 2 - sum(pairs)
+        cos, sin = pad(cos, (left_over, 0), value=1.0), pad(sin, (left_over, 0))
+    form = (2 * cos.shape[-1], prefix, head_dim, half, heads_first, inverse)
+    return _rotated(q, cos, sin, *form), _rotated(k, cos, sin, *form)
+
+
+def rotate_tokens(q, k, cos, sin, rotary_dim=0, prefix=0, head_dim=0, half=False, heads_first=False, inverse=False):
+    check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first, inverse)
+    rotary_dim = rotary_dim or _heads(q, head_dim, heads_first).shape[-1]
+    form = (rotary_dim, prefix, head_dim, half, heads_first, inverse)
+    return _rotated(q, cos, sin, *form), _rotated(k, cos, sin, *form)
+
+
+def norm_rotate(
+    q,
+    k,
+    q_weight,
+    k_weight,
+    cos,
+    sin,
+    eps,
+    per_token=False,
+    offset=0.0,
+    rounded_before_weight=False,
+    rotary_dim=0,
+    prefix=0,
+    head_dim=0,
+    half=False,
+    heads_first=False,
+):
+    form = (rotary_dim, prefix, head_dim, half, heads_first)
+    check_norm(q, k, q_weight, k_weight, cos, sin, eps, per_token, offset, rounded_before_weight, *form)
+    normed = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        normed.append(
+            None
+            if x is None
+            else _normed(x, weight, eps, per_token, offset, rounded_before_weight, head_dim, heads_first)
+        )
+    return rotate_tokens(*normed, cos, sin, *form)
+
+
+def in_place(formula):
+    """Return a formula that writes the results over q and k."""
+
+    def formula_in_place(q, k, *arguments, **inverse):
+        check_adjacent(q, k)
+        for x, rotated in zip((q, k), formula(q, k, *arguments, **inverse)):
+            if x is not None:
+                x.copy_(rotated)
+
+    return formula_in_place
+
+
+def _heads(x, head_dim, heads_first):
+    """Return a view `[batch, tokens, heads, elements]`."""
+    if head_dim != 0:
+        return x.unflatten(-1, (-1, head_dim if head_dim > 0 else x.shape[-1]))
+    return x.transpose(1, 2) if heads_first else x
+
+
+def _joined(heads, head_dim, heads_first):
+    """Return `[batch, tokens, heads, elements]` in the layout from which `_heads` made it, contiguous."""
+    if head_dim != 0:
+        return heads.flatten(2)
+    return heads.transpose(1, 2).contiguous() if heads_first else heads.contiguous()
+
+
+def _rotated(x, cos, sin, rotary_dim, prefix, head_dim, half, heads_first, inverse):
+    if x is None:
+        return None
+    heads = _heads(x, head_dim, heads_first)
+    wide = heads[:, prefix:].float()
+    a, b = _of_pairs(wide[..., :rotary_dim], half)
+    cos, sin = cos.float().unsqueeze(-2), sin.float().unsqueeze(-2)
+    if inverse:
+        sin = -sin
+    # A table has one entry for each pair, or one for each of its elements.
+    (cos_a, cos_b), (sin_a, sin_b) = (
+        (table, table) if 2 * table.shape[-1] == rotary_dim else _of_pairs(table, half) for table in (cos, sin)
+    )
+    turned = a * cos_a - b * sin_a, b * cos_b + a * sin_b
+    turned = torch.cat(turned, -1) if half else torch.stack(turned, -1).flatten(-2)
+    turned = torch.cat((turned, wide[..., rotary_dim:]), -1).to(x.dtype)
+    return _joined(torch.cat((heads[:, :prefix], turned), 1), head_dim, heads_first)
+
+
+def _of_pairs(elements, half):
+    """Return the first and the second elements of pairs."""
+    return elements.chunk(2, -1) if half else (elements[..., ::2], elements[..., 1::2])
+
+
+def _normed(x, weight, eps, per_token, offset, rounded_before_weight, head_dim, heads_first):
+    heads = _heads(x, head_dim, heads_first).float()
+    normed = heads * torch.rsqrt(heads.square().mean((-2, -1) if per_token else -1, keepdim=True) + eps)
+    if weight is not None:
+        if rounded_before_weight:
+            normed = normed.to(x.dtype)
+        normed = normed * (weight.float() + offset).view(heads.shape[-2:] if per_token else -1)
+    return _joined(normed.to(x.dtype), head_dim, heads_first)
+
+
+transform_with("rotate_grid", rotate_grid)
+transform_with("rotate_grid_", in_place(rotate_grid))
+transform_with("rotate_tokens", rotate_tokens)
+transform_with("rotate_tokens_", in_place(rotate_tokens))
+transform_with("norm_rotate", norm_rotate)
