@@ -18,14 +18,9 @@ def _metadata(package: Path) -> dict[str, Any]:
 _REPOSITORIES = [depend["repo-id"] for depend in _metadata(Path(__file__).parent)["kernel-depends"]]
 KERNELS = {repo_id.partition("/")[2]: get_kernel_dep(repo_id) for repo_id in _REPOSITORIES}
 
-<<<<<<< HEAD
 adaln, decode, geglu, rmsnorm, rope3d = (KERNELS[name] for name in ("adaln", "decode", "geglu", "rmsnorm", "rope3d"))
-
-=======
-adaln, geglu, rmsnorm, rope3d = (KERNELS[name] for name in ("adaln", "geglu", "rmsnorm", "rope3d"))
 is_forward_mode = rmsnorm.derivatives.is_forward_mode
 is_transformed = rmsnorm.derivatives.is_transformed
->>>>>>> derivs
 
 # The type of the devices whose tensors the loaded kernels take: a package for CUDA has no CPU kernels.
 DEVICE = _metadata(Path(adaln.__file__).parent)["backend"]["type"]
