@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, is_autocast_enabled, is_grad_enabled
+from torch import Tensor, is_autocast_enabled
 
 from ._ops import add_op_namespace_prefix, ops
 from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
@@ -23,8 +23,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
         residual: [..., outputs], of the dtype of `x`.
 
     With at most eight rows in `x`, the kernel computes it in float32, and reads each weight once. With more rows, in
-    autocast, and where grad mode is enabled and a tensor needs a gradient or has a tangent, `torch.nn.functional`
-    computes it.
+    autocast, in forward-mode differentiation, and where a tensor needs a gradient, `torch.nn.functional` computes it.
 
     Raises:
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
@@ -32,7 +31,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
     if (
         x.numel() > _MOST_ROWS * weight.shape[-1]
         or is_autocast_enabled(DEVICE)
-        or (is_grad_enabled() and need_derivative(x, weight, bias, residual))
+        or need_derivative(x, weight, bias, residual)
     ):
         return _linear_by_torch(x, weight, bias, residual)
     if residual is not None:
@@ -64,7 +63,7 @@ def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     if (
         x.numel() > _MOST_ROWS * weights[0].shape[-1]
         or is_autocast_enabled(DEVICE)
-        or (is_grad_enabled() and need_derivative(x, *weights, *biases))
+        or need_derivative(x, *weights, *biases)
     ):
         return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases))
     if count == 1:
@@ -108,7 +107,7 @@ def gated_linear(
     if (
         x.numel() > _MOST_ROWS * gate_weight.shape[-1]
         or is_autocast_enabled(DEVICE)
-        or (is_grad_enabled() and need_derivative(x, gate_weight, up_weight, gate_bias, up_bias))
+        or need_derivative(x, gate_weight, up_weight, gate_bias, up_bias)
     ):
         return _gated_linear_by_torch(x, gate_weight, up_weight, number, gate_bias, up_bias)
     if gate_bias is None and up_bias is None:

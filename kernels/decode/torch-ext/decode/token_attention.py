@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, is_autocast_enabled, is_grad_enabled
+from torch import Tensor, is_autocast_enabled
 
 from ._ops import add_op_namespace_prefix, ops
 from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
@@ -38,8 +38,8 @@ def attention(
         new_value: The same for `value`.
         position: One int64 on the device of `query`, at least 0 and below tokens. On CUDA it is not checked.
 
-    The kernel has no gradient. In autocast, and where grad mode is enabled and a tensor needs a gradient or has a
-    tangent, `torch.nn.functional.scaled_dot_product_attention` computes it, after `index_copy_` for the new token. On
+    The kernel has no gradient. In autocast, in forward-mode differentiation, and where a tensor needs a gradient,
+    `torch.nn.functional.scaled_dot_product_attention` computes it, after `index_copy_` for the new token. On
     CUDA also for float32, and on devices of a capability below 8.0.
 
     Raises:
@@ -49,9 +49,7 @@ def attention(
     if scale is None:
         scale = query.shape[-1] ** -0.5
     by_torch = (
-        is_autocast_enabled(DEVICE)
-        or (is_grad_enabled() and need_derivative(query, key, value, new_key, new_value))
-        or not _has_kernel(query)
+        is_autocast_enabled(DEVICE) or need_derivative(query, key, value, new_key, new_value) or not _has_kernel(query)
     )
     if new_key is None and new_value is None and position is None:
         return (_attention_by_torch if by_torch else _attention)(query, key, value, mask, scale)
