@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.confine import confine
+from kernel_builder.system_calls import seccomp_filter
 
 _HEAD = struct.Struct("!Q")
 _WATCHED = (
@@ -295,7 +296,8 @@ def main() -> None:
     """Serve the commands that come over the connection, until the judge closes it."""
     settings = json.loads(sys.argv[1])
     scratch = Path(settings["scratch"])
-    confine(settings["sandbox"], str(scratch), settings["paths"], settings["device"])
+    device = settings["device"]
+    confine(settings["sandbox"], str(scratch), settings["paths"], device, seccomp_filter(device))
     os.chdir(scratch)
     with socket.socket(fileno=settings["connection"]) as connection:
         worker = Worker(settings)
