@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,18 @@ def read_unchanged(path: Path, expected: str) -> bytes:
     if content is None or hashlib.sha256(content).hexdigest() != expected:
         raise BuildError("the file changed while it was being built", where=str(path), hint="run the build again")
     return content
+
+
+@contextmanager
+def size_limit(size: int) -> Iterator[None]:
+    """Let this process write no file beyond a size: writes then fail with EFBIG."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lower = size if soft == resource.RLIM_INFINITY else min(size, soft)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (lower, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager

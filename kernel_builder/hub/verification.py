@@ -109,7 +109,9 @@ def verify(
     repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
     revision = _commit(repository, revision or None)
     with tempfile.TemporaryDirectory(prefix="kernel-builder-verify-") as temporary:
-        root = repository.download(revision, ["build/*"], Path(temporary, "published"))
+        root = Path(temporary, "published")
+        files = {path: remote for path, remote in repository.files(revision).items() if path.startswith("build/")}
+        repository.download_into(root, revision, files)
         packages = sorted(path for path in (root / "build").glob("[!.]*") if path.is_dir())
         if not packages:
             raise VerificationError(
