@@ -136,6 +136,14 @@ def _restrict(libc: ctypes.CDLL, scratch: str, paths: list[str], device: str) ->
     _enforce(libc, attributes[:size], rules + [(path, everything) for path in written])
 
 
+def keep_signals_inside() -> None:
+    """Let this process and those that it will start signal each other only, if the kernel can see to that."""
+    if landlock_version() >= _SCOPES_SIGNALS:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _enforce(libc, struct.pack("QQQ", 0, 0, _SIGNALS), [])
+
+
 def _enforce(libc: ctypes.CDLL, attributes: bytes, rules: list[tuple[str, int]]) -> None:
     """Restrict this process to a ruleset. Its rules are paths, which need not exist, and rights."""
     ruleset = _checked(libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0))
@@ -167,9 +175,8 @@ def main() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if device == "cpu":
             _enter_namespaces(libc, _CLONE_NEWPID)
-        elif landlock_version() >= _SCOPES_SIGNALS:  # processes of other namespaces have numbers here
-            libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            _enforce(libc, struct.pack("QQQ", 0, 0, _SIGNALS), [])
+        else:  # processes of other namespaces have numbers here
+            keep_signals_inside()
         file = os.memfd_create("filter", 0)  # open in the command
         os.write(file, bytes.fromhex(filtered))
         os.lseek(file, 0, os.SEEK_SET)
