@@ -20,7 +20,7 @@ import sys
 
 BUBBLEWRAP, LANDLOCK, PROCESS = "bubblewrap", "landlock", "process"
 
-_LARGEST_FILE = 8 << 30
+LARGEST_FILE = 8 << 30
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_MODE_FILTER = 2
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
@@ -47,11 +47,12 @@ def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: by
     Raises:
         OSError: If the kernel refuses what `kind` stands for: no candidate runs with less than the verdict says.
     """
-    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, _LARGEST_FILE)):
+    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE)):
         try:
             resource.setrlimit(limit, (value, value))
         except (ValueError, OSError):
             pass
+    _be_ended_first()
     if kind == BUBBLEWRAP:
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -64,6 +65,15 @@ def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: by
         instructions = ctypes.create_string_buffer(filtered, len(filtered))
         program = struct.pack("HP", len(filtered) // 8, ctypes.addressof(instructions))
         _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program), "seccomp")
+
+
+def _be_ended_first() -> None:
+    """Ask the kernel to end this process, and those that it starts, before others when memory runs out."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
 
 
 def _leave_namespaces(libc: ctypes.CDLL, device: str) -> None:
@@ -171,6 +181,7 @@ def main() -> None:
     end = words.index("--")
     paths, command = words[:end], words[end + 1 :]
     if kind == BUBBLEWRAP:  # which confines its command itself
+        _be_ended_first()
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if device == "cpu":

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import pickle
+import resource
 import socket
 import struct
 import sys
@@ -298,6 +299,8 @@ def main() -> None:
     scratch = Path(settings["scratch"])
     device = settings["device"]
     confine(settings["sandbox"], str(scratch), settings["paths"], device, seccomp_filter(device))
+    if device == "cpu":  # CUDA's driver maps more than it uses
+        resource.setrlimit(resource.RLIMIT_DATA, (settings["memory"], settings["memory"]))
     os.chdir(scratch)
     with socket.socket(fileno=settings["connection"]) as connection:
         worker = Worker(settings)
