@@ -36,7 +36,6 @@ _METADATA: dict[str, _Numbers] = {
     "utime": (132, None),
     "utimes": (235, None),
     "futimesat": (261, None),
-    "utimensat": (280, 88),
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
@@ -85,7 +84,7 @@ _OTHERS: dict[str, _Numbers] = {
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
 }
-_IOCTL, _CLONE, _CLONE3, _SOCKETPAIR = (16, 29), (56, 220), (435, 435), (53, 199)
+_UTIMENSAT, _IOCTL, _CLONE, _CLONE3, _SOCKETPAIR = (280, 88), (16, 29), (56, 220), (435, 435), (53, 199)
 
 # Types a line into the terminal (two calls), and changes a file's attributes (chattr, project, verity).
 _IOCTLS = (0x5412, 0x541C, 0x40086602, 0x40046602, 0x401C5820, 0x40806685)
@@ -135,6 +134,7 @@ def seccomp_filter(device: str) -> bytes:
         lines += _if_called(number, [(_RETURN, 0, 0, _DENY)])
     for number in _of(_METADATA, column):
         lines += _if_called(number, [(_RETURN, 0, 0, _PRETEND)])
+    lines += _if_called(_UTIMENSAT[column], _UNLESS_IT_MAKES_A_FILE)
     for number in paired:
         lines += _if_called(number, _ONLY_CONNECTED)
     lines += _if_called(_IOCTL[column], _refused_if(1, _EQUAL, _IOCTLS))
@@ -163,6 +163,17 @@ def _refused_if(position: int, test: int, operands: Sequence[int]) -> list[_Inst
     refusals = [line for operand in operands for line in ((test, 0, 1, operand), (_RETURN, 0, 0, _DENY))]
     return [_argument(position), *refusals, (_RETURN, 0, 0, _ALLOW)]
 
+
+# Python's `touch` makes a file if the time of a path cannot be set to now (a path, and no times).
+_UNLESS_IT_MAKES_A_FILE: list[_Instruction] = [
+    _argument(1),
+    (_EQUAL, 0, 1, 0),
+    (_RETURN, 0, 0, _PRETEND),
+    _argument(2),
+    (_EQUAL, 0, 1, 0),
+    (_RETURN, 0, 0, _DENY),
+    (_RETURN, 0, 0, _PRETEND),
+]
 
 # A socket for datagrams reaches any path also if it is one of a pair.
 _ONLY_CONNECTED: list[_Instruction] = [

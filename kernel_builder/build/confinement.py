@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from kernel_builder import sandbox
 from kernel_builder.build.graph import PlannedVariant
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_builder.errors import ConfigError, ToolchainError
+from kernel_builder.files import temporary_directory
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain.host_compiler import environment
 
@@ -143,7 +143,7 @@ def _tried(confinement: Confinement, compiler: Path | None) -> str | None:
     """Return why the compiler, or else a shell, does not run in a sandbox; None if it does."""
     with ExitStack() as stack:
         try:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kernel-builder-"))
+            scratch = str(stack.enter_context(temporary_directory()))
         except OSError as error:
             return str(error)
         command = confinement.around(["sh", "-c", _TRIAL, str(compiler or "true")], Path(scratch))

@@ -32,6 +32,7 @@ from kernel_builder.build.failures import check_symbols, failure, is_killed
 from kernel_builder.build.graph import Binary, CompileStep, Graph
 from kernel_builder.build.step_scripts import compiled, linked, stage_compile, stage_link
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
+from kernel_builder.files import remove_tree
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import host_compiler, sccache
 
@@ -197,7 +198,7 @@ class _Run:
         self.jobs = 1
         for step in killed:
             del self.failures[step.key]
-            shutil.rmtree(self.work / step.key)
+            remove_tree(self.work / step.key)
         return True
 
     def _round(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:

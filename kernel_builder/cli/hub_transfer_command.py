@@ -95,8 +95,7 @@ def import_(
     kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
     kernel-builder hub import my-org.tar --organization our-org --endpoint http://127.0.0.1:8000
     """
-    import tempfile
-
+    from kernel_builder.files import temporary_directory
     from kernel_builder.hub.transfer import export_kernels, import_kernels, kernels_of
 
     endpoint = endpoint or os.environ.get("HF_ENDPOINT")
@@ -106,10 +105,10 @@ def import_(
             where="--endpoint",
             hint="--endpoint http://127.0.0.1:8000, or set HF_ENDPOINT",
         )
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
+    with temporary_directory() as temporary:
         archive = Path(source)
         if not archive.is_file():
-            archive = Path(temporary) / "kernel.tar"
+            archive = temporary / "kernel.tar"
             there = origin or PUBLIC_HUB
             # The user's token is for the Hub that is published to, and must not be sent to another Hub.
             repo_ids = [source] if "/" in source else kernels_of(source, endpoint=there, token=False)

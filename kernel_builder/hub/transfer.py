@@ -22,7 +22,7 @@ from typing import Any
 from kernels_data import Digest, DigestValidationError, Metadata
 
 from kernel_builder.errors import ConfigError, HubError, VerificationError
-from kernel_builder.files import replacing
+from kernel_builder.files import replacing, temporary_directory
 from kernel_builder.hub.remote_repository import Content, RemoteRepository
 from kernel_builder.outside_paths import checked_text, checked_tree
 from kernel_builder.plural import counted
@@ -111,8 +111,8 @@ def export_kernels(
     progress = progress or Silent()
     manifest: dict[str, Any] = {"format": _FORMAT, "repositories": {}}
     done = []
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
-        contents = Path(temporary) / "contents"
+    with temporary_directory() as temporary:
+        contents = temporary / "contents"
         contents.mkdir()
         for repo_id in repo_ids:
             repository = RemoteRepository(repo_id, endpoint=endpoint, token=False if anonymous else token)
@@ -138,7 +138,7 @@ def _download(
         commit = there[name]
         where = f"{repository.repo_id}@{name}"
         progress.say(f"{where} ({commit[:12]})")
-        with tempfile.TemporaryDirectory(prefix="kernel-builder-", dir=contents.parent) as temporary:
+        with tempfile.TemporaryDirectory(dir=contents.parent) as temporary:
             directory, files = Path(temporary), {}
             listed = repository.files(commit)
             there_already = sum(content.stat().st_size for content in contents.iterdir())
@@ -217,8 +217,9 @@ def import_kernels(
         HubError: If the Hub refuses.
     """
     progress = progress or Silent()
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
-        contents = Path(temporary)
+    with temporary_directory() as temporary:
+        contents = temporary / "contents"
+        contents.mkdir()
         manifest = _read(archive, contents, max_bytes)
         repositories: Mapping[str, Mapping[str, Any]] = manifest["repositories"]
         if repo_id is not None and len(repositories) != 1:
@@ -246,7 +247,7 @@ def import_kernels(
 
 
 def _verify_branch(branch: Mapping[str, Any], contents: Path, where: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as tree:
+    with tempfile.TemporaryDirectory(dir=contents.parent) as tree:
         for path, file in branch["files"].items():
             if path.startswith("build/"):
                 (Path(tree) / path).parent.mkdir(parents=True, exist_ok=True)

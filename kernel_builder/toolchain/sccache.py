@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from kernel_builder.cache_directory import user_cache
 from kernel_builder.errors import ToolchainError
+from kernel_builder.files import temporary_directory
 
 _SERVER_SECONDS = 10
 _PR_SET_PDEATHSIG = 1
@@ -63,7 +63,7 @@ def serving(compiler_cache: Path, cache: Path) -> Iterator[Mapping[str, str]]:
         _quietly([str(compiler_cache), "--start-server"], variables)  # the user's own, which others may share
         yield {}
         return
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-", ignore_cleanup_errors=True) as directory:
+    with temporary_directory() as directory:
         address = {"SCCACHE_SERVER_UDS": f"{directory}/socket"}
         libc = ctypes.CDLL(None)
         server = subprocess.Popen(

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import json
 import os
+import shutil
 import socket
 import struct
 import sys
@@ -90,6 +91,13 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     def marked_immutable() -> None:
         fcntl.ioctl(opened(os.O_RDONLY), _FS_IOC_SETFLAGS, struct.pack("l", 0x40))  # nodump
 
+    def own_files() -> None:
+        Path("mine").touch()
+        Path("mine").touch()
+        shutil.copy2("mine", "copied")
+        assert Path("copied").read_text() == ""
+        Path("copied").write_text("x")
+
     here = Path(file).parent
     return {
         "path-socket": connects(outside["socket"]),
@@ -109,6 +117,7 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "chmod-by-proc": lambda: os.chmod(f"/proc/self/fd/{opened(os.O_PATH)}", 0o777),
         "chown": lambda: os.chown(file, 0, 0),
         "utime": lambda: os.utime(file, (1, 1)),
+        "utime-now": lambda: os.utime(file),
         "setxattr": lambda: os.setxattr(file, "user.attack", b"x"),
         "chattr": marked_immutable,
         "device-mode": lambda: os.chmod("/dev/full", 0o640),
@@ -134,14 +143,16 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "pipe": lambda: os.mkfifo(here / "pipe"),
         "listen": lambda: socket.socket(socket.AF_UNIX).bind(str(here / "listening")),
         "home": lambda: next(iter(Path(outside["home"]).iterdir())),
-        OWN_FILE: lambda: Path("mine").write_text("x"),
+        OWN_FILE: own_files,
     }
 
 
 # No attack: shows that the program ran in its own directory.
 OWN_FILE = "own-file"
 # Answered as if they had succeeded, since compilers and archivers set the modes and times of their own files.
-METADATA = frozenset({"chmod", "fchmod", "fchmodat2", "chmod-by-proc", "chown", "utime", "setxattr", "device-mode"})
+METADATA = frozenset(
+    {"chmod", "fchmod", "fchmodat2", "chmod-by-proc", "chown", "utime", "utime-now", "setxattr", "device-mode"}
+)
 
 
 def succeeded(outside: dict[str, Any]) -> Iterator[str]:

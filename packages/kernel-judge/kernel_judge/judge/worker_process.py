@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -25,6 +24,7 @@ import kernel_builder
 import kernel_judge
 from kernel_builder import sandbox
 from kernel_builder.confine import LARGEST_FILE
+from kernel_builder.files import temporary_directory
 from kernel_judge.judge.arena import Arena
 from kernel_judge.judge.worker import receive, send
 
@@ -89,9 +89,7 @@ class WorkerProcess:
         self._tokens: deque[str | None] = deque([None])
         self._stack = ExitStack()
         with ExitStack() as opened:
-            self.scratch = Path(
-                opened.enter_context(tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True))
-            )
+            self.scratch = opened.enter_context(temporary_directory())
             self.compiled = self.scratch / f"torchinductor_{_USER}"  # where Torch looks for precompiled headers
             if lent:
                 _link(lent, self.compiled)
