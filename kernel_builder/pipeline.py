@@ -19,6 +19,7 @@ from kernel_builder.build.confinement import for_steps
 from kernel_builder.build.graph import Graph, PlannedVariant
 from kernel_builder.build.plan import plan
 from kernel_builder.build_summary import BuildSummary, BuiltPackage, FailedVariant
+from kernel_builder.cache_directory import is_open_to_others
 from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess, summary
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
@@ -55,6 +56,8 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
     told = notices([selection.project for selection in selected.selections])
     for notice in told:
         progress.say(f"warning: {notice}")
+    if is_open_to_others(cache):
+        progress.say(f"warning: others can write to the cache {cache}, and so into what is built")
     with ExitStack() as stack:
         for destination in sorted(selection.destination for selection in selected.selections):
             stack.enter_context(_locked(destination, cache, progress))
