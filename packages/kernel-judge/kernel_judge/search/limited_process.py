@@ -206,7 +206,7 @@ def _give_up(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _become(mark: str, memory: int, disk: int, group: Path, command: Sequence[str]) -> NoReturn:
+def _become(mark: str, memory: int, disk: int, group: Path, command: tuple[str, ...]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     with suppress(OSError):  # there is no group
