@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from kernel_builder.errors import StoreError
@@ -13,6 +14,15 @@ def default_cache() -> Path:
     if named := os.environ.get("KERNEL_BUILDER_CACHE"):
         return Path(named).absolute()
     return user_cache("kernel-builder")
+
+
+def is_open_to_others(cache: Path) -> bool:
+    """Return whether other users can put objects and compilers of theirs into a cache."""
+    try:
+        status = cache.stat()
+    except OSError:  # it is not there yet
+        return False
+    return bool(status.st_mode & stat.S_IWOTH) or status.st_uid not in {0, os.geteuid()}
 
 
 def user_cache(program: str) -> Path:

@@ -1,6 +1,8 @@
 """Confines its own process; as a program, it then becomes a command.
 
-    confine.py KIND DEVICE SCRATCH PATH... -- COMMAND...
+    confine.py KIND DEVICE SCRATCH FILTER PATH... -- COMMAND...
+
+FILTER is a program of `system_calls`, in hexadecimal digits.
 
 The builder starts it for each step, and the judge's workers import it before Torch: it imports little, to start fast.
 """
@@ -8,6 +10,7 @@ The builder starts it for each step, and the judge's workers import it before To
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import select
@@ -17,8 +20,9 @@ import sys
 
 BUBBLEWRAP, LANDLOCK, PROCESS = "bubblewrap", "landlock", "process"
 
-_LARGEST_FILE = 8 << 30
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+LARGEST_FILE = 8 << 30
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_SECCOMP_MODE_FILTER = 2
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
 
 # System calls of Landlock, which have the same numbers on all architectures.
@@ -26,19 +30,29 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+# What stays among the processes of a ruleset, since version 6.
+_SCOPES_SIGNALS, _ABSTRACT_SOCKETS, _SIGNALS = 6, 1 << 0, 1 << 1
 
 _PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems", "/proc/mounts")
 _PROC_DIRECTORIES = ("/proc/self", "/proc/sys", "/proc/driver")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 
 
-def confine(kind: str, scratch: str, paths: list[str], device: str) -> None:
-    """Confine this process, which must have one thread. What the system does not permit is left out."""
-    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, _LARGEST_FILE)):
+def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: bytes) -> None:
+    """Confine this process, which must have one thread. What the system does not permit is left out.
+
+    Args:
+        filtered: The program for seccomp. bubblewrap has been given it.
+
+    Raises:
+        OSError: If the kernel refuses what `kind` stands for: no candidate runs with less than the verdict says.
+    """
+    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE)):
         try:
             resource.setrlimit(limit, (value, value))
         except (ValueError, OSError):
             pass
+    _be_ended_first()
     if kind == BUBBLEWRAP:
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -47,6 +61,19 @@ def confine(kind: str, scratch: str, paths: list[str], device: str) -> None:
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if kind == LANDLOCK:
         _restrict(libc, scratch, paths, device)
+    if kind == LANDLOCK or has_seccomp():
+        instructions = ctypes.create_string_buffer(filtered, len(filtered))
+        program = struct.pack("HP", len(filtered) // 8, ctypes.addressof(instructions))
+        _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program), "seccomp")
+
+
+def _be_ended_first() -> None:
+    """Ask the kernel to end this process, and those that it starts, before others when memory runs out."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
 
 
 def _leave_namespaces(libc: ctypes.CDLL, device: str) -> None:
@@ -93,17 +120,20 @@ def landlock_version() -> int:
     return int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, 0, 1))
 
 
-def _restrict(libc: ctypes.CDLL, scratch: str, paths: list[str], device: str) -> None:
-    """Permit reading `paths` and writing `scratch`, and nothing else; no TCP, no signals to other processes.
+def has_seccomp() -> bool:
+    """Return whether the kernel runs filters of system calls."""
+    # It looks for the filter, at no address, only if it knows what that is.
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None) != 0 and ctypes.get_errno() == errno.EFAULT
 
-    Raises:
-        OSError: If the kernel refuses, so that no candidate runs with less than the verdict says.
-    """
+
+def _restrict(libc: ctypes.CDLL, scratch: str, paths: list[str], device: str) -> None:
+    """Permit reading `paths` and writing `scratch`, and nothing else; no TCP, no signals to other processes."""
     version = landlock_version()
     everything = (1 << 13) - 1 | (1 << 13 if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    attributes = struct.pack("QQQ", everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
-    size = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = _checked(libc.syscall(_CREATE_RULESET, attributes, size, 0))
+    scoped = _ABSTRACT_SOCKETS | _SIGNALS if version >= _SCOPES_SIGNALS else 0
+    attributes = struct.pack("QQQ", everything, 3 if version >= 4 else 0, scoped)
+    size = 24 if version >= _SCOPES_SIGNALS else 16 if version >= 4 else 8
     written = [scratch, *_DEVICES]
     if device != "cpu":
         # CUDA names its threads in /proc/self, and does not start where it may not.
@@ -112,38 +142,60 @@ def _restrict(libc: ctypes.CDLL, scratch: str, paths: list[str], device: str) ->
             "/dev/shm",
             *(f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia")),
         ]
-    rules = [(path, _READ) for path in (*paths, *_PROC, *_PROC_DIRECTORIES)] + [(path, everything) for path in written]
+    rules = [(path, _READ & everything) for path in (*paths, *_PROC, *_PROC_DIRECTORIES)]
+    _enforce(libc, attributes[:size], rules + [(path, everything) for path in written])
+
+
+def keep_signals_inside() -> None:
+    """Let this process and those that it will start signal each other only, if the kernel can see to that."""
+    if landlock_version() >= _SCOPES_SIGNALS:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _enforce(libc, struct.pack("QQQ", 0, 0, _SIGNALS), [])
+
+
+def _enforce(libc: ctypes.CDLL, attributes: bytes, rules: list[tuple[str, int]]) -> None:
+    """Restrict this process to a ruleset. Its rules are paths, which need not exist, and rights."""
+    ruleset = _checked(libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0))
     for path, rights in rules:
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             continue
-        permitted = rights & everything if os.path.isdir(path) else rights & everything & _OF_FILES
-        rule = struct.pack("=Qi", permitted, descriptor)
+        rule = struct.pack("=Qi", rights if os.path.isdir(path) else rights & _OF_FILES, descriptor)
         _checked(libc.syscall(_ADD_RULE, ruleset, 1, rule, 0))
         os.close(descriptor)
     _checked(libc.syscall(_RESTRICT_SELF, ruleset, 0))
     os.close(ruleset)
 
 
-def _checked(result: int) -> int:
+def _checked(result: int, of: str = "Landlock") -> int:
     if result < 0:
-        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), f"{of}: {os.strerror(ctypes.get_errno())}")
     return result
 
 
 def main() -> None:
     """Confine this process, and become the command."""
-    kind, device, scratch, *words = sys.argv[1:]
+    kind, device, scratch, filtered, *words = sys.argv[1:]
     end = words.index("--")
+    paths, command = words[:end], words[end + 1 :]
     if kind == BUBBLEWRAP:  # which confines its command itself
+        _be_ended_first()
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _enter_namespaces(libc, _CLONE_NEWPID)
+        if device == "cpu":
+            _enter_namespaces(libc, _CLONE_NEWPID)
+        else:  # processes of other namespaces have numbers here
+            keep_signals_inside()
+        file = os.memfd_create("filter", 0)  # open in the command
+        os.write(file, bytes.fromhex(filtered))
+        os.lseek(file, 0, os.SEEK_SET)
+        command[1:1] = ["--seccomp", str(file)]
     else:
-        confine(kind, scratch, words[:end], device)
+        confine(kind, scratch, paths, device, bytes.fromhex(filtered))
     os.chdir(scratch)
-    os.execvp(words[end + 1], words[end + 1 :])
+    os.execvp(command[0], command)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,25 @@
-"""Files that several processes read and write: atomic writes, locks, and digests."""
+"""Files that several processes read and write: atomic writes, locks, temporary directories, and digests."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import resource
+import shutil
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 from kernel_builder.errors import BuildError
+
+_TEMPORARY = "kernel-builder-tmp-"
+_UNLOCKED_SECONDS = 10
 
 
 @contextmanager
@@ -42,13 +51,22 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file of any size, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def digest_files(root: Path, paths: Iterable[Path]) -> str:
     """Return one SHA-256 over files and all files of directories: over their names below `root` and their contents."""
     digest = hashlib.sha256()
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
-                content = hashlib.sha256(file.read_bytes()).hexdigest()
+                content = file_digest(file)
                 digest.update(f"{file.relative_to(root).as_posix()}\0{content}\n".encode())
     return digest.hexdigest()
 
@@ -66,6 +84,62 @@ def read_unchanged(path: Path, expected: str) -> bytes:
     if content is None or hashlib.sha256(content).hexdigest() != expected:
         raise BuildError("the file changed while it was being built", where=str(path), hint="run the build again")
     return content
+
+
+@contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """Make a directory of this user alone that is removed at the end, whatever has been put into it.
+
+    It is locked: of what a killed process has left, the next process that makes one removes those whose lock is free.
+    """
+    _remove_left_ones()
+    directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # shared, as what runs inside may lock it too
+        yield directory
+    finally:
+        remove_tree(directory)
+        os.close(descriptor)
+
+
+@cache
+def _remove_left_ones() -> None:
+    """Remove temporary directories of this user whose process has ended."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(descriptor)
+                if status.st_uid != os.geteuid() or time.time() - status.st_ctime < _UNLOCKED_SECONDS:
+                    continue  # another user's, or its process has not locked it yet
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(directory)
+            finally:
+                os.close(descriptor)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory in which programs of others have written, if it is there, as far as that is possible."""
+    if not os.path.lexists(directory):
+        return
+    try:
+        shutil.rmtree(directory)
+    except (OSError, RecursionError):  # directories a thousand deep, or without permissions
+        command = 'rm -rf -- "$0" || { [ -L "$0" ] || chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }'
+        subprocess.run(["sh", "-c", command, directory], stderr=subprocess.DEVNULL, check=False)
+
+
+@contextmanager
+def size_limit(size: int) -> Iterator[None]:
+    """Let this process write no file beyond a size: writes then fail with EFBIG."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lower = size if soft == resource.RLIM_INFINITY else min(size, soft)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (lower, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager

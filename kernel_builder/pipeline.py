@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from kernel_builder.build.confinement import for_steps
 from kernel_builder.build.graph import Graph, PlannedVariant
 from kernel_builder.build.plan import plan
 from kernel_builder.build_summary import BuildSummary, BuiltPackage, FailedVariant
+from kernel_builder.cache_directory import is_open_to_others
 from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess, summary
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
@@ -28,7 +28,7 @@ from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, Pa
 from kernel_builder.package import foreign_files, records
 from kernel_builder.package.assembly import assemble
 from kernel_builder.package.swap import publish, staging
-from kernel_builder.package.tree_digest import contents
+from kernel_builder.package.tree_digest import contents, is_unchanged
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.project_selection import BuildRequest, Selection, dependencies, select
@@ -56,6 +56,8 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
     told = notices([selection.project for selection in selected.selections])
     for notice in told:
         progress.say(f"warning: {notice}")
+    if is_open_to_others(cache):
+        progress.say(f"warning: others can write to the cache {cache}, and so into what is built")
     with ExitStack() as stack:
         for destination in sorted(selection.destination for selection in selected.selections):
             stack.enter_context(_locked(destination, cache, progress))
@@ -228,7 +230,7 @@ def _package(targets: Sequence[_Target], cache: Path, checker: _Checker) -> list
             names = [target.name for target in passed]
             for path in [path for path in staged.iterdir() if path.name not in names]:
                 # A package that is loaded without a sandbox can also write beside itself.
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                files.remove_tree(path)
             if passed:
                 foreign_files.check_replaced(selection.destination, names)  # what is there may be new
                 every = not (checker.request.variants or checker.request.backends)
@@ -299,7 +301,7 @@ class _Checker:
             reports.append(next(checked))
         for target, path, content, report in zip(targets, paths, before, reports, strict=True):
             # Loading a package runs its code, which can write to it.
-            if contents(path) != content or self.probe.has_changed(path):
+            if not is_unchanged(path, content) or self.probe.has_changed(path):
                 failures.append(target.failed(_changed(target)))
             else:
                 intact.append(replace(target, report=report, record=self._record(target, content[0], report)))

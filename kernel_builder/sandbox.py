@@ -1,7 +1,8 @@
 """Sandboxes: bubblewrap where it is installed and may be used, else Landlock, else what any process can do.
 
 Each of them takes away the network where the system permits it, the sight of other processes' memory, and writing
-outside a scratch directory. `confine.py` runs in the processes.
+outside a scratch directory. `confine.py` runs in the processes, and `system_calls.py` lists what no process in a
+sandbox may ask the kernel for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS, landlock_version
+from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS, has_seccomp, landlock_version
+from kernel_builder.system_calls import seccomp_filter
 
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/sys", "/nix/store")
 
@@ -68,6 +70,7 @@ def _program(kind: str, scratch: Path, paths: Sequence[str], device: str) -> lis
         kind,
         device,
         str(scratch),
+        seccomp_filter(device).hex(),
         *read,
         "--",
     ]
@@ -76,6 +79,8 @@ def _program(kind: str, scratch: Path, paths: Sequence[str], device: str) -> lis
 @functools.cache
 def strongest() -> str:
     """Return the name of the strongest sandbox that this system permits."""
+    if missing_filter() is not None:
+        return PROCESS
     if program := shutil.which("bwrap"):
         trial = [program, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"]
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -84,15 +89,22 @@ def strongest() -> str:
     return LANDLOCK if landlock_version() > 0 else PROCESS
 
 
+def missing_filter() -> str | None:
+    """Return why system calls cannot be refused here; None if they can."""
+    if not seccomp_filter("cpu"):
+        return f"there is no filter of system calls for {os.uname().machine}"
+    return None if has_seccomp() else "the kernel does not filter system calls (seccomp)"
+
+
 def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
     """Return the words before a worker's command: those of bubblewrap, or none."""
     if kind != BUBBLEWRAP:
         return []
-    words = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts"]
+    # If bubblewrap is killed while it starts, its child may sleep for ever (github.com/containers/bubblewrap/
+    # issues/633). On the CPU, bubblewrap is the first process of a pid namespace, with which the child ends.
+    words = [*_program(kind, scratch, paths, device), shutil.which("bwrap") or "bwrap"]
+    words += ["--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts"]
     if device == "cpu":
-        # If bubblewrap is killed while it starts, its child may sleep for ever (github.com/containers/bubblewrap/
-        # issues/633). In a pid namespace whose first process is bubblewrap, the child ends with it.
-        words = [*_program(kind, scratch, paths, device), *words]
         words += ["--unshare-pid", "--unshare-ipc", "--dev", "/dev", "--proc", "/proc"]
     else:  # handles of GPU memory work between processes of one pid namespace only
         words += ["--dev-bind", "/dev", "/dev", "--proc", "/proc"]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kernel_builder.build.graph import Binary, CompileStep, Graph
 from kernel_builder.errors import StoreError
-from kernel_builder.files import locked, write_atomically
+from kernel_builder.files import locked, remove_tree, write_atomically
 
 # Outputs that no build has used for this long are removed; they can be made again.
 _KEEP_SECONDS = 30 * 24 * 3600
@@ -112,11 +112,11 @@ def work_directory(cache: Path) -> Iterator[Path]:
                     other.rename(cache / f"removed-{uuid.uuid4().hex}")
             work.mkdir(parents=True)
         for removed in cache.glob("removed-*"):
-            shutil.rmtree(removed, ignore_errors=True)
+            remove_tree(removed)
         try:
             yield work
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            remove_tree(work)
             with suppress(OSError):  # another build has a directory in it
                 work.parent.rmdir()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,18 +16,24 @@ from kernel_builder import sandbox
 from kernel_builder.build.graph import PlannedVariant
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_builder.errors import ConfigError, ToolchainError
+from kernel_builder.files import temporary_directory
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain.host_compiler import environment
 
 SandboxMode = Literal["auto", "require", "off"]
 
+_COVERS_TRUNCATE = 3
 _TRIAL_SECONDS = 60
-# Compiles an empty source, and checks that /proc/net/dev lists only loopback: two lines of headings and one more.
+# Compiles an empty source, and checks that /proc/net/dev lists only loopback, two lines of headings and one more, and
+# that a filter of system calls is in force.
 _TRIAL = """
 echo | "$0" -x c++ -c -o trial.o - || exit 1
 lines=0
 while read -r _; do lines=$((lines + 1)); done < /proc/self/net/dev
 [ $lines -le 3 ] || { echo the network cannot be taken away; exit 1; }
+while read -r key value; do
+    [ "$key" != Seccomp: ] || [ "$value" = 2 ] || { echo system calls cannot be refused; exit 1; }
+done < /proc/self/status
 """
 _HINT = (
     "install bubblewrap (Debian, Ubuntu: `apt-get install bubblewrap`; Fedora: `dnf install bubblewrap`), and permit "
@@ -124,16 +129,21 @@ def _strongest(compiler: Path | None, *searched: str) -> Confinement:
 
 
 def _missing(kind: str) -> str | None:
+    if reason := sandbox.missing_filter():
+        return reason
     if kind == BUBBLEWRAP:
         return None if shutil.which("bwrap") else "there is no program bwrap"
-    return None if landlock_version() > 0 else "the kernel does not have it"
+    version = landlock_version()
+    if 0 < version < _COVERS_TRUNCATE:
+        return f"its version {version} lets files be emptied; expected version {_COVERS_TRUNCATE} (Linux 6.2)"
+    return None if version > 0 else "the kernel does not have it"
 
 
 def _tried(confinement: Confinement, compiler: Path | None) -> str | None:
     """Return why the compiler, or else a shell, does not run in a sandbox; None if it does."""
     with ExitStack() as stack:
         try:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kernel-builder-"))
+            scratch = str(stack.enter_context(temporary_directory()))
         except OSError as error:
             return str(error)
         command = confinement.around(["sh", "-c", _TRIAL, str(compiler or "true")], Path(scratch))

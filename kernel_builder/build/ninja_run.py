@@ -31,10 +31,10 @@ from kernel_builder.build.confinement import Confinement
 from kernel_builder.build.failures import check_symbols, failure, is_killed
 from kernel_builder.build.graph import Binary, CompileStep, Graph
 from kernel_builder.build.step_scripts import compiled, linked, stage_compile, stage_link
-from kernel_builder.cache_directory import user_cache
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
+from kernel_builder.files import remove_tree
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.toolchain import host_compiler
+from kernel_builder.toolchain import host_compiler, sccache
 
 # The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
@@ -198,7 +198,7 @@ class _Run:
         self.jobs = 1
         for step in killed:
             del self.failures[step.key]
-            shutil.rmtree(self.work / step.key)
+            remove_tree(self.work / step.key)
         return True
 
     def _round(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:
@@ -260,8 +260,12 @@ class _Run:
 
     def _ninja(self) -> str:
         """Run the build file, and return all that ninja prints."""
-        if self.compiler_cache is not None:
-            _start_server(self.compiler_cache, self.cache)
+        if self.compiler_cache is None:
+            return self._ninja_in(_environment())
+        with sccache.serving(self.compiler_cache, self.cache) as server:
+            return self._ninja_in(_environment(server))
+
+    def _ninja_in(self, environment: Mapping[str, str]) -> str:
         libc = ctypes.CDLL(None)
         process = subprocess.Popen(
             [str(find_ninja()), "-C", str(self.work), "-j", str(self.jobs), "-k", "0"],
@@ -269,7 +273,7 @@ class _Run:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**_environment(self.compiler_cache), "NINJA_STATUS": "[%f/%t] "},
+            env={**environment, "NINJA_STATUS": "[%f/%t] "},
             # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
         )
@@ -336,33 +340,9 @@ def find_ninja() -> Path:
     return Path(program)
 
 
-def _environment(compiler_cache: Path | None = None) -> dict[str, str]:
-    """Return the environment of the steps, with the configuration of a compiler cache only where it is used."""
+def _environment(server: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of the steps, with the configuration of a compiler cache only where it has a server."""
     variables = host_compiler.environment()
-    if compiler_cache:
-        return {**variables, **_server()}
+    if server is not None:
+        return {**variables, **server}
     return {name: value for name, value in variables.items() if not name.startswith("SCCACHE_")}
-
-
-def _server() -> dict[str, str]:
-    """Return where the server of the compiler cache listens: a socket that only this user can reach.
-
-    The port that sccache listens on otherwise may be another user's server, which could hand out any object.
-    """
-    if {"SCCACHE_SERVER_UDS", "SCCACHE_SERVER_PORT"} & os.environ.keys():
-        return {}
-    directory = Path(os.environ.get("SCCACHE_DIR") or user_cache("sccache")).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
-    return {"SCCACHE_SERVER_UDS": str(directory / "server.sock")}
-
-
-def _start_server(compiler_cache: Path, cache: Path) -> None:
-    """Start the server of a compiler cache if it is not running.
-
-    It outlives the build, so it must not use the temporary directory of the steps. It leaves the cache's path out of
-    its keys, so that machines whose caches lie elsewhere can share its results. Its storage may be remote, and is
-    configured by variables of many names, so it gets the user's; compilers run in the environment of each step.
-    """
-    environment = {**os.environ, "SCCACHE_BASEDIRS": str(cache), **_server()}
-    start = [str(compiler_cache), "--start-server"]
-    subprocess.run(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, env=environment)

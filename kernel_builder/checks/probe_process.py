@@ -17,7 +17,8 @@ from typing import Any
 
 from kernel_builder import sandbox
 from kernel_builder.build.confinement import Confinement
-from kernel_builder.package.tree_digest import contents
+from kernel_builder.files import temporary_directory
+from kernel_builder.package.tree_digest import contents, is_unchanged
 
 # Of one question, unless the caller says otherwise.
 SECONDS = 300
@@ -45,7 +46,7 @@ class ProbeProcess:
         self._copies: Path | None = None
         self._shown: dict[Path, Path] = {}
         if self.confinement.kind is not None:
-            self._copies = Path(self._opened.enter_context(tempfile.TemporaryDirectory(prefix="kernel-builder-")))
+            self._copies = self._opened.enter_context(temporary_directory())
 
     def __enter__(self) -> ProbeProcess:
         return self
@@ -77,7 +78,7 @@ class ProbeProcess:
     def has_changed(self, package: Path) -> bool:
         """Return whether the process has changed its copy of a package."""
         copy = self._shown.get(package)
-        return copy is not None and contents(copy) != contents(package)
+        return copy is not None and not is_unchanged(copy, contents(package))
 
     def start(self) -> None:
         """Start the process, unless it runs already."""
@@ -133,16 +134,16 @@ class _Running:
         self.is_asked = False
         source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
         with ExitStack() as stack:
-            empty = stack.enter_context(tempfile.TemporaryDirectory(dir=copies))
-            self._words = stack.enter_context((Path(empty) / "words").open("w+", errors="replace"))
+            empty = Path(tempfile.mkdtemp(dir=copies)) if copies else stack.enter_context(temporary_directory())
+            self._words = stack.enter_context((empty / "words").open("w+", errors="replace"))
             self.connection, other = multiprocessing.Pipe()
             stack.enter_context(self.connection)
             with other:
                 command = [python, "-X", "faulthandler", "-c", source, str(other.fileno())]
                 self.process = subprocess.Popen(
-                    _confined(command, confinement, copies, Path(empty)) if copies else command,
+                    _confined(command, confinement, copies, empty) if copies else command,
                     cwd=empty,
-                    env=_environment(Path(empty)) if copies else {**os.environ, **_kernels(), "HF_HUB_OFFLINE": "1"},
+                    env=_environment(empty) if copies else {**os.environ, **_kernels(), "HF_HUB_OFFLINE": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=self._words,

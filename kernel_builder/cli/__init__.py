@@ -152,6 +152,7 @@ class MainGroup(PluginGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _open_standard_streams()
+        os.umask(os.umask(0o077) | 0o002)  # what everybody may write, everybody may replace
         return super().main(*args, **kwargs)
 
     def resolve_command(

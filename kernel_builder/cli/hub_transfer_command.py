@@ -22,13 +22,26 @@ if TYPE_CHECKING:
 PUBLIC_HUB = "https://huggingface.co"
 
 
+max_size_option = click.option(
+    "--max-size",
+    type=click.FloatRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="GB",
+    help="Refuse to transfer more than this.",
+)
+
+
 @click.command("export")
 @click.argument("source", metavar="REPO|ORG")
 @click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--branch", "branches", multiple=True, help="Only this branch; may be given more than once.")
 @click.option("--endpoint", metavar="URL", help="The Hub to read from.  [default: $HF_ENDPOINT, or the public Hub]")
+@max_size_option
 @json_option
-def export(source: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
+def export(
+    source: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, max_size: float, as_json: bool
+) -> None:
     """Write a kernel of a Hub, or all kernels of an organisation, to one file.
 
     Every file is compared with the Hub's listing, and every variant with its digest. `hub import` publishes ARCHIVE to
@@ -41,7 +54,14 @@ def export(source: str, archive: Path, branches: tuple[str, ...], endpoint: str 
     from kernel_builder.hub.transfer import export_kernels, kernels_of
 
     repo_ids = [source] if "/" in source else kernels_of(source, endpoint=endpoint)
-    done = export_kernels(repo_ids, archive, endpoint=endpoint, branches=branches, progress=Lines(sys.stderr))
+    done = export_kernels(
+        repo_ids,
+        archive,
+        endpoint=endpoint,
+        branches=branches,
+        max_bytes=int(max_size * 1e9),
+        progress=Lines(sys.stderr),
+    )
     _print_transferred(done, str(archive), as_json)
 
 
@@ -52,6 +72,7 @@ def export(source: str, archive: Path, branches: tuple[str, ...], endpoint: str 
 @click.option("--repo-id", help="The repository to publish to.  [default: the exported one]")
 @click.option("--organization", metavar="ORG", help="The organisation to publish to.  [default: the exported one]")
 @click.option("--private", is_flag=True, help="Make repositories private, if they are created.")
+@max_size_option
 @json_option
 def import_(
     source: str,
@@ -60,6 +81,7 @@ def import_(
     repo_id: str | None,
     organization: str | None,
     private: bool,
+    max_size: float,
     as_json: bool,
 ) -> None:
     """Publish exported kernels, or those of another Hub.
@@ -73,8 +95,7 @@ def import_(
     kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
     kernel-builder hub import my-org.tar --organization our-org --endpoint http://127.0.0.1:8000
     """
-    import tempfile
-
+    from kernel_builder.files import temporary_directory
     from kernel_builder.hub.transfer import export_kernels, import_kernels, kernels_of
 
     endpoint = endpoint or os.environ.get("HF_ENDPOINT")
@@ -84,20 +105,28 @@ def import_(
             where="--endpoint",
             hint="--endpoint http://127.0.0.1:8000, or set HF_ENDPOINT",
         )
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
+    with temporary_directory() as temporary:
         archive = Path(source)
         if not archive.is_file():
-            archive = Path(temporary) / "kernel.tar"
+            archive = temporary / "kernel.tar"
             there = origin or PUBLIC_HUB
             # The user's token is for the Hub that is published to, and must not be sent to another Hub.
             repo_ids = [source] if "/" in source else kernels_of(source, endpoint=there, token=False)
-            export_kernels(repo_ids, archive, endpoint=there, anonymous=True, progress=Lines(sys.stderr))
+            export_kernels(
+                repo_ids,
+                archive,
+                endpoint=there,
+                anonymous=True,
+                max_bytes=int(max_size * 1e9),
+                progress=Lines(sys.stderr),
+            )
         done = import_kernels(
             archive,
             repo_id=repo_id,
             organization=organization,
             endpoint=endpoint,
             private=private,
+            max_bytes=int(max_size * 1e9),
             progress=Lines(sys.stderr),
         )
     _print_transferred(done, endpoint, as_json)

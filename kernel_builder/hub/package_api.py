@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from kernel_builder.files import temporary_directory
 from kernel_builder.hub import op_schemas
 
 if TYPE_CHECKING:
@@ -88,14 +88,14 @@ def read(package: Path) -> Api:
     top = package if (package / "__init__.py").is_file() else inner
     members: dict[str, ApiMember] = {}
     if (top / "__init__.py").is_file():
-        with tempfile.TemporaryDirectory() as directory:
+        with temporary_directory() as directory:
             # The name of a variant is not a valid module name.
-            kernel = Path(directory, "kernel")
+            kernel = directory / "kernel"
             kernel.mkdir()
             for path in top.resolve().iterdir():
                 if not _is_compatibility_folder(path):
                     (kernel / path.name).symlink_to(path)
-            loader = griffe.GriffeLoader(search_paths=[directory], allow_inspection=False)
+            loader = griffe.GriffeLoader(search_paths=[str(directory)], allow_inspection=False)
             module = loader.load("kernel", try_relative_path=False)
             loader.resolve_aliases(implicit=False, external=False)
             assert isinstance(module, griffe.Module)

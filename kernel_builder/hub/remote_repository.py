@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from kernel_builder.errors import HubError
+from kernel_builder.errors import HubError, VerificationError
+from kernel_builder.files import size_limit
+from kernel_builder.outside_paths import UnsafePath, checked_text, checked_tree
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -24,6 +29,13 @@ _WRITES_KERNELS = Version("2.3")
 # Exceptions of the HTTP libraries that versions of the client use, where nothing listens or the name does not resolve.
 _UNREACHED = ("ConnectError", "ConnectTimeout")
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
+
+
+# Of one revision.
+MAX_FILES = 100_000
+# The client keeps blocks of this size in files of its own.
+_TRANSFER_BYTES = 128 << 20
+_AT_ONCE = 8
 
 
 class Conflict(HubError):
@@ -148,19 +160,33 @@ class RemoteRepository:
                 refs = self.api.list_repo_refs(self.repo_id, repo_type=_TYPE)
             except RepositoryNotFoundError:
                 return {}
-        return {branch.name: branch.target_commit for branch in refs.branches}
+        try:
+            return {checked_text(branch.name): checked_text(branch.target_commit) for branch in refs.branches}
+        except UnsafePath as error:
+            raise VerificationError(f"a branch: {error}", where=f"{self.repo_id} on {self.api.endpoint}") from error
 
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
-        """Return every file of a revision, by path."""
+        """Return every file of a revision, by path.
+
+        Raises:
+            VerificationError: If paths lead elsewhere, cannot be in one directory, or are too many.
+        """
         from huggingface_hub.hf_api import RepoFile
 
         with self._answers(f"list the files of {revision}"):
             tree = self.api.list_repo_tree(self.repo_id, recursive=True, revision=revision, repo_type=_TYPE)
-            return {
-                entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
-                for entry in tree
-                if isinstance(entry, RepoFile)
-            }
+            entries = [entry for entry in islice(tree, MAX_FILES + 1) if isinstance(entry, RepoFile)]
+        where = f"{self.repo_id}@{revision} on {self.api.endpoint}"
+        if len(entries) > MAX_FILES:
+            raise VerificationError(f"it lists more than {MAX_FILES} files", where=where)
+        try:
+            checked_tree(entry.path for entry in entries)
+        except UnsafePath as error:
+            raise VerificationError(str(error), where=where) from error
+        return {
+            entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
+            for entry in entries
+        }
 
     def commit_messages(self, revision: str) -> Sequence[str]:
         """Return the descriptions of the commits of a revision, newest first."""
@@ -168,20 +194,43 @@ class RemoteRepository:
             commits = self.api.list_repo_commits(self.repo_id, repo_type=_TYPE, revision=revision)
             return [commit.message for commit in commits]
 
-    def download(self, revision: str, patterns: Sequence[str], into: Path | None = None) -> Path:
-        """Download the files of a revision that match, and return their directory: `into`, or one of the cache."""
+    def download(self, revision: str, patterns: Sequence[str]) -> Path:
+        """Download the files of a revision that match into the Hub's cache, and return their directory."""
         with self._answers(f"download from {revision}"):
-            return Path(
-                str(
-                    self.api.snapshot_download(
-                        self.repo_id,
-                        repo_type=_TYPE,
-                        revision=revision,
-                        allow_patterns=list(patterns),
-                        local_dir=into,
-                    )
-                )
+            directory = self.api.snapshot_download(
+                self.repo_id, repo_type=_TYPE, revision=revision, allow_patterns=list(patterns)
             )
+            return Path(str(directory))
+
+    def download_into(self, directory: Path, revision: str, files: Mapping[str, RemoteFile]) -> None:
+        """Download files that `files` has listed, and no others.
+
+        Raises:
+            VerificationError: If the Hub sends more than it has listed.
+        """
+        largest = max((remote.size for remote in files.values()), default=0)
+
+        def fetch(path: str) -> None:
+            self.api.hf_hub_download(self.repo_id, path, repo_type=_TYPE, revision=revision, local_dir=directory)
+
+        try:
+            with (
+                self._answers(f"download from {revision}"),
+                size_limit(largest + _TRANSFER_BYTES),
+                ThreadPoolExecutor(_AT_ONCE) as pool,
+            ):
+                try:
+                    for _ in pool.map(fetch, files):
+                        pass
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            raise VerificationError(
+                "the Hub sends more than it lists", where=f"{self.repo_id}@{revision} on {self.api.endpoint}"
+            ) from error
 
     def create(self, *, private: bool) -> None:
         """Create the repository, if it does not exist."""

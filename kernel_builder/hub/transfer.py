@@ -9,6 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
+import os
+import re
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,13 +22,15 @@ from typing import Any
 from kernels_data import Digest, DigestValidationError, Metadata
 
 from kernel_builder.errors import ConfigError, HubError, VerificationError
-from kernel_builder.files import replacing
+from kernel_builder.files import replacing, temporary_directory
 from kernel_builder.hub.remote_repository import Content, RemoteRepository
+from kernel_builder.outside_paths import checked_text, checked_tree
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 
 _FORMAT = 2
 _MANIFEST_BYTES = 64 << 20
+MAX_BYTES = 10 * 10**9
 _BLOCK = 1 << 20
 
 
@@ -83,6 +88,7 @@ def export_kernels(
     token: str | None = None,
     anonymous: bool = False,
     branches: Sequence[str] = (),
+    max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> tuple[Transferred, ...]:
     """Download and verify the branches of repositories, and write them to one file, whole or not at all.
@@ -94,21 +100,23 @@ def export_kernels(
         token: The token. None: the one that the Hub's own tools use.
         anonymous: Send no token, not even one that the Hub's own tools would find.
         branches: The branches; by default all.
+        max_bytes: How much to download.
         progress: Receives a line for each branch.
 
     Raises:
         HubError: If the Hub refuses, or has no such repository or branch.
-        VerificationError: If a file does not match the Hub's listing, or a package does not match its digest.
+        VerificationError: If a file does not match the Hub's listing, a package does not match its digest, or there is
+            more than `max_bytes`.
     """
     progress = progress or Silent()
     manifest: dict[str, Any] = {"format": _FORMAT, "repositories": {}}
     done = []
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
-        contents = Path(temporary) / "contents"
+    with temporary_directory() as temporary:
+        contents = temporary / "contents"
         contents.mkdir()
         for repo_id in repo_ids:
             repository = RemoteRepository(repo_id, endpoint=endpoint, token=False if anonymous else token)
-            described = _download(repository, branches, contents, progress)
+            described = _download(repository, branches, contents, max_bytes, progress)
             manifest["from"] = repository.api.endpoint
             manifest["repositories"][repo_id] = described
             done.append(_transferred(repo_id, described, {n: b["commit"] for n, b in described["branches"].items()}))
@@ -117,7 +125,7 @@ def export_kernels(
 
 
 def _download(
-    repository: RemoteRepository, branches: Sequence[str], contents: Path, progress: Progress
+    repository: RemoteRepository, branches: Sequence[str], contents: Path, max_bytes: int, progress: Progress
 ) -> dict[str, Any]:
     """Download and verify branches; move each distinct content to `contents`, and return what the manifest says."""
     there = repository.branches()
@@ -130,10 +138,13 @@ def _download(
         commit = there[name]
         where = f"{repository.repo_id}@{name}"
         progress.say(f"{where} ({commit[:12]})")
-        with tempfile.TemporaryDirectory(prefix="kernel-builder-", dir=contents.parent) as temporary:
-            directory = repository.download(commit, ["*"], Path(temporary))
-            files = {}
-            for path, remote in repository.files(commit).items():
+        with tempfile.TemporaryDirectory(dir=contents.parent) as temporary:
+            directory, files = Path(temporary), {}
+            listed = repository.files(commit)
+            there_already = sum(content.stat().st_size for content in contents.iterdir())
+            _check_size(there_already + sum(remote.size for remote in listed.values()), max_bytes, where)
+            repository.download_into(directory, commit, listed)
+            for path, remote in listed.items():
                 content = Content(directory / path)
                 if not content.is_in(remote):
                     raise VerificationError("does not match the Hub's listing", where=f"{where}: {path}")
@@ -143,6 +154,15 @@ def _download(
                 (directory / path).replace(contents / str(file["sha256"]))
         described["branches"][name] = {"commit": commit, "files": dict(sorted(files.items()))}
     return described
+
+
+def _check_size(size: int, most: int, where: str) -> None:
+    if size > most:
+        raise VerificationError(
+            f"there are {size / 1e9:.1f} GB; at most {most / 1e9:.1f} GB are transferred without asking",
+            where=where,
+            hint=f"--max-size {math.ceil(size / 1e9)} permits them, if the disk has room for twice as much",
+        )
 
 
 def _transferred(repo_id: str, described: Mapping[str, Any], branches: Mapping[str, str]) -> Transferred:
@@ -174,6 +194,7 @@ def import_kernels(
     endpoint: str | None = None,
     token: str | None = None,
     private: bool = False,
+    max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> tuple[Transferred, ...]:
     """Publish exported repositories to a Hub: one commit for each branch that differs.
@@ -187,17 +208,19 @@ def import_kernels(
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
         token: The token. None: the one that the Hub's own tools use.
         private: Make repositories private, if they are created.
+        max_bytes: How much to extract.
         progress: Receives a line for each branch.
 
     Raises:
         ConfigError: If the archive has several repositories, and `repo_id` is given.
-        VerificationError: If the file is not an export, is truncated, or was changed.
+        VerificationError: If the file is not an export, is truncated, or was changed, or has more than `max_bytes`.
         HubError: If the Hub refuses.
     """
     progress = progress or Silent()
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
-        contents = Path(temporary)
-        manifest = _read(archive, contents)
+    with temporary_directory() as temporary:
+        contents = temporary / "contents"
+        contents.mkdir()
+        manifest = _read(archive, contents, max_bytes)
         repositories: Mapping[str, Mapping[str, Any]] = manifest["repositories"]
         if repo_id is not None and len(repositories) != 1:
             raise ConfigError(
@@ -224,7 +247,7 @@ def import_kernels(
 
 
 def _verify_branch(branch: Mapping[str, Any], contents: Path, where: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as tree:
+    with tempfile.TemporaryDirectory(dir=contents.parent) as tree:
         for path, file in branch["files"].items():
             if path.startswith("build/"):
                 (Path(tree) / path).parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +270,16 @@ def _publish_branch(
     return target.commit(name, head, add=add, delete=delete, message=message).revision
 
 
-def _read(archive: Path, contents: Path) -> dict[str, Any]:
+class _InPieces(io.FileIO):
+    """A file of which no more is read at a time than a manifest may have: a header can ask for all of it."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _MANIFEST_BYTES:
+            raise ValueError(f"a header of {size} bytes")
+        return super().read(size)
+
+
+def _read(archive: Path, contents: Path, max_bytes: int) -> dict[str, Any]:
     """Extract and verify all contents of an archive into the directory `contents`, and return the manifest.
 
     A manifest of format 1, which is of a single repository, is returned in the form of format 2.
@@ -255,22 +287,25 @@ def _read(archive: Path, contents: Path) -> dict[str, Any]:
     where = str(archive)
     hint = "copy the file again, or export it again"
     try:
-        with tarfile.open(archive, "r:") as tar:
+        with _InPieces(archive) as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
             first = tar.next()
             if first is None or first.name != "manifest.json" or first.size > _MANIFEST_BYTES:
                 raise VerificationError("the file does not begin with a manifest", where=where, hint=hint)
             described = tar.extractfile(first)
             assert described is not None
-            manifest: dict[str, Any] = json.loads(described.read())
+            manifest: dict[str, Any] = json.loads(described.read(), object_pairs_hook=_without_repetition)
             if manifest["format"] == 1:
                 repositories = {manifest["repository"]: {"branches": manifest["branches"]}}
                 manifest = {"format": _FORMAT, "from": manifest["from"], "repositories": repositories}
             sizes = _sizes(manifest)
+            _check_size(sum(sizes.values()), max_bytes, where)
+            if sum(sizes.values()) > os.fstat(opened.fileno()).st_size:
+                raise ValueError("its manifest lists more than the file can have")
             while (member := tar.next()) is not None:
                 sha256 = PurePosixPath(member.name).name
-                file = tar.extractfile(member)
+                file = tar.extractfile(member) if member.isreg() and not member.issparse() else None
                 if member.name != f"files/{sha256}" or file is None or sizes.pop(sha256, None) != member.size:
-                    raise VerificationError(f"the manifest does not list {member.name!r}", where=where, hint=hint)
+                    raise VerificationError(f"the manifest does not list {member.name!a}", where=where, hint=hint)
                 actual = hashlib.sha256()
                 with (contents / sha256).open("xb") as target:
                     while block := file.read(_BLOCK):
@@ -287,25 +322,32 @@ def _read(archive: Path, contents: Path) -> dict[str, Any]:
     return manifest
 
 
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(keys := dict(pairs)) < len(pairs):
+        raise ValueError("a name is there twice")
+    return keys
+
+
 def _sizes(manifest: dict[str, Any]) -> dict[str, int]:
     """Validate a manifest, and return the size of each content by SHA-256."""
     if manifest["format"] != _FORMAT:
         raise ValueError(f"format {manifest['format']!r}; this version reads 1 and {_FORMAT}")
     if not manifest["repositories"]:
         raise ValueError("there is no repository in it")
-    branches = [branch for described in manifest["repositories"].values() for branch in described["branches"].values()]
-    texts = [*manifest["repositories"], manifest["from"], *(branch["commit"] for branch in branches)]
-    if wrong := [value for value in texts if not isinstance(value, str)]:
-        raise ValueError(f"expected text, found {wrong[0]!r}")
-    sizes = {}
-    for branch in branches:
-        for path, file in branch["files"].items():
-            parts = PurePosixPath(path).parts
-            if path.startswith("/") or ".." in parts or "\0" in path or not parts:
-                raise ValueError(f"path {path!r}")
-            if len(file["sha256"]) != 64 or set(file["sha256"]) - set("0123456789abcdef"):
-                raise ValueError(f"digest {file['sha256']!r}")
-            sizes[file["sha256"]] = file["size"]
+    checked_text(manifest["from"])
+    sizes: dict[str, int] = {}
+    for repo_id, described in manifest["repositories"].items():
+        checked_text(repo_id)
+        for name, branch in described["branches"].items():
+            checked_text(name)
+            checked_text(branch["commit"])
+            checked_tree(branch["files"])
+            for file in branch["files"].values():
+                sha256, size = file["sha256"], file["size"]
+                if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
+                    raise ValueError(f"digest {sha256!a}")
+                if type(size) is not int or size < 0 or sizes.setdefault(sha256, size) != size:
+                    raise ValueError(f"size {size!a}")
     return sizes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from kernel_builder.config import offered
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import HubError, KernelBuilderError, VerificationError
+from kernel_builder.files import temporary_directory
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.package.signatures import signature_verdict
@@ -108,8 +108,10 @@ def verify(
     repo_id, _, revision = name.partition("@")
     repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
     revision = _commit(repository, revision or None)
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-verify-") as temporary:
-        root = repository.download(revision, ["build/*"], Path(temporary, "published"))
+    with temporary_directory() as temporary:
+        root = temporary / "published"
+        files = {path: remote for path, remote in repository.files(revision).items() if path.startswith("build/")}
+        repository.download_into(root, revision, files)
         packages = sorted(path for path in (root / "build").glob("[!.]*") if path.is_dir())
         if not packages:
             raise VerificationError(
@@ -119,7 +121,7 @@ def verify(
             )
         verdicts = [_verdict(package, signers, require_signature) for package in packages]
         if source is not None:
-            verdicts = _rebuild(verdicts, root / "build", source, repo_id.partition("/")[0], Path(temporary), progress)
+            verdicts = _rebuild(verdicts, root / "build", source, repo_id.partition("/")[0], temporary, progress)
     return Verification(repo_id, revision, tuple(verdicts))
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kernel_builder.errors import PackageError
-from kernel_builder.files import locked
+from kernel_builder.files import locked, remove_tree
 from kernel_builder.package.foreign_files import foreign_file, is_variant
 
 
@@ -42,12 +42,12 @@ def staging(destination: Path, *, movable: Callable[[Path], bool] | None = None)
                 if parent != destination or movable or is_variant(_original(previous).name):
                     _take_back(previous, movable or _is_only_a_package)
             for stale in parent.glob(f"{prefix}*"):
-                shutil.rmtree(stale, ignore_errors=True)
+                remove_tree(stale)
             directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             try:
                 yield directory
             finally:
-                shutil.rmtree(directory, ignore_errors=True)
+                remove_tree(directory)
     except OSError as error:
         raise _unwritable(error, parent) from error
 

@@ -5,7 +5,6 @@ auditwheel writes the record and the archive, as it does for the wheels that it 
 
 from __future__ import annotations
 
-import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,8 +48,8 @@ def write(directory: Path, metadata: Metadata, platform: str, content: Mapping[s
         "METADATA": _headers(metadata),
         "WHEEL": f"Wheel-Version: 1.0\nGenerator: kernel-builder\nRoot-Is-Purelib: {purelib}\nTag: {tag}\n".encode(),
     }
-    with tempfile.TemporaryDirectory() as temporary:
-        tree = Path(temporary, "tree")
+    with files.temporary_directory() as temporary:
+        tree = temporary / "tree"
         everything = {**content, **{f"{stem}.dist-info/{name}": WheelFile(data) for name, data in info.items()}}
         for name, file in everything.items():
             path = tree / name
@@ -61,7 +60,7 @@ def write(directory: Path, metadata: Metadata, platform: str, content: Mapping[s
         for path in tree.rglob("*"):
             executable = (entry := everything.get(path.relative_to(tree).as_posix())) and entry.executable
             path.chmod(0o755 if path.is_dir() or executable else 0o644)
-        archive = Path(temporary, "archive")
+        archive = temporary / "archive"
         dir2zip(tree, archive, zlib.Z_BEST_COMPRESSION, _TIME)
         wheel = directory / f"{stem}-{tag}.whl"
         files.write_atomically(wheel, archive.read_bytes())

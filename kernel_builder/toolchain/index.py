@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import kernel_builder
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from urllib3 import Retry
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
+_MOST_IN_MEMORY = 1 << 28
 _CHUNK = 1 << 15  # bytes between two progress reports; a broken connection loses at most one chunk
 
 
@@ -95,6 +96,7 @@ class Index:
             total=4, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False
         )
         self._session = requests.Session()
+        self._session.hooks["response"].append(_bounded)
         self._session.headers["User-Agent"] = f"kernel-builder/{kernel_builder.__version__}"
         if "@" in parts.netloc:
             self._session.auth = _auth_for(self._host, requests.utils.get_auth_from_url(parts.geturl()))
@@ -142,6 +144,7 @@ class Index:
             OSError: If the file cannot be written.
         """
         from requests import RequestException
+        from requests.exceptions import ChunkedEncodingError
         from urllib3.exceptions import MaxRetryError
 
         url = self._locate(pin)
@@ -153,6 +156,8 @@ class Index:
                     for chunk in body:
                         stream.write(chunk)
                         report(stream.tell())
+                    if stream.tell() == have:
+                        raise ChunkedEncodingError("the file server sent nothing")
                 except RequestException as error:  # the connection broke inside the body
                     stream.flush()
                     if stream.tell() > have:
@@ -262,6 +267,30 @@ class Index:
             yield
         except RequestException as error:
             raise self._unreachable(wanted, error) from error
+
+
+def _bounded(response: requests.Response, *, stream: bool = False, **_: object) -> None:
+    """Let no more of a body be read into memory than an index's page or a part of a wheel may have."""
+    if not stream:
+        response.raw = _BoundedBody(response.raw)
+
+
+class _BoundedBody:
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def stream(self, size: int, decode_content: bool) -> Iterator[bytes]:
+        from requests import RequestException
+
+        got = 0
+        for chunk in self._raw.stream(size, decode_content=decode_content):
+            got += len(chunk)
+            if got > _MOST_IN_MEMORY:
+                raise RequestException(f"the body has more than {_MOST_IN_MEMORY / 1e6:.0f} MB")
+            yield chunk
 
 
 # Compression would change which bytes a range means.

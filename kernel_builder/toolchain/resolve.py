@@ -13,9 +13,7 @@ Only the byte ranges that a build would fetch are downloaded, and each wheel's z
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -23,6 +21,7 @@ from packaging.version import Version
 from kernel_builder.backends.cuda import ClangReleases
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
+from kernel_builder.files import temporary_directory
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import dependencies, pins, trees
 from kernel_builder.toolchain.dependencies import Dependency
@@ -229,12 +228,12 @@ def _pin_dependency(index: Index, library: Dependency) -> DependencyPin:
             pinned.append(pins.pin_sdist(index, package, wanted))
         else:
             pinned += pins.pin_wheel(index, package, wanted.prefix, [wanted.take])
-    with tempfile.TemporaryDirectory() as directory:
+    with temporary_directory() as directory:
         for pin in pinned:
             package = next(candidate for candidate in index.packages(pin.project) if candidate.filename == pin.file)
             slices = [memoryview(index.read(package, start, stop)) for start, stop in pin.ranges]
-            trees.unpack(pin, slices, Path(directory))
-        stated = dependencies.stated_version(Path(directory))
+            trees.unpack(pin, slices, directory)
+        stated = dependencies.stated_version(directory)
     if stated != library.version:
         raise ToolchainError(
             f"states version {stated}, expected {library.version}", where=f"{library.name} in dependencies.toml"

@@ -6,8 +6,8 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
 
+from kernel_builder.outside_paths import UnsafePath, checked_path
 from kernel_builder.toolchain.wheels import CorruptDownload
 
 
@@ -34,8 +34,10 @@ def checked(data: memoryview, sha256: str, prefix: str, keep: Callable[[str], bo
             name = member.name.removeprefix(prefix)
             if not member.isfile() or not member.name.startswith(prefix) or not keep(name):
                 continue
-            if not name or ".." in PurePosixPath(name).parts or name.startswith("/"):
-                raise CorruptDownload(f"{member.name}: leads out of {prefix}")
+            try:
+                checked_path(name)
+            except UnsafePath as error:
+                raise CorruptDownload(f"leads out of {prefix}: {error}") from error
             stream = archive.extractfile(member)
             assert stream is not None
             yield name, stream.read()

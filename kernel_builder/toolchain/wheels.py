@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from kernel_builder.outside_paths import UnsafePath, checked_path
+
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _SIGNATURE = b"PK\x03\x04"
 _STORED, _DEFLATED = 0, 8
@@ -118,15 +120,17 @@ def checked(
     got = hashlib.sha256(record).hexdigest()
     if got != record_sha256:
         raise CorruptDownload(f"RECORD has SHA-256 {got}, expected {record_sha256}")
-    expected = parse_record(record.decode("utf-8"))
+    expected = parse_record(record.decode("utf-8", "replace"))
     for member in entries:
         if not member.name.startswith(prefix):
             continue
         name = member.name.removeprefix(prefix)
         if not keep(name):
             continue
-        if not name or ".." in PurePosixPath(name).parts or name.startswith("/"):
-            raise CorruptDownload(f"{member.name}: leads out of {prefix}")
+        try:
+            checked_path(name)
+        except UnsafePath as error:
+            raise CorruptDownload(f"leads out of {prefix}: {error}") from error
         content = member.content()
         got = hashlib.sha256(content).hexdigest()
         if got != expected.get(member.name):

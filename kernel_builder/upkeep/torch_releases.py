@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +14,7 @@ from packaging.requirements import Requirement
 from kernel_builder import elf
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
+from kernel_builder.files import temporary_directory
 from kernel_builder.toolchain import pins
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import CUDA_SET, TORCH_PREFIX
@@ -89,7 +89,7 @@ def needed_libraries(index: Index, release: Release, platform: str) -> frozenset
     Reads some 500 MB of the wheel.
     """
     needs: dict[str, tuple[str, ...]] = {}
-    with index.open(newest_wheel(index, release, platform)) as archive, tempfile.TemporaryDirectory() as directory:
+    with index.open(newest_wheel(index, release, platform)) as archive, temporary_directory() as directory:
         own = {PurePosixPath(name).name for name in archive.namelist() if name.startswith(_LIBRARIES)}
         left = ["libtorch_cuda.so"]
         while left:

@@ -7,9 +7,11 @@ verdict from it.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 MODEL = """import torch
@@ -36,6 +38,25 @@ def main(kind: str, text: str = "", seconds: str = "0") -> None:
         time.sleep(300)
     if kind == "crashing":
         sys.exit("something went wrong")
+    if kind == "escaping":
+        # No mark, no group, no session, no parent; and it tries to end its guard first.
+        if text:
+            with suppress(OSError):
+                os.kill(os.getppid(), signal.SIGKILL)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execve(sys.executable, [sys.executable, "-c", f"import time; time.sleep({seconds})"], {})
+            os._exit(0)
+        os.wait()
+        return
+    if kind == "forking":  # processes that start two others and end, until there were so many
+        script = (
+            "import os, sys, time\nfor depth in range(6):\n    os.fork()\nos.setsid()\n"
+            "for again in range(40):\n    time.sleep(.02)\n    os.fork() and os._exit(0)\ntime.sleep(300)\n"
+        )
+        subprocess.Popen([sys.executable, "-c", script, seconds], env={})
+        time.sleep(300)
     if kind == "filling":
         while True:
             Path(f"more-{time.monotonic_ns()}").write_bytes(bytes(1 << 20))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import pytest
 
 from kernel_builder import sandbox
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
+from kernel_judge.judge import worker_process
 from kernel_judge.judge.speed import reported_seconds
-from kernel_judge.judge.worker_process import WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+from tests.support.inside_attacks import METADATA, OWN_FILE
+from tests.support.outside import Outside
 
 # Starts a process in a session of its own that writes without end.
 WRITES = """
@@ -95,3 +99,54 @@ def test_threads_of_openmp_have_a_core_each_and_other_threads_all(tmp_path: Path
 def test_what_is_no_time_agrees_with_no_clock() -> None:
     assert reported_seconds(0.02) == 0.02
     assert [reported_seconds(answer) for answer in (math.nan, -math.inf, "0.02", None)] == [math.inf] * 4
+
+
+MODEL = "import os, time\nimport torch\n\nclass ModelNew(torch.nn.Module):\n    pass\n\n"
+
+
+@pytest.mark.parametrize(
+    ("statements", "failure"),
+    [
+        ("held = []\nwhile True:\n    held.append(bytearray(b'x' * (64 << 20)))", ("raised", "MemoryError")),
+        (
+            "for _ in range(8):\n    if os.fork() == 0:\n        held = bytearray(b'x' * (200 << 20))\n"
+            "        time.sleep(60)\ntime.sleep(60)",
+            ("limit-exceeded", "GB of memory"),
+        ),
+        ("while True:\n    open(f'{time.monotonic_ns()}', 'wb').write(bytes(8 << 20))", ("limit-exceeded", "of disk")),
+        ("for _ in range(6):\n    os.fork()\ntime.sleep(60)", ("limit-exceeded", "processes")),
+    ],
+    ids=["memory", "memory-of-all", "disk", "processes"],
+)
+def test_a_candidate_cannot_exhaust_the_machine(
+    statements: str, failure: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "MOST_MEMORY", 1 << 30)
+    monkeypatch.setattr(worker_process, "MOST_DISK", 200 << 20)
+    monkeypatch.setattr(worker_process, "MOST_PROCESSES", 40)
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(MODEL + statements + "\n")
+    with WorkerProcess(sandbox.strongest(), "cpu", readable=[tmp_path]) as worker:
+        worker.ready(120)
+        with pytest.raises(WorkerFailure, match=failure[1]) as caught:
+            worker.ask("load", str(candidate), "ModelNew", seconds=60)
+    assert caught.value.kind == failure[0]
+
+
+@pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])
+def test_a_candidate_reaches_nothing_of_the_machine(kind: str, tmp_path: Path) -> None:
+    """Without a sandbox of the kernel's, that is no more than its sockets and terminals."""
+    if kind == BUBBLEWRAP and sandbox.strongest() != kind:
+        pytest.skip("bubblewrap is not installed, or may not be used")
+    with Outside() as outside:
+        candidate = tmp_path / "candidate.py"
+        tries = f"raise OSError(*inside_attacks.succeeded({outside.given!r}))\n"
+        candidate.write_text(f"import sys\nsys.path.append({str(outside.directory)!r})\nimport inside_attacks\n{tries}")
+        with WorkerProcess(kind, "cpu", readable=[tmp_path, outside.directory]) as worker:
+            worker.ready(120)
+            with pytest.raises(WorkerFailure) as caught:
+                worker.ask("load", str(candidate), "ModelNew", seconds=60)
+        reached = outside.real(re.findall(r"'([a-z0-9-]+)'", str(caught.value)))
+    assert OWN_FILE in reached
+    files = METADATA | {"read", "write", "truncate", "open-truncate", "rename", "directory", "pipe", "home"}
+    assert reached - {OWN_FILE} <= (files if kind == PROCESS else set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,8 @@ from kernel_builder.package.tree_digest import hash_tree
 from kernel_builder.sandbox import readable
 from tests.integration.build.test_ninja import planned
 from tests.integration.build_command.conftest import wait_for, working_in
+from tests.support.inside_attacks import OWN_FILE
+from tests.support.outside import Outside
 from tests.support.sample_package import assemble
 
 pytestmark = pytest.mark.sandbox
@@ -80,6 +84,26 @@ def test_a_compiler_reaches_its_own_directory_only(
             other.kill()
     assert done.stdout == "x\n", done
     assert not outside.exists() and (inside / "mine").exists()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_nothing_of_the_machine_can_be_reached(confinement: Confinement, device: str, tmp_path: Path) -> None:
+    with Outside() as outside:
+        around = partial(confinement.around, scratch=tmp_path, more=[outside.directory], device=device)
+        assert outside.reached(around) == {OWN_FILE}
+
+
+def test_a_package_reaches_nothing_of_the_machine(
+    confinement: Confinement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Outside() as outside, ProbeProcess(confinement=confinement) as probe:
+        monkeypatch.setenv("HF_HUB_CACHE", str(outside.directory))  # where it may read
+        imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.given!r}))\n"
+        files = {"__init__.py": imports, "inside_attacks.py": outside.program.read_text()}
+        (report,) = run_all([assemble(tmp_path / "package", "torch-cpu", None, files)], only=["load"], probe=probe)
+        (finding,) = report.findings
+        reached = set(re.findall(r"'([a-z0-9-]+)'", finding.message.partition("ImportError")[2]))
+        assert OWN_FILE in reached and outside.real(reached) == {OWN_FILE}
 
 
 def test_what_is_killed_while_it_starts_leaves_no_process(confinement: Confinement, tmp_path: Path) -> None:

@@ -272,24 +272,32 @@ def test_a_package_that_changes_itself_when_it_is_loaded_is_refused(
     assert not (project / "build").exists()
 
 
+CHANGES = [
+    "(here / '__pycache__').mkdir(); (here / '__pycache__' / f'{__name__}.cpython-311.pyc').write_bytes(b'')",
+    "(here / 'data').symlink_to('/etc')",
+    "(here / 'data').symlink_to('/dev/zero')",
+    "(here / 'empty').mkdir()",
+    "os.chdir(here); [(os.mkdir('d'), os.chdir('d')) for _ in range(2000)]",
+    "os.truncate((here / 'large').open('w').fileno(), 7 << 30)",
+    "[(here / str(number)).touch() for number in range(20000)]",
+]
+
+
 @pytest.mark.sandbox
-@pytest.mark.parametrize("sandbox", ["off", "auto"])
 @pytest.mark.parametrize(
-    "change",
+    ("sandbox", "change"),
     [
-        "(here / '__pycache__').mkdir(); (here / '__pycache__' / f'{__name__}.cpython-311.pyc').write_bytes(b'')",
-        "(here / 'data').symlink_to('/etc')",
-        "(here / 'empty').mkdir()",
-        "(here / '__init__.py').chmod(0o777)",
+        *(("off", change) for change in (*CHANGES[:4], "(here / '__init__.py').chmod(0o777)")),
+        *(("auto", change) for change in CHANGES),
     ],
 )
 def test_no_change_by_a_load_is_published(
     copy_project: Copy, cache: Path, kernel_builder: Run, change: str, sandbox: str
 ) -> None:
-    """Not bytecode either, which Python runs instead of the source, nor a link to a directory."""
+    """Not bytecode either, which Python runs instead of the source, nor a link to a directory, nor what has no end."""
     project = copy_project("python-only")
     with (project / "torch-ext" / "python_only" / "__init__.py").open("a") as stream:
-        stream.write(f"\nfrom pathlib import Path\n\nhere = Path(__file__).parent\n{change}\n")
+        stream.write(f"\nimport os\nfrom pathlib import Path\n\nhere = Path(__file__).parent\n{change}\n")
     done = kernel_builder(cache, "build", project, "--backend", "cpu", "--sandbox", sandbox)
     assert_refused(
         done, 6, "PackageError", where=str(project), message="changed while it was checked", hint="must not write"

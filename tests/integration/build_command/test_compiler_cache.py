@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.integration.build_command.conftest import (
+    CPU,
     Copy,
     NewCache,
     Run,
@@ -50,3 +51,28 @@ def test_a_compiler_cache_gives_the_same_bytes(
     assert after["cache_hits"] > before["cache_hits"]
     assert after["cache_misses"] == before["cache_misses"]
     assert content(project / "plain-out") == content(project / "cached-out") == content(project / "warm-out")
+
+
+def test_no_server_runs_when_a_package_is_loaded(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    """A server runs whatever compiler it is told to: a package that reached one would run commands as the user."""
+    storage, seen = tmp_path / "sccache", tmp_path / "seen"
+    storage.mkdir()
+    (tmp_path / "tmp").mkdir()
+    project = copy_project("stable-scale")
+    with (project / "torch-ext" / "stable_scale" / "__init__.py").open("a") as init:
+        init.write(
+            "\nfrom pathlib import Path\n"
+            "names = {path.parent: path.read_text().strip() for path in Path('/proc').glob('[0-9]*/comm')}\n"
+            "servers = [place for place, name in names.items() if name == 'sccache']\n"
+            f"mine = [place for place in servers if {os.fsencode(storage)!r} in (place / 'environ').read_bytes()]\n"
+            f"Path({str(seen)!r}).write_text(str(mine) + str(list(Path({str(storage)!r}).rglob('*.sock'))))\n"
+        )
+    sccache = Path(sys.executable).with_name("sccache")
+    arguments = ("build", project, "--variant", CPU, "--sandbox", "off", "--compiler-cache", sccache)
+    places = {"SCCACHE_DIR": str(storage), "TMPDIR": str(tmp_path / "tmp")}
+    done = kernel_builder(new_cache("cache"), *arguments, **places)
+    assert done.code == 0, done
+    assert seen.read_text() == "[][]"
+    assert any(storage.rglob("*/*/*")) and not list((tmp_path / "tmp").iterdir())

@@ -18,6 +18,7 @@ from kernel_builder.toolchain.index import Index
 from tests.integration.build_command.conftest import BUILDER, Run, assert_refused, environment, replace, untouched
 from tests.support.places import CPU
 
+CPU_ALONE = "torch-cpu"
 OPTIONS = ("--variant", CPU, "--no-load", "--compiler-cache", "off")
 
 
@@ -133,6 +134,32 @@ def test_a_user_without_a_home(project: Path, cache: Path) -> None:
         line, capture_output=True, text=True, env={**env, "KERNEL_BUILDER_CACHE": str(cache)}, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("mask", "allowed"), [(0o000, 0o775), (0o077, 0o700)])
+def test_no_umask_lets_others_write(copy_project: Callable[..., Path], tmp_path: Path, mask: int, allowed: int) -> None:
+    """Another user could put objects into the cache."""
+    project, cache = copy_project("python-only"), tmp_path / "made" / "cache"
+    command = [BUILDER, "build", project, "--variant", CPU_ALONE, "--no-load", "--json"]
+    done = subprocess.run(command, env=environment(cache), umask=mask, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "warning" not in done.stderr, done
+    places = [cache, *cache.rglob("*"), project / "build", *(project / "build").rglob("*")]
+    assert {path.stat().st_mode & 0o777 & ~allowed for path in places if not path.name.endswith(".json")} == {0}
+    cache.chmod(0o777)
+    done = subprocess.run(command, env=environment(cache), capture_output=True, text=True, check=True)
+    assert "others can write to the cache" in done.stderr
+
+
+def test_long_paths(copy_project: Callable[..., Path], tmp_path: Path) -> None:
+    """A directory that a build can work in, and one that is too long for a path."""
+    project = copy_project("python-only")
+    for depth, sound in ((4, True), (21, False)):
+        cache = tmp_path.joinpath(*["d" * 200] * depth)
+        command = [BUILDER, "build", project, "--variant", CPU_ALONE, "--no-load", "--json"]
+        done = subprocess.run(command, env=environment(cache), capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == sound and "Traceback" not in done.stderr, done
+        if not sound:
+            assert json.loads(done.stdout)["error"] == "StoreError"
 
 
 def test_closed_streams(project: Path, cache: Path) -> None:

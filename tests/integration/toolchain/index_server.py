@@ -211,6 +211,8 @@ class Fault:
         shorter: The number of bytes to cut off the end of the file.
         no_ranges: Answer range requests with the whole file.
         rate: Bytes per second.
+        odd: `empty`: a range without its bytes; `shifted`: another range; `endless`: a body without an end; `zipped`:
+            a body that grows to 1 GB.
     """
 
     times: int = -1
@@ -220,6 +222,7 @@ class Fault:
     shorter: int = 0
     no_ranges: bool = False
     rate: int | None = None
+    odd: str | None = None
 
 
 @dataclass
@@ -297,6 +300,9 @@ class IndexServer:
             self._send(handler, 404, b"")
 
     def _page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
+        if odd := self.faults.get(project):
+            self._odd(handler, project, str(odd.odd))
+            return
         if self.password:
             expected = "Basic " + base64.b64encode(":".join(self.password).encode()).decode()
             if handler.headers["Authorization"] != expected:
@@ -318,6 +324,31 @@ class IndexServer:
         handler.end_headers()
         handler.wfile.write(body)
 
+    def _odd(self, handler: BaseHTTPRequestHandler, name: str, kind: str) -> None:
+        self.requests.append(request := ServedRequest(name, 0, 0))
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"] or "")
+        start, stop = (int(wanted[1]), int(wanted[2])) if wanted else (0, 0)
+        handler.close_connection = True
+        handler.send_response(206 if wanted and kind != "endless" else 200)
+        handler.send_header("Content-Type", "text/html")
+        size = len(self.files.get(name, b""))
+        handler.send_header("Content-Range", f"bytes {start + (kind == 'shifted')}-{stop}/{size}")
+        if kind == "empty":
+            handler.send_header("Content-Length", "0")
+        body = b"<a href='x'>x</a>" * 1000
+        if kind == "zipped":
+            handler.send_header("Content-Encoding", "gzip")
+            body = gzip.compress(bytes(1 << 30), 1)
+        handler.end_headers()
+        try:
+            while kind != "empty":
+                handler.wfile.write(body)
+                request.sent += len(body)
+                if kind != "endless":
+                    break
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
     def _file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
         fault = self.faults.get(name, Fault())
         if fault.times == 0:
@@ -325,6 +356,9 @@ class IndexServer:
         fault.times -= 1
         if fault.status:
             self._send(handler, fault.status, b"")
+            return
+        if fault.odd:
+            self._odd(handler, name, fault.odd)
             return
         data = bytearray(self.files[name])
         if fault.flip is not None:

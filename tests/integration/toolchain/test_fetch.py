@@ -18,7 +18,7 @@ import pytest
 
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, StoreError
-from kernel_builder.toolchain import Toolchains, dependencies, lock
+from kernel_builder.toolchain import Toolchains, dependencies, index, lock
 
 from .index_server import CUTLASS, Fault, IndexServer
 
@@ -191,6 +191,28 @@ def test_headers_that_differ_from_the_pinned_record_are_refused(
     server.faults[TORCH_WHEEL] = Fault(flip=start + 100)
     with pytest.raises(FetchError, match="not what the lock pins"):
         toolchains().torch(TORCH, "stable")
+
+
+@pytest.mark.parametrize("odd", ["empty", "shifted", "endless", "zipped"])
+def test_a_body_that_is_not_what_was_asked_for_ends(
+    toolchains: Make, server: IndexServer, cache: Path, odd: str
+) -> None:
+    server.faults[NVCC] = Fault(odd=odd)
+    with pytest.raises(FetchError):
+        toolchains().cuda(CUDA)
+    assert len(server.requests) < 20 and not list(cache.glob("toolchains/trees/*nvcc*"))
+    assert sum(part.stat().st_size for part in cache.glob("toolchains/scratch/*/*")) < 20_000_000
+
+
+@pytest.mark.parametrize("odd", ["endless", "zipped"])
+def test_a_page_that_does_not_end_is_refused(
+    toolchains: Make, server: IndexServer, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    monkeypatch.setattr(index, "_MOST_IN_MEMORY", 4_000_000)
+    server.faults["nvidia-cuda-nvcc"] = Fault(odd=odd)
+    with pytest.raises(FetchError, match="more than 4 MB"):
+        toolchains().cuda(CUDA)
+    assert sum(request.sent for request in server.requests if request.file == "nvidia-cuda-nvcc") < 200_000_000
 
 
 def test_a_truncated_file_is_recognized_by_its_size(

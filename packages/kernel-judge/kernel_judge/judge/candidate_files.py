@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 
-from kernel_builder.files import digest_files
+from kernel_builder.files import digest_files, file_digest, remove_tree
 
 # What tools leave in a project, as the patterns of names that `shutil.ignore_patterns` takes.
 _LEFT_BY_TOOLS = ("build", "__pycache__", "*.pyc", ".git", ".venv", ".pytest_cache")
@@ -18,7 +17,7 @@ ignored = shutil.ignore_patterns(*_LEFT_BY_TOOLS)
 def copy_candidate(source: Path, target: Path) -> None:
     """Replace `target` by a copy of a candidate. Symbolic links stay links: an agent's may point anywhere."""
     if target.is_dir():
-        shutil.rmtree(target)
+        remove_tree(target)
     if source.is_file():
         shutil.copyfile(source, target)
     else:
@@ -28,7 +27,7 @@ def copy_candidate(source: Path, target: Path) -> None:
 def candidate_digest(candidate: Path) -> str:
     """Return the SHA-256 of a candidate's files, in hexadecimal."""
     if candidate.is_file():
-        return hashlib.sha256(candidate.read_bytes()).hexdigest()
+        return file_digest(candidate)
     return digest_files(candidate, _files(candidate))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from kernel_builder.errors import (
     ToolchainError,
     VariantError,
 )
+from kernel_builder.files import temporary_directory
 from kernel_builder.progress import Progress, Silent
 from kernel_judge.judge import compiler_cache
 from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
@@ -166,7 +166,7 @@ class _Trial:
             if device == "cpu" and not self._lent and request.rounds and set(request.peers) & set(COMPILED):
                 self._lent = compiler_cache.prepared(default_cache(), lambda: self._worker([]), self._progress)
                 self._started = time.monotonic()
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="candidate-")))
+            directory = stack.enter_context(temporary_directory())
             file = self._built(directory)
             worker = stack.enter_context(self._worker([directory]))
             self._progress.say("preparing the reference")

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import pickle
+import resource
 import socket
 import struct
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.confine import confine
+from kernel_builder.system_calls import seccomp_filter
 
 _HEAD = struct.Struct("!Q")
 _WATCHED = (
@@ -295,7 +297,10 @@ def main() -> None:
     """Serve the commands that come over the connection, until the judge closes it."""
     settings = json.loads(sys.argv[1])
     scratch = Path(settings["scratch"])
-    confine(settings["sandbox"], str(scratch), settings["paths"], settings["device"])
+    device = settings["device"]
+    confine(settings["sandbox"], str(scratch), settings["paths"], device, seccomp_filter(device))
+    if device == "cpu":  # CUDA's driver maps more than it uses
+        resource.setrlimit(resource.RLIMIT_DATA, (settings["memory"], settings["memory"]))
     os.chdir(scratch)
     with socket.socket(fileno=settings["connection"]) as connection:
         worker = Worker(settings)

@@ -7,11 +7,11 @@ import json
 import os
 import pickle
 import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -23,6 +23,8 @@ from typing import Any
 import kernel_builder
 import kernel_judge
 from kernel_builder import sandbox
+from kernel_builder.confine import LARGEST_FILE
+from kernel_builder.files import temporary_directory
 from kernel_judge.judge.arena import Arena
 from kernel_judge.judge.worker import receive, send
 
@@ -30,6 +32,11 @@ _LONGEST_ANSWER = 1 << 20
 _LONGEST_WORDS = 1500
 _USER = "judge"
 _MOST_WALKS = 100
+# What the processes of one worker may use: half of the memory, and as much disk as a file of theirs may have.
+MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+MOST_PROCESSES = 1000
+MOST_DISK = LARGEST_FILE
+_USE_POLL = 0.25
 # glibc returns freed memory to the system when there is much, and getting a page again takes longer than a small kernel
 # needs to fill it. Linux often puts two of a worker's threads on one core when they wake up; OpenMP binds each to its
 # own. Runs of 337 softmaxes of 48x256 took 5 to 56 ms before, and 4.8 to 5.4 ms with both (4 cores, in a VM).
@@ -82,9 +89,7 @@ class WorkerProcess:
         self._tokens: deque[str | None] = deque([None])
         self._stack = ExitStack()
         with ExitStack() as opened:
-            self.scratch = Path(
-                opened.enter_context(tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True))
-            )
+            self.scratch = opened.enter_context(temporary_directory())
             self.compiled = self.scratch / f"torchinductor_{_USER}"  # where Torch looks for precompiled headers
             if lent:
                 _link(lent, self.compiled)
@@ -104,6 +109,7 @@ class WorkerProcess:
                 "paths": paths,
                 "device": device,
                 "threads": threads,
+                "memory": MOST_MEMORY,
             }
             command = [sys.executable, "-m", "kernel_judge.judge.worker", json.dumps(settings)]
             with other:
@@ -151,8 +157,13 @@ class WorkerProcess:
         Raises:
             WorkerFailure: If the command failed, or there is no answer in time, or it is none of this protocol.
         """
-        self._connection.settimeout(seconds)
+        end = time.monotonic() + seconds
         try:
+            while not select.select([self._connection], [], [], min(seconds, _USE_POLL))[0]:
+                self._check_use()
+                if time.monotonic() > end:
+                    raise TimeoutError
+            self._connection.settimeout(seconds)
             answer = json.loads(receive(self._connection, _LONGEST_ANSWER))
         except TimeoutError:
             self._kill()
@@ -170,6 +181,23 @@ class WorkerProcess:
                 answer["failed"], str(answer.get("text", "")) + (f"; it printed: {words}" if words else "")
             )
         return answer["value"]
+
+    def _check_use(self) -> None:
+        """Raise if the worker's processes use more than one candidate may, so that others have the rest of the machine.
+
+        The kernel ends them first if memory runs out before, which `confine` asks for.
+        """
+        processes = {self.process.pid, *self._descendants()}
+        memory = sum(map(_memory, processes)) if len(processes) <= MOST_PROCESSES else 0
+        for name, used, most, unit in (
+            ("processes", len(processes), MOST_PROCESSES, 1),
+            ("GB of memory", memory, MOST_MEMORY, 1e9),
+            ("GB of disk", _disk(self.scratch), MOST_DISK, 1e9),
+        ):
+            if used > most:
+                self._kill()
+                words = f"it uses {used / unit:.3g} {name}; at most {most / unit:.3g} are allowed"
+                raise WorkerFailure("limit-exceeded", words)
 
     def _message(self, command: str, arguments: Sequence[Any]) -> bytes:
         token = secrets.token_hex(8)
@@ -266,6 +294,24 @@ class WorkerProcess:
             **_STEADY_TIMES,
         }
         return {**sandbox.environment(self.scratch), **own, **more}
+
+
+def _memory(process: int) -> int:
+    """Return the memory of a process in bytes. What processes share is divided among them."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return 0  # it has ended
+
+
+def _disk(directory: Path) -> int:
+    used = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # it has just been removed
+                used += os.lstat(os.path.join(parent, name)).st_blocks * 512  # noqa: PTH118
+    return used
 
 
 def _cpu_seconds(process: int) -> float:

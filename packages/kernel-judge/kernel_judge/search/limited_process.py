@@ -1,30 +1,38 @@
 """Run a program that nobody has read, under limits of time, memory and disk.
 
-As a program (`python limited_process.py MEMORY DISK COMMAND...`), this file sets the limits of its own process and
-becomes the command: between a fork and an exec, Python with threads cannot do so safely.
+As a program (`python limited_process.py MARK MEMORY DISK CGROUP COMMAND...`), this file is the guard of one run: it
+starts the command under limits, and every process that the command leaves behind becomes the guard's child, whatever
+session, environment or parent it had. The guard ends all of them when the command ends, when it is told to, and when
+the search is killed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
+import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, NoReturn
+
+from kernel_builder.confine import keep_signals_inside
 
 # Seconds between two looks at a program: the first, and the longest, which they double to. `Popen.wait` with a timeout
 # starts again at half a millisecond each time, which took 1.7 % of a core for each agent that ran.
 _FIRST_POLL, _POLL = 0.002, 0.05
 # Between two walks through a workspace: seconds, and as a multiple of what the walk takes.
 _DISK_POLL, _DISK_SHARE = 0.25, 100
-_PR_SET_PDEATHSIG = 1
-# Every process of a try has this variable, whatever session or group it makes for itself.
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_GUARD_SECONDS = 10  # to end all processes
+_MOST_TASKS = 4096  # processes and threads of a run
+# Processes of a try have this variable, unless they take it out, whatever session or group they make for themselves.
 MARK = "KERNEL_BUILDER_TRY"
 
 
@@ -67,23 +75,52 @@ def run_limited(
         OSError: If the command cannot be started.
     """
     started = time.monotonic()
-    limited = [sys.executable, "-I", __file__, str(limits.memory_bytes), str(limits.disk_bytes), *command]
-    with stdin.open("rb") as given:
-        process = subprocess.Popen(
-            limited,
-            cwd=directory,
-            env={**environment, MARK: mark},
-            stdin=given,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        stopped = _wait(process, started, directory, limits, is_stopping)
-    finally:
-        kill_marked(mark)
-        process.wait()
+    with _control_group() as group:
+        guard = [sys.executable, "-I", __file__, mark, str(limits.memory_bytes), str(limits.disk_bytes), str(group)]
+        with stdin.open("rb") as given:
+            process = subprocess.Popen(
+                [*guard, *command],
+                cwd=directory,
+                env=environment,
+                stdin=given,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            stopped = _wait(process, started, directory, limits, is_stopping)
+        finally:
+            with suppress(subprocess.TimeoutExpired):
+                process.terminate()
+                process.wait(_GUARD_SECONDS)
+            process.kill()
+            process.wait()
+            kill_marked(mark)
     return Ended(process.returncode, time.monotonic() - started, stopped)
+
+
+@contextmanager
+def _control_group() -> Iterator[Path | None]:
+    """Make a control group, whose processes the kernel ends at once; None where this user may not make one."""
+    try:
+        own = re.findall(r"(?m)^0::(.*)$", Path("/proc/self/cgroup").read_text())
+        mounted = re.findall(r"(?m)^\S+ (\S+) cgroup2 ", Path("/proc/self/mounts").read_text())
+        group = Path(f"{mounted[0]}{own[0]}", f"kernel-builder-{secrets.token_hex(8)}")
+        group.mkdir()
+    except (OSError, IndexError):
+        yield None
+        return
+    try:
+        yield group
+    finally:
+        with suppress(OSError):  # before Linux 5.14
+            (group / "cgroup.kill").write_text("1")
+        for _ in range(100):
+            try:
+                group.rmdir()
+                break
+            except OSError:  # processes are ending
+                time.sleep(0.01)
 
 
 def _wait(
@@ -143,20 +180,97 @@ def kill_marked(mark: str) -> None:
         time.sleep(0.01)
 
 
-def _become(arguments: Sequence[str]) -> None:
-    memory, disk, *command = arguments
-    # If the search is killed, so is this process; `kill_marked` finds its children when the search runs again.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _guarded(mark: str, memory: str, disk: str, group: str, *command: str) -> int:
+    """Run a command as its guard, and return its exit status, which is negative if a signal has ended it."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _give_up)
+    status = 0
+    try:
+        child = os.fork()
+        if child == 0:
+            _become(mark, int(memory), int(disk), Path(group), command)
+        while True:
+            ended, status = os.wait()
+            if ended == child:
+                return os.waitstatus_to_exitcode(status)
+    finally:
+        _end_descendants()
+
+
+def _give_up(*_: object) -> None:
+    """End everything, for a limit or the end of the search."""
+    _end_descendants()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _become(mark: str, memory: int, disk: int, group: Path, command: tuple[str, ...]) -> NoReturn:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    with suppress(OSError):  # there is no group
+        (group / "cgroup.procs").write_text("0")
     # Not RLIMIT_AS: CUDA and JavaScript's engines reserve far more addresses than they use memory.
-    for kind, value in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_FSIZE, disk), (resource.RLIMIT_CORE, "0")):
+    limits = {
+        resource.RLIMIT_DATA: memory,
+        resource.RLIMIT_FSIZE: disk,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: _own_tasks() + _MOST_TASKS,  # root has no limit of this kind
+    }
+    for kind, value in limits.items():
         _, most = resource.getrlimit(kind)
-        limit = int(value) if most == resource.RLIM_INFINITY else min(int(value), most)
+        limit = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(kind, (limit, limit))
+    keep_signals_inside()  # it cannot end its guard
+    os.environ[MARK] = mark
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        sys.exit(f"{command[0]}: {error.strerror}")
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _own_tasks() -> int:
+    """Return how many processes and threads this user has."""
+    tasks = 0
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
+                tasks += sum(1 for _ in (entry / "task").iterdir())
+    return tasks
+
+
+def _end_descendants() -> None:
+    """End all processes below this one. They are stopped first: one that runs could start another meanwhile."""
+    stopped: set[int] = set()
+    while running := _descendants() - stopped:
+        for process in running:
+            with suppress(OSError):
+                os.kill(process, signal.SIGSTOP)
+        stopped |= running
+    for process in stopped:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+def _descendants() -> set[int]:
+    descendants: set[int] = set()
+    waiting = [os.getpid()]
+    while waiting:
+        with suppress(OSError):
+            for thread in Path(f"/proc/{waiting.pop()}/task").iterdir():
+                children = [int(word) for word in (thread / "children").read_text().split()]
+                descendants.update(children)
+                waiting += children
+    return descendants
 
 
 if __name__ == "__main__":
-    _become(sys.argv[1:])
+    exit_status = _guarded(*sys.argv[1:])
+    if exit_status < 0:
+        os.kill(os.getpid(), signal.SIGKILL)  # as the command ended
+    sys.exit(exit_status)

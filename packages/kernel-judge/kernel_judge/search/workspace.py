@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kernel_builder.files import remove_tree
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest
@@ -51,7 +52,7 @@ class Workspace:
             judge: The script with which the agent asks for a verdict.
             before: The candidate of the try before, with which the agent goes on.
         """
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove_tree(self.root)
         given = self.run / "given"
         self.directory.mkdir(parents=True)
         for name in ("task", PROJECT, *(f"context/{name}" for name in context)):
@@ -75,8 +76,8 @@ class Workspace:
             target = self.frozen.parent / candidate.name
             target.parent.mkdir(parents=True, exist_ok=True)
             copy_candidate(candidate, target)
-        except OSError:
-            shutil.rmtree(self.frozen.parent, ignore_errors=True)
+        except (OSError, shutil.Error, RecursionError):
+            remove_tree(self.frozen.parent)
             return None
         return target
 

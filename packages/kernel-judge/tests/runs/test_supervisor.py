@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import signal
 import time
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 from searches import agent, logged, marked_processes, quick_request, quoted, run_search, start_search
 
+from kernel_builder.confine import landlock_version
 from kernel_builder.errors import ConfigError
+from kernel_judge.search import limited_process
 from kernel_judge.search.run_log import LOG, RunLog, read_events
 from kernel_judge.search.workspace import Workspace
 
@@ -77,6 +81,23 @@ def test_a_failure_is_told_to_the_next_try(tmp_path: Path, kind: str, settings: 
     assert said in prompt
     assert "It wrote no candidate." in prompt
     assert marked_processes(request.run) == []
+
+
+@pytest.mark.usefixtures("judge_calls")
+@pytest.mark.parametrize(("kind", "stopped"), [("escaping", None), ("forking", "time")])
+@pytest.mark.parametrize("with_groups", [True, False])
+def test_nothing_that_an_agent_starts_outlives_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stopped: str | None, with_groups: bool
+) -> None:
+    """Whatever it clears, leaves and kills. Its processes are known by a number of seconds that nothing else has."""
+    if not with_groups:
+        monkeypatch.setattr(limited_process, "_control_group", nullcontext)
+    kills = "its guard" if landlock_version() >= 6 else ""
+    seconds = f"300.{secrets.randbelow(10**9):09}"
+    run = run_search(quick_request(tmp_path, agent(kind, kills, seconds), seconds=2)).run
+    (ended,) = logged(run, "agent-ended")
+    assert ended["stopped"] == stopped and ended["exit-status"] == (0 if stopped is None else -signal.SIGKILL)
+    assert [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds.encode() in path.read_bytes()] == []
 
 
 @pytest.mark.usefixtures("judge_calls")

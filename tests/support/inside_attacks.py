@@ -1,0 +1,167 @@
+"""What confined code may try against the machine around it: `python inside_attacks.py OUTSIDE`.
+
+OUTSIDE is a JSON object with what `Outside` has made. Prints the names of the attacks that succeeded, one a line. It
+imports nothing but the standard library, so that it runs as a step, as a package and as a candidate.
+`python -m tests.support.outside KIND DEVICE` carries the attacks out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+_X86 = os.uname().machine == "x86_64"
+_AT_FDCWD = -100
+_TIOCSTI, _FS_IOC_SETFLAGS = 0x5412, 0x40086602
+_CLONE_NEWUSER, _SIGCHLD = 0x10000000, 17
+_KEY_SPEC_SESSION_KEYRING = -3
+
+
+def called(number: int, *arguments: Any) -> int:
+    """Make a system call by its number, as code does that a library does not confine.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    result = LIBC.syscall(number, *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(result)
+
+
+def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """Return functions that each try one attack, and raise if it fails."""
+    file, abstract = outside["file"], "\0" + outside["abstract"]
+    ctypes_path = ctypes.c_char_p(os.fsencode(file))
+
+    def socket_of(family: int, kind: int = socket.SOCK_STREAM) -> Callable[[], Any]:
+        return lambda: socket.socket(family, kind)
+
+    def connects(address: str) -> Callable[[], Any]:
+        return lambda: socket.socket(socket.AF_UNIX).connect(address)
+
+    def from_a_pair(send: bool) -> None:
+        ours, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        if send:
+            ours.sendto(b"x", outside["datagrams"])
+        else:
+            ours.connect(outside["datagrams"])
+
+    def udp() -> None:
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", outside["udp"]))
+
+    def opened(flags: int) -> int:
+        return os.open(file, flags)
+
+    def new_user_namespace() -> None:
+        child = called(56 if _X86 else 220, _CLONE_NEWUSER | _SIGCHLD, 0, 0, 0, 0)
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    def shared_memory() -> None:
+        LIBC.shmat.restype = ctypes.c_void_p
+        if LIBC.shmat(outside["shared-memory"], None, 0) == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "shmat")
+
+    def keyring() -> None:
+        key = called(250 if _X86 else 219, 10, _KEY_SPEC_SESSION_KEYRING, b"user", outside["key"].encode(), 0)
+        called(250 if _X86 else 219, 11, key, ctypes.create_string_buffer(64), 64)
+
+    def memory_of_another() -> None:
+        buffer = ctypes.create_string_buffer(8)
+        local = struct.pack("PN", ctypes.addressof(buffer), 8)
+        remote = struct.pack("PN", outside["address"], 8)
+        called(310 if _X86 else 270, outside["process"], local, 1, remote, 1, 0)
+
+    def typed_into_the_terminal() -> None:
+        fcntl.ioctl(0, _TIOCSTI, b"x")
+
+    def marked_immutable() -> None:
+        fcntl.ioctl(opened(os.O_RDONLY), _FS_IOC_SETFLAGS, struct.pack("l", 0x40))  # nodump
+
+    def own_files() -> None:
+        Path("mine").touch()
+        Path("mine").touch()
+        shutil.copy2("mine", "copied")
+        assert Path("copied").read_text() == ""
+        Path("copied").write_text("x")
+
+    here = Path(file).parent
+    return {
+        "path-socket": connects(outside["socket"]),
+        "datagram-connect": lambda: from_a_pair(send=False),
+        "datagram-send": lambda: from_a_pair(send=True),
+        "abstract-socket": connects(abstract),
+        "tcp": lambda: socket.create_connection(("127.0.0.1", outside["tcp"]), 2),
+        "udp": udp,
+        "vsock": socket_of(40),
+        "netlink": socket_of(16, socket.SOCK_RAW),
+        "crypto-socket": socket_of(38, socket.SOCK_SEQPACKET),
+        "packet-socket": socket_of(17, socket.SOCK_RAW),
+        "io-uring": lambda: called(425, 1, ctypes.create_string_buffer(256)),
+        "chmod": lambda: os.chmod(file, 0o777),
+        "fchmod": lambda: os.fchmod(opened(os.O_RDONLY), 0o777),
+        "fchmodat2": lambda: called(452, _AT_FDCWD, ctypes_path, 0o777, 0),
+        "chmod-by-proc": lambda: os.chmod(f"/proc/self/fd/{opened(os.O_PATH)}", 0o777),
+        "chown": lambda: os.chown(file, 0, 0),
+        "utime": lambda: os.utime(file, (1, 1)),
+        "utime-now": lambda: os.utime(file),
+        "setxattr": lambda: os.setxattr(file, "user.attack", b"x"),
+        "chattr": marked_immutable,
+        "device-mode": lambda: os.chmod("/dev/full", 0o640),
+        "terminal": typed_into_the_terminal,
+        "keyring": keyring,
+        "shared-memory": shared_memory,
+        "message-queue": lambda: called(240 if _X86 else 180, b"kernel-builder-attack", 0o102, 0o600, None),
+        "process-memory": memory_of_another,
+        "process-descriptor": lambda: called(438, called(434, outside["process"], 0), 0, 0),
+        "signal": lambda: os.kill(outside["process"], 0),
+        "environment": lambda: Path(f"/proc/{outside['process']}/environ").read_text(),
+        "user-namespace": new_user_namespace,
+        "unshare": lambda: called(272 if _X86 else 97, _CLONE_NEWUSER),
+        "watch": lambda: called(254 if _X86 else 27, called(294 if _X86 else 26, 0), ctypes_path, 0xFFF),
+        "read": lambda: Path(outside["secret"]).read_text(),
+        "write": lambda: Path(file).write_text("x"),
+        "truncate": lambda: os.truncate(file, 0),
+        "open-truncate": lambda: opened(os.O_RDONLY | os.O_TRUNC),
+        "rename": lambda: os.rename(file, f"{file}.moved"),
+        "remove": lambda: os.remove(file),
+        "link": lambda: os.link(file, f"{file}.linked"),
+        "directory": (here / "made").mkdir,
+        "pipe": lambda: os.mkfifo(here / "pipe"),
+        "listen": lambda: socket.socket(socket.AF_UNIX).bind(str(here / "listening")),
+        "home": lambda: next(iter(Path(outside["home"]).iterdir())),
+        OWN_FILE: own_files,
+    }
+
+
+# No attack: shows that the program ran in its own directory.
+OWN_FILE = "own-file"
+# Answered as if they had succeeded, since compilers and archivers set the modes and times of their own files.
+METADATA = frozenset(
+    {"chmod", "fchmod", "fchmodat2", "chmod-by-proc", "chown", "utime", "utime-now", "setxattr", "device-mode"}
+)
+
+
+def succeeded(outside: dict[str, Any]) -> Iterator[str]:
+    """Try all attacks, and yield the names of those that were not refused."""
+    for name, attack in attacks(outside).items():
+        with contextlib.suppress(OSError, ValueError):
+            attack()
+            yield name
+
+
+if __name__ == "__main__":
+    print("\n".join(succeeded(json.loads(sys.argv[1]))))

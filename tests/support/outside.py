@@ -1,0 +1,134 @@
+"""A machine that a sandbox is to protect: files, sockets, processes and shared memory for `inside_attacks`.
+
+    python -m tests.support.outside bubblewrap|landlock|none cpu|cuda
+
+prints the names of the attacks that succeed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pty
+import re
+import secrets
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from kernel_builder.build.confinement import Confinement, chosen
+from tests.support import inside_attacks
+from tests.support.inside_attacks import LIBC, METADATA, OWN_FILE, called
+
+_X86 = os.uname().machine == "x86_64"
+_KEY_SPEC_SESSION_KEYRING = -3
+_IPC_CREAT, _IPC_RMID = 0o1000, 0
+
+
+class Outside:
+    """Makes what the attacks are for, in a directory that the sandbox may read.
+
+    Attributes:
+        directory: Holds the attacks' program, a file, and sockets.
+        given: What the program is told.
+    """
+
+    def __enter__(self) -> Outside:
+        with ExitStack() as opened:
+            self.directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="outside-")))
+            self.directory.chmod(0o755)
+            hidden = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="home-")))
+            (hidden / "secret").write_text("secret")
+            self._file = self.directory / "file"
+            self._file.write_text("the user's")
+            self._before = self._state()
+            self.program = self.directory / "inside_attacks.py"
+            self.program.write_text(Path(inside_attacks.__file__).read_text())
+            name = secrets.token_hex(8)
+            listening = {
+                "socket": (socket.SOCK_STREAM, str(self.directory / "socket")),
+                "datagrams": (socket.SOCK_DGRAM, str(self.directory / "datagrams")),
+                "abstract": (socket.SOCK_STREAM, f"\0{name}"),
+            }
+            for kind, address in listening.values():
+                unix = opened.enter_context(socket.socket(socket.AF_UNIX, kind))
+                unix.bind(address)
+                if kind == socket.SOCK_STREAM:
+                    unix.listen()
+            tcp = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+            udp = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            udp.bind(("127.0.0.1", 0))
+            segment = LIBC.shmget(0, 4096, _IPC_CREAT | 0o600)
+            opened.callback(LIBC.shmctl, segment, _IPC_RMID, None)
+            opened.callback(Path("/dev/full").chmod, Path("/dev/full").stat().st_mode & 0o777)
+            with suppress(OSError):
+                called(248 if _X86 else 217, b"user", name.encode(), b"secret", 6, _KEY_SPEC_SESSION_KEYRING)
+            self._memory = ctypes.create_string_buffer(b"secret!!")
+            self.given = {
+                "file": str(self._file),
+                "socket": listening["socket"][1],
+                "datagrams": listening["datagrams"][1],
+                "abstract": name,
+                "tcp": tcp.getsockname()[1],
+                "udp": udp.getsockname()[1],
+                "process": os.getpid(),
+                "address": ctypes.addressof(self._memory),
+                "shared-memory": segment,
+                "key": name,
+                "secret": str(hidden / "secret"),
+                "home": str(hidden),
+            }
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    def reached(self, around: Callable[[Sequence[str]], Sequence[str]]) -> set[str]:
+        """Run the attacks on a terminal, in the sandbox that `around` puts before a command; return what succeeded."""
+        python = str(Path(sys.executable).resolve())
+        command = list(around([python, "-I", "-S", str(self.program), json.dumps(self.given)]))
+        child, terminal = pty.fork()
+        if child == 0:
+            os.execvp(command[0], command)
+        said = b""
+        with suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as words:
+            while block := words.read(4096):
+                said += block
+        os.waitpid(child, 0)
+        assert OWN_FILE.encode() in said, said
+        return self.real(set(re.findall(r"[a-z0-9-]+\b", said.decode())))
+
+    def real(self, reported: Iterable[str]) -> set[str]:
+        """Return the reported successes that are: a metadata call that changes nothing has not succeeded."""
+        changed = self._state() != self._before
+        return {name for name in reported if name not in METADATA or changed}
+
+    def _state(self) -> tuple[object, ...]:
+        try:
+            status = self._file.stat()
+            attributes = os.listxattr(self._file)
+        except OSError:  # removed, or on a file system without attributes
+            return ()
+        return status.st_mode, status.st_uid, int(status.st_mtime), Path("/dev/full").stat().st_mode, *attributes
+
+
+def main() -> None:
+    kind, device = sys.argv[1:]
+    tools = chosen("auto", None).tools
+    confinement = Confinement(kind, "", tools) if kind != "none" else Confinement()
+    with Outside() as outside, tempfile.TemporaryDirectory() as scratch:
+        around = partial(confinement.around, scratch=Path(scratch), more=[outside.directory], device=device)
+        print(*sorted(outside.reached(around) - {OWN_FILE}), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Temporary directories, whatever is put into them and however their processes end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kernel_builder import files
+from kernel_builder.files import temporary_directory
+
+KEEPS_ONE = """
+import sys, time
+from kernel_builder.files import temporary_directory
+with temporary_directory() as directory:
+    (directory / "file").write_text("x")
+    print(directory, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories of running processes, of other programs and those that a link leads to stay."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(files, "_UNLOCKED_SECONDS", 0)
+    (tmp_path / "kernel-builder-other").mkdir()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "kernel-builder-tmp-link").symlink_to(tmp_path / "linked")
+    processes = [subprocess.Popen([sys.executable, "-c", KEEPS_ONE], stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    try:
+        left, kept = (Path(process.stdout.readline().strip()) for process in processes if process.stdout)
+        processes[0].kill()
+        processes[0].wait()
+        assert left.exists()
+        files._remove_left_ones.cache_clear()
+        with temporary_directory() as mine:
+            assert not left.exists() and (kept / "file").exists() and mine.stat().st_mode & 0o777 == 0o700
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+            [kept.name, "kernel-builder-other", "kernel-builder-tmp-link", "linked"]
+        )
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+
+
+def test_a_directory_is_removed_whatever_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories deeper than Python recurses, and than a path can be."""
+    monkeypatch.chdir(tmp_path)
+    with temporary_directory() as directory:
+        os.chdir(directory)
+        for _ in range(3000):
+            Path("deep").mkdir()
+            os.chdir("deep")
+        os.chdir(tmp_path)
+        closed = directory / "closed"
+        (closed / "inside").mkdir(parents=True)
+        closed.chmod(0)
+    assert not directory.exists()

@@ -1,0 +1,264 @@
+"""Hostile names, to everything that writes files under names that come from outside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.hf_api import RepoFile
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as some
+
+from kernel_builder.errors import KernelBuilderError, VerificationError
+from kernel_builder.hub import remote_repository
+from kernel_builder.hub.transfer import export_kernels, import_kernels
+from kernel_builder.outside_paths import UnsafePath, checked_path, checked_tree
+from kernel_builder.toolchain import sdists, wheels
+
+REPOSITORY, COMMIT = "org/kernel", "0" * 40
+PARTS = [".", "..", "", "a", "build", ".git", "con", "\\", "a\0b", "\ud800", "x" * 300, "\x1b[2J", "metadata.json", "~"]
+NAMES = some.one_of(
+    some.lists(some.sampled_from(PARTS), min_size=1, max_size=5).map("/".join),
+    some.text(max_size=20),
+    some.sampled_from(["/etc/passwd", "//a", "../../a", "a/../../b", "C:\\a", "-rf", "a" * 2000, "a/" * 500 + "b"]),
+)
+SETTINGS = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None
+)
+
+
+class HostileHub:
+    """Answers of a Hub that lists, at the second time, other files than those that it sends."""
+
+    def __init__(
+        self, sent: Mapping[str, bytes], listed: Sequence[tuple[str, bytes]], sizes: int | None = None
+    ) -> None:
+        self.sent, self.listed, self.sizes = sent, listed, sizes
+
+    def list_repo_refs(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(branches=[SimpleNamespace(name="main", target_commit=COMMIT)])
+
+    def repo_info(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(private=False)
+
+    def list_repo_tree(self, *_: Any, **__: Any) -> Iterator[RepoFile]:
+        for path, content in self.listed:
+            blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+            size = len(content) if self.sizes is None else self.sizes
+            yield RepoFile(path=path, size=size, oid=blob)  # type: ignore[no-untyped-call]
+
+    def hf_hub_download(self, _: str, filename: str, *, local_dir: Path, **__: Any) -> str:
+        (local_dir / filename).parent.mkdir(parents=True, exist_ok=True)
+        (local_dir / filename).write_bytes(self.sent.get(filename, b"x"))
+        return str(local_dir / filename)
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[HostileHub], None]:
+    """Make every repository one of a hostile Hub."""
+
+    def install(hub: HostileHub) -> None:
+        for name in ("list_repo_refs", "repo_info", "list_repo_tree", "hf_hub_download"):
+            monkeypatch.setattr(huggingface_hub.HfApi, name, getattr(hub, name))
+
+    return install
+
+
+def archive_of(files: Any, path: Path, contents: Mapping[str, bytes] = {}) -> Path:
+    """Write an export whose manifest says what it is given."""
+    manifest = {
+        "format": 2,
+        "from": "http://hub",
+        "repositories": {REPOSITORY: {"branches": {"main": {"commit": COMMIT, "files": files}}}},
+    }
+    with tarfile.open(path, "w") as tar:
+        for name, content in {"manifest.json": json.dumps(manifest).encode(), **contents}.items():
+            (member := tarfile.TarInfo(name)).size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_a_second_listing_moves_no_file_of_the_user(tmp_path: Path, answer: Callable[[HostileHub], None]) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"known content")
+    for hostile in (str(mine), f"../../../../../../../..{mine}"):
+        answer(HostileHub({"a": b"x"}, [("a", b"x"), (hostile, b"known content")]))
+        with pytest.raises(VerificationError, match="leads elsewhere"):
+            export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
+        assert mine.read_bytes() == b"known content" and not (tmp_path / "out.tar").exists()
+
+
+def test_a_sparse_archive_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """A member of 6 GB without data takes a kilobyte of the archive, and the whole of it where it is extracted."""
+    size = 6 << 30
+    sha256 = hashlib.sha256(b"whatever").hexdigest()
+    files = {"a": {"sha256": sha256, "size": size}}
+    archive = archive_of(files, tmp_path / "sparse.tar")
+    content = archive.read_bytes().rstrip(b"\0")
+    header = bytearray(tarfile.TarInfo(f"files/{sha256}").tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"%011o\0" % 512
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[386:410] = b"%011o\0%011o\0" % (size - 512, 512)
+    header[483:495] = b"%011o\0" % size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    whole = content + b"\0" * (-len(content) % 512) + bytes(header) + b"\0" * 512 + b"\0" * 1024
+    archive.write_bytes(whole)
+    with tarfile.open(archive) as tar:
+        assert tar.getmembers()[1].size == size and tar.getmembers()[1].issparse()
+    with pytest.raises(VerificationError, match="more than the file"):
+        import_kernels(archive, endpoint="http://127.0.0.1:9", token="any")
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (["build/a", "build/a/b"], "a file and a directory"),
+        (["\ud800"], "cannot be shown"),
+        (["../a"], "leads elsewhere"),
+        (["/a"], "leads elsewhere"),
+        (["a//b"], "leads elsewhere"),
+        (["build/" + "x" * 300], "too long"),
+    ],
+)
+def test_an_archive_with_paths_that_no_tree_has_is_refused(tmp_path: Path, paths: list[str], said: str) -> None:
+    content = b"x"
+    sha256 = hashlib.sha256(content).hexdigest()
+    files = {path: {"sha256": sha256, "size": 1} for path in paths}
+    archive = archive_of(files, tmp_path / "odd.tar", {f"files/{sha256}": content})
+    with pytest.raises(VerificationError, match=said):
+        import_kernels(archive, endpoint="http://127.0.0.1:9", token="any")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a": {"sha256": "0" * 64, "size": -1}},
+        {"a": {"sha256": "0" * 64, "size": "1"}},
+        {"a": {"sha256": ["0"] * 64, "size": 1}},
+        {"a": {"sha256": "0" * 64}},
+        {"a": None},
+        [],
+        "text",
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, files: object) -> None:
+    with pytest.raises(VerificationError):
+        import_kernels(archive_of(files, tmp_path / "odd.tar"), endpoint="http://127.0.0.1:9", token="any")
+
+
+def test_a_path_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    archive = archive_of({"a": {"sha256": "0" * 64, "size": 0}, "b": {"sha256": "0" * 64, "size": 0}}, tmp_path / "a")
+    archive.write_bytes(archive.read_bytes().replace(b'"b": {', b'"a": {'))
+    with pytest.raises(VerificationError, match="twice"):
+        import_kernels(archive, endpoint="http://127.0.0.1:9", token="any")
+
+
+def test_more_than_is_allowed_is_not_downloaded(tmp_path: Path, answer: Callable[[HostileHub], None]) -> None:
+    answer(HostileHub({}, [("a", b""), ("b", b"")], sizes=6 << 30))
+    with pytest.raises(VerificationError, match=r"12\.9 GB") as caught:
+        export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
+    assert "--max-size" in (caught.value.hint or "")
+
+
+def test_a_hub_that_sends_more_than_it_lists_is_cut_off(
+    tmp_path: Path, answer: Callable[[HostileHub], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_repository, "_TRANSFER_BYTES", 1 << 20)
+    answer(HostileHub({"a": b"x" * (2 << 20)}, [("a", b"x")]))
+    with pytest.raises(VerificationError, match="sends more"):
+        export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
+
+
+@SETTINGS
+@given(some.lists(NAMES, min_size=1, max_size=4))
+@example(["a", "a/b"])
+@example(["../a"])
+def test_names_lead_nowhere(
+    tmp_path_factory: pytest.TempPathFactory, answer: Callable[[HostileHub], None], names: list[str]
+) -> None:
+    """Whatever a name is, every consumer stays in its directory, or refuses with an error that can be printed."""
+    root = tmp_path_factory.mktemp("names")
+    inside, outside = root / "inside", root / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    (outside / "file").write_text("the user's")
+
+    def refused(consume: Callable[[], object]) -> None:
+        try:
+            consume()
+        except (KernelBuilderError, wheels.CorruptDownload, UnsafePath) as error:
+            str(error).encode()
+
+    content = b"x"
+    sha256 = hashlib.sha256(content).hexdigest()
+    files = {name: {"sha256": sha256, "size": 1} for name in names}
+    archive = archive_of(files, inside / "a.tar", {f"files/{sha256}": content})
+    refused(lambda: import_kernels(archive, endpoint="http://127.0.0.1:9", token="any"))
+    answer(HostileHub({"sent": content}, [(name, content) for name in names]))
+    refused(lambda: export_kernels([REPOSITORY], inside / "b.tar", endpoint="http://hub", token="any"))
+    for number, name in enumerate(names):
+        for read in (_from_wheel, _from_sdist):
+            tree = inside / f"{read.__name__}-{number}"
+            refused(lambda name=name, read=read, tree=tree: _written(read(name, content), tree))  # type: ignore[misc]
+    assert [path.name for path in root.iterdir()] in (["inside", "outside"], ["outside", "inside"])
+    assert (outside / "file").read_text() == "the user's" and len(list(outside.iterdir())) == 1
+    with suppress(UnsafePath):
+        for path in checked_tree(names):
+            assert checked_path(path) == path
+            assert (inside / path).resolve().is_relative_to(inside.resolve())
+
+
+def _written(files: Iterator[tuple[str, bytes]], directory: Path) -> None:
+    for name, content in files:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
+
+
+def _from_wheel(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Read a wheel whose RECORD lists a file of any name."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    quoted = name.replace('"', '""').replace("\0", "")
+    record = f'"p/{quoted}",sha256={digest},{len(content)}\n'.encode(errors="surrogatepass")
+    members = b"".join(
+        struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 0, 0, 0, 0, len(data), len(data), len(encoded), 0)
+        + encoded
+        + data
+        for encoded, data in (
+            (f"p/{name}".encode(errors="surrogatepass")[:65535], content),
+            (b"p-1.dist-info/RECORD", record),
+        )
+    )
+    return wheels.checked([memoryview(members)], hashlib.sha256(record).hexdigest(), "p/", lambda _: True)
+
+
+def _from_sdist(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo("p/" + name.replace("\0", ""))
+        member.size = len(content)
+        with suppress(UnicodeEncodeError):
+            tar.addfile(member, io.BytesIO(content))
+    data = buffer.getvalue()
+    return sdists.checked(memoryview(data), hashlib.sha256(data).hexdigest(), "p/", lambda _: True)
+
+
+def test_a_listing_is_bounded(
+    answer: Callable[[HostileHub], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Hub's list of files need not end."""
+    monkeypatch.setattr(remote_repository, "MAX_FILES", 10)
+    answer(HostileHub({}, [(f"a{number}", b"") for number in range(12)]))
+    with pytest.raises(VerificationError, match="more than"):
+        export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
