@@ -345,6 +345,7 @@ def try_project(root: Path, out: Path, backends: Sequence[str], torch: str | Non
     for variant in select_variants(project, torch):
         if variant.platform is None or variant.backend in backends:
             variants[variant.name] = build_variant(root, variant, out, "9.0", timeout, None, load=True)
+            del variants[variant.name]["command"]  # it names a copy that is gone
     return {"status": status, "variants": variants}
 
 

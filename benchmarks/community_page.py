@@ -6,7 +6,7 @@ benchmarks/community_notes.toml.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from figures import ROOT
@@ -37,6 +37,7 @@ def page(results: Mapping[str, Any]) -> str:
         "the one capability 9.0.\n*Loads*: the public client loads the package; for a CUDA binary on a machine without "
         "a GPU, the dynamic linker\nresolves every symbol with the libraries of Torch.",
         "\n".join(_projects(results, notes)),
+        *(["\n".join(_outside(results["outside"], notes))] if "outside" in results else []),
         *(["\n".join(_tests(results["tests"], notes))] if "tests" in results else []),
         *(["\n".join(_comparison(results["compare"]))] if "compare" in results else []),
     ]
@@ -124,6 +125,69 @@ def _projects(results: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[
             size = f"{outcome['bytes'] / 1024:.0f} KiB"
             load, why = _load(outcome, note)
             yield f"| {name} | {variant} | {outcome['compiles']} | {_seconds(outcome)} | {size} | {load} | {why} |"
+
+
+def _outside(outside: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the projects and the setup.py of other repositories, one row for each repository."""
+    repositories = outside["repositories"]
+    projects = [project for entry in repositories.values() for project in entry["projects"].values()]
+    ported = [port for entry in repositories.values() for port in entry["ported"].values()]
+    variants = [outcome for project in projects for outcome in project.get("variants", {}).values()]
+    built = [outcome for outcome in variants if outcome["status"] == "built"]
+    counts = {status: _count(projects, status) for status in ("accepted", "updated")}
+    tried, of_cpu = len(projects), [outcome for outcome in built if outcome["backend"] == "cpu"]
+    loaded = sum(outcome["load"] == "loaded" for outcome in of_cpu)
+    taken, after = _count(ported, "accepted"), sum(counts.values())
+    yield "## Projects from outside\n"
+    yield (
+        "Other repositories, each at its newest commit. *Accepted*: `check-config` takes the project as it is; "
+        "*updated*: after\n`update-build --license`. Variants for the CPU and of Python alone are built, and loaded "
+        "where this machine can.\n`port` reads every `setup.py` with an extension, and `check-config` what it writes.\n"
+    )
+    yield "    .venv/bin/python benchmarks/community.py outside OWNER/NAME=DIR... --backend cpu --torch 2.13\n"
+    yield f"Builder at {outside['builder']}; {_machine(outside['machine'])}\n"
+    yield "| figure | target | measured | |"
+    yield "| --- | --- | --- | --- |"
+    yield _row("projects that are tried", "at least 60", f"{tried}", tried >= 60)
+    as_is = f"{counts['accepted']} as they are, {after} after `update-build`"
+    yield _row("projects that are accepted", f"{tried}", as_is, after == tried)
+    yield _row("variants that are built", f"{len(variants)}", f"{len(built)}", len(built) == len(variants))
+    yield _row("built packages for the CPU that load", f"{len(of_cpu)}", f"{loaded}", loaded == len(of_cpu))
+    yield _row("`setup.py` that `port` understands", f"{len(ported)}", f"{taken}", taken == len(ported))
+    yield "\n| repository | commit | projects | accepted | updated | built | loaded | `setup.py` | |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    for name, entry in sorted(repositories.items()):
+        if entry["projects"] or entry["ported"]:
+            yield _repository(name, entry, notes.get("outside", {}))
+
+
+def _count(outcomes: Iterable[Mapping[str, Any]], status: str) -> int:
+    return sum(outcome["status"] == status for outcome in outcomes)
+
+
+def _repository(name: str, entry: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+    projects, ported = entry["projects"].values(), entry["ported"].values()
+    variants = [outcome for project in projects for outcome in project.get("variants", {}).values()]
+    loaded = sum(outcome.get("load") == "loaded" for outcome in variants)
+    cells = [
+        name,
+        entry["commit"],
+        *(str(len(projects)), str(_count(projects, "accepted")), str(_count(projects, "updated"))),
+        *(f"{_count(variants, 'built')} of {len(variants)}", str(loaded)),
+        f"{_count(ported, 'accepted')} of {len(ported)}" if ported else "",
+        notes.get(name) or "; ".join(dict.fromkeys(_refusals(entry))),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _refusals(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is refused or not built in a repository."""
+    for path, outcome in (*entry["projects"].items(), *entry["ported"].items()):
+        if "reason" in outcome:
+            yield f"{path}: {_cell(outcome['reason'])}"
+        for variant, built in outcome.get("variants", {}).items():
+            if built["status"] != "built":
+                yield f"{path} {variant}: {_cell(built['reason'])}"
 
 
 def _load(outcome: Mapping[str, Any], note: str) -> tuple[str, str]:

@@ -6,8 +6,8 @@ It imports Torch and the client, then reads questions from the connection, a fil
 question is a JSON list, and its answer is JSON:
 
 - `["fits", VARIANT, ...]`: why the client would reject each variant on this machine, or null.
-- `["load", SECONDS, DIRECTORY, ...]`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and
-  lists of names and of registered ops.
+- `["load", SECONDS, OTHERS, DIRECTORY, ...]`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text,
+  and lists of names and of registered ops. OTHERS is JSON: where built kernels are, by repository.
 - `["parse", TEXTS]`: for each schema or dispatch key what Torch's parser says, or null if it accepts it.
 - `["describe", DIRECTORY]`: an outcome and, if it is `loaded`, the members of the module and the schemas of its ops,
   for `kernel_builder.hub.package_api`.
@@ -158,14 +158,7 @@ def _absent(module: ModuleType) -> list[str]:
 
 
 def _answers(seconds: float, others: dict[str, str], directories: list[Path]) -> dict[str, dict[str, Any]]:
-    """Return for each directory what loading it in a process of its own gives.
-
-    Args:
-        others: Directories of built kernels, by the repositories that they stand for.
-    """
-    local = [entry for entry in (os.environ.get("LOCAL_KERNELS"),) if entry]
-    if entries := [*local, *(f"{repo_id}={path}" for repo_id, path in others.items())]:
-        os.environ["LOCAL_KERNELS"] = ":".join(entries)
+    """Return for each directory what loading it in a process of its own gives."""
     names = [directory.name for directory in directories]
     if error := _import_error():
         text = f"PyTorch and the client cannot be imported: {error}"
@@ -178,12 +171,15 @@ def _answers(seconds: float, others: dict[str, str], directories: list[Path]) ->
         elif reasons[directory.name]:
             answers[str(directory)] = {"outcome": "skipped", "text": reasons[directory.name]}
         else:
-            answers[str(directory)] = _loaded(directory, seconds)
+            answers[str(directory)] = _loaded(directory, others, seconds)
     return answers
 
 
-def _loaded(directory: Path, seconds: float) -> dict[str, Any]:
+def _loaded(directory: Path, others: dict[str, str], seconds: float) -> dict[str, Any]:
     def load() -> dict[str, Any]:
+        built = [f"{repo_id}={path}" for repo_id, path in others.items()]
+        if entries := [entry for entry in (os.environ.get("LOCAL_KERNELS"), *built) if entry]:
+            os.environ["LOCAL_KERNELS"] = ":".join(entries)
         if reason := _load_others(directory):
             return {"outcome": "skipped", "text": reason, "ops": []}
         before = _op_names()

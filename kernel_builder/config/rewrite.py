@@ -91,6 +91,10 @@ class _Rewrite:
         backends = [backend for name, body in self._kernels() for backend in self._kernel(name, body)]
         if any(universal):
             backends = _UNIVERSAL
+        name = _at(general, "name")
+        if name is not None and "_" in str(given := general[name][1].unwrap()):
+            # The Python package, whose name has underscores, stays where it is.
+            general[name] = (general[name][0], _entry("name", str(given).replace("_", "-"))[1])
         if _at(general, "version") is None:
             _insert(general, "name", "version", 1)
         _taken(general, "edition")

@@ -155,7 +155,7 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_na
     good = loading(tmp_path / "good", "torch-cpu", "")
     with ProbeProcess() as probe:
         probe.ask("fits", "torch-cpu")(60)
-        assert message in str(probe.ask("load", "60", str(bad))(3))
+        assert message in str(probe.ask("load", "60", "{}", str(bad))(3))
         (report,) = run_all([good], only=["load"], probe=probe)
         assert report.passed == ("load",), report
 
@@ -171,7 +171,7 @@ def test_a_process_that_ends_tells_its_last_words(tmp_path: Path) -> None:
 def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
     with ProbeProcess() as probe:
-        answers = probe.ask("load", "1", str(hanging), str(good))(60)
+        answers = probe.ask("load", "1", "{}", str(hanging), str(good))(60)
     assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 1 s"}
     assert answers[str(good)]["outcome"] in ("loaded", "skipped")
     monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 1)

@@ -179,7 +179,7 @@ src = ["demo.cpp"]
 
 def test_an_old_file_gets_a_licence(tmp_path: Path) -> None:
     """check-config names all that is missing, and update-build can fill it."""
-    home = project(tmp_path / "a", OLD)
+    home = project(tmp_path / "a", OLD.replace("demo-kernel", "demo_kernel"))
     said = invoke("check-config", home).stderr
     assert "a [general] without `version`" in said and "it has no `license` either" in said
     assert "update-build DIR --license NAME" in said
@@ -188,7 +188,7 @@ def test_an_old_file_gets_a_licence(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert f"{home}/LICENSE looks like mit" in refused.stderr and "--license mit" in refused.stderr
     assert invoke("update-build", home, "--license", "mit").exit_code == 0
-    assert 'version = 1\nedition = 5\nlicense = "mit"\n' in (home / "build.toml").read_text()
+    assert 'name = "demo-kernel"\nversion = 1\nedition = 5\nlicense = "mit"\n' in (home / "build.toml").read_text()
     missing = project(
         tmp_path / "b", BUILD_TOML.replace('license = "apache-2.0"', "edition = 5").replace("version = 3", "")
     )
