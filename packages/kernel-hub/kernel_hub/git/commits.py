@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pygit2
 from pygit2.enums import FileMode
@@ -11,7 +11,9 @@ from kernel_hub import names
 from kernel_hub.git.configuration import GitConfiguration
 from kernel_hub.git.objects import FileChange, PullRequest, peeled, persistently, write_commit
 from kernel_hub.git.refs import GitRefs
-from kernel_hub.refusals import Refusal, bad_request, conflict, moved_meanwhile, no_entry, no_revision
+from kernel_hub.git.tree_changes import changed_tree
+from kernel_hub.git.trees import check_size
+from kernel_hub.refusals import Refusal, conflict, moved_meanwhile, no_revision
 
 # Lets `git` with LFS read a clone.
 _ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
@@ -73,7 +75,7 @@ class GitCommits:
                 full, old = f"refs/pr/{self._next_pull_request()}", None
             if parent is not None and not base.startswith(parent):
                 raise moved_meanwhile(revision, base, parent)
-            tree = self._changed_tree(base, changes)
+            tree = changed_tree(self._git, base, changes)
             if tree == str(peeled(self._git, base, pygit2.Tree).id) and not pull_request:
                 return base, full  # nothing changes: the same upload was sent again
             message = f"{title}\n\n{description}".strip() + "\n"
@@ -112,6 +114,7 @@ class GitCommits:
             if self._git.descendant_of(request.head, tip):  # a fast-forward
                 self._refs.move(branch, request.head, tip)
                 return request.head
+            check_size(self._git, tip, request.head)
             index = self._git.merge_commits(tip, request.head)
             if index.conflicts is not None:
                 paths = sorted({side.path for conflict in index.conflicts for side in conflict if side is not None})
@@ -126,38 +129,3 @@ class GitCommits:
     def _next_pull_request(self) -> int:
         taken = [int(ref.rsplit("/", 1)[-1]) for ref in self._refs.names() if ref.startswith("refs/pr/")]
         return max(taken, default=0) + 1
-
-    def _changed_tree(self, base: str, changes: Sequence[FileChange]) -> str:
-        """Apply changes to the tree of a commit, and return the id of the new tree."""
-        index = pygit2.Index()
-        index.read_tree(peeled(self._git, base, pygit2.Tree))
-        files = {str(entry.path) for entry in index}
-        for change in changes:
-            path = names.path(change.path.rstrip("/"))
-            if change.blob is not None:
-                try:
-                    index.add(pygit2.IndexEntry(path, pygit2.Oid(hex=change.blob), FileMode.BLOB))
-                except pygit2.GitError:  # such as git~1, which some file systems take for .git
-                    raise bad_request(f"path {path!r} is not allowed: git reserves it") from None
-                files.add(path)
-                continue
-            gone = [file for file in files if file.startswith(f"{path}/")] if change.is_folder else [path]
-            if not gone or not files.issuperset(gone):
-                what = "folder" if change.is_folder else "file"
-                raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {what})", base)
-            for file in gone:
-                index.remove(file)
-                files.remove(file)
-        for file in files:
-            for parent in _parents(file):
-                if parent in files:
-                    raise bad_request(
-                        f"{parent!r} would be both a file and a folder; delete one of them in this commit"
-                    )
-        return str(persistently(lambda: index.write_tree(self._git)))
-
-
-def _parents(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
