@@ -29,7 +29,7 @@ from kernel_hub.http.receive import BodyLimits, Slots
 from kernel_hub.http.turns import ReadTurns, Turns
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Moved, Refusal, bad_request, busy, no_space
-from kernel_hub.routes import ROUTERS, pages
+from kernel_hub.routes import ROUTERS, pages, xet
 from kernel_hub.routes.absent import absent
 from kernel_hub.settings import Settings
 
@@ -60,6 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.upload_slots = Slots(settings.limits.uploads)
     app.state.commit_slots = Slots(settings.limits.commits)
     app.state.git_slots = Slots(settings.limits.clones)
+    app.state.assembling = anyio.CapacityLimiter(xet.ASSEMBLING)
     for router in ROUTERS:
         app.include_router(router)
 

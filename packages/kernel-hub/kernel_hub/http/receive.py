@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import anyio
+from anyio import to_thread
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_hub.refusals import bad_request, busy, too_large, too_slow
 from kernel_hub.settings import RequestLimits
+
+Result = TypeVar("Result")
 
 # Routes whose handlers read the body as a stream and limit its size themselves.
 _STREAMED = re.compile(r"/api/kernels/[^/]+/[^/]+/(commit|large)/|/xet/")
@@ -189,6 +193,39 @@ async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes
         raise bad_request("the connection was closed before the end of the body; nothing was stored") from None
     if pending:
         yield b"".join(pending)
+
+
+async def while_connected(
+    request: Request, work: Callable[[Callable[[], bool]], Result], limiter: anyio.CapacityLimiter
+) -> Result:
+    """Run work in a thread, after the body of its request was read.
+
+    Args:
+        work: Takes a function that tells whether the client still waits. If it does not, or the server ends, the work
+            is expected to end soon.
+        limiter: Limits how many threads there are.
+    """
+    left = threading.Event()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    outcome: list[Result] = []
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        try:
+            outcome.append(await to_thread.run_sync(work, lambda: not left.is_set(), limiter=limiter))
+        except Exception as error:  # raised below, since the group would put it into another
+            failure = error
+        finally:
+            left.set()  # also where the server ends, and does not wait for the thread
+            group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return outcome[0]
 
 
 async def lines(request: Request, *, longest: int, total: int) -> AsyncIterator[bytes]:
