@@ -22,7 +22,6 @@ from kernel_hub.app import create_app
 from kernel_hub.http.connections import limited, raise_file_limit, return_memory
 from kernel_hub.settings import Settings
 
-
 GRACE_SECONDS = 3  # in which requests may end after a signal
 LAST_SECONDS = 4.5
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import signal
 import struct
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -13,10 +13,11 @@ from kernel_hub.git.objects import FileChange, PullRequest, peeled, persistently
 from kernel_hub.git.refs import GitRefs
 from kernel_hub.git.tree_changes import changed_tree
 from kernel_hub.git.trees import check_size
-from kernel_hub.refusals import Refusal, conflict, moved_meanwhile, no_revision
+from kernel_hub.refusals import Refusal, conflict, forbidden, moved_meanwhile, no_revision
 
 # Lets `git` with LFS read a clone.
 _ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
+ATTRIBUTES_OID = str(pygit2.hash(_ATTRIBUTES))
 
 
 class GitCommits:
@@ -50,11 +51,13 @@ class GitCommits:
         parent: str | None = None,
         pull_request: bool = False,
         stored: int = 0,
+        most_open: int | None = None,
     ) -> tuple[str, str]:
         """Make all changes in one commit, on a branch or as a new pull request for it.
 
         Args:
             stored: The bytes of new blobs, which the index counts.
+            most_open: The most pull requests that the author may have. None: any number.
 
         Returns:
             The commit and the full name of the ref that points to it.
@@ -65,6 +68,7 @@ class GitCommits:
         with self._refs.locked(stored):
             if pull_request:  # for a branch only, not for a tag, a commit or another pull request
                 full = f"refs/heads/{revision}"
+                self._check_open(author, most_open)
             else:
                 full = revision if revision.startswith("refs/pr/") else f"refs/heads/{names.ref_name(revision)}"
             base = self._refs.commit_of(full)
@@ -82,8 +86,22 @@ class GitCommits:
             oid = write_commit(self._git, [base], tree, message, author)
             if pull_request:
                 self._configuration.set(f"pr.{full.rpartition('/')[2]}.base", revision)
+                self._configuration.set(f"pr.{full.rpartition('/')[2]}.author", author)
             self._refs.move(full, oid, old)
             return oid, full
+
+    def _check_open(self, author: str, most: int | None) -> None:
+        """Refuse a pull request of somebody who has too many already."""
+        if most is None:
+            return
+        opened = sum(self.opened_by(ref) == author for ref in self._refs.names() if ref.startswith("refs/pr/"))
+        if opened >= most:
+            raise forbidden(f"{author!r} has {opened} pull requests here: ask an owner to merge or delete some of them")
+
+    def opened_by(self, ref: str) -> str | None:
+        """Return the name of the token that opened the pull request with this ref, or None if that is not known."""
+        number = ref.removeprefix("refs/pr/")
+        return self._configuration.get(f"pr.{number}.author") if number.isdecimal() else None
 
     def pull_request(self, number: int) -> PullRequest:
         """Return a pull request.

@@ -18,8 +18,11 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kernel_hub.refusals import bad_request, busy, too_large, too_slow
+from kernel_hub.refusals import Refusal, answer, bad_request, busy, too_large, too_slow
 from kernel_hub.settings import RequestLimits
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{0,255})(:\d{1,5})?")
 
 Result = TypeVar("Result")
 
@@ -28,7 +31,9 @@ _STREAMED = re.compile(r"/api/kernels/[^/]+/[^/]+/(commit|large)/|/xet/")
 
 
 class BodyLimits:
-    """Middleware that limits the size and duration of request bodies, and keeps encoded slashes in path segments.
+    """Middleware that limits the size and duration of request bodies, and refuses addresses that are no text.
+
+    It keeps encoded slashes in path segments.
 
     Bodies that are not streamed are held in memory. Each must be complete within a time limit, and all of them
     together have a size limit. Callers without a token of this Hub share a smaller one.
@@ -44,7 +49,12 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = _in_segments(scope)
+        try:
+            scope["path"] = _in_segments(scope)
+            _check_head(scope)
+        except Refusal as refusal:
+            await answer(refusal)(scope, receive, send)
+            return
         if _STREAMED.match(scope["path"]):
             await self._app(scope, self._streamed(receive), send)
             return
@@ -119,8 +129,18 @@ def _in_segments(scope: Scope) -> str:
     try:
         parts = [unquote(part, errors="strict") for part in raw.decode("ascii").split("/")]
     except UnicodeDecodeError:
-        parts = [""]
+        raise bad_request("the address is not UTF-8 whose bytes beyond ASCII are written as %XX") from None
+    if any(_CONTROL.search(part) for part in parts):
+        raise bad_request("the address has a control character, such as NUL")
     return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def _check_head(scope: Scope) -> None:
+    """Refuse what would reach git, SQLite or the file system as another text, and hosts that are no names."""
+    if "\0" in unquote(scope["query_string"].decode("latin-1")):
+        raise bad_request("the address has a NUL after its question mark")
+    if not _HOST.fullmatch(Headers(scope=scope).get("host", "")):
+        raise bad_request("the header Host is not the name or the address of a host")
 
 
 def parse_json(data: bytes) -> Any:

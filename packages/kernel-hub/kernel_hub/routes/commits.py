@@ -73,10 +73,10 @@ class Preupload(Body):
 
 @router.post("/api/kernels/{organization}/{name}/preupload/{revision}")
 def preupload(
-    repo_id: RepoId, revision: Revision, body: Preupload, hub: TheHub, caller: TheCaller
+    repo_id: RepoId, revision: Revision, body: Preupload, hub: TheHub, caller: TheCaller, create_pr: bool = False
 ) -> dict[str, list[dict[str, Any]]]:
     """Tell the client how to upload each file: in the commit itself, or as a large file before it."""
-    repository = hub.to_write(repo_id, caller)
+    repository = hub.to_commit(repo_id, caller, revision, create_pr=create_pr)
     commit = repository.refs.resolve(revision)
     limits = hub.settings.limits
     rules = _ignore_rules(repository, commit) if body.git_ignore is None else body.git_ignore.encode()
@@ -132,7 +132,7 @@ async def commit(
     """Make a commit, with all of its changes or none."""
 
     def opened() -> GitRepository:
-        repository = hub.to_write(repo_id, caller)
+        repository = hub.to_commit(repo_id, caller, revision, create_pr=create_pr)
         repository.refs.resolve(revision)
         return repository
 
@@ -153,7 +153,7 @@ async def commit(
         title, description, parent = _described(header)
 
         def write() -> tuple[str, str]:
-            return hub.to_write(repo_id, caller).commits.create(
+            return hub.to_commit(repo_id, caller, revision, create_pr=create_pr).commits.create(
                 revision,
                 changes,
                 title=title,
@@ -162,6 +162,7 @@ async def commit(
                 parent=parent,
                 pull_request=create_pr,
                 stored=claim.size,
+                most_open=None if caller.may_write(repo_id) else limits.pull_requests,
             )
 
         oid, ref = await turns.change(repo_id, write)

@@ -7,7 +7,6 @@ and no script runs.
 from __future__ import annotations
 
 import posixpath
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
@@ -28,6 +27,7 @@ from kernel_hub.git.trees import Listing
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_token
 from kernel_hub.repositories.reader import card_source, version_branches
+from kernel_hub.routes.absent import absent
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 
 router = APIRouter(include_in_schema=False)
@@ -123,6 +123,17 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
             for item in repository.history.commits(commit, count=SHOWN_COMMITS)
         ],
     )
+
+
+_OTHER_PAGES = {"api", "kernels", "models", "datasets", "spaces", "xet", "v1"}
+
+
+@router.get("/{organization}/{name}")
+async def short_address(organization: str, request: Request) -> Response:
+    """Lead to the page of a kernel whose name was typed as `get_kernel` takes it."""
+    if organization in _OTHER_PAGES:
+        raise absent(request.method, request.url.path)
+    return RedirectResponse(f"/kernels{request.url.path}", status_code=307)
 
 
 @router.get("/kernels/{organization}/{name}/commit/{commit}")

@@ -6,7 +6,8 @@ shard describes it, checks its SHA-256, and stores it like any other large file.
 For three weeks, clients remember which chunks they sent to which address, and do not send them again. So xorbs are
 kept for four weeks after their last use. Each organisation has its own address and its own xorbs: a shard cannot refer
 to chunks of another organisation, and a new Hub on the same port has other addresses. A token that may write only to
-single repositories has, for each of them, an address and xorbs apart from those of the organisation.
+single repositories has, for each of them, an address and xorbs apart from those of the organisation. So have those who
+may only open pull requests there, all of them together.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import JSONResponse
 
 from kernel_hub import names
-from kernel_hub.http.receive import Slots, blocks, parse_json, while_connected
+from kernel_hub.http.receive import Slots, blocks, parse_json, segment, while_connected
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, too_large, wrong_token
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, TheTurns, base_url, served_hub
@@ -70,7 +71,9 @@ class XetUpload:
 
 def _upload(repo_id: str, caller: Caller) -> XetUpload:
     organization = repo_id.partition("/")[0]
-    return XetUpload(repo_id, organization if caller.may_write(organization) else repo_id)
+    if caller.may_write(repo_id):
+        return XetUpload(repo_id, organization if caller.may_write(organization) else repo_id)
+    return XetUpload(repo_id, f"{repo_id}/proposed")
 
 
 def _sign(hub: Hub, payload: bytes) -> str:
@@ -98,7 +101,7 @@ def upload_of(request: Request) -> XetUpload:
     request.state.repository = repo_id
     caller = hub.caller_by_key(claims["by"])  # the client's own token may have been removed
     request.state.caller = caller.name
-    hub.to_write(repo_id, caller)
+    hub.to_propose(repo_id, caller)
     return _upload(repo_id, caller)
 
 
@@ -106,9 +109,11 @@ TheUpload = Annotated[XetUpload, Depends(upload_of)]
 
 
 @router.get("/api/kernels/{organization}/{name}/xet-write-token/{revision:path}")
-def write_token(repo_id: RepoId, request: Request, hub: TheHub, caller: TheCaller) -> JSONResponse:
+def write_token(
+    repo_id: RepoId, revision: str, request: Request, hub: TheHub, caller: TheCaller, create_pr: bool = False
+) -> JSONResponse:
     """Return the address for xorbs and shards, and a token for it."""
-    hub.to_write(repo_id, caller)
+    hub.to_commit(repo_id, caller, segment(revision), create_pr=create_pr)
     expires = int(time.time()) + TOKEN_SECONDS
     payload = json.dumps({"repository": repo_id, "expires": expires, "by": caller.key}).encode()
     token = f"{base64.urlsafe_b64encode(payload).decode()}.{_sign(hub, payload)}"
