@@ -26,11 +26,12 @@ KERNEL = "kernels-community/twice"
 
 LOAD = """
 import torch, kernels
-if kernels.utils.__dict__.get("build_variant") and {without_cpu}:
+if {without_cpu}:
     kernels.utils.build_variant = lambda: "torch-cpu"
 print(kernels.get_kernel("{kernel}", {chosen}).twice(torch.ones(1)).item())
 """
-WITHOUT_CPU = ("0.9.0",)  # knows kernels for GPUs only, and versions as tags
+WITHOUT_CPU = ("0.9.0",)  # knows kernels for GPUs only, packages in a directory of theirs, and versions as tags
+OLD_LAYOUT = "old"
 
 
 def install(cache: Path, kernels: str, hub: str) -> Path | str:
@@ -65,8 +66,12 @@ def publish(hub: HubProcess, folder: Path) -> None:
 
     hub.create(KERNEL)
     api = HfApi(endpoint=hub.url, token="any")
-    api.create_branch(KERNEL, branch="v1", repo_type="kernel")
-    api.upload_folder(repo_id=KERNEL, folder_path=write_kernel(folder), repo_type="kernel", revision="v1")
+    write_kernel(folder)
+    for branch in ("v1", OLD_LAYOUT):
+        api.create_branch(KERNEL, branch=branch, repo_type="kernel")
+        api.upload_folder(repo_id=KERNEL, folder_path=folder, repo_type="kernel", revision=branch)
+        (folder / "build/torch-cpu/twice").mkdir(exist_ok=True)
+        (folder / "build/torch-cpu/twice/__init__.py").write_text("def twice(x):\n    return x * 2\n")
 
 
 @click.command()
@@ -90,7 +95,7 @@ def main(cache: Path, to: Path | None) -> None:
                     old = kernels in WITHOUT_CPU
                     wrong = {
                         chosen: load(hub, client, work / f"home-{len(rows)}-{chosen}", chosen, without_cpu=old)
-                        for chosen in (['revision="v1"'] if old else ['revision="v1"', "version=1"])
+                        for chosen in ([f'revision="{OLD_LAYOUT}"'] if old else ['revision="v1"', "version=1"])
                     }
                     rows.append({**row, "result": "loads" if not any(wrong.values()) else wrong})
                     click.echo(f"kernels {kernels}, huggingface_hub {hub_client}: {rows[-1]['result']}")

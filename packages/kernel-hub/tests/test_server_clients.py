@@ -167,10 +167,12 @@ def test_the_clients_own_benchmark_finds_a_kernel(hub: RunningHub, pytestconfig:
 import sys
 from kernels.cli import main
 sys.argv[1:] = ["benchmark", "{KERNEL}", "--version", "1", "--iterations", "2", "--warmup", "1"]
+sys.argv += ["--output", {str(tmp_path / "result.json")!r}]
 main()
 """
     needs = str(installed(pytestconfig, "tabulate==0.9.0"))
-    assert "Twice" in python(hub, code, tmp_path / "home", PYTHONPATH=needs)
+    python(hub, code, tmp_path / "home", PYTHONPATH=needs)
+    assert "Twice.base" in (tmp_path / "result.json").read_text()
 
 
 def test_the_older_client_reads_and_manages_repositories(hub: RunningHub, older_client: Path, tmp_path: Path) -> None:
