@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 from hub_process import HubProcess, running_hub
@@ -80,7 +81,7 @@ def publish(hub: HubProcess, folder: Path) -> None:
 def main(cache: Path, to: Path | None) -> None:
     """Load a kernel by every pair of clients that the index has."""
     cache.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         with running_hub(work / "hub", "--trust", "kernels-community", "--log-level", "error") as hub:

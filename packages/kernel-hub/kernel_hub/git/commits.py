@@ -10,10 +10,11 @@ from pygit2.enums import FileMode
 from kernel_hub import names
 from kernel_hub.git.configuration import GitConfiguration
 from kernel_hub.git.objects import FileChange, PullRequest, peeled, persistently, write_commit
+from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
 from kernel_hub.git.tree_changes import changed_tree
 from kernel_hub.git.trees import check_size
-from kernel_hub.refusals import Refusal, conflict, forbidden, moved_meanwhile, no_revision
+from kernel_hub.refusals import Refusal, bad_request, conflict, forbidden, moved_meanwhile, no_revision
 
 # Lets `git` with LFS read a clone.
 _ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
@@ -23,11 +24,19 @@ ATTRIBUTES_OID = str(pygit2.hash(_ATTRIBUTES))
 class GitCommits:
     """Writes commits to one repository, which is opened as `git`."""
 
-    def __init__(self, repo_id: str, git: pygit2.Repository, refs: GitRefs, configuration: GitConfiguration) -> None:
+    def __init__(
+        self,
+        repo_id: str,
+        git: pygit2.Repository,
+        refs: GitRefs,
+        configuration: GitConfiguration,
+        owned: OwnedFiles,
+    ) -> None:
         self._repo_id = repo_id
         self._git = git
         self._refs = refs
         self._configuration = configuration
+        self._owned = owned
 
     def write_blob(self, data: bytes) -> str:
         """Store the content of a small file, which nothing refers to yet, and return its id."""
@@ -79,6 +88,7 @@ class GitCommits:
                 full, old = f"refs/pr/{self._next_pull_request()}", None
             if parent is not None and not base.startswith(parent):
                 raise moved_meanwhile(revision, base, parent)
+            self._check_owned(changes)
             tree = changed_tree(self._git, base, changes)
             if tree == str(peeled(self._git, base, pygit2.Tree).id) and not pull_request:
                 return base, full  # nothing changes: the same upload was sent again
@@ -89,6 +99,12 @@ class GitCommits:
                 self._configuration.set(f"pr.{full.rpartition('/')[2]}.author", author)
             self._refs.move(full, oid, old)
             return oid, full
+
+    def _check_owned(self, changes: Sequence[FileChange]) -> None:
+        """Refuse large files that `hub gc` has released since the client's request named them."""
+        for change in changes:
+            if change.large is not None and change.large not in self._owned:
+                raise bad_request(f"{change.path}: the large file {change.large} is no longer here; upload it again")
 
     def _check_open(self, author: str, most: int | None) -> None:
         """Refuse a pull request of somebody who has too many already."""

@@ -76,11 +76,15 @@ class Ref:
 
 @dataclass(frozen=True)
 class FileChange:
-    """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None."""
+    """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None.
+
+    `large` is the digest of the large file that the blob points to.
+    """
 
     path: str
     blob: str | None = None
     is_folder: bool = False
+    large: str | None = None
 
 
 @dataclass(frozen=True)

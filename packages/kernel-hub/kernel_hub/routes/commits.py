@@ -216,7 +216,7 @@ def _change(hub: Hub, repository: GitRepository, claim: Claim, key: str, value: 
     if key == "lfsFile":
         large = _large_file(hub, repository, path, value.get("oid"), value.get("size"))
         _check_metadata(path, large.size, limits.metadata_bytes)
-        return FileChange(path, repository.commits.write_blob(large.pointer()))
+        return FileChange(path, repository.commits.write_blob(large.pointer()), large=large.sha256)
     if key == "file":
         content = value.get("content")
         if not isinstance(content, str):
@@ -232,7 +232,7 @@ def _change(hub: Hub, repository: GitRepository, claim: Claim, key: str, value: 
         if (pointer := read_pointer(data)) is not None:  # refers to a large file as `lfsFile` does
             _large_file(hub, repository, path, pointer.sha256, pointer.size)
         claim.grow(len(data))
-        return FileChange(path, repository.commits.write_blob(data))
+        return FileChange(path, repository.commits.write_blob(data), large=pointer.sha256 if pointer else None)
     raise bad_request(f"unknown kind of change {key[:40]!r}")
 
 
