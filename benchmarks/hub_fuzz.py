@@ -144,7 +144,8 @@ def main(seconds: float, to: Path | None) -> None:
                 before = before or kilobytes(hub)  # after one round: the modules are loaded, and the caches exist
             after = kilobytes(hub)
             healthy = requests.get(f"{hub.url}/health", timeout=10).ok
-        errors = [line for line in log.read_text().splitlines() if "Traceback" in line or '"level": "error"' in line]
+        wrong = re.compile(r'Traceback \(most recent|"level": "(error|critical|warning)"')
+        errors = [line for line in log.read_text().splitlines() if wrong.search(line)]
     result = {
         "seconds": seconds,
         "requests": sum(fuzz.statuses.values()),
