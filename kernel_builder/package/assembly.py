@@ -20,6 +20,9 @@ _RECIPE = 1
 
 _TEMPLATES = ("_ops.py", "_ops_noarch.py", "compat_init.py")
 
+# The first release of `kernels` that gives a kernel those that it depends on; in three parts, as the client reads it.
+_DEPENDENCIES_SINCE = "0.17.0"
+
 
 def package_key(planned: PlannedVariant) -> str:
     """Return a digest of everything that determines a package's files."""
@@ -76,6 +79,7 @@ def _metadata(planned: PlannedVariant) -> PackageMetadata:
         license=project.license,
         python_depends=(*project.python_depends, *project.backend_python_depends.get(backend, ())),
         kernel_depends=tuple(_dependency(depend) for depend in kernel_depends),
+        kernels_minver=_DEPENDENCIES_SINCE if kernel_depends else None,
         backend=backend,
         archs=planned.archs,
         provenance={

@@ -45,6 +45,7 @@ class PackageMetadata:
         backend: The backend's name, for example `cuda`.
         archs: The capabilities that the binary has code for.
         kernel_depends: Other kernels of the Hub, each with `repo-id` and `version` or `revision`.
+        kernels_minver: The first release of the client that loads the package. Clients from 0.16 on say so.
         provenance: What is recorded of the builder (`kernel-builder`) and the sources (`kernel`); see `origin`.
         digest: The algorithm, and the digest of every file.
         faults: What a reader would miss, for example "has no `license`".
@@ -56,6 +57,7 @@ class PackageMetadata:
     license: str | None = None
     python_depends: tuple[str, ...] = ()
     kernel_depends: tuple[Mapping[str, Any], ...] = ()
+    kernels_minver: str | None = None
     backend: str | None = None
     archs: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class PackageMetadata:
             license=_text(raw.get("license")),
             python_depends=_texts(raw.get("python-depends")),
             kernel_depends=tuple(entry for entry in _list(raw.get("kernel-depends")) if isinstance(entry, dict)),
+            kernels_minver=_text(raw.get("kernels-minver")),
             backend=_text(backend.get("type")),
             archs=_texts(backend.get("archs")),
             provenance=_object(raw.get("provenance")),
@@ -117,6 +120,7 @@ class PackageMetadata:
         }
         optional = {
             "kernel-depends": [dict(depend) for depend in self.kernel_depends],
+            "kernels-minver": self.kernels_minver,
             "upstream": self.upstream,
             "source": self.source,
             "digest": self.digest,

@@ -36,6 +36,7 @@ git/                 one repository
   owned_files.py     the large files that a repository owns
   refs.py            branches, tags and pull requests
   history.py         commits of a revision
+  tree_changes.py    the changes of a commit, applied to a tree
   trees.py           files and folders of a revision
   configuration.py   values in a repository's configuration
   lock_files.py      git's own lock files

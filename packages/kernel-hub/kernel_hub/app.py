@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_hub import __version__
@@ -28,8 +28,8 @@ from kernel_hub.http.metrics import Metrics
 from kernel_hub.http.receive import BodyLimits, Slots
 from kernel_hub.http.turns import ReadTurns, Turns
 from kernel_hub.hub_service import Hub
-from kernel_hub.refusals import Moved, Refusal, bad_request, busy, no_space
-from kernel_hub.routes import ROUTERS, pages
+from kernel_hub.refusals import Moved, Refusal, answer, bad_request, busy, no_space
+from kernel_hub.routes import ROUTERS, pages, xet
 from kernel_hub.routes.absent import absent
 from kernel_hub.settings import Settings
 
@@ -60,6 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.upload_slots = Slots(settings.limits.uploads)
     app.state.commit_slots = Slots(settings.limits.commits)
     app.state.git_slots = Slots(settings.limits.clones)
+    app.state.assembling = anyio.CapacityLimiter(xet.ASSEMBLING)
     for router in ROUTERS:
         app.include_router(router)
 
@@ -103,17 +104,6 @@ async def _threads(app: FastAPI) -> AsyncIterator[None]:
     yield
 
 
-def _answer(refusal: Refusal) -> Response:
-    message = refusal.message.encode("latin-1", "replace").decode("latin-1").replace("\n", " ").replace("\r", " ")
-    headers = {**(refusal.headers or {}), "X-Error-Code": refusal.code, "X-Error-Message": message}
-    if refusal.status_code in {408, 413, 503}:  # do not wait for the rest of the body
-        headers["Connection"] = "close"
-    body = {"error": refusal.message}
-    if refusal.url:
-        body["url"] = refusal.url
-    return JSONResponse(body, status_code=refusal.status_code, headers=headers)
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
     if type(error) is HTTPException and error.status_code in {404, 405}:  # no route, or none for this method
         error = absent(request.method, request.url.path)
@@ -125,15 +115,15 @@ async def _refuse(request: Request, error: Exception) -> Response:
         if request.headers.get("user-agent", "").startswith("git/"):  # it shows text, and no other answers
             return PlainTextResponse(f"{error.message}\n", error.status_code, error.headers)
         read_by_people = "text/html" in request.headers.get("accept", "")
-        return pages.refusal_page(request, error) if read_by_people else _answer(error)
+        return pages.refusal_page(request, error) if read_by_people else answer(error)
     assert isinstance(error, HTTPException)
-    return _answer(Refusal(error.status_code, str(error.detail), code="Http", headers=dict(error.headers or {})))
+    return answer(Refusal(error.status_code, str(error.detail), code="Http", headers=dict(error.headers or {})))
 
 
 def _new_address(request: Request, moved: Moved) -> str | None:
     """Return the address of a request with the new name of its repository, or None if it has the name elsewhere."""
     address = request.scope["raw_path"].decode("ascii", "replace")
-    for kind in ("/api/kernels/", "/kernels/"):
+    for kind in ("/api/kernels/", "/kernels/", "/api/models/", "/"):
         rest = address.removeprefix(f"{kind}{moved.repo_id}")
         if rest != address and (not rest or rest.startswith(("/", ".git/"))):
             query = request.url.query
@@ -145,22 +135,22 @@ async def _refuse_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return _answer(bad_request(f"{where}: {first['msg']}"))
+    return answer(bad_request(f"{where}: {first['msg']}"))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    return _answer(bad_request("the connection was closed before the end of the body"))  # for the log only
+    return answer(bad_request("the connection was closed before the end of the body"))  # for the log only
 
 
 async def _fail(request: Request, error: Exception) -> Response:
     full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
     if full or any(message in str(error) for message in _FULL_MESSAGES):
         # Xet's client retries a 5xx for minutes, so it gets a 4xx.
-        return _answer(no_space(413 if request.url.path.startswith("/xet/") else 507))
+        return answer(no_space(413 if request.url.path.startswith("/xet/") else 507))
     if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-        return _answer(busy("the index is locked by others; try again"))
+        return answer(busy("the index is locked by others; try again"))
     log.error("request failed", path=request.url.path, exc_info=error)
-    return _answer(Refusal(500, "the Hub failed; its log says why", code="InternalError"))
+    return answer(Refusal(500, "the Hub failed; its log says why", code="InternalError"))
 
 
 class RequestObserver:

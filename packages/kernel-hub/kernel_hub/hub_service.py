@@ -22,6 +22,7 @@ from kernel_hub.refusals import (
     Refusal,
     mirrored,
     no_repository,
+    no_token,
     not_mirrored,
     read_only,
     wrong_token,
@@ -139,6 +140,33 @@ class Hub:
         if (url := repository.mirror_of) is not None:
             raise mirrored(repo_id, url)
         return repository
+
+    def to_propose(self, repo_id: str, caller: Caller) -> GitRepository:
+        """Open a repository for which this caller may open a pull request: any that a token lets it see.
+
+        Raises:
+            Refusal: If there is none, or the caller may not.
+        """
+        repository = self.to_read(repo_id, caller)
+        if self.settings.read_only:
+            raise read_only()
+        if not caller.name:
+            raise no_token(f"a pull request for {repo_id} needs a token: pass token=… or set HF_TOKEN")
+        if (url := repository.mirror_of) is not None:
+            raise mirrored(repo_id, url)
+        return repository
+
+    def to_commit(self, repo_id: str, caller: Caller, revision: str, *, create_pr: bool) -> GitRepository:
+        """Open a repository in which this caller may make a commit: by a pull request, its own, or a token to write.
+
+        Raises:
+            Refusal: If there is none, or the caller may not.
+        """
+        if not create_pr and not caller.may_write(repo_id):
+            repository = self.to_propose(repo_id, caller) if revision.startswith("refs/pr/") else None
+            if repository is not None and repository.commits.opened_by(revision) == caller.name:
+                return repository
+        return self.to_propose(repo_id, caller) if create_pr else self.to_write(repo_id, caller)
 
     def to_manage(self, repo_id: str, caller: Caller) -> GitRepository:
         """Open a repository that this caller may delete. It may be a copy of another Hub's.

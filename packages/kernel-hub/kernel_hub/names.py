@@ -43,9 +43,14 @@ def repo_id(organization: str, name: str) -> str:
     return f"{organization}/{name}"
 
 
+def is_text(value: str) -> bool:
+    """Return whether a string can be written as UTF-8, and has no NUL, which C takes for its end."""
+    return "\0" not in value and not _SURROGATE.search(value)
+
+
 def text(what: str, value: object) -> str:
     """Return a message if it is text that git can store, and that lists of commits can show."""
-    if not isinstance(value, str) or "\0" in value or _SURROGATE.search(value):
+    if not isinstance(value, str) or not is_text(value):
         raise bad_request(f"{what} is not valid UTF-8 text without NUL")
     if len(value) > MAX_TEXT:
         raise bad_request(f"{what} has {len(value)} characters; at most {MAX_TEXT} are allowed")

@@ -6,7 +6,12 @@ expected and what to do.
 
 from __future__ import annotations
 
+import re
+
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Refusal(HTTPException):
@@ -36,6 +41,18 @@ class Refusal(HTTPException):
         self.code = code
         self.url = url
         self.hidden = hidden
+
+
+def answer(refusal: Refusal) -> Response:
+    """Return the answer of a refusal: its message as a header and as JSON."""
+    message = _CONTROL.sub(" ", refusal.message).encode("latin-1", "replace").decode("latin-1")
+    headers = {**(refusal.headers or {}), "X-Error-Code": refusal.code, "X-Error-Message": message}
+    if refusal.status_code in {408, 413, 503}:  # do not wait for the rest of the body
+        headers["Connection"] = "close"
+    body = {"error": refusal.message.encode("utf-8", "replace").decode()}
+    if refusal.url:
+        body["url"] = refusal.url
+    return JSONResponse(body, status_code=refusal.status_code, headers=headers)
 
 
 def bad_request(message: str) -> Refusal:

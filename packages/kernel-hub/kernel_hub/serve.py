@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import FrameType
 
 import structlog
 import uvicorn
@@ -18,6 +21,9 @@ from kernel_builder.errors import ConfigError, HubError
 from kernel_hub.app import create_app
 from kernel_hub.http.connections import limited, raise_file_limit, return_memory
 from kernel_hub.settings import Settings
+
+GRACE_SECONDS = 3  # in which requests may end after a signal
+LAST_SECONDS = 4.5
 
 
 def is_loopback(host: str) -> bool:
@@ -87,6 +93,16 @@ def set_up_logs(level: str) -> None:
         logger.setLevel(level.upper() if name == "kernel_hub" else logging.WARNING)
 
 
+class _Server(uvicorn.Server):
+    """A server that a signal ends in time, whatever its requests do: what was acknowledged is on the disk."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        last = threading.Timer(LAST_SECONDS, os._exit, (128 + sig,))
+        last.daemon = True
+        last.start()
+
+
 def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Callable[[str], None]) -> None:
     """Serve a Hub until a signal ends it.
 
@@ -126,8 +142,8 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
             loop="asyncio",  # uvloop accepts one connection a turn: with 500 at once, `/health` waits for 500 turns
             http=limited(connections, settings.limits.idle_seconds),
             timeout_keep_alive=30,
-            timeout_graceful_shutdown=10,
+            timeout_graceful_shutdown=GRACE_SECONDS,
         )
         name = f"[{host}]" if ":" in host else host
         ready(f"http://{name}:{listening.getsockname()[1]}")
-        uvicorn.Server(config).run(sockets=[listening])
+        _Server(config).run(sockets=[listening])

@@ -22,6 +22,8 @@ class RequestLimits:
     """The largest body of a commit."""
     commit_changes: int = 25_000
     """The most changes of a commit."""
+    pull_requests: int = 32
+    """The most pull requests in one repository of a token that may not write there."""
     body_bytes: int = 8 << 20
     """The largest body of any other request."""
     bodies_bytes: int = 64 << 20

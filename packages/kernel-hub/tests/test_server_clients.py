@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -96,18 +97,82 @@ for command in {commands!r}:
     assert len(copies) == 1 and copies[0].read_bytes() == bytes(range(256)) * 5000
 
 
-@pytest.fixture
-def older_client(pytestconfig: pytest.Config) -> Path:
-    """A directory with huggingface_hub 1.33 and its dependencies; kept in pytest's cache."""
-    target = pytestconfig.cache.mkdir("huggingface_hub-1.33.0") / "site"
+def installed(config: pytest.Config, *packages: str) -> Path:
+    """Return a directory with packages and their dependencies; it is kept in pytest's cache."""
+    target = config.cache.mkdir("-".join(packages).replace("==", "-")) / "site"  # type: ignore[union-attr]
     if not target.exists():
         staging = target.with_name(f"new-{os.getpid()}")
-        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(staging), "huggingface_hub==1.33.0"]
+        install = [sys.executable, "-m", "pip", "install", "-q", "--target", str(staging), *packages]
         done = subprocess.run(install, capture_output=True, text=True, check=False)
         if done.returncode:
-            pytest.skip(f"huggingface_hub 1.33.0 cannot be installed: {done.stderr[-300:]}")
+            pytest.skip(f"{packages} cannot be installed: {done.stderr[-300:]}")
         staging.rename(target)
     return target
+
+
+@pytest.fixture
+def older_client(pytestconfig: pytest.Config) -> Path:
+    """A directory with huggingface_hub 1.33."""
+    return installed(pytestconfig, "huggingface_hub==1.33.0")
+
+
+def test_clients_that_know_models_only_load_a_kernel(
+    hub: RunningHub, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    """transformers 4.57 pins kernels 0.12. `benchmarks/hub_clients.py` tries more pairs."""
+    publish_kernel(hub, write_kernel(tmp_path / "one"))
+    client = str(installed(pytestconfig, "kernels==0.12.3", "huggingface_hub==0.36.2"))
+    code = f"import torch, kernels\nprint(kernels.get_kernel('{KERNEL}', version=1).twice(torch.ones(1)).item())"
+    assert python(hub, code, tmp_path / "home", PYTHONPATH=client) == "2.0\n"
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_locked_kernels_load_without_a_network(hub: RunningHub, tmp_path: Path, everything: bool) -> None:
+    folder = write_kernel(tmp_path / "one")
+    if everything:
+        shutil.copytree(folder / "build" / VARIANT, folder / "build" / "torch-cuda")
+    publish_kernel(hub, folder)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(f'[tool.kernels.dependencies]\n"{KERNEL}" = 1\n')
+    download = ["download", str(project), *(["--all-variants"] if everything else [])]
+    code = f"""
+import sys
+from kernels.cli import main
+for command in (["lock", {str(project)!r}], {download!r}):
+    sys.argv[1:] = command
+    main()
+"""
+    python(hub, code, tmp_path / "home")
+    hub.kill()
+    load = f"""
+import pathlib, torch, kernels
+kernel = kernels.load_kernel("{KERNEL}", lockfile=pathlib.Path({str(project / "kernels.lock")!r}))
+print(kernel.twice(torch.ones(1)).item())
+"""
+    assert python(hub, load, tmp_path / "home", HF_HUB_OFFLINE="1") == "2.0\n"
+
+
+def test_the_clients_own_benchmark_finds_a_kernel(hub: RunningHub, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    """It asks for a repository without a type, which is a model."""
+    folder = write_kernel(tmp_path / "one")
+    (folder / "benchmarks").mkdir()
+    (folder / "benchmarks" / "benchmark.py").write_text(
+        "import torch\nfrom kernels.benchmark import Benchmark\n\n\nclass Twice(Benchmark):\n    seed = 1\n\n"
+        "    def setup(self):\n        self.x = torch.ones(4)\n        self.out = torch.empty(4)\n\n"
+        "    def benchmark_base(self):\n        self.out = self.kernel.twice(self.x)\n"
+    )
+    publish_kernel(hub, folder)
+    code = f"""
+import sys
+from kernels.cli import main
+sys.argv[1:] = ["benchmark", "{KERNEL}", "--version", "1", "--iterations", "2", "--warmup", "1"]
+sys.argv += ["--output", {str(tmp_path / "result.json")!r}]
+main()
+"""
+    needs = str(installed(pytestconfig, "tabulate==0.9.0"))
+    python(hub, code, tmp_path / "home", PYTHONPATH=needs)
+    assert "Twice.base" in (tmp_path / "result.json").read_text()
 
 
 def test_the_older_client_reads_and_manages_repositories(hub: RunningHub, older_client: Path, tmp_path: Path) -> None:

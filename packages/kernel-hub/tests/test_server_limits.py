@@ -182,7 +182,7 @@ def test_gitignore_counts_in_uploads(hub: RunningHub, tmp_path: Path) -> None:
     api = hub.api()
     api.create_repo("a/one", repo_type="kernel")
     api.upload_folder(repo_id="a/one", folder_path=tmp_path / "up", repo_type="kernel")
-    expected = {".gitattributes", ".gitignore", "keep.log", "sub/top"}
+    expected = {".gitignore", "keep.log", "sub/top"}
     assert set(api.list_repo_files("a/one", repo_type="kernel")) == expected
     # Later uploads follow the .gitignore of the repository.
     api.upload_file(path_or_fileobj=b"x", path_in_repo="later.log", repo_id="a/one", repo_type="kernel")

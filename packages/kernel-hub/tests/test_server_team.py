@@ -86,7 +86,7 @@ def test_absent_routes_say_so(hub: RunningHub) -> None:
         with pytest.raises(HfHubHTTPError, match=words) as raised:
             call()
         assert raised.value.response.status_code == 501
-    assert not api.repo_exists("a/one")  # as a model
+    assert not api.repo_exists("a/one", repo_type="dataset")
     # Routes that the client itself refuses for kernels today.
     base = f"{hub.url}/api/kernels/a/one"
     for method, path, words in (

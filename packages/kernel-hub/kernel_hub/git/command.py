@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 
 # Repositories may belong to another user than the server's.
 _SETTINGS = ("safe.directory=*", "core.hooksPath=/dev/null", "pack.threads=1", "gc.auto=0")
@@ -31,24 +34,44 @@ def git_environment() -> dict[str, str]:
 
 
 def run_git(
-    *arguments: str, seconds: float, settings: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+    *arguments: str,
+    seconds: float,
+    settings: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+    limits: Mapping[int, int] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run git to its end, which may be a failure.
 
     Args:
         environment: More environment variables.
+        limits: Limits of each of its processes: numbers of the module `resource`, and values.
 
     Raises:
         FileNotFoundError: If git is not installed.
-        subprocess.TimeoutExpired: If it runs longer than `seconds`; it is killed.
+        subprocess.TimeoutExpired: If it runs longer than `seconds`; it is killed, and its children.
     """
-    return subprocess.run(
+    with subprocess.Popen(
         git_command(*arguments, settings=settings),
         env={**git_environment(), **(environment or {})},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        check=False,
-        timeout=seconds,
-    )
+        start_new_session=True,
+    ) as process:
+        try:
+            limit(process.pid, limits or {})
+            output, errors = process.communicate(timeout=seconds)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def limit(pid: int, limits: Mapping[int, int]) -> None:
+    """Limit a process that has just begun, and those that it will start."""
+    with suppress(ProcessLookupError):
+        for number, value in limits.items():
+            resource.prlimit(pid, number, (value, value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pygit2
 from pygit2.enums import FileMode
@@ -10,21 +10,33 @@ from pygit2.enums import FileMode
 from kernel_hub import names
 from kernel_hub.git.configuration import GitConfiguration
 from kernel_hub.git.objects import FileChange, PullRequest, peeled, persistently, write_commit
+from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
-from kernel_hub.refusals import Refusal, bad_request, conflict, moved_meanwhile, no_entry, no_revision
+from kernel_hub.git.tree_changes import changed_tree
+from kernel_hub.git.trees import check_size
+from kernel_hub.refusals import Refusal, bad_request, conflict, forbidden, moved_meanwhile, no_revision
 
 # Lets `git` with LFS read a clone.
 _ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
+ATTRIBUTES_OID = str(pygit2.hash(_ATTRIBUTES))
 
 
 class GitCommits:
     """Writes commits to one repository, which is opened as `git`."""
 
-    def __init__(self, repo_id: str, git: pygit2.Repository, refs: GitRefs, configuration: GitConfiguration) -> None:
+    def __init__(
+        self,
+        repo_id: str,
+        git: pygit2.Repository,
+        refs: GitRefs,
+        configuration: GitConfiguration,
+        owned: OwnedFiles,
+    ) -> None:
         self._repo_id = repo_id
         self._git = git
         self._refs = refs
         self._configuration = configuration
+        self._owned = owned
 
     def write_blob(self, data: bytes) -> str:
         """Store the content of a small file, which nothing refers to yet, and return its id."""
@@ -48,11 +60,13 @@ class GitCommits:
         parent: str | None = None,
         pull_request: bool = False,
         stored: int = 0,
+        most_open: int | None = None,
     ) -> tuple[str, str]:
         """Make all changes in one commit, on a branch or as a new pull request for it.
 
         Args:
             stored: The bytes of new blobs, which the index counts.
+            most_open: The most pull requests that the author may have. None: any number.
 
         Returns:
             The commit and the full name of the ref that points to it.
@@ -63,6 +77,7 @@ class GitCommits:
         with self._refs.locked(stored):
             if pull_request:  # for a branch only, not for a tag, a commit or another pull request
                 full = f"refs/heads/{revision}"
+                self._check_open(author, most_open)
             else:
                 full = revision if revision.startswith("refs/pr/") else f"refs/heads/{names.ref_name(revision)}"
             base = self._refs.commit_of(full)
@@ -73,15 +88,36 @@ class GitCommits:
                 full, old = f"refs/pr/{self._next_pull_request()}", None
             if parent is not None and not base.startswith(parent):
                 raise moved_meanwhile(revision, base, parent)
-            tree = self._changed_tree(base, changes)
+            self._check_owned(changes)
+            tree = changed_tree(self._git, base, changes)
             if tree == str(peeled(self._git, base, pygit2.Tree).id) and not pull_request:
                 return base, full  # nothing changes: the same upload was sent again
             message = f"{title}\n\n{description}".strip() + "\n"
             oid = write_commit(self._git, [base], tree, message, author)
             if pull_request:
                 self._configuration.set(f"pr.{full.rpartition('/')[2]}.base", revision)
+                self._configuration.set(f"pr.{full.rpartition('/')[2]}.author", author)
             self._refs.move(full, oid, old)
             return oid, full
+
+    def _check_owned(self, changes: Sequence[FileChange]) -> None:
+        """Refuse large files that `hub gc` has released since the client's request named them."""
+        for change in changes:
+            if change.large is not None and change.large not in self._owned:
+                raise bad_request(f"{change.path}: the large file {change.large} is no longer here; upload it again")
+
+    def _check_open(self, author: str, most: int | None) -> None:
+        """Refuse a pull request of somebody who has too many already."""
+        if most is None:
+            return
+        opened = sum(self.opened_by(ref) == author for ref in self._refs.names() if ref.startswith("refs/pr/"))
+        if opened >= most:
+            raise forbidden(f"{author!r} has {opened} pull requests here: ask an owner to merge or delete some of them")
+
+    def opened_by(self, ref: str) -> str | None:
+        """Return the name of the token that opened the pull request with this ref, or None if that is not known."""
+        number = ref.removeprefix("refs/pr/")
+        return self._configuration.get(f"pr.{number}.author") if number.isdecimal() else None
 
     def pull_request(self, number: int) -> PullRequest:
         """Return a pull request.
@@ -112,6 +148,7 @@ class GitCommits:
             if self._git.descendant_of(request.head, tip):  # a fast-forward
                 self._refs.move(branch, request.head, tip)
                 return request.head
+            check_size(self._git, tip, request.head)
             index = self._git.merge_commits(tip, request.head)
             if index.conflicts is not None:
                 paths = sorted({side.path for conflict in index.conflicts for side in conflict if side is not None})
@@ -126,38 +163,3 @@ class GitCommits:
     def _next_pull_request(self) -> int:
         taken = [int(ref.rsplit("/", 1)[-1]) for ref in self._refs.names() if ref.startswith("refs/pr/")]
         return max(taken, default=0) + 1
-
-    def _changed_tree(self, base: str, changes: Sequence[FileChange]) -> str:
-        """Apply changes to the tree of a commit, and return the id of the new tree."""
-        index = pygit2.Index()
-        index.read_tree(peeled(self._git, base, pygit2.Tree))
-        files = {str(entry.path) for entry in index}
-        for change in changes:
-            path = names.path(change.path.rstrip("/"))
-            if change.blob is not None:
-                try:
-                    index.add(pygit2.IndexEntry(path, pygit2.Oid(hex=change.blob), FileMode.BLOB))
-                except pygit2.GitError:  # such as git~1, which some file systems take for .git
-                    raise bad_request(f"path {path!r} is not allowed: git reserves it") from None
-                files.add(path)
-                continue
-            gone = [file for file in files if file.startswith(f"{path}/")] if change.is_folder else [path]
-            if not gone or not files.issuperset(gone):
-                what = "folder" if change.is_folder else "file"
-                raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {what})", base)
-            for file in gone:
-                index.remove(file)
-                files.remove(file)
-        for file in files:
-            for parent in _parents(file):
-                if parent in files:
-                    raise bad_request(
-                        f"{parent!r} would be both a file and a folder; delete one of them in this commit"
-                    )
-        return str(persistently(lambda: index.write_tree(self._git)))
-
-
-def _parents(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path

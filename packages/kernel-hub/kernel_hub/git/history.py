@@ -10,6 +10,7 @@ import pygit2
 from pygit2.enums import SortMode
 
 from kernel_hub.git.objects import CommitInfo, commit_info, peeled, persistently
+from kernel_hub.git.trees import check_size
 
 # What `last_changes` does at most, in lookups of a folder in a commit: some 50 ms. A commit costs as much as ten.
 _MOST_WORK = 50_000
@@ -72,11 +73,15 @@ class GitHistory:
         Args:
             commit: The commit.
             since: A branch's commit: list all changes since `commit` and this one diverged. None: since the parent.
+
+        Raises:
+            Refusal: If one of them has more files than this Hub lists.
         """
         changed = peeled(self._git, commit, pygit2.Commit)
         start: str | pygit2.Oid | None = changed.parents[0].id if changed.parents else None
         if since is not None:
             start = self._git.merge_base(since, commit)
+        check_size(self._git, commit, *([] if start is None else [str(start)]))
         before = None if start is None else peeled(self._git, start, pygit2.Tree)
         diff = changed.tree.diff_to_tree(swap=True) if before is None else before.diff_to_tree(changed.tree)
         return [(delta.status_char(), delta.new_file.path or delta.old_file.path) for delta in diff.deltas]

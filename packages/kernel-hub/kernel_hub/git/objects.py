@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pygit2
@@ -55,18 +55,14 @@ class TreeEntry:
         """The size in bytes of what a reader downloads."""
         return self.large.size if self.large else self.size
 
-    def below(self, folder: str) -> TreeEntry:
-        """Return the entry with its path prefixed by a folder."""
-        return replace(self, path=f"{folder}/{self.path}")
 
-
-def tree_entry(path: str, item: pygit2.Object, database: pygit2.Odb) -> TreeEntry:
+def tree_entry(path: str, oid: pygit2.Oid, database: pygit2.Odb, *, is_folder: bool) -> TreeEntry:
     """Describe a git object that a tree holds at a path. A blob is not read: the database knows its size."""
-    if not isinstance(item, pygit2.Blob):
-        return TreeEntry(path, str(item.id), is_folder=True)
-    size = database.read_header(item.id)[1]
-    large = read_pointer(item.data) if size in _POINTER_SIZES else None
-    return TreeEntry(path, str(item.id), is_folder=False, size=size, large=large)
+    if is_folder:
+        return TreeEntry(path, str(oid), is_folder=True)
+    size = database.read_header(oid)[1]
+    large = read_pointer(database.read(oid)[1]) if size in _POINTER_SIZES else None
+    return TreeEntry(path, str(oid), is_folder=False, size=size, large=large)
 
 
 @dataclass(frozen=True)
@@ -80,11 +76,15 @@ class Ref:
 
 @dataclass(frozen=True)
 class FileChange:
-    """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None."""
+    """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None.
+
+    `large` is the digest of the large file that the blob points to.
+    """
 
     path: str
     blob: str | None = None
     is_folder: bool = False
+    large: str | None = None
 
 
 @dataclass(frozen=True)

@@ -95,5 +95,5 @@ class OwnedFiles:
                     pending.append((item, f"{path}/", full))
                 elif item.id not in seen:
                     seen.add(item.id)
-                    if (large := tree_entry(path, item, database).large) is not None:
+                    if (large := tree_entry(path, item.id, database, is_folder=False).large) is not None:
                         yield LocatedFile(large, path, full)

@@ -49,7 +49,7 @@ class GitRefs:
 
     def commit_of(self, full: str) -> str | None:
         """Return the commit that a ref points to, or None if there is no such ref."""
-        if not pygit2.reference_is_valid_name(full):
+        if not names.is_text(full) or not pygit2.reference_is_valid_name(full):
             return None
 
         def read() -> str | None:
@@ -86,7 +86,7 @@ class GitRefs:
                 item = None
             if isinstance(item, pygit2.Commit):
                 return str(item.id)
-        if re.fullmatch(r"refs/(heads|tags|pr)/.+", revision) and pygit2.reference_is_valid_name(revision):
+        if re.fullmatch(r"refs/(heads|tags|pr)/.+", revision):
             candidates = [revision]
         else:
             candidates = [f"refs/heads/{revision}", f"refs/tags/{revision}"]
@@ -137,6 +137,10 @@ class GitRefs:
     def delete_tag(self, name: str) -> None:
         """Delete a tag."""
         self._delete(f"refs/tags/{names.ref_name(name)}", name)
+
+    def delete_pull_request(self, full: str) -> None:
+        """Delete a pull request, given the full name of its ref."""
+        self._delete(full, full)
 
     def _delete(self, full: str, name: str) -> None:
         with self.locked(), self.lock_files.holding(full) as ref:

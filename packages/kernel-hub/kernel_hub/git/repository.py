@@ -49,8 +49,8 @@ class GitRepository:
         self.trees = GitTrees(path, self._git)
         self.history = GitHistory(self._git)
         self.configuration = GitConfiguration(self._git, self.refs.lock_files)
-        self.commits = GitCommits(repo_id, self._git, self.refs, self.configuration)
         self.owned = OwnedFiles(path / "large", self._git, self.refs)
+        self.commits = GitCommits(repo_id, self._git, self.refs, self.configuration, self.owned)
 
     @classmethod
     def create(cls, repo_id: str, path: Path, *, private: bool, author: str) -> GitRepository:

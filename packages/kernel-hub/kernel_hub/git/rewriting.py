@@ -91,7 +91,7 @@ class _Rewritten:
         return self._entries[item.id]
 
     def _file(self, item: pygit2.Object) -> pygit2.Oid | None:
-        large = tree_entry("", item, self._database).large
+        large = tree_entry("", item.id, self._database, is_folder=False).large
         return None if large is not None and large.sha256 in self._sha256s else item.id
 
     def _folder(self, tree: pygit2.Tree) -> pygit2.Oid | None:

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import anyio
+from anyio import to_thread
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kernel_hub.refusals import bad_request, busy, too_large, too_slow
+from kernel_hub.refusals import Refusal, answer, bad_request, busy, too_large, too_slow
 from kernel_hub.settings import RequestLimits
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{0,255})(:\d{1,5})?")
+
+Result = TypeVar("Result")
 
 # Routes whose handlers read the body as a stream and limit its size themselves.
 _STREAMED = re.compile(r"/api/kernels/[^/]+/[^/]+/(commit|large)/|/xet/")
 
 
 class BodyLimits:
-    """Middleware that limits the size and duration of request bodies, and keeps encoded slashes in path segments.
+    """Middleware that limits the size and duration of request bodies, and refuses addresses that are no text.
+
+    It keeps encoded slashes in path segments.
 
     Bodies that are not streamed are held in memory. Each must be complete within a time limit, and all of them
     together have a size limit. Callers without a token of this Hub share a smaller one.
@@ -40,7 +49,12 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = _in_segments(scope)
+        try:
+            scope["path"] = _in_segments(scope)
+            _check_head(scope)
+        except Refusal as refusal:
+            await answer(refusal)(scope, receive, send)
+            return
         if _STREAMED.match(scope["path"]):
             await self._app(scope, self._streamed(receive), send)
             return
@@ -115,8 +129,18 @@ def _in_segments(scope: Scope) -> str:
     try:
         parts = [unquote(part, errors="strict") for part in raw.decode("ascii").split("/")]
     except UnicodeDecodeError:
-        parts = [""]
+        raise bad_request("the address is not UTF-8 whose bytes beyond ASCII are written as %XX") from None
+    if any(_CONTROL.search(part) for part in parts):
+        raise bad_request("the address has a control character, such as NUL")
     return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def _check_head(scope: Scope) -> None:
+    """Refuse what would reach git, SQLite or the file system as another text, and hosts that are no names."""
+    if "\0" in unquote(scope["query_string"].decode("latin-1")):
+        raise bad_request("the address has a NUL after its question mark")
+    if not _HOST.fullmatch(Headers(scope=scope).get("host", "")):
+        raise bad_request("the header Host is not the name or the address of a host")
 
 
 def parse_json(data: bytes) -> Any:
@@ -189,6 +213,39 @@ async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes
         raise bad_request("the connection was closed before the end of the body; nothing was stored") from None
     if pending:
         yield b"".join(pending)
+
+
+async def while_connected(
+    request: Request, work: Callable[[Callable[[], bool]], Result], limiter: anyio.CapacityLimiter
+) -> Result:
+    """Run work in a thread, after the body of its request was read.
+
+    Args:
+        work: Takes a function that tells whether the client still waits. If it does not, or the server ends, the work
+            is expected to end soon.
+        limiter: Limits how many threads there are.
+    """
+    left = threading.Event()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    outcome: list[Result] = []
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        try:
+            outcome.append(await to_thread.run_sync(work, lambda: not left.is_set(), limiter=limiter))
+        except Exception as error:  # raised below, since the group would put it into another
+            failure = error
+        finally:
+            left.set()  # also where the server ends, and does not wait for the thread
+            group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return outcome[0]
 
 
 async def lines(request: Request, *, longest: int, total: int) -> AsyncIterator[bytes]:

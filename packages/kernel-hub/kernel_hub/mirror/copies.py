@@ -21,7 +21,7 @@ from kernel_hub.git.refs import GitRefs
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.mirror.admission import Admission
 from kernel_hub.mirror.downloads import Downloads, Keep
-from kernel_hub.mirror.upstream import Upstream, UpstreamError
+from kernel_hub.mirror.upstream import Upstream, UpstreamError, check_objects
 from kernel_hub.refusals import Refusal, busy, not_mirrored
 from kernel_hub.repositories.allowances import Allowances
 from kernel_hub.repositories.store import RepositoryStore
@@ -129,6 +129,7 @@ class Mirror:
         def make(staging: Path) -> None:
             copy = GitRepository.create_mirror(repo_id, staging, self._upstream.url)
             self._upstream.fetch(repo_id, sorted(set(refs.values())), staging)
+            check_objects(staging)
             _move(copy.refs, refs)
 
         try:
@@ -142,6 +143,8 @@ class Mirror:
             self._upstream.fetch(copy.repo_id, missing, copy.path)
         gone = [ref for ref in copy.refs if ref.full not in refs and ref.full != "refs/heads/main"]
         moved = {full: commit for full, commit in refs.items() if copy.refs.commit_of(full) != commit}
+        if moved:  # also for commits that an earlier attempt fetched, and refused
+            check_objects(copy.path)
 
         def change() -> None:
             with copy.refs.locked():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from threading import Lock, Thread
 from typing import IO
@@ -26,6 +27,7 @@ log = logging.getLogger("kernel_hub")
 
 AT_ONCE = 8  # at most half of the readers wait for the other Hub to begin
 BLOCK = 256 << 10
+PATIENCE_SECONDS, SLOWEST = 60.0, 10_000  # bytes in a second: slower ones would keep the places of others
 _POLL_SECONDS = 0.02
 
 Keep = Callable[[GitRepository, Sequence[IncomingFile]], None]
@@ -112,13 +114,17 @@ class Downloads:
         Thread(target=self._copy, args=(key, source, incoming), daemon=True).start()
         return download, opened
 
-    def _copy(self, key: tuple[str, str], source: IO[bytes], incoming: IncomingFile) -> None:
+    def _copy(self, key: tuple[str, str], source: HTTPResponse, incoming: IncomingFile) -> None:
         repo_id, sha256 = key
         try:
             with incoming, source, self._allowances.claim(repo_id, incoming.size):
-                while block := source.read(BLOCK):
+                began, received = time.monotonic(), 0
+                while block := source.read1(BLOCK):
                     incoming.write(block)
-                    self._running[key].received += len(block)
+                    received += len(block)
+                    self._running[key].received = received
+                    if time.monotonic() - began > PATIENCE_SECONDS + received / SLOWEST:
+                        raise OSError(f"the other Hub sends less than {SLOWEST} bytes in a second")
                 incoming.seal()
                 repository = self._repositories.open(repo_id)
                 patiently(lambda: self._keep(repository, [incoming]))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from kernel_builder.errors import HubError
+from kernel_hub.storage.blobs import private_file
 
 log = logging.getLogger("kernel_hub")  # of the standard library, since commands use the index as well
 
@@ -65,12 +66,14 @@ class RepositoryIndex:
         self._path = path
         self._read = read
         self._threads = threading.local()
+        private_file(path.with_suffix(".lock"))
         self._users = path.with_suffix(".lock").open("a+b")  # closed, and so freed, with this object
 
     @property
     def _database(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._threads, "connection", None)
         if connection is None:
+            private_file(self._path)  # it has the names and the cards of private repositories
             connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None)
             connection.execute("PRAGMA journal_mode = TRUNCATE")  # not WAL, which one machine alone can use
             connection.execute("PRAGMA synchronous = OFF")  # after a power failure the index is built anew

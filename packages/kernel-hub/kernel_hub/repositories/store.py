@@ -14,7 +14,7 @@ from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import conflict, no_repository
 from kernel_hub.repositories.index import RepositoryIndex
-from kernel_hub.storage.blobs import sync_directory
+from kernel_hub.storage.blobs import private_directory, sync_directory
 from kernel_hub.storage.locks import remove_repository_lock, repository_lock
 
 
@@ -28,7 +28,7 @@ class RepositoryStore:
     def __init__(self, root: Path, index: RepositoryIndex) -> None:
         self.root = root
         self._index = index
-        root.mkdir(parents=True, exist_ok=True)
+        private_directory(root)
 
     def _path(self, repo_id: str) -> Path:
         organization, _, name = repo_id.partition("/")
@@ -73,6 +73,7 @@ class RepositoryStore:
         sync_directory(self.root)
         staging = path.parent / f".new-{uuid.uuid4().hex}"
         try:
+            private_directory(staging)
             make(staging)
             with self._index.changing(repo_id):
                 try:
@@ -121,11 +122,18 @@ class RepositoryStore:
         with repository.refs.locked(), self._index.changing(target):
             if new.exists():
                 raise conflict(f"{target} exists")
-            former = {**repository.former_names(), source: int(time.time())}
+            before = repository.former_names()
+            former = {**before, source: int(time.time())}
             former.pop(target, None)
             repository.set_former_names(former)
             old = self._path(source)
-            old.rename(new)
+            try:
+                old.rename(new)
+            except OSError:
+                repository.set_former_names(before)
+                if new.is_dir():  # just created, by a caller who needs no lock of this repository
+                    raise conflict(f"{target} exists") from None
+                raise
             sync_directory(new.parent)
             sync_directory(old.parent)
             remove_repository_lock(old)

@@ -73,10 +73,10 @@ class Preupload(Body):
 
 @router.post("/api/kernels/{organization}/{name}/preupload/{revision}")
 def preupload(
-    repo_id: RepoId, revision: Revision, body: Preupload, hub: TheHub, caller: TheCaller
+    repo_id: RepoId, revision: Revision, body: Preupload, hub: TheHub, caller: TheCaller, create_pr: bool = False
 ) -> dict[str, list[dict[str, Any]]]:
     """Tell the client how to upload each file: in the commit itself, or as a large file before it."""
-    repository = hub.to_write(repo_id, caller)
+    repository = hub.to_commit(repo_id, caller, revision, create_pr=create_pr)
     commit = repository.refs.resolve(revision)
     limits = hub.settings.limits
     rules = _ignore_rules(repository, commit) if body.git_ignore is None else body.git_ignore.encode()
@@ -132,7 +132,7 @@ async def commit(
     """Make a commit, with all of its changes or none."""
 
     def opened() -> GitRepository:
-        repository = hub.to_write(repo_id, caller)
+        repository = hub.to_commit(repo_id, caller, revision, create_pr=create_pr)
         repository.refs.resolve(revision)
         return repository
 
@@ -153,7 +153,7 @@ async def commit(
         title, description, parent = _described(header)
 
         def write() -> tuple[str, str]:
-            return hub.to_write(repo_id, caller).commits.create(
+            return hub.to_commit(repo_id, caller, revision, create_pr=create_pr).commits.create(
                 revision,
                 changes,
                 title=title,
@@ -162,6 +162,7 @@ async def commit(
                 parent=parent,
                 pull_request=create_pr,
                 stored=claim.size,
+                most_open=None if caller.may_write(repo_id) else limits.pull_requests,
             )
 
         oid, ref = await turns.change(repo_id, write)
@@ -215,7 +216,7 @@ def _change(hub: Hub, repository: GitRepository, claim: Claim, key: str, value: 
     if key == "lfsFile":
         large = _large_file(hub, repository, path, value.get("oid"), value.get("size"))
         _check_metadata(path, large.size, limits.metadata_bytes)
-        return FileChange(path, repository.commits.write_blob(large.pointer()))
+        return FileChange(path, repository.commits.write_blob(large.pointer()), large=large.sha256)
     if key == "file":
         content = value.get("content")
         if not isinstance(content, str):
@@ -231,7 +232,7 @@ def _change(hub: Hub, repository: GitRepository, claim: Claim, key: str, value: 
         if (pointer := read_pointer(data)) is not None:  # refers to a large file as `lfsFile` does
             _large_file(hub, repository, path, pointer.sha256, pointer.size)
         claim.grow(len(data))
-        return FileChange(path, repository.commits.write_blob(data))
+        return FileChange(path, repository.commits.write_blob(data), large=pointer.sha256 if pointer else None)
     raise bad_request(f"unknown kind of change {key[:40]!r}")
 
 

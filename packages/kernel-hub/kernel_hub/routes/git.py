@@ -22,7 +22,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from kernel_hub.git.command import git_command, git_environment
+from kernel_hub.git.command import git_command, git_environment, limit
 from kernel_hub.http.receive import Slots
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Moved, Refusal, bad_request, forbidden, mirrored, no_token, too_large
@@ -165,9 +165,7 @@ async def _started(request: Request, *arguments: str) -> Process:
         )
     except FileNotFoundError:
         raise Refusal(501, "the machine of this Hub has no git, which clones need", code="NotSupported") from None
-    with suppress(ProcessLookupError):
-        resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-        resource.prlimit(process.pid, resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    limit(process.pid, {resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_AS: MEMORY_BYTES})
     return process
 
 

@@ -52,7 +52,8 @@ def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub
     """Return addresses for the upload or download of large files. Files that exist already are not uploaded again."""
     uploading = body.operation == "upload"
     request.state.reads = not uploading
-    repository = hub.to_write(repo_id, caller) if uploading else hub.to_read(repo_id, caller)
+    # Any caller with a token may open a pull request, whose large files come first.
+    repository = hub.to_propose(repo_id, caller) if uploading else hub.to_read(repo_id, caller)
     if body.hash_algo != "sha256":
         raise bad_request(f"hash_algo {body.hash_algo!r} is not known; expected 'sha256'")
     limit = hub.settings.limits.file_bytes
@@ -113,7 +114,7 @@ async def receive_large_file(
     request.state.caller = caller.name
     slots: Slots = request.app.state.upload_slots
     with slots.hold(caller.name):
-        repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
+        repository = await to_thread.run_sync(hub.to_propose, repo_id, caller)
         with hub.allowances.claim(repo_id, signed.size), hub.large_files.receive(sha256, signed.size) as incoming:
             async for block in blocks(request):
                 await to_thread.run_sync(incoming.write, block)

@@ -7,7 +7,6 @@ and no script runs.
 from __future__ import annotations
 
 import posixpath
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
@@ -24,18 +23,24 @@ from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
 from kernel_hub.git.objects import TreeEntry
 from kernel_hub.git.repository import GitRepository
+from kernel_hub.git.trees import Listing
+from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_token
 from kernel_hub.repositories.reader import card_source, version_branches
+from kernel_hub.routes.absent import absent
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 
 router = APIRouter(include_in_schema=False)
 
 METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
+SHOWN_CHANGES = 1000
+SHOWN_FILES = 20_000  # of all builds: 0.2 s
 # HTML of a card that is cleaned: tables and quotes make much of few bytes.
 CARD_HTML_CHARACTERS = 128 << 10
 _MARKDOWN = pyromark.Options.ENABLE_TABLES | pyromark.Options.ENABLE_STRIKETHROUGH
 PAGE = 50
+SHOWN_PLOTS = 100
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'self'"
 
@@ -108,7 +113,9 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
         version=branch.removeprefix("v") if branch in versions else None,
         commit=commit,
         changed=timestamp(repository.history.last_modified(commit))[:10],
+        summary=_summary(hub, repo_id),
         variants=_variants(repository, commit),
+        most_files=SHOWN_FILES,
         card=card,
         plots=plots,
         history=[
@@ -118,17 +125,30 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
     )
 
 
+_OTHER_PAGES = {"api", "kernels", "models", "datasets", "spaces", "xet", "v1"}
+
+
+@router.get("/{organization}/{name}")
+async def short_address(organization: str, request: Request) -> Response:
+    """Lead to the page of a kernel whose name was typed as `get_kernel` takes it."""
+    if organization in _OTHER_PAGES:
+        raise absent(request.method, request.url.path)
+    return RedirectResponse(f"/kernels{request.url.path}", status_code=307)
+
+
 @router.get("/kernels/{organization}/{name}/commit/{commit}")
 def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, caller: TheCaller) -> Response:
     """Show one commit: its author, its message and the changed files."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(commit)
+    changes = repository.history.changed_files(commit)
     return _page(
         request,
         "changes.html",
         repo_id=repo_id,
         commit=repository.history.commits(commit, count=1)[0],
-        changes=repository.history.changed_files(commit),
+        changes=changes[:SHOWN_CHANGES],
+        more=len(changes) - SHOWN_CHANGES,
     )
 
 
@@ -140,13 +160,15 @@ def pull_request_page(
     repository = hub.to_read(repo_id, caller)
     pull_request = repository.commits.pull_request(number)
     base = None if pull_request.merged else repository.refs.resolve(pull_request.base)
+    changes = repository.history.changed_files(pull_request.head, base)
     return _page(
         request,
         "changes.html",
         repo_id=repo_id,
         pull_request=pull_request,
         commit=repository.history.commits(pull_request.head, count=1)[0],
-        changes=repository.history.changed_files(pull_request.head, base),
+        changes=changes[:SHOWN_CHANGES],
+        more=len(changes) - SHOWN_CHANGES,
         endpoint=base_url(request),
     )
 
@@ -193,14 +215,9 @@ def _card(repository: GitRepository, commit: str, main: str, branch: str) -> tup
         source, revision = card_source(repository, commit), branch
     base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
     html = _clean_html(source, base)
-    plots = []
-    if source:
-        for entry in repository.trees.entries(repository.refs.resolve(revision), recursive=True):
-            if re.fullmatch(r"benchmarks/(.+/)?[^/]+\.svg", entry.path):
-                address = base + quote(entry.path)
-                if address not in html:
-                    plots.append(address)
-    return html, plots
+    listed = _listed(repository, repository.refs.resolve(revision), "benchmarks") if source else None
+    plots = [base + quote(path) for path in (listed.paths if listed else ()) if path.endswith(".svg")]
+    return html, [address for address in plots[:SHOWN_PLOTS] if address not in html]
 
 
 def _resolved(attribute: str, value: str, base: str) -> str:
@@ -226,12 +243,31 @@ def _inside(address: str, base: str) -> str:
     return base + posixpath.normpath(f"/{address}").lstrip("/")
 
 
-def _variants(repository: GitRepository, commit: str) -> list[VariantRow]:
+def _listed(repository: GitRepository, commit: str, folder: str) -> Listing | None:
+    """List all of a folder, or return None if there is none, or too much in it for a page."""
+    try:
+        listed = repository.trees.entries(commit, folder, recursive=True)
+    except Refusal:
+        return None
+    return listed if len(listed) <= SHOWN_FILES else None
+
+
+def _summary(hub: Hub, repo_id: str) -> str:
+    """Return what a kernel does: the first paragraph of its card, as in lists."""
+    indexed = hub.index.find(repo_id)
+    return indexed.summary if indexed else ""
+
+
+def _variants(repository: GitRepository, commit: str) -> list[VariantRow] | None:
+    """Return the variants of a revision, or None if they have more files than a page shows."""
+    listed = _listed(repository, commit, "build")
+    if listed is None:
+        return [] if repository.trees.find(commit, "build") is None else None
     sizes: dict[str, int] = {}
     described: dict[str, TreeEntry] = {}
-    for entry in repository.trees.entries(commit, recursive=True):
+    for entry in listed:
         parts = entry.path.split("/")
-        if entry.is_folder or len(parts) < 3 or parts[0] != "build":
+        if entry.is_folder or len(parts) < 3:
             continue
         sizes[parts[1]] = sizes.get(parts[1], 0) + entry.content_size
         if parts[2:] == ["metadata.json"] and not entry.large and entry.size <= METADATA_BYTES:

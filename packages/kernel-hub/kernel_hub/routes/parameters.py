@@ -11,7 +11,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import Depends, Request, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from kernel_hub import names
 from kernel_hub.http.receive import segment
@@ -20,6 +20,7 @@ from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, no_token
 from kernel_hub.tokens import Caller
 
+_LAST_SECOND = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp())
 _GIT_TYPES = {"application/x-git-upload-pack-request", "application/vnd.git-lfs+json"}
 
 
@@ -85,6 +86,15 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
+    @field_validator("*")
+    @classmethod
+    def _is_text(cls, value: object) -> object:
+        """Refuse what libgit2 would read up to its NUL, and what cannot be written as UTF-8."""
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not names.is_text(text):
+                raise ValueError("this is not valid UTF-8 text without NUL")
+        return value
+
 
 def base_url(request: Request) -> str:
     """Return the address under which this client reaches the Hub."""
@@ -99,8 +109,9 @@ def next_page(request: Request, response: Response, **parameters: object) -> Non
 
 
 def timestamp(seconds: int) -> str:
-    """Format a time, in seconds since 1970, as the clients parse it."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    """Format a time, in seconds since 1970, as the clients parse it. Commits of another Hub may have any."""
+    moment = datetime.fromtimestamp(min(max(seconds, 0), _LAST_SECOND), timezone.utc)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def kernels_only(kind: str) -> None:

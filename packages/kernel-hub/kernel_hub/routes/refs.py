@@ -30,6 +30,7 @@ class NewTag(Body):
 
 
 @router.get("/api/kernels/{organization}/{name}/refs")
+@router.get("/api/models/{organization}/{name}/refs")
 def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool = False) -> dict[str, Any]:
     """List branches, tags and, if asked for, pull requests."""
     refs = list(hub.to_read(repo_id, caller).refs)
@@ -89,6 +90,20 @@ async def delete_tag(
 ) -> dict[str, bool]:
     """Delete a tag."""
     await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).refs.delete_tag(revision))
+    return {"success": True}
+
+
+@router.delete("/api/kernels/{organization}/{name}/discussions/{number}")
+async def delete_pull_request(
+    repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
+    """Delete a pull request: by those who may write, or by the token that opened it."""
+
+    def write() -> None:
+        ref = f"refs/pr/{number}"
+        hub.to_commit(repo_id, caller, ref, create_pr=False).refs.delete_pull_request(ref)
+
+    await turns.change(repo_id, write)
     return {"success": True}
 
 

@@ -172,12 +172,14 @@ def list_kernels(
 
 
 @router.get("/api/kernels/{organization}/{name}")
+@router.get("/api/models/{organization}/{name}")
 def kernel_info(repo_id: RepoId, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
     """Describe a kernel at `main`."""
     return kernel_info_at(repo_id, "main", hub, caller)
 
 
 @router.get("/api/kernels/{organization}/{name}/revision/{revision}")
+@router.get("/api/models/{organization}/{name}/revision/{revision}")
 def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
     """Describe a kernel at a revision, without its files: clients of some versions would take them for objects."""
     repository = hub.to_read(repo_id, caller)

@@ -1,4 +1,8 @@
-"""Routes that read a revision: folders, files, their content and their history."""
+"""Routes that read a revision: folders, files, their content and their history.
+
+Clients before `kernels` 0.14 know no repositories of type kernel, and ask for models. The addresses of models read
+kernels; nothing is written by them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from urllib.parse import parse_qs
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 
+from kernel_hub.git.commits import ATTRIBUTES_OID
 from kernel_hub.git.objects import TreeEntry
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.http.receive import parse_json
@@ -32,6 +37,14 @@ def _item(entry: TreeEntry) -> dict[str, Any]:
     return item
 
 
+def _is_hubs_own(entry: TreeEntry) -> bool:
+    """Return whether this is the file that tells `git` of large files.
+
+    It is not listed: clients that download only builds would miss it, and find their cache incomplete without a Hub.
+    """
+    return entry.path == ".gitattributes" and entry.oid == ATTRIBUTES_OID
+
+
 def _expanded(repository: GitRepository, commit: str, entries: Iterable[TreeEntry]) -> list[dict[str, Any]]:
     entries = list(entries)
     last = repository.history.last_changes(commit, [entry.path for entry in entries])
@@ -45,6 +58,7 @@ def _expanded(repository: GitRepository, commit: str, entries: Iterable[TreeEntr
 
 
 @router.get("/api/kernels/{organization}/{name}/tree/{revision}")
+@router.get("/api/models/{organization}/{name}/tree/{revision}")
 def list_top(
     repo_id: RepoId,
     revision: Revision,
@@ -61,6 +75,7 @@ def list_top(
 
 
 @router.get("/api/kernels/{organization}/{name}/tree/{revision}/{path:path}")
+@router.get("/api/models/{organization}/{name}/tree/{revision}/{path:path}")
 def list_folder(
     repo_id: RepoId,
     revision: Revision,
@@ -78,31 +93,32 @@ def list_folder(
     commit = repository.refs.resolve(revision)
     entries = repository.trees.entries(commit, path, recursive=recursive)
     page = EXPANDED_TREE_PAGE if expand else TREE_PAGE
-    shown = entries[cursor : cursor + page]
+    shown = [entry for entry in entries[cursor : cursor + page] if not _is_hubs_own(entry)]
     if cursor + page < len(entries):
         next_page(request, response, cursor=cursor + page)
     return _expanded(repository, commit, shown) if expand else [_item(entry) for entry in shown]
 
 
-@router.post(
-    "/api/kernels/{organization}/{name}/paths-info/{revision}",
-    openapi_extra={
-        "requestBody": {
-            "content": {
-                "application/x-www-form-urlencoded": {
-                    "schema": {
-                        "type": "object",
-                        "properties": {
-                            "paths": {"type": "array", "items": {"type": "string"}},
-                            "expand": {"type": "boolean"},
-                        },
-                        "required": ["paths"],
-                    }
+_PATHS: dict[str, Any] = {
+    "requestBody": {
+        "content": {
+            "application/x-www-form-urlencoded": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "paths": {"type": "array", "items": {"type": "string"}},
+                        "expand": {"type": "boolean"},
+                    },
+                    "required": ["paths"],
                 }
             }
         }
-    },
-)
+    }
+}
+
+
+@router.post("/api/kernels/{organization}/{name}/paths-info/{revision}", openapi_extra=_PATHS)
+@router.post("/api/models/{organization}/{name}/paths-info/{revision}", openapi_extra=_PATHS)
 async def paths_info(
     repo_id: RepoId, revision: Revision, request: Request, hub: TheHub, caller: TheCaller
 ) -> list[dict[str, Any]]:
@@ -132,6 +148,7 @@ async def paths_info(
 
 
 @router.get("/api/kernels/{organization}/{name}/commits/{revision}")
+@router.get("/api/models/{organization}/{name}/commits/{revision}")
 def list_commits(
     repo_id: RepoId,
     revision: Revision,
@@ -161,6 +178,8 @@ def list_commits(
 
 @router.head("/kernels/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_head")
 @router.get("/kernels/{organization}/{name}/resolve/{revision}/{path:path}")
+@router.head("/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_model_head")
+@router.get("/{organization}/{name}/resolve/{revision}/{path:path}")
 def resolve(
     repo_id: RepoId, revision: Revision, path: EntryPath, request: Request, hub: TheHub, caller: TheCaller
 ) -> Response:

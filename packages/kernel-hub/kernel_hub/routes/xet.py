@@ -6,7 +6,8 @@ shard describes it, checks its SHA-256, and stores it like any other large file.
 For three weeks, clients remember which chunks they sent to which address, and do not send them again. So xorbs are
 kept for four weeks after their last use. Each organisation has its own address and its own xorbs: a shard cannot refer
 to chunks of another organisation, and a new Hub on the same port has other addresses. A token that may write only to
-single repositories has, for each of them, an address and xorbs apart from those of the organisation.
+single repositories has, for each of them, an address and xorbs apart from those of the organisation. So have those who
+may only open pull requests there, all of them together.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ import mmap
 import os
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import JSONResponse
 
 from kernel_hub import names
-from kernel_hub.http.receive import Slots, blocks, parse_json
+from kernel_hub.http.receive import Slots, blocks, parse_json, segment, while_connected
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, too_large, wrong_token
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, TheTurns, base_url, served_hub
@@ -44,6 +46,10 @@ TOKEN_SECONDS = 3600
 XORB_BYTES = 80 << 20
 SHARD_BYTES = 64 << 20
 OPEN_XORBS = 16
+ASSEMBLING = 4  # shards at once, in threads that readers do not need
+# What a shard may cost: chunks that are read, and headers of chunks in xorbs that are opened, often more than once.
+STEPS = 1_000_000
+BYTES_OF_STEP = 256  # one more for so many bytes of files
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,9 @@ class XetUpload:
 
 def _upload(repo_id: str, caller: Caller) -> XetUpload:
     organization = repo_id.partition("/")[0]
-    return XetUpload(repo_id, organization if caller.may_write(organization) else repo_id)
+    if caller.may_write(repo_id):
+        return XetUpload(repo_id, organization if caller.may_write(organization) else repo_id)
+    return XetUpload(repo_id, f"{repo_id}/proposed")
 
 
 def _sign(hub: Hub, payload: bytes) -> str:
@@ -93,7 +101,7 @@ def upload_of(request: Request) -> XetUpload:
     request.state.repository = repo_id
     caller = hub.caller_by_key(claims["by"])  # the client's own token may have been removed
     request.state.caller = caller.name
-    hub.to_write(repo_id, caller)
+    hub.to_propose(repo_id, caller)
     return _upload(repo_id, caller)
 
 
@@ -101,9 +109,11 @@ TheUpload = Annotated[XetUpload, Depends(upload_of)]
 
 
 @router.get("/api/kernels/{organization}/{name}/xet-write-token/{revision:path}")
-def write_token(repo_id: RepoId, request: Request, hub: TheHub, caller: TheCaller) -> JSONResponse:
+def write_token(
+    repo_id: RepoId, revision: str, request: Request, hub: TheHub, caller: TheCaller, create_pr: bool = False
+) -> JSONResponse:
     """Return the address for xorbs and shards, and a token for it."""
-    hub.to_write(repo_id, caller)
+    hub.to_commit(repo_id, caller, segment(revision), create_pr=create_pr)
     expires = int(time.time()) + TOKEN_SECONDS
     payload = json.dumps({"repository": repo_id, "expires": expires, "by": caller.key}).encode()
     token = f"{base64.urlsafe_b64encode(payload).decode()}.{_sign(hub, payload)}"
@@ -131,7 +141,8 @@ async def receive_shard(upload: TheUpload, request: Request, hub: TheHub, turns:
     """Receive a shard, assemble the files that it describes and store them."""
     async with _received(request, hub, upload.repo_id, SHARD_BYTES, "shard") as path:
         with ExitStack() as staged:
-            made = await to_thread.run_sync(_assemble, hub, upload, path, staged)
+            limiter: CapacityLimiter = request.app.state.assembling
+            made = await while_connected(request, partial(_assemble, hub, upload, path, staged), limiter)
             await turns.retry(lambda: hub.keep(hub.repositories.open(upload.repo_id), made))
     request.app.state.metrics.received(sum(file.size for file in made))
     return {"result": 1}
@@ -176,12 +187,35 @@ async def _received(request: Request, hub: Hub, repo_id: str, limit: int, what: 
             path.unlink(missing_ok=True)
 
 
+class _Work:
+    """What the assembly of a shard may still cost. It ends when nobody waits for it."""
+
+    def __init__(self, wanted: Callable[[], bool], files_bytes: int) -> None:
+        self._wanted = wanted
+        self._left = STEPS + files_bytes // BYTES_OF_STEP
+
+    def spend(self, steps: int) -> None:
+        """Count steps before they are taken.
+
+        Raises:
+            Refusal: If they are too many, or the client has left.
+        """
+        self._left -= steps
+        if self._left < 0:
+            raise bad_request(
+                "the shard's files are in too many parts of xorbs: set HF_HUB_DISABLE_XET=1 and try again"
+            )
+        if not self._wanted():
+            raise bad_request("the connection was closed before the files were assembled; nothing was stored")
+
+
 class _OpenXorbs:
     """The xorbs that an upload may refer to, by name. The most recently used ones stay open."""
 
-    def __init__(self, hub: Hub, upload: XetUpload) -> None:
+    def __init__(self, hub: Hub, upload: XetUpload, work: _Work) -> None:
         self._blobs = hub.xorbs
         self._upload = upload
+        self._work = work
         self._opened: OrderedDict[str, tuple[Xorb, ExitStack]] = OrderedDict()
 
     def __enter__(self) -> _OpenXorbs:
@@ -210,23 +244,32 @@ class _OpenXorbs:
                     f"the xorb {name} is not on this Hub, but your client's cache says that it was uploaded: "
                     "delete the cache ($HF_HOME/xet), or set HF_HUB_DISABLE_XET=1"
                 ) from None
-            return Xorb(name, file), opened.pop_all()
+            xorb = Xorb(name, file)
+            self._work.spend(len(xorb))
+            return xorb, opened.pop_all()
 
     def _close_oldest(self) -> None:
         _, (_, opened) = self._opened.popitem(last=False)
         opened.close()
 
 
-def _assemble(hub: Hub, upload: XetUpload, path: Path, staged: ExitStack) -> list[IncomingFile]:
-    """Assemble the new files of a shard. They are deleted at the end of `staged`, unless they are kept until then."""
+def _assemble(
+    hub: Hub, upload: XetUpload, path: Path, staged: ExitStack, wanted: Callable[[], bool]
+) -> list[IncomingFile]:
+    """Assemble the new files of a shard. They are deleted at the end of `staged`, unless they are kept until then.
+
+    Args:
+        wanted: Whether the client still waits for it.
+    """
     repository = hub.repositories.open(upload.repo_id)
     limit = hub.settings.limits.file_bytes
     with ExitStack() as opened:
         shard = _mapped(path, opened)
-        xorbs = opened.enter_context(_OpenXorbs(hub, upload))
         new: dict[str, XetFile] = {}
         present: list[str] = []
-        for file in read_shard(shard):
+        for count, file in enumerate(read_shard(shard)):
+            if count >= hub.settings.limits.commit_changes or not wanted():
+                raise too_large(f"a shard describes at most {hub.settings.limits.commit_changes} files")
             if file.size > limit:
                 raise too_large(f"{file.size} bytes; this Hub takes files up to {limit}")
             stored = hub.large_files.size(file.sha256) if file.sha256 in repository.owned else None
@@ -237,12 +280,16 @@ def _assemble(hub: Hub, upload: XetUpload, path: Path, staged: ExitStack) -> lis
         if present:  # a commit follows: `hub gc` must not take what was uploaded long ago for abandoned
             repository.owned.add(present)
         # A small shard can describe any number of bytes, by ranges of chunks that repeat.
-        staged.enter_context(hub.allowances.claim(upload.repo_id, sum(file.size for file in new.values())))
+        size = sum(file.size for file in new.values())
+        staged.enter_context(hub.allowances.claim(upload.repo_id, size))
+        work = _Work(wanted, size)
+        xorbs = opened.enter_context(_OpenXorbs(hub, upload, work))
         made: list[IncomingFile] = []
         for file in new.values():
             incoming = staged.enter_context(hub.large_files.receive(file.sha256, file.size))
             for part in file.chunk_ranges():
                 for data in xorbs[part.xorb].read(part.start, part.end):
+                    work.spend(1)
                     incoming.write(data)
             incoming.seal()
             made.append(incoming)

@@ -6,7 +6,7 @@ import ctypes
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,6 +39,24 @@ def sync_filesystem(path: Path) -> None:
         os.close(descriptor)
 
 
+def private_directory(path: Path) -> None:
+    """Create a directory that only this user may enter, or shut it to others if it exists, whatever the umask."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _shut(path, 0o700)
+
+
+def private_file(path: Path) -> None:
+    """Create an empty file that only this user may read, or shut it to others if it exists, whatever the umask."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    _shut(path, 0o600)
+
+
+def _shut(path: Path, mode: int) -> None:
+    with suppress(PermissionError):  # it belongs to another user, who has chosen the mode
+        if path.stat().st_mode & 0o777 != mode:
+            path.chmod(mode)
+
+
 class Blobs:
     """A store of immutable files under names of the form `aa/bb/name`. Every file in it is complete.
 
@@ -52,7 +70,7 @@ class Blobs:
 
     def __init__(self, url: str, staging: Path) -> None:
         self.staging = staging
-        staging.mkdir(parents=True, exist_ok=True)
+        private_directory(staging)
         try:
             fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)  # other servers write there too
         except (ImportError, ValueError) as error:
@@ -65,7 +83,7 @@ class Blobs:
         self._root: str = str(root).rstrip("/")
         self._local = isinstance(fs, LocalFileSystem)
         if self._local:
-            Path(self._root).mkdir(parents=True, exist_ok=True)
+            private_directory(Path(self._root))
 
     def new(self) -> Path:
         """Return a fresh path in the staging directory for an upload."""

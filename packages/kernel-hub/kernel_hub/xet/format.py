@@ -19,7 +19,9 @@ from kernel_hub.refusals import bad_request
 Shard = bytes | mmap.mmap
 
 CHUNK_BYTES = 1 << 20
-XORB_CHUNKS = 1 << 16
+XORB_CHUNKS = 1 << 14  # twice as many as clients put into one
+SMALLEST_CHUNK = 4 << 10  # half of what clients cut at least, except at the end of a file
+_SMALLER_CHUNKS = 16  # of one file
 XORB_UNPACKED = 128 << 20  # twice as much as clients put into one
 
 _HEADER = 48
@@ -72,11 +74,23 @@ def read_shard(shard: Shard) -> Iterator[XetFile]:
             first = offset + _RECORD
             offset = first + count * _RECORD * (2 if flags & _WITH_VERIFICATION else 1)
             sha256 = hash_text(_record(shard, offset)[:32])  # fails if the shard ends before the last chunk range
-            size = sum(part.size for part in _chunk_ranges(shard, first, count))
-            yield XetFile(sha256, size, shard, first, count)
+            yield XetFile(sha256, _size(shard, first, count), shard, first, count)
             offset += _RECORD
     except (ValueError, struct.error) as error:
         raise bad_request(f"this is not a shard of version 2: {error}") from None
+
+
+def _size(shard: Shard, first: int, count: int) -> int:
+    """Return the size of a file, after its chunks were counted: ranges of nothing would take as long as large files."""
+    size = chunks = 0
+    for part in _chunk_ranges(shard, first, count):
+        if not (part.start < part.end and part.size):
+            raise ValueError("a range of chunks is empty")
+        size += part.size
+        chunks += part.end - part.start
+    if chunks > size // SMALLEST_CHUNK + _SMALLER_CHUNKS:
+        raise ValueError(f"a file of {size} bytes has {chunks} chunks, which are too many for its size")
+    return size
 
 
 def _chunk_ranges(shard: Shard, first: int, count: int) -> Iterator[ChunkRange]:
@@ -112,6 +126,9 @@ class Xorb:
         self._name = name
         self._file = file
         self._chunks = list(islice(self._scan(), XORB_CHUNKS))
+
+    def __len__(self) -> int:
+        return len(self._chunks)
 
     def _scan(self) -> Iterator[_Chunk]:
         offset = 0
@@ -150,10 +167,8 @@ class Xorb:
             yield self._unpacked(chunk, self._file.read(chunk.packed))
 
     def _unpacked(self, chunk: _Chunk, packed: bytes) -> bytes:
-        if chunk.size > CHUNK_BYTES:
-            raise bad_request(
-                f"the xorb {self._name} has a chunk of {chunk.size} bytes; at most {CHUNK_BYTES} are allowed"
-            )
+        if not 0 < chunk.size <= CHUNK_BYTES:
+            raise bad_request(f"the xorb {self._name} has a chunk of {chunk.size} bytes; expected 1 to {CHUNK_BYTES}")
         try:
             if chunk.scheme == 0:
                 data = packed

@@ -151,6 +151,7 @@ def test_packages_of_two_owners_differ_in_their_metadata(tmp_path: Path) -> None
         assert {depend["repo-id"] for depend in described["kernel-depends"]} == {
             f"me/{kernel}" for kernel in ("adaln", "decode", "geglu", "rmsnorm", "rope3d")
         }
+        assert described["kernels-minver"] == "0.17.0"
 
 
 def test_packages_of_another_owner_are_refused(hub: RunningHub, top: Path, tmp_path: Path) -> None:

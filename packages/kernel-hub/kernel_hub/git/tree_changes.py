@@ -1,0 +1,126 @@
+"""Applying the changes of a commit to a tree, in time that grows with the changes and not with the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pygit2
+from pygit2.enums import FileMode
+
+from kernel_hub import names
+from kernel_hub.git.objects import FileChange, peeled, persistently
+from kernel_hub.refusals import bad_request, no_entry
+
+
+class _Folder:
+    """A folder that is being changed. Its entries are read when one of them is first needed."""
+
+    def __init__(self, git: pygit2.Repository, oid: pygit2.Oid | None) -> None:
+        self._git = git
+        self._oid = oid
+        self.files: dict[str, tuple[pygit2.Oid, FileMode]] = {}
+        self.folders: dict[str, _Folder] = {}
+        if oid is not None:
+            for item in peeled(git, oid, pygit2.Tree):
+                assert item.name is not None
+                if isinstance(item, pygit2.Tree):
+                    self.folders[item.name] = _Unread(git, item.id)
+                else:
+                    self.files[item.name] = (item.id, FileMode(item.filemode))
+
+    def child(self, name: str) -> _Folder | None:
+        """Return a folder in this one, read and ready to be changed, or None if there is none."""
+        folder = self.folders.get(name)
+        if isinstance(folder, _Unread):
+            folder = self.folders[name] = _Folder(self._git, folder.oid)
+        return folder
+
+    def below(self, parts: Sequence[str]) -> _Folder | None:
+        """Return a folder at any depth, or None if there is none."""
+        folder: _Folder | None = self
+        for name in parts:
+            folder = folder.child(name) if folder is not None else None
+        return folder
+
+    def made(self, parts: Sequence[str]) -> _Folder:
+        """Return a folder at any depth, after it was made where there was none."""
+        folder = self
+        for name in parts:
+            child = folder.child(name)
+            if child is None:
+                child = folder.folders[name] = _Folder(self._git, None)
+            folder = child
+        return folder
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there is a file in this folder, at any depth."""
+        return bool(self.files) or any(folder.has_files for folder in self.folders.values())
+
+    def write(self, path: str = "") -> pygit2.Oid:
+        """Write the tree, and return its id. Folders without files vanish."""
+        builder = self._git.TreeBuilder()
+        for name, (oid, mode) in self.files.items():
+            builder.insert(name, oid, mode)
+        for name, folder in self.folders.items():
+            if not folder.has_files:
+                continue
+            if name in self.files:
+                raise bad_request(
+                    f"{path + name!r} would be both a file and a folder; delete one of them in this commit"
+                )
+            builder.insert(name, folder.write(f"{path}{name}/"), FileMode.TREE)
+        return persistently(builder.write)
+
+
+class _Unread(_Folder):
+    """A folder of the old tree, as it is there."""
+
+    def __init__(self, git: pygit2.Repository, oid: pygit2.Oid) -> None:
+        super().__init__(git, None)
+        self.oid = oid
+
+    @property
+    def has_files(self) -> bool:
+        return True
+
+    def write(self, path: str = "") -> pygit2.Oid:
+        return self.oid
+
+
+def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange]) -> str:
+    """Apply changes to the tree of a commit, and return the id of the new tree.
+
+    Raises:
+        Refusal: If a change cannot be made: it deletes what is not there, or a file would be a folder as well.
+    """
+    root = _Folder(git, peeled(git, base, pygit2.Tree).id)
+    for change in changes:
+        path = names.path(change.path.rstrip("/"))
+        *parents, name = path.split("/")
+        if change.blob is not None:
+            blob = pygit2.Oid(hex=change.blob)
+            _check_path(path, blob)
+            root.made(parents).files[name] = (blob, FileMode.BLOB)
+            continue
+        folder = root.below(parents)
+        gone = None
+        if folder is not None and change.is_folder:
+            gone = folder.folders.get(name)
+            if gone is not None and gone.has_files:
+                del folder.folders[name]
+                continue
+        elif folder is not None and name in folder.files:
+            del folder.files[name]
+            continue
+        what = "folder" if change.is_folder else "file"
+        raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {what})", base)
+    return str(root.write())
+
+
+def _check_path(path: str, blob: pygit2.Oid) -> None:
+    """Refuse paths such as git~1, which some file systems take for .git: an index of git has no such entry."""
+    try:
+        pygit2.Index().add(pygit2.IndexEntry(path, blob, FileMode.BLOB))
+    except pygit2.GitError:
+        raise bad_request(f"path {path!r} is not allowed: git reserves it") from None
