@@ -41,12 +41,12 @@ def section(report: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _speed(case: Mapping[str, Any], variant: str, kind: str = "greedy") -> float | None:
+def speed(case: Mapping[str, Any], variant: str, kind: str = "greedy") -> float | None:
     measured = case.get(variant, {}).get(kind)
     return float(measured["tokens-per-second"]) if measured else None
 
 
-def _title(name: str, case: Mapping[str, Any]) -> str:
+def title(name: str, case: Mapping[str, Any]) -> str:
     layers, published = case["layers"], case["published-layers"]
     shortened = "" if layers == published else f", {layers} of {published} layers"
     return f"{_TITLES[name]}{shortened}, batch {case['batch']}"
@@ -56,18 +56,18 @@ def _targets(cases: Mapping[str, Any]) -> Iterator[str]:
     yield "| figure | target | measured | |"
     yield "| --- | --- | --- | --- |"
     for name, case in cases.items():
-        title, graphs = _title(name, case), _speed(case, "graphs")
-        yield _target(f"{title}: with graphs / compiled", _TARGETS[name], _ratio(graphs, _speed(case, "compiled")))
+        of, graphs = title(name, case), speed(case, "graphs")
+        yield _target(f"{of}: with graphs / compiled", _TARGETS[name], _ratio(graphs, speed(case, "compiled")))
     for name, case in cases.items():
-        title, graphs = _title(name, case), _speed(case, "graphs")
+        of, graphs = title(name, case), speed(case, "graphs")
         if name == "llama-8b":
-            yield _target(f"{title}: with graphs / floor", 0.80, _ratio(graphs, case["floor-tokens-per-second"]))
+            yield _target(f"{of}: with graphs / floor", 0.80, _ratio(graphs, case["floor-tokens-per-second"]))
     for name, case in cases.items():
-        ratio = _ratio(_speed(case, "graphs", "sampling"), _speed(case, "graphs"))
-        yield _target(f"{_title(name, case)}: sampling / greedy", 0.95, ratio)
+        ratio = _ratio(speed(case, "graphs", "sampling"), speed(case, "graphs"))
+        yield _target(f"{title(name, case)}: sampling / greedy", 0.95, ratio)
     for name, case in cases.items():
-        ratio = _ratio(_speed(case, "accelerated"), _speed(case, "eager"))
-        yield _target(f"{_title(name, case)}: without graphs / eager", 1.4, ratio)
+        ratio = _ratio(speed(case, "accelerated"), speed(case, "eager"))
+        yield _target(f"{title(name, case)}: without graphs / eager", 1.4, ratio)
     seconds = [
         case["graphs"]["seconds-to-token"]["0"] for case in cases.values() if "seconds-to-token" in case["graphs"]
     ]
@@ -99,12 +99,12 @@ def _speeds(cases: Mapping[str, Any]) -> Iterator[str]:
     yield f"| tokens per second | {' | '.join(headings)} |"
     yield "| --- " * (len(headings) + 1) + "|"
     for name, case in cases.items():
-        speeds = [_speed(case, variant) for variant in _HEADINGS]
-        speeds += [_speed(case, "graphs", "sampling"), case["floor-tokens-per-second"]]
+        speeds = [speed(case, variant) for variant in _HEADINGS]
+        speeds += [speed(case, "graphs", "sampling"), case["floor-tokens-per-second"]]
         cells = ["-" if speed is None else f"{speed:,.1f}" for speed in speeds]
         seconds = [case.get(variant, {}).get("seconds-to-token") for variant in ("compiled", "graphs")]
         times = ", ".join("-" if tokens is None else f"{tokens['1']:.1f} s" for tokens in seconds)
-        yield f"| {_title(name, case)} | {' | '.join(cells)} | {times} |"
+        yield f"| {title(name, case)} | {' | '.join(cells)} | {times} |"
 
 
 # The Okabe-Ito palette, which colour-blind readers can tell apart.
@@ -120,14 +120,14 @@ def draw_svg(report: Mapping[str, Any]) -> bytes:
     for number, (variant, colour) in enumerate(_BARS.items()):
         placed = []
         for row, case in enumerate(cases.values()):
-            share = _ratio(_speed(case, variant), case["floor-tokens-per-second"])
+            share = _ratio(speed(case, variant), case["floor-tokens-per-second"])
             if share is not None:
                 placed.append((row + number * height, share))
         if placed:
             rows, shares = zip(*placed, strict=True)
             bars = axis.barh(rows, shares, 0.9 * height, color=colour, label=_HEADINGS[variant])
             axis.bar_label(bars, [f"{share:.2f}" for share in shares], padding=3, fontsize="small")
-    axis.set_yticks([row + 1.5 * height for row in range(len(cases))], [_title(*case) for case in cases.items()])
+    axis.set_yticks([row + 1.5 * height for row in range(len(cases))], [title(*case) for case in cases.items()])
     axis.invert_yaxis()
     axis.set_xlabel("tokens per second; 1 is reading the weights once a token at copy speed")
     axis.margins(x=0.08)

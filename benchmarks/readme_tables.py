@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import builder
+import generate_page
 import kernel_page
 import models_page
 from kernel_page import Result
@@ -49,6 +50,7 @@ def fill(readme: str) -> str:
     parts = {
         "kernels": kernels(kernel_page.read_results()),
         "models": models(models_page.read_results()),
+        "generate": generate(generate_page.read_results()),
         "builder": builder_figures(builder_report),
     }
     for name, text in parts.items():
@@ -138,6 +140,25 @@ def models(report: Mapping[str, Any]) -> str:
             f"{spread(with_graphs.values())} times as long as with the better mode of `torch.compile`: median and "
             f"range of {len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, "
             f"the first compiled one {spread(first[COMPILE], 0)} s.",
+        ]
+    )
+
+
+def generate(report: Mapping[str, Any]) -> str:
+    """Return the table of `generate`."""
+    variants = {EAGER: "eager", "compiled": "transformers' compiled static cache", "graphs": "with graphs"}
+    table = [["tokens per second", *variants.values(), "floor: the weights at copy speed"]]
+    for name, case in report["cases"].items():
+        speeds = [generate_page.speed(case, variant) for variant in variants] + [case["floor-tokens-per-second"]]
+        shown = ["-" if tokens is None else f"{tokens:,.0f}" for tokens in speeds]
+        table.append([generate_page.title(name, case), *shown])
+    machine = report["machine"]
+    return "\n".join(
+        [
+            tables.as_markdown(table),
+            "",
+            f"{machine['device']}, bfloat16, random weights, greedy, {report['new-tokens']} new tokens, "
+            f"Torch {machine['torch']}, transformers {machine['transformers']}. `-`: not measured.",
         ]
     )
 
