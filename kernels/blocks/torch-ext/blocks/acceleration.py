@@ -8,17 +8,8 @@ from torch import nn
 from . import models  # noqa: F401
 from .comparison import Check, compare
 from .graphs import add_graphs, remove_graphs
-from .replacements import (
-    Replacement,
-    find,
-    original_class,
-    path_of,
-    put,
-    reason_to_keep,
-    replaced_base,
-    replacement_in,
-    take_out,
-)
+from .norms import reason_of_norm
+from .replacements import Replacement, find, original_class, put, replaced_base, replacement_in, take_out
 from .report import Report, notes_on
 
 
@@ -86,21 +77,17 @@ def _accelerate_root(root: nn.Module, report: Report) -> None:
 
 def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optional[Replacement]:
     """Replace a module and return by what, or report why it is left."""
-    replacement = find(module)
-    if replacement is not None:
-        reason = reason_to_keep(module, replacement)
-        if reason is None:
-            put(module, replacement)
-            return replacement
-    else:
-        base = replaced_base(module)
-        if base is not None:
-            reason = f"its class is derived from {base.__name__} and may compute something else"
-        elif type(module).__name__.endswith("Norm") and not inside:
-            reason = f"there is no kernel for {path_of(type(module))}"
-        else:
-            return None
-    report.left[type(module).__name__, reason] += 1
+    replacement, reason = find(module)
+    if replacement is not None and reason is None:
+        put(module, replacement)
+        return replacement
+    base = replaced_base(module)
+    if replacement is None and base is not None:
+        reason = f"its class is derived from {base.__name__} and may compute something else"
+    elif reason is None and type(module).__name__.endswith("Norm") and not inside:
+        reason = reason_of_norm(module)
+    if reason is not None:
+        report.left[type(module).__name__, reason] += 1
     return None
 
 

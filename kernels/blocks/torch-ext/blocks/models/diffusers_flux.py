@@ -24,7 +24,7 @@ from .diffusers_attention import (
     transformed,
     within_float16,
 )
-from .diffusers_feed_forward import activated_projection
+from ..gated import activated_projection
 
 _BothStreams = tuple[Tensor, Tensor]
 
@@ -100,7 +100,7 @@ class FluxSingleBlock:
             return super().forward(hidden_states, context, temb, image_rotary_emb, more)
         x = joined_tokens(context, hidden_states)
         normed, gate = self.norm(x, emb=temb)
-        hidden = activated_projection(self.proj_mlp, self.act_mlp, normed)
+        hidden = activated_projection(self.act_mlp, self.proj_mlp, normed)
         attended = self.attn(hidden_states=normed, image_rotary_emb=image_rotary_emb, **(more or {}))
         branch = self.proj_out(torch.cat((attended, hidden), dim=2))
         x = within_float16(adaln.gate_residual(x, branch, gate, rounding="each"))

@@ -22,7 +22,7 @@ from .diffusers_attention import (
     projections_mismatch,
     transformed,
 )
-from .diffusers_feed_forward import activated_projection
+from ..gated import activated_projection
 
 _ATTENTION = "diffusers.models.attention_processor.Attention"
 _RMS_NORM = "diffusers.models.normalization.RMSNorm"
@@ -125,7 +125,7 @@ class HunyuanVideoSingleBlock:
         more = context.shape[1]
         x = joined_tokens(hidden_states, context)
         normed, gate = self.norm(x, emb=temb)
-        hidden = activated_projection(self.proj_mlp, self.act_mlp, normed)
+        hidden = activated_projection(self.act_mlp, self.proj_mlp, normed)
         attended = _attend_to_joined(self, normed, more, attention_mask, rotary)
         branch = self.proj_out(torch.cat((attended, hidden), dim=2))
         x = adaln.gate_residual(x, branch, gate, rounding="each")

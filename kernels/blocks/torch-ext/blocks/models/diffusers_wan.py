@@ -16,7 +16,7 @@ from .diffusers_attention import (
     library_of,
     norms_mismatch,
 )
-from .torch_norms import weight_for
+from ..norms import weight_for
 
 _NORM = "diffusers.models.normalization.FP32LayerNorm"
 

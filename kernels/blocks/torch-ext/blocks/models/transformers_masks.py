@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from .. import kernel_set
 from ..replacements import replaces
-from .transformers_attention import RENAMED
+
+# From release 5.24 on, a cache is the argument `cache`. Before, `cache` was among the other arguments, with another
+# meaning: the pages of continuous batching.
+RENAMED = {"past_key_values": "cache"}
 
 
 def _mismatch(model: nn.Module) -> Optional[str]:
