@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, Optional
 
 import torch
@@ -22,17 +22,24 @@ _STATEMENTS = {
 
 _of_modules: "weakref.WeakKeyDictionary[nn.Module, tuple[Any, Optional[str]]]" = weakref.WeakKeyDictionary()
 _of_functions: dict[Any, Optional[str]] = {}
+_of_classes: dict[Any, Optional[str]] = {}
+# What the Python functions call that may be an activation. Others are not called to see: they may do anything.
+_ELEMENTWISE = {"gelu", "silu", "sigmoid", "tanh", "erf", "pow", "square"}
 
 
 def activation_of(activation: Any) -> Optional[str]:
     """Return what the kernels call an activation, a module or function, or None if it must be called."""
     if isinstance(activation, nn.Module):
-        if probes.has_hooks(activation) or probes.is_rewritten(activation) or activation._modules:
+        inner = activation._modules or activation._parameters or activation._buffers
+        if inner or probes.has_hooks(activation) or probes.is_rewritten(activation):
             return None
         return _of_owner(activation, type(activation).forward, activation)
     if isinstance(activation, MethodType) and isinstance(activation.__self__, nn.Module):
+        if not _is_elementwise(activation.__func__):
+            return None
         return _of_owner(activation.__self__, activation.__func__, activation)
-    if not isinstance(activation, (FunctionType, BuiltinFunctionType, functools.partial)):
+    function = activation.func if isinstance(activation, functools.partial) else activation
+    if function is not gelu and not _is_elementwise(function):
         return None
     if activation not in _of_functions:
         _of_functions[activation] = _recognise(activation)
@@ -42,8 +49,15 @@ def activation_of(activation: Any) -> Optional[str]:
 def _of_owner(owner: nn.Module, function: Any, activation: Any) -> Optional[str]:
     known = _of_modules.get(owner)
     if known is None or known[0] is not function:
-        _of_modules[owner] = known = function, _recognise(activation)
+        key = type(owner), function, probes.settings_of(owner)
+        if key not in _of_classes:
+            _of_classes[key] = _recognise(activation)
+        _of_modules[owner] = known = function, _of_classes[key]
     return known[1]
+
+
+def _is_elementwise(function: Any) -> bool:
+    return isinstance(function, FunctionType) and bool(_ELEMENTWISE & {*function.__code__.co_names})
 
 
 def _recognise(activation: Any) -> Optional[str]:

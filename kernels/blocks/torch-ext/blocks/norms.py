@@ -130,7 +130,8 @@ def _recognise(norm: nn.Module, source: torch.Generator) -> Optional[NormForm]:
     epsilons: list[Any] = [
         name for name, value in norm.__dict__.items() if isinstance(value, float) and 0 < value < 0.1
     ]
-    orders = [(None, None)] if not given else [(given[0], (given[1:] or [None])[0]), ((given[1:] or [None])[0], given[0])]
+    first, second = (*given, None, None)[:2]
+    orders = [(first, second), (second, first)] if given else [(None, None)]
     for centered in (False, True):
         for weight, bias in orders:
             for offset in (0.0, 1.0) if weight else (0.0,):
@@ -149,9 +150,9 @@ def _recognise(norm: nn.Module, source: torch.Generator) -> Optional[NormForm]:
 def _width_of(norm: nn.Module) -> Optional[int]:
     """Return the number of elements that a norm without parameters was made for, if it has it as an attribute."""
     for value in norm.__dict__.values():
-        value = value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
-        if type(value) is int and value > 3:
-            return value
+        size = value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
+        if type(size) is int and size > 3:
+            return size
     return None
 
 
@@ -328,18 +329,16 @@ def sum_modulated(norm: Any, first: Any, second: Any, scale: Any, shift: Any) ->
     return total, modulated(norm, total, scale, shift)
 
 
-def gated_sum_modulated(
-    norm: Any, residual: Any, first: Any, second: Any, scale: Any, shift: Any
-) -> tuple[Any, Any]:
+def gated_sum_modulated(norm: Any, residual: Any, first: Any, second: Any, scale: Any, shift: Any) -> tuple[Any, Any]:
     """Return `residual + first * second`, and its norm times `1 + scale`, plus `shift`."""
     return _sum_modulated(norm, residual, first, second, scale, shift)
 
 
 def _sum_modulated(norm: Any, residual: Any, first: Any, second: Any, scale: Any, shift: Any) -> tuple[Any, Any]:
     form = _modulable(norm, residual) if type(residual) in _PLAIN else None
-    if form is not None and (scale is None or (_fits(scale, residual) and scale.shape == getattr(shift, "shape", None))):
+    if form is not None and (scale is None or (_fits(scale, residual) and _fits(shift, residual))):
         for gate, branch in ((first, second), (second, first)):
-            same = scale is None or (_fits(shift, residual) and _fits(gate, residual) and gate.shape == scale.shape)
+            same = scale is None or scale.shape == shift.shape == getattr(gate, "shape", None)
             if same and _is_like(branch, residual) and _fits(gate, residual):
                 return _fused(form, norm, residual, branch, gate, scale, shift)
     total = gated_sum(residual, first, second)

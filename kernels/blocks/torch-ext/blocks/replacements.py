@@ -7,6 +7,7 @@ own forward.
 
 import copy
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Mapping
@@ -19,7 +20,7 @@ from torch.compiler import is_compiling
 
 from .norms import NormForm, normalized, recognised_norm
 from .probes import Watched, has_hooks, is_bound, is_rewritten, watched_forward
-from .rewriting import innermost, methods_of, rewrapped, rewritten
+from .rewriting import Processing, innermost, methods_of, rewrapped, rewritten
 
 Mismatch = Callable[[nn.Module], Optional[str]]
 
@@ -61,9 +62,10 @@ def replaces(
     """Register the decorated class as the replacement of the classes at `paths`, "package.module.Class" each.
 
     A name must be given only where what a forward computes cannot be told from its parts; why, the module that gives it
-    says. `kernels` names the kernels that the forward calls itself, without those of replaced modules inside. `mismatch` must
-    check every attribute that the forward reads: the classes change with their libraries. The forward gets a parameter
-    in `renamed` by its own name, whichever of the two names the library uses.
+    says. `kernels` names the kernels that the forward calls itself, without those of replaced modules inside.
+    `mismatch` must check every attribute that the forward reads: the classes change with their libraries. The forward
+    gets a parameter in `renamed` by its own name, whichever of the two names the library uses. `relies_on` names the
+    library's functions, and methods of its classes, that the forward does not call, but computes what they do.
     """
 
     def register(mixin: type) -> type:
@@ -80,7 +82,7 @@ def path_of(cls: type) -> str:
 
 
 def find(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
-    """Return the replacement for a module, if there is one, and why the module must keep its own forward, if it must."""
+    """Return the replacement for a module, if there is one, and why the module keeps its own forward, if it must."""
     named = _by_path.get(path_of(type(module)))
     if named is not None:
         return named, _reason_to_keep(module, named)
@@ -164,13 +166,13 @@ _rewritings: dict[Hashable, tuple[Optional[Replacement], Optional[str]]] = {}
 
 
 def _rewritten(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
-    """Return a replacement with the methods of a module's class, rewritten, or why it is left; None twice for neither."""
+    """Return a replacement with the methods of a module's class, rewritten, or why it is left, or neither."""
     cls = type(module)
     if cls.__module__.partition(".")[0] == "torch":  # they have code of their own for what the kernels compute
         return None, None
     processor = getattr(module, "processor", None)
     key = (
-        *(cls.forward, cls, type(processor), getattr(type(processor), "__call__", None)),
+        *(cls.forward, cls, type(processor), _call_of(processor)),
         tuple((name, type(child)) for name, child in module._modules.items()),
         tuple((name, value) for name, value in vars(module).items() if type(value) is bool),
     )
@@ -183,13 +185,14 @@ def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     methods: dict[str, FunctionType] = {}
     does: dict[str, set[str]] = {}
     reasons: list[str] = []
+    processing = _rewritten_processor(module, reasons)
     for name, method in methods_of(type(module)).items():
         inner = innermost(method)
         if inner is None or (is_foreign(method, type(module)) and name == "forward"):
             return None, "its forward was replaced by other code"
         if rewrapped(method, inner, inner) is None:
             continue
-        new = rewritten(inner, {next(iter(inspect.signature(inner).parameters), "self"): module})
+        new = rewritten(inner, {next(iter(inspect.signature(inner).parameters), "self"): module}, processing)
         reasons += new.misses
         if new.function is not None:
             methods[name] = new.function
@@ -201,6 +204,26 @@ def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     return Replacement(type("Rewritten", (), {}), "; ".join(does), kernels, methods=methods), None
 
 
+def _call_of(processor: Any) -> Any:
+    return vars(type(processor)).get("__call__")
+
+
+def _rewritten_processor(module: nn.Module, reasons: list[str]) -> Optional[Processing]:
+    """Return the call of an attention processor of diffusers, rewritten, or None."""
+    processor = getattr(module, "processor", None)
+    present = _call_of(processor)
+    inner = innermost(present)
+    if inner is None or isinstance(processor, nn.Module):
+        return None
+    if is_foreign(present, type(module)):
+        reasons.append(f"{type(processor).__name__} was replaced by other code")
+        return None
+    names = list(inspect.signature(inner).parameters)[:2]
+    new = rewritten(inner, dict(zip(names, (processor, module))))
+    reasons += new.misses
+    return None if new.function is None else Processing(present, rewrapped(present, inner, new.function), new.does)
+
+
 def put(module: nn.Module, replacement: Replacement) -> None:
     """Give `module` the faster forward."""
     set_class(module, _join(replacement, type(module)))
@@ -209,7 +232,7 @@ def put(module: nn.Module, replacement: Replacement) -> None:
 def take_out(module: nn.Module) -> None:
     """Give `module` its own class back, if it has a faster forward."""
     if replacement_in(module) is not None:
-        set_class(module, _public(type(module)))
+        set_class(module, _own_class(type(module)))
 
 
 def replacement_in(module: nn.Module) -> Optional[Replacement]:
@@ -222,9 +245,14 @@ def original_class(module: nn.Module) -> type:
     return getattr(type(module), "_blocks_original", type(module))
 
 
-def _public(cls: type) -> type:
-    """Return the class that a module of `cls` shows as its own."""
-    return getattr(cls, "_blocks_public", cls)
+def _own_class(cls: type) -> type:
+    """Return `cls` with the original class in place of the joined one: `fully_shard` derives a class from that."""
+    if "_blocks_original" in vars(cls):
+        return cls._blocks_original  # type: ignore[attr-defined]
+    if not hasattr(cls, "_blocks_original"):
+        return cls
+    namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    return type(cls)(cls.__name__, tuple(_own_class(base) for base in cls.__bases__), namespace)
 
 
 def set_class(module: nn.Module, cls: type) -> None:
@@ -232,7 +260,7 @@ def set_class(module: nn.Module, cls: type) -> None:
     # The hooks of accelerate, which move weights between devices, keep the bound forward that they found, and leave it
     # in the module when they are removed.
     bound = [name for name in ("forward", "_old_forward") if is_bound(module, module.__dict__.get(name))]
-    object.__dict__["__class__"].__set__(module, cls)
+    module.__class__ = cls
     for name in bound:
         module.__dict__[name] = MethodType(cls.forward, module)
 
@@ -242,44 +270,14 @@ class _Joined:
 
     def __reduce_ex__(self, protocol: int) -> Any:
         # Pickled as a module of its own class, so that whoever loads it needs no kernels.
-        _, _, *state = super(_Joined, self).__reduce_ex__(protocol)
-        return object.__new__, (_public(type(self)),), *state
+        _, _, *state = super().__reduce_ex__(protocol)
+        return object.__new__, (_own_class(type(self)),), *state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Joined":
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
-
-    def _get_class(self) -> type:
-        return _public(type(self))
-
-    def _set_class(self, cls: type) -> None:
-        """Keep the replacement where a library derives a class from that of a module, as `fully_shard` does."""
-        current = type(self)
-        public = _public(current)
-        if public in cls.__mro__ and cls is not public:
-            cls = _rebased(cls, public, current)
-        elif cls is not public:  # goes back, too
-            cls = next((base for base in current.__mro__ if vars(base).get("_blocks_public") is cls), cls)
-        else:
-            cls = current
-        object.__dict__["__class__"].__set__(self, cls)
-
-    # Libraries look a module up by its exact class, as the caches of diffusers do.
-    __class__ = property(_get_class, _set_class)  # type: ignore[assignment]
-
-
-@functools.cache
-def _rebased(cls: type, public: type, current: type) -> type:
-    """Return a class like `cls`, derived from `current` where that is derived from `public`."""
-    if cls is public:
-        return current
-    if public not in cls.__mro__:
-        return cls
-    names = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-    bases = tuple(_rebased(base, public, current) for base in cls.__bases__)
-    return type(cls)(cls.__name__, bases, {**names, "_blocks_public": cls})
 
 
 @functools.cache
@@ -292,7 +290,7 @@ def _join(replacement: Replacement, original: type) -> type:
         watched = watched_forward(original)
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    marks = {"_blocks_replacement": replacement, "_blocks_original": original, "_blocks_public": original}
+    marks = {"_blocks_replacement": replacement, "_blocks_original": original}
     bases = (_Joined, replacement.mixin, original)
     joined = type(original.__name__, bases, {**names, **marks, "_blocks_watched": watched})
     if replacement.methods:
@@ -300,7 +298,19 @@ def _join(replacement: Replacement, original: type) -> type:
             setattr(joined, name, _dispatched(joined, original, name, new))
     else:
         joined.forward = _guarded(joined, original, replacement, watched)
+    _register(joined, original)
     return joined
+
+
+def _register(joined: type, original: type) -> None:
+    """Let the caches of diffusers, which look up a block by its exact class, know a joined one."""
+    if original.__module__.partition(".")[0] != "diffusers":
+        return
+    try:
+        registry = importlib.import_module("diffusers.hooks._helpers").TransformerBlockRegistry
+        registry.register(joined, copy.copy(registry.get(original)))
+    except (ImportError, AttributeError, ValueError):  # another release, or not a block
+        return
 
 
 def _guarded(joined: type, original: type, replacement: Replacement, watched: Watched) -> Callable:

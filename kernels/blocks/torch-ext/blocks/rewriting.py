@@ -19,14 +19,14 @@ import dis
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Optional
 
 from torch import nn
 
-from . import gated, norms, rotary
+from . import gated, norms, rotary, tokens
 from .probes import _content
 
 _KERNELS = "__blocks"
@@ -47,12 +47,10 @@ _DOES = {
     "rotated": "rotary embedding",
     "norm_rotated": "q/k norm with rotary embedding",
     "activated_projection": "GELU in the epilogue of its projection",
+    "joined_tokens": "parts of one tensor joined without a copy",
 }
 _FUNCTIONS = {
-    name: getattr(module, name)
-    for module in (gated, norms, rotary)
-    for name in _DOES
-    if name in vars(module)
+    name: getattr(module, name) for module in (gated, norms, rotary, tokens) for name in _DOES if name in vars(module)
 }
 
 
@@ -71,23 +69,44 @@ class Rewriting:
     misses: list[str] = field(default_factory=list)
 
 
-def rewritten(function: Any, roots: dict[str, Any]) -> Rewriting:
+def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Processing"] = None) -> Rewriting:
     """Rewrite a function.
 
     Args:
         function: A method, or `__call__` of an attention processor, without its decorators.
         roots: What its parameters are: `self`, and the module that a processor is called with.
+        processing: What is called in place of the module's attention processor, or None.
     """
     node = _parsed(function)
     if node is None:
         return Rewriting(misses=["the source of its forward cannot be read"])
-    rewriter = _Rewriter(function, roots)
+    rewriter = _Rewriter(function, roots, processing)
     node = copy.deepcopy(node)
     node.body = rewriter.rewrite(node.body)
     result = Rewriting(None, rewriter.does, rewriter.misses)
     if rewriter.does:
         result.function = _function(node, function, SimpleNamespace(**_FUNCTIONS, **rewriter.constants))
     return result
+
+
+@dataclass(frozen=True)
+class Processing:
+    """An attention processor's method, rewritten.
+
+    Attributes:
+        present: The method of the processor's class.
+        new: What is called in its place.
+        does: What the kernels compute in it.
+    """
+
+    present: Any
+    new: Any
+    does: dict[str, set[str]]
+
+    def __call__(self, processor: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(processor).__call__ is self.present:
+            return self.new(processor, *args, **kwargs)
+        return processor(*args, **kwargs)
 
 
 def innermost(function: Any) -> Optional[FunctionType]:
@@ -209,7 +228,8 @@ _NAMED = {*dis.hasname, *dis.haslocal, *dis.hasfree} | {dis.opmap["LOAD_CONST"]}
 
 
 class _Rewriter(ast.NodeTransformer):
-    def __init__(self, function: FunctionType, roots: dict[str, Any]) -> None:
+    def __init__(self, function: FunctionType, roots: dict[str, Any], processing: Optional[Processing]) -> None:
+        self._processing = processing
         self.does: dict[str, set[str]] = {}
         self.misses: list[str] = []
         self.constants: dict[str, Any] = {}
@@ -218,8 +238,8 @@ class _Rewriter(ast.NodeTransformer):
         self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         self._closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
         self._all: list[ast.Name] = []
-        self._has_norm = False
-        self._matches = 0
+        self._has_norm, self._may_join = False, True
+        self._matches = self._sums = 0
         self._counting = False
 
     def rewrite(self, body: _Body) -> _Body:
@@ -227,8 +247,10 @@ class _Rewriter(ast.NodeTransformer):
             for node in ast.walk(statement):
                 if isinstance(node, ast.Name):
                     self._all.append(node)
-                elif isinstance(node, ast.Call) and self._norm_of(node) is not None:
-                    self._has_norm = True
+                elif isinstance(node, ast.Call) and isinstance(self._resolve(node.func), nn.Module):
+                    self._has_norm = self._has_norm or _has_norm(self._resolve(node.func))
+                self._may_join = self._may_join and not _is_in_place(node)
+        self._may_join = self._may_join and self._has_norm
         return self._body(body)
 
     def _body(self, body: _Body) -> _Body:
@@ -297,8 +319,6 @@ class _Rewriter(ast.NodeTransformer):
         if not node.keywords:
             if gated.activation_of(activation) is not None:
                 return node.func
-            if isinstance(activation, nn.Module) and not activation._parameters and self._norm_of(node) is None:
-                self.misses.append(f"its activation is {type(activation).__name__}, which no kernel computes")
             return None
         options = _constants(node.keywords)
         if options is None or not isinstance(activation, (FunctionType, BuiltinFunctionType)):
@@ -333,12 +353,19 @@ class _Rewriter(ast.NodeTransformer):
             activation = self._activation_of(right)
             if activation is not None:
                 return self._call("gated_reversed", ["geglu"], node, left, activation, right.args[0])  # type: ignore[attr-defined]
+            self._miss_activation(left)
+            self._miss_activation(right)
         if isinstance(node.op, ast.Add) and self._has_norm:
-            if _is_product(right) and not _is_product(left):
+            if _is_gated(right) and not _is_product(left):
                 return self._call("gated_sum", ["adaln"], node, left, right.left, right.right)  # type: ignore[attr-defined]
-            if _is_product(left) and not _is_product(right):
+            if _is_gated(left) and not _is_product(right):
                 return self._call("sum_gated", ["adaln"], node, left.left, left.right, right)  # type: ignore[attr-defined]
         return node
+
+    def _miss_activation(self, node: ast.AST) -> None:
+        activation = self._resolve(node.func) if isinstance(node, ast.Call) and len(node.args) == 1 else None
+        if isinstance(activation, nn.Module) and not (activation._modules or activation._parameters):
+            self.misses.append(f"its activation is {type(activation).__name__}, which no kernel computes")
 
     def _modulated(self, node: ast.BinOp) -> Optional[ast.expr]:
         if not isinstance(node.op, ast.Add):
@@ -354,8 +381,15 @@ class _Rewriter(ast.NodeTransformer):
         return None
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        if self._processing is not None and _is_processor(node.func):
+            for what, kernels in self._processing.does.items():
+                self.does.setdefault(what, set()).update(kernels)
+            self.generic_visit(node)
+            return ast.Call(self._constant(self._processing), [node.func, *node.args], node.keywords)
         call = self._rotary_of(node)
         self.generic_visit(node)
+        if self._may_join and _is_cat(node):
+            return self._call("joined_tokens", (), node, *node.args[0].elts)  # type: ignore[attr-defined]
         if call is not None:
             new = self._call("rotated", ["rope3d"], node, self._constant(call), node.func, *node.args)
             new.keywords = node.keywords  # type: ignore[attr-defined]
@@ -412,7 +446,7 @@ class _Rewriter(ast.NodeTransformer):
         return matches
 
     def _only_user(self, body: _Body, index: int, target: str, value: ast.expr) -> Optional[int]:
-        """Return the statement after `index` that reads `target`, if it is the only one that does, and may compute it."""
+        """Return the statement after `index` that may compute `target` itself: the only one that reads it."""
         read = _loaded(value) - self._roots.keys()
         for user in range(index + 1, min(index + 6, len(body))):
             statement = body[user]
@@ -543,7 +577,8 @@ class _Rewriter(ast.NodeTransformer):
             name, arguments = f"{kind}_norm", [norm, *operands]
         resolved = norms.recognised_norm(self._resolve(norm))
         kernel = "adaln" if name != "sum_norm" else resolved.kernel if resolved is not None else "rmsnorm"
-        place, result = body[index], f"{_KERNELS}_normed"
+        self._sums += 1
+        place, result = body[index], f"{_KERNELS}_normed{self._sums}"
         call = self._call(name, [kernel], place, *arguments)
         both = ast.Tuple([ast.Name(target, ast.Store()), ast.Name(result, ast.Store())], ast.Store())
         body[index] = ast.fix_missing_locations(ast.copy_location(ast.Assign([both], call), place))
@@ -590,19 +625,24 @@ def _assigned(statement: ast.stmt) -> tuple[Optional[str], Any]:
     return None, None
 
 
+def _has_norm(module: nn.Module) -> bool:
+    return any(norms.recognised_norm(inner) is not None for inner in (module, *module._modules.values()) if inner)
+
+
+def _is_in_place(node: ast.AST) -> bool:
+    """Return whether a tensor may be changed in place."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr.endswith("_") and not node.func.attr.endswith("__")
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        return isinstance(node.ctx, ast.Store)
+    return isinstance(node, ast.AugAssign)
+
+
 def _is_plain(statement: ast.stmt) -> bool:
     """Return whether a statement computes and assigns, without conditions, and changes no tensor in place."""
     if not isinstance(statement, (ast.Assign, ast.Return, ast.Expr)):
         return False
-    for node in ast.walk(statement):
-        if isinstance(node, (ast.NamedExpr, ast.Yield)):
-            return False
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
-                return False
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-            return False
-    return True
+    return not any(isinstance(node, (ast.NamedExpr, ast.Yield)) or _is_in_place(node) for node in ast.walk(statement))
 
 
 def _is_pure(node: ast.expr) -> bool:
@@ -634,6 +674,37 @@ def _is_product(node: Any) -> bool:
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
         return False
     return not any(isinstance(part, ast.Constant) for part in (node.left, node.right))
+
+
+def _is_gated(node: Any) -> bool:
+    """Return whether a product may be of a gate and a branch, and not of a norm and `1 + scale`."""
+    return _is_product(node) and _without_one(node.left) is None and _without_one(node.right) is None
+
+
+def _is_processor(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "processor"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    )
+
+
+def _is_cat(node: ast.Call) -> bool:
+    """Return whether a call is `torch.cat` of two tensors along their tokens."""
+    function, options = node.func, {keyword.arg: keyword.value for keyword in node.keywords}
+    along = options.get("dim", node.args[1] if len(node.args) > 1 else None)
+    return (
+        isinstance(function, ast.Attribute)
+        and function.attr == "cat"
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "torch"
+        and isinstance(along, ast.Constant)
+        and along.value == 1
+        and isinstance(node.args[0], (ast.List, ast.Tuple))
+        and len(node.args[0].elts) == 2
+        and not any(isinstance(part, ast.Starred) for part in node.args[0].elts)
+    )
 
 
 def _kernel_of(node: Any) -> Optional[str]:

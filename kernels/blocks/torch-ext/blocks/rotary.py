@@ -75,7 +75,7 @@ def recognised_rotary(function: Any, given: int, options: dict[str, Any]) -> Opt
         given: The number of arguments that calls give it.
         options: Other arguments of the calls that are constants.
     """
-    if not (inspect.isfunction(function) or isinstance(function, nn.Module)):
+    if not is_candidate(function):
         return None
     watched = probes.watched_function(function)
     key = function, watched.key(), given, tuple(sorted(options.items()))
@@ -89,12 +89,12 @@ def recognised_rotary(function: Any, given: int, options: dict[str, Any]) -> Opt
 
 
 def is_candidate(function: Any) -> bool:
-    """Return whether a function gets cosines and sines."""
+    """Return whether a function gets tables, by the names of its parameters: others are not called to see."""
     called = type(function).forward if isinstance(function, nn.Module) else function
     if not inspect.isfunction(called):
         return False
-    names = inspect.signature(called).parameters
-    return any("cos" in name for name in names) and any("sin" in name for name in names)
+    names = [name for name in inspect.signature(called).parameters if name != "self"][:4]
+    return {"cos", "sin"} <= set(names) or any("freq" in name or "rot" in name for name in names[1:3])
 
 
 def _recognise(
@@ -105,8 +105,7 @@ def _recognise(
         names = [name for name in inspect.signature(called).parameters if name != "self"]
     except ValueError:
         return None
-    cos = next((i for i, name in enumerate(names) if "cos" in name), None)
-    sin = next((i for i, name in enumerate(names) if "sin" in name), None)
+    cos, sin = (names.index(name) if name in names else None for name in ("cos", "sin"))
     if cos is not None and sin is not None:
         tensors, tables = min(cos, sin), {cos, sin}
     else:
@@ -250,7 +249,10 @@ def norm_rotated(call: RotaryCall, norms: tuple[Any, ...], whole: bool, function
             or other.eps_of(own) != form.eps_of(norm)
             or other.offset != form.offset
             # The product of rounded values and a wider weight is not rounded to the dtype of x, as the kernel's is.
-            or (weight is not None and (weight.shape[0] != size or (rounding == "before_weight" and weight.dtype != q.dtype)))
+            or (
+                weight is not None
+                and (weight.shape[0] != size or (rounding == "before_weight" and weight.dtype != q.dtype))
+            )
         ):
             return _separately(call, norms, whole, function, args, kwargs)
     out = rope3d.norm_rotary(
@@ -269,7 +271,9 @@ def norm_rotated(call: RotaryCall, norms: tuple[Any, ...], whole: bool, function
     return _finished(call, rotary, out)
 
 
-def _separately(call: RotaryCall, norms: tuple[Any, ...], whole: bool, function: Callable, args: Any, kwargs: Any) -> Any:
+def _separately(
+    call: RotaryCall, norms: tuple[Any, ...], whole: bool, function: Callable, args: Any, kwargs: Any
+) -> Any:
     """Return `function` of the normalized tensors, each by itself."""
     xs = [normed_heads(norm, x) if whole else norm(x) for norm, x in zip(norms, args)]
     return rotated(call, function, *xs, *args[len(xs) :], **kwargs)
@@ -311,7 +315,10 @@ def _prepared(call: RotaryCall, function: Callable, args: Any, kwargs: Any) -> A
     heads = [_tokens_first(x, form) for x in xs]
     tables = [_for_kernels(table, form) for table in (parts(tables[0]) if form.complex else tables)]
     batch, tokens = heads[0].shape[:2]
-    if any(table is None or table.shape[-2] != tokens or (table.dim() == 3 and table.shape[0] not in (1, batch)) for table in tables):
+    if any(
+        table is None or table.shape[-2] != tokens or (table.dim() == 3 and table.shape[0] not in (1, batch))
+        for table in tables
+    ):
         return None
     if any(other.shape[:2] != (batch, tokens) for other in heads):
         return None

@@ -5,9 +5,11 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from ..gated import activated_projection
 from ..kernel_set import adaln, rmsnorm, rope3d, takes
 from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves, keep_tables
+from ..tokens import joined_tokens
 from .diffusers_attention import (
     ada_norms_mismatch,
     are_own,
@@ -15,14 +17,12 @@ from .diffusers_attention import (
     diffusers_norms,
     dispatch_attention,
     heads_of,
-    joined_tokens,
     library_of,
     norms_mismatch,
     plain_layer_norms_mismatch,
     projections_mismatch,
     transformed,
 )
-from ..gated import activated_projection
 
 _ATTENTION = "diffusers.models.attention_processor.Attention"
 _RMS_NORM = "diffusers.models.normalization.RMSNorm"

@@ -64,23 +64,3 @@ class JointBlock:
         if context_modulation is None:
             return None, x
         return transformed(context, attended_context, self.norm2_context, self.ff_context, context_modulation), x
-
-
-def _single_block_mismatch(block: nn.Module) -> Optional[str]:
-    return plain_layer_norms_mismatch(block.norm2) or ada_norms_mismatch("AdaLayerNormZero", block.norm1)
-
-
-@replaces(
-    "diffusers.models.transformers.transformer_sd3.SD3SingleTransformerBlock",
-    does="residual sums with gates and norms",
-    kernels=("adaln",),
-    mismatch=_single_block_mismatch,
-)
-class SD3SingleBlock:
-    def forward(self, hidden_states: Tensor, temb: Tensor) -> Tensor:
-        x = hidden_states
-        if not (takes(x) and temb.dtype == x.dtype and are_own(nn.LayerNorm, self.norm2)):
-            return super().forward(x, temb)
-        normed, *modulation = self.norm1(x, emb=temb)
-        attended, _ = attend_jointly(self.attn, normed, None, {})
-        return transformed(x, attended, self.norm2, self.ff, modulation)

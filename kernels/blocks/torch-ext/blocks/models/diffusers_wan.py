@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernel_set import adaln, rope3d, takes
+from ..norms import weight_for
 from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves, keep_tables
 from .diffusers_attention import (
@@ -16,7 +17,6 @@ from .diffusers_attention import (
     library_of,
     norms_mismatch,
 )
-from ..norms import weight_for
 
 _NORM = "diffusers.models.normalization.FP32LayerNorm"
 
