@@ -134,7 +134,7 @@ def _recognise(norm: nn.Module, source: torch.Generator) -> Optional[NormForm]:
     orders = [(first, second), (second, first)] if given else [(None, None)]
     for centered in (False, True):
         for weight, bias in orders:
-            for offset in (0.0, 1.0) if weight else (0.0,):
+            for offset in (0.0, 1.0) if weight and not centered else (0.0,):
                 for eps in (*epsilons, *_CONSTANTS, torch.finfo(torch.float32).eps):
                     form = NormForm(sample, centered, weight, bias, eps, offset, fixed)
                     parts = zip(actual, (x, x[0], x[None]))

@@ -356,9 +356,9 @@ class _Rewriter(ast.NodeTransformer):
             self._miss_activation(left)
             self._miss_activation(right)
         if isinstance(node.op, ast.Add) and self._has_norm:
-            if _is_gated(right) and not _is_product(left):
+            if self._is_gated(right) and not self._is_number(left) and not _is_product(left):
                 return self._call("gated_sum", ["adaln"], node, left, right.left, right.right)  # type: ignore[attr-defined]
-            if _is_gated(left) and not _is_product(right):
+            if self._is_gated(left) and not self._is_number(right) and not _is_product(right):
                 return self._call("sum_gated", ["adaln"], node, left.left, left.right, right)  # type: ignore[attr-defined]
         return node
 
@@ -366,6 +366,15 @@ class _Rewriter(ast.NodeTransformer):
         activation = self._resolve(node.func) if isinstance(node, ast.Call) and len(node.args) == 1 else None
         if isinstance(activation, nn.Module) and not (activation._modules or activation._parameters):
             self.misses.append(f"its activation is {type(activation).__name__}, which no kernel computes")
+
+    def _is_number(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Constant) or type(self._resolve(node)) in (int, float)
+
+    def _is_gated(self, node: Any) -> bool:
+        """Return whether a product may be of a gate and a branch, and not of a norm and `1 + scale`."""
+        if not _is_product(node) or self._is_number(node.left) or self._is_number(node.right):
+            return False
+        return _without_one(node.left) is None and _without_one(node.right) is None
 
     def _modulated(self, node: ast.BinOp) -> Optional[ast.expr]:
         if not isinstance(node.op, ast.Add):
@@ -674,11 +683,6 @@ def _is_product(node: Any) -> bool:
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
         return False
     return not any(isinstance(part, ast.Constant) for part in (node.left, node.right))
-
-
-def _is_gated(node: Any) -> bool:
-    """Return whether a product may be of a gate and a branch, and not of a norm and `1 + scale`."""
-    return _is_product(node) and _without_one(node.left) is None and _without_one(node.right) is None
 
 
 def _is_processor(node: ast.AST) -> bool:
