@@ -72,6 +72,7 @@ def _accelerate_root(root: nn.Module, report: Report) -> None:
             name = original_class(module).__name__
             report.replaced[name, replacement.does] += 1
             report.kernels[name, replacement.does] = list(replacement.kernels)
+            report.left.update((name, miss) for miss in replacement.misses)
             inside.update(module.children())
 
 

@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 
 from .norms import NormForm, normalized, recognised_norm
 from .probes import Watched, has_hooks, is_bound, is_rewritten, watched_forward
-from .rewriting import Processing, innermost, methods_of, rewrapped, rewritten
+from .rewriting import Processing, functions_used, innermost, methods_of, rewrapped, rewritten
 
 Mismatch = Callable[[nn.Module], Optional[str]]
 
@@ -37,6 +37,7 @@ class Replacement:
         renamed: Names that some releases of the library give parameters, by the names that the mixin gives them.
         relies_on: Functions of the library's module, and methods of its classes, that the forward computes in place of.
         methods: In place of a mixin: the class's own methods, rewritten.
+        misses: What the forward has that no kernel computes, and why.
     """
 
     mixin: type
@@ -46,6 +47,7 @@ class Replacement:
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)  # else it could not be hashed
     relies_on: tuple[str, ...] = ()
     methods: Mapping[str, FunctionType] = field(default_factory=dict, compare=False)
+    misses: tuple[str, ...] = ()
 
 
 _by_path: dict[str, Replacement] = {}
@@ -168,11 +170,12 @@ _rewritings: dict[Hashable, tuple[Optional[Replacement], Optional[str]]] = {}
 def _rewritten(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     """Return a replacement with the methods of a module's class, rewritten, or why it is left, or neither."""
     cls = type(module)
-    if cls.__module__.partition(".")[0] == "torch":  # they have code of their own for what the kernels compute
+    if not methods_of(cls):
         return None, None
     processor = getattr(module, "processor", None)
     key = (
-        *(cls.forward, cls, type(processor), _call_of(processor)),
+        *(cls, type(processor), _call_of(processor), *methods_of(cls).values()),
+        functions_used(cls, _call_of(processor)),
         tuple((name, type(child)) for name, child in module._modules.items()),
         tuple((name, value) for name, value in vars(module).items() if type(value) is bool),
     )
@@ -198,10 +201,11 @@ def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
             methods[name] = new.function
             for what, kernels in new.does.items():
                 does.setdefault(what, set()).update(kernels)
+    misses = tuple(dict.fromkeys(reasons))
     if not methods:
-        return None, reasons[0] if reasons else None
+        return None, "; ".join(misses) or None
     kernels = tuple(sorted(set().union(*does.values())))
-    return Replacement(type("Rewritten", (), {}), "; ".join(does), kernels, methods=methods), None
+    return Replacement(type("Rewritten", (), {}), "; ".join(does), kernels, methods=methods, misses=misses), None
 
 
 def _call_of(processor: Any) -> Any:
@@ -265,7 +269,7 @@ def set_class(module: nn.Module, cls: type) -> None:
         module.__dict__[name] = MethodType(cls.forward, module)
 
 
-class _Joined:
+class _Copied:
     """What classes with a replacement have in common."""
 
     def __reduce_ex__(self, protocol: int) -> Any:
@@ -273,7 +277,7 @@ class _Joined:
         _, _, *state = super().__reduce_ex__(protocol)
         return object.__new__, (_own_class(type(self)),), *state
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Joined":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Copied":
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -291,7 +295,7 @@ def _join(replacement: Replacement, original: type) -> type:
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
     marks = {"_blocks_replacement": replacement, "_blocks_original": original}
-    bases = (_Joined, replacement.mixin, original)
+    bases = (_Copied, replacement.mixin, original)
     joined = type(original.__name__, bases, {**names, **marks, "_blocks_watched": watched})
     if replacement.methods:
         for name, new in replacement.methods.items():

@@ -85,7 +85,9 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
     node.body = rewriter.rewrite(node.body)
     result = Rewriting(None, rewriter.does, rewriter.misses)
     if rewriter.does:
-        result.function = _function(node, function, SimpleNamespace(**_FUNCTIONS, **rewriter.constants))
+        result.function = _function(
+            node, function, SimpleNamespace(**_FUNCTIONS, normed_later=rotary.normed_later, **rewriter.constants)
+        )
     return result
 
 
@@ -129,6 +131,17 @@ def methods_of(cls: type) -> dict[str, Any]:
         methods[name] = vars(owner)[name]
         names += innermost(methods[name]).__code__.co_names  # type: ignore[union-attr]
     return methods
+
+
+def functions_used(cls: type, call: Any) -> tuple[Any, ...]:
+    """Return the functions of their modules that the methods of a class, and of its attention processor, call now."""
+    used = []
+    for inner in map(innermost, (*methods_of(cls).values(), call)):
+        for name in inner.__code__.co_names if inner is not None else ():
+            value = inner.__globals__.get(name)  # type: ignore[union-attr]
+            if isinstance(value, (FunctionType, nn.Module)):
+                used.append(value)
+    return tuple(used)
 
 
 def rewrapped(function: Any, inner: FunctionType, new: FunctionType) -> Optional[FunctionType]:
@@ -264,7 +277,7 @@ class _Rewriter(ast.NodeTransformer):
         self._merge(body)
         self._rotate(body)
         for index, statement in enumerate(body):
-            if _is_plain(statement):
+            if _is_plain(statement) or isinstance(statement, ast.FunctionDef):
                 body[index] = self.visit(statement)
         self._sum(body)
         return body
@@ -273,8 +286,12 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         return node
 
-    visit_FunctionDef = visit_ClassDef = visit_ListComp = visit_GeneratorExp = visit_Lambda
-    visit_DictComp = visit_SetComp = visit_Lambda
+    visit_ClassDef = visit_ListComp = visit_GeneratorExp = visit_DictComp = visit_SetComp = visit_Lambda
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if rotary.gets_tables([argument.arg for argument in node.args.args]):
+            self.misses.append(f"{node.name} is made anew at each call, so nothing can tell what it computes")
+        return node
 
     # --- what names are ---
 
@@ -364,7 +381,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def _miss_activation(self, node: ast.AST) -> None:
         activation = self._resolve(node.func) if isinstance(node, ast.Call) and len(node.args) == 1 else None
-        if isinstance(activation, nn.Module) and not (activation._modules or activation._parameters):
+        if not isinstance(activation, nn.Module) or norms.recognised_norm(activation) is not None:
+            return
+        if not (activation._modules or activation._parameters) and gated.activation_of(activation) is None:
             self.misses.append(f"its activation is {type(activation).__name__}, which no kernel computes")
 
     def _is_number(self, node: ast.AST) -> bool:
@@ -502,7 +521,9 @@ class _Rewriter(ast.NodeTransformer):
             for place in places:
                 holder, _, normed = place  # type: ignore[misc]
                 funcs.append(normed.func)
-                body[holder] = _Exchange(normed, normed.args[0]).visit(body[holder])
+                later = ast.Attribute(ast.Name(_KERNELS, ast.Load()), "normed_later", ast.Load())
+                call_later = ast.copy_location(ast.Call(later, [normed.func, normed.args[0]], []), normed)
+                body[holder] = ast.fix_missing_locations(_Exchange(normed, call_later).visit(body[holder]))
             arguments = [self.visit(argument) for argument in call.args]  # type: ignore[union-attr]
             new = self._call(
                 "norm_rotated",

@@ -93,8 +93,11 @@ def is_candidate(function: Any) -> bool:
     called = type(function).forward if isinstance(function, nn.Module) else function
     if not inspect.isfunction(called):
         return False
-    names = [name for name in inspect.signature(called).parameters if name != "self"][:4]
-    return {"cos", "sin"} <= set(names) or any("freq" in name or "rot" in name for name in names[1:3])
+    return gets_tables([name for name in inspect.signature(called).parameters if name != "self"])
+
+
+def gets_tables(names: list[str]) -> bool:
+    return {"cos", "sin"} <= set(names[:4]) or any("freq" in name or "rot" in name for name in names[1:3])
 
 
 def _recognise(
@@ -275,11 +278,16 @@ def _separately(
     call: RotaryCall, norms: tuple[Any, ...], whole: bool, function: Callable, args: Any, kwargs: Any
 ) -> Any:
     """Return `function` of the normalized tensors, each by itself."""
-    xs = [normed_heads(norm, x) if whole else norm(x) for norm, x in zip(norms, args)]
+    xs = [x if form_of(norm) is None else _normed_heads(norm, x) if whole else norm(x) for norm, x in zip(norms, args)]
     return rotated(call, function, *xs, *args[len(xs) :], **kwargs)
 
 
-def normed_heads(norm: Any, x: Tensor) -> Tensor:
+def normed_later(norm: Any, x: Any) -> Any:
+    """Return what `norm_rotated` gets: `x` if that may compute the norm, or else the norm, called in its place."""
+    return norm(x) if form_of(norm) is None else x
+
+
+def _normed_heads(norm: Any, x: Tensor) -> Tensor:
     """Return `[batch, heads, tokens, elements]`, normalized over all heads of each token."""
     tokens = x.transpose(1, 2)
     return norm(tokens.flatten(2)).view(tokens.shape).transpose(1, 2)
@@ -357,6 +365,8 @@ def _for_kernels(table: Tensor, form: RotaryForm) -> Optional[Tensor]:
         if table.shape[heads] != 1:
             return None
         table = table.squeeze(heads)
+    if table.dtype == torch.float64:
+        table = table.float()
     if form.repeats == "interleaved":
         return table
     return table[..., : table.shape[-1] // 2] if form.repeats == "first" else table

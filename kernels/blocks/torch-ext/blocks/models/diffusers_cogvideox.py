@@ -48,6 +48,7 @@ def _block_mismatch(block: nn.Module) -> Optional[str]:
     does="LayerNorm with modulation, residual sums with gates and norms, q and k norms and rotary embedding",
     kernels=("adaln", "rope3d"),
     mismatch=_block_mismatch,
+    relies_on=("Attention.forward", "CogVideoXAttnProcessor2_0.__call__", "CogVideoXLayerNormZero.forward"),
 )
 class CogVideoXBlock:
     def forward(

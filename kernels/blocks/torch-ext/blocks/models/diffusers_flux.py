@@ -76,6 +76,7 @@ def attended_tokens(
     does="q and k norms with rotary embedding",
     kernels=("rope3d",),
     mismatch=head_norms_mismatch,
+    relies_on=("FluxAttnProcessor.__call__", "apply_rotary_emb"),
 )
 class FluxAttention:
     def forward(

@@ -26,6 +26,7 @@ _BothStreams = tuple[Tensor, Tensor]
     does="q and k norms with rotary embedding",
     kernels=("rope3d",),
     mismatch=head_norms_mismatch,
+    relies_on=("Flux2AttnProcessor.__call__", "apply_rotary_emb"),
 )
 class Flux2Attention:
     def forward(
@@ -61,6 +62,7 @@ def _parallel_mismatch(attention: nn.Module) -> Optional[str]:
     does="q and k norms with rotary embedding",
     kernels=("rope3d",),
     mismatch=_parallel_mismatch,
+    relies_on=("Flux2ParallelSelfAttnProcessor.__call__", "apply_rotary_emb"),
 )
 class Flux2ParallelAttention:
     def forward(

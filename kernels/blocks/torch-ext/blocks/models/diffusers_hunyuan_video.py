@@ -52,6 +52,7 @@ def _attention_mismatch(attention: nn.Module, *norms: nn.Module) -> Optional[str
     does="LayerNorm with modulation, residual sums with gates and norms, q and k norms with rotary embedding",
     kernels=("adaln", "rmsnorm", "rope3d"),
     mismatch=_block_mismatch,
+    relies_on=("Attention.forward", "HunyuanVideoAttnProcessor2_0.__call__"),
 )
 class HunyuanVideoBlock:
     def forward(
@@ -103,6 +104,7 @@ def _single_block_mismatch(block: nn.Module) -> Optional[str]:
     does="residual sum with gate, q and k norms with rotary embedding, without copies of both streams",
     kernels=("adaln", "rope3d"),
     mismatch=_single_block_mismatch,
+    relies_on=("Attention.forward", "HunyuanVideoAttnProcessor2_0.__call__"),
 )
 class HunyuanVideoSingleBlock:
     def forward(

@@ -26,6 +26,7 @@ def _attention_mismatch(attention: nn.Module) -> Optional[str]:
     does="q and k norms with rotary embedding",
     kernels=("rope3d",),
     mismatch=_attention_mismatch,
+    relies_on=("LTXVideoAttnProcessor.__call__", "apply_rotary_emb"),
 )
 class LTXAttention:
     def forward(

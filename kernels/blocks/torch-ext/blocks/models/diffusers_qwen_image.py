@@ -51,6 +51,12 @@ def _norms(attention: nn.Module) -> tuple[nn.Module, ...]:
     does="LayerNorm with modulation, residual sums with gates and norms, q and k norms with rotary embedding",
     kernels=("adaln", "rope3d"),
     mismatch=_block_mismatch,
+    relies_on=(
+        "Attention.forward",
+        "QwenDoubleStreamAttnProcessor2_0.__call__",
+        "QwenImageTransformerBlock._modulate",
+        "apply_rotary_emb_qwen",
+    ),
 )
 class QwenImageBlock:
     def forward(

@@ -30,6 +30,7 @@ def _joint_block_mismatch(block: nn.Module) -> Optional[str]:
     does="residual sums with gates and norms",
     kernels=("adaln",),
     mismatch=_joint_block_mismatch,
+    relies_on=("Attention.forward", "JointAttnProcessor2_0.__call__"),
 )
 class JointBlock:
     def forward(

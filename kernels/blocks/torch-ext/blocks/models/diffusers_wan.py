@@ -117,6 +117,7 @@ def _attention_mismatch(attention: nn.Module) -> Optional[str]:
     does="q and k norms with rotary embedding",
     kernels=("rope3d",),
     mismatch=_attention_mismatch,
+    relies_on=("WanAttnProcessor.__call__",),
 )
 class WanAttention:
     def forward(
