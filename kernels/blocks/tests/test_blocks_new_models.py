@@ -17,17 +17,20 @@ NO_ROTARY = {"AuraFlow", "CogView 4", "Cosmos", "Mochi", "PRX", "Sana", "SkyReel
     VISION.keys() - {"dinov3_vit", "pixtral"}
 )
 UNGATED = {
-    "apertus",
-    "arcee",
-    "gpt_oss",
-    "starcoder2",
-    "LTX-2",
-    "Bria",
-    "LongCat-Image",
-    "CogView 4",
-    "Cosmos",
-    "SkyReels 2",
-} | (VISION.keys() - {"aimv2_vision_model", "pixtral"})
+    *(
+        "apertus",
+        "arcee",
+        "gpt_oss",
+        "starcoder2",
+        "LTX-2",
+        "Bria",
+        "LongCat-Image",
+        "CogView 4",
+        "Cosmos",
+        "SkyReels 2",
+    ),
+    *(VISION.keys() - {"aimv2_vision_model", "pixtral"}),
+}
 
 
 def error(actual, expected):

@@ -85,9 +85,8 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
     node.body = rewriter.rewrite(node.body)
     result = Rewriting(None, rewriter.does, rewriter.misses)
     if rewriter.does:
-        result.function = _function(
-            node, function, SimpleNamespace(**_FUNCTIONS, normed_later=rotary.normed_later, **rewriter.constants)
-        )
+        kernels = SimpleNamespace(**_FUNCTIONS, normed_later=rotary.normed_later, **rewriter.constants)
+        result.function = _function(node, function, kernels)
     return result
 
 
