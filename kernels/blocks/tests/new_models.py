@@ -350,9 +350,9 @@ DIFFUSION = {
 NAMES = [*TEXT, *VISION, *DIFFUSION]
 
 
-def new_model(name):
+def new_model(name, seed=0):
     """Return a model of float32 and a function that returns the outputs of a model like it."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     if name in TEXT:
         model, run = _text(name)
     else:
