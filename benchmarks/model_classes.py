@@ -1,4 +1,4 @@
-"""Accelerate small random models whose classes the package `blocks` names nowhere, on the CPU, and write what became of them.
+"""Accelerate small random models whose classes `blocks` names nowhere, on the CPU, and write what became of them.
 
     kernel-builder build kernels/* && python benchmarks/model_classes.py
 
