@@ -64,9 +64,11 @@ def _recognise(activation: Any) -> Optional[str]:
     with probes.probing() as source:
         x = probes.random((4, 64), source) * torch.tensor([0.1, 1.0, 3.0, 8.0])[:, None]
         try:
-            # Changed in place would be another formula for whoever reads x later.
-            own, lower = activation(x.clone()), activation(x.bfloat16())
+            given = x.clone()
+            own, lower = activation(given), activation(x.bfloat16())
         except Exception:
+            return None
+        if not torch.equal(given, x):  # in place: whoever reads the input later would get another
             return None
         for name, statement in _STATEMENTS.items():
             if probes.agree(own, statement(x)) and _is_near(lower, statement(x)):
@@ -81,26 +83,32 @@ def _is_near(lower: Any, exact: Tensor) -> bool:
     return bool(((lower.float() - exact).abs() <= 0.02 * exact.abs() + 0.01).all())
 
 
-def gated(activation: Any, gate: Any, up: Any) -> Any:
-    """Return `activation(gate) * up`."""
+def begun(activation: Any, gate: Any) -> Any:
+    """Return what `gated` gets: the activation and its input, or its result if it must be called, and called now."""
+    name = activation_of(activation) if type(gate) in _PLAIN else None
+    return activation(gate) if name is None else (name, activation, gate)
+
+
+def gated(activated: Any, up: Any) -> Any:
+    """Return `activated * up`, where `begun` returned `activated`."""
+    if type(activated) is not tuple:
+        return activated * up
+    name, activation, gate = activated
     if (
-        type(gate) in _PLAIN
-        and type(up) in _PLAIN
+        type(up) in _PLAIN
         and gate.dtype == up.dtype
         and gate.shape == up.shape
         and gate.dim() > 0
         and takes(gate)
         and gate.device == up.device
     ):
-        name = activation_of(activation)
-        if name is not None:
-            return product(name, gate, up)
+        return product(name, gate, up)
     return activation(gate) * up
 
 
-def gated_reversed(up: Any, activation: Any, gate: Any) -> Any:
-    """Return `up * activation(gate)`, with the arguments in the order in which they are computed."""
-    return gated(activation, gate, up)
+def gated_reversed(up: Any, activated: Any) -> Any:
+    """Return `up * activated`, with the arguments in the order in which they are computed."""
+    return gated(activated, up)
 
 
 def product(name: str, gate: Tensor, up: Tensor) -> Tensor:

@@ -78,14 +78,16 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
         processing: What is called in place of the module's attention processor, or None.
     """
     node = _parsed(function)
-    if node is None:
+    if node is None or "locals" in function.__code__.co_names:
         return Rewriting(misses=["the source of its forward cannot be read"])
     rewriter = _Rewriter(function, roots, processing)
     node = copy.deepcopy(node)
     node.body = rewriter.rewrite(node.body)
     result = Rewriting(None, rewriter.does, rewriter.misses)
     if rewriter.does:
-        kernels = SimpleNamespace(**_FUNCTIONS, normed_later=rotary.normed_later, **rewriter.constants)
+        kernels = SimpleNamespace(
+            **_FUNCTIONS, begun=gated.begun, normed_later=rotary.normed_later, **rewriter.constants
+        )
         result.function = _function(node, function, kernels)
     return result
 
@@ -276,7 +278,7 @@ class _Rewriter(ast.NodeTransformer):
         self._merge(body)
         self._rotate(body)
         for index, statement in enumerate(body):
-            if _is_plain(statement) or isinstance(statement, ast.FunctionDef):
+            if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.FunctionDef)):
                 body[index] = self.visit(statement)
         self._sum(body)
         return body
@@ -363,12 +365,10 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         left, right = node.left, node.right
         if isinstance(node.op, ast.Mult):
-            activation = self._activation_of(left)
-            if activation is not None:
-                return self._call("gated", ["geglu"], node, activation, left.args[0], right)  # type: ignore[attr-defined]
-            activation = self._activation_of(right)
-            if activation is not None:
-                return self._call("gated_reversed", ["geglu"], node, left, activation, right.args[0])  # type: ignore[attr-defined]
+            if self._activation_of(left) is not None:
+                return self._call("gated", ["geglu"], node, self._begun(left), right)
+            if self._activation_of(right) is not None:
+                return self._call("gated_reversed", ["geglu"], node, left, self._begun(right))
             self._miss_activation(left)
             self._miss_activation(right)
         if isinstance(node.op, ast.Add) and self._has_norm:
@@ -377,6 +377,10 @@ class _Rewriter(ast.NodeTransformer):
             if self._is_gated(left) and not self._is_number(right) and not _is_product(right):
                 return self._call("sum_gated", ["adaln"], node, left.left, left.right, right)  # type: ignore[attr-defined]
         return node
+
+    def _begun(self, call: Any) -> ast.expr:
+        begun = ast.Attribute(ast.Name(_KERNELS, ast.Load()), "begun", ast.Load())
+        return ast.Call(begun, [self._activation_of(call), call.args[0]], [])
 
     def _miss_activation(self, node: ast.AST) -> None:
         activation = self._resolve(node.func) if isinstance(node, ast.Call) and len(node.args) == 1 else None
@@ -496,7 +500,7 @@ class _Rewriter(ast.NodeTransformer):
             if name in _stored(statement) and _assigned(statement)[0] == name:
                 return True
         last = body[user].end_lineno or 0
-        loads = [n.lineno for n in self._all if n.id == name and isinstance(n.ctx, ast.Load)]
+        loads = [n.lineno for n in self._all if n.id == name and not isinstance(n.ctx, ast.Store)]
         if self._has_loop():  # which may come back to any of them
             return all(body[user].lineno <= line <= last for line in loads)
         return all(line <= last for line in loads)
@@ -688,7 +692,7 @@ def _unconditional(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _loaded(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
 
 
 def _stored(node: ast.AST) -> set[str]:
