@@ -68,7 +68,7 @@ def test_kernels_compute_what_they_can(blocks, build, expected):
 
 @torch.no_grad()
 def test_parts_of_one_tensor_are_joined_without_a_copy(blocks):
-    join = blocks.models.diffusers_attention.joined_tokens
+    join = blocks.tokens.joined_tokens
     both = torch.randn(2, 10, 8)
     joined = join(both[:, :-3], both[:, -3:])
     assert joined.data_ptr() == both.data_ptr()
@@ -287,7 +287,7 @@ def test_gated_feed_forwards(blocks, activation):
 
 @torch.no_grad()
 def test_gelu_in_the_epilogue_of_a_projection(blocks):
-    feed_forward = blocks.models.diffusers_feed_forward
+    feed_forward = blocks.gated
     projection = nn.Linear(WIDE, 96)
     x = torch.randn(2, TOKENS, WIDE)
     # The epilogue of the CPU has the exact GELU, that of CUDA the tanh approximation.
@@ -297,7 +297,7 @@ def test_gelu_in_the_epilogue_of_a_projection(blocks):
 
 
 def test_epilogues_take_plain_projections_only(blocks):
-    is_plain = blocks.models.diffusers_feed_forward.is_plain_linear
+    is_plain = blocks.gated.is_plain_linear
     projection = nn.Linear(WIDE, 96)
     assert is_plain(projection, torch.float32)
     assert not is_plain(projection, torch.bfloat16)
