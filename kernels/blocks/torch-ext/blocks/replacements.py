@@ -252,7 +252,7 @@ def original_class(module: nn.Module) -> type:
 def _own_class(cls: type) -> type:
     """Return `cls` with the original class in place of the joined one: `fully_shard` derives a class from that."""
     if "_blocks_original" in vars(cls):
-        return cls._blocks_original  # type: ignore[attr-defined]
+        return cls._blocks_original
     if not hasattr(cls, "_blocks_original"):
         return cls
     namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}

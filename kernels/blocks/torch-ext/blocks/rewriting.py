@@ -130,7 +130,7 @@ def methods_of(cls: type) -> dict[str, Any]:
         if owner is None or name in methods or innermost(vars(owner)[name]) is None:
             continue
         methods[name] = vars(owner)[name]
-        names += innermost(methods[name]).__code__.co_names  # type: ignore[union-attr]
+        names += innermost(methods[name]).__code__.co_names
     return methods
 
 
@@ -139,7 +139,7 @@ def functions_used(cls: type, call: Any) -> tuple[Any, ...]:
     used = []
     for inner in map(innermost, (*methods_of(cls).values(), call)):
         for name in inner.__code__.co_names if inner is not None else ():
-            value = inner.__globals__.get(name)  # type: ignore[union-attr]
+            value = inner.__globals__.get(name)
             if isinstance(value, (FunctionType, nn.Module)):
                 used.append(value)
     return tuple(used)
@@ -373,9 +373,9 @@ class _Rewriter(ast.NodeTransformer):
             self._miss_activation(right)
         if isinstance(node.op, ast.Add) and self._has_norm:
             if self._is_gated(right) and not self._is_number(left) and not _is_product(left):
-                return self._call("gated_sum", ["adaln"], node, left, right.left, right.right)  # type: ignore[attr-defined]
+                return self._call("gated_sum", ["adaln"], node, left, right.left, right.right)
             if self._is_gated(left) and not self._is_number(right) and not _is_product(right):
-                return self._call("sum_gated", ["adaln"], node, left.left, left.right, right)  # type: ignore[attr-defined]
+                return self._call("sum_gated", ["adaln"], node, left.left, left.right, right)
         return node
 
     def _begun(self, call: Any) -> ast.expr:
@@ -404,7 +404,7 @@ class _Rewriter(ast.NodeTransformer):
         for product, shift in ((node.left, node.right), (node.right, node.left)):
             if not _is_product(product):
                 continue
-            for normed, factor in ((product.left, product.right), (product.right, product.left)):  # type: ignore[attr-defined]
+            for normed, factor in ((product.left, product.right), (product.right, product.left)):
                 scale = _without_one(factor)
                 if scale is not None and self._norm_of(normed) is not None:
                     parts = [self.visit(part) for part in (normed.args[0], scale, shift)]
@@ -420,10 +420,10 @@ class _Rewriter(ast.NodeTransformer):
         call = self._rotary_of(node)
         self.generic_visit(node)
         if self._may_join and _is_cat(node):
-            return self._call("joined_tokens", (), node, *node.args[0].elts)  # type: ignore[attr-defined]
+            return self._call("joined_tokens", (), node, *node.args[0].elts)
         if call is not None:
             new = self._call("rotated", ["rope3d"], node, self._constant(call), node.func, *node.args)
-            new.keywords = node.keywords  # type: ignore[attr-defined]
+            new.keywords = node.keywords
             return new
         if gated.HAS_EPILOGUE and self._activation_of(node) is not None and isinstance(node.args[0], ast.Call):
             projected = node.args[0]
@@ -514,32 +514,32 @@ class _Rewriter(ast.NodeTransformer):
         for index, statement in enumerate(body):
             call = statement.value if isinstance(statement, ast.Assign) else None
             rotates = self._rotary_of(call) if call is not None else None
-            if rotates is None or len(call.args) < rotates.tensors:  # type: ignore[union-attr]
+            if rotates is None or len(call.args) < rotates.tensors:
                 continue
-            places = [self._normed_at(body, index, argument) for argument in call.args[: rotates.tensors]]  # type: ignore[union-attr]
+            places = [self._normed_at(body, index, argument) for argument in call.args[: rotates.tensors]]
             wholes = {place[1] for place in places if place is not None}
             if None in places or len(wholes) != 1:
                 continue
             funcs = []
             for place in places:
-                holder, _, normed = place  # type: ignore[misc]
+                holder, _, normed = place
                 funcs.append(normed.func)
                 later = ast.Attribute(ast.Name(_KERNELS, ast.Load()), "normed_later", ast.Load())
                 call_later = ast.copy_location(ast.Call(later, [normed.func, normed.args[0]], []), normed)
                 body[holder] = ast.fix_missing_locations(_Exchange(normed, call_later).visit(body[holder]))
-            arguments = [self.visit(argument) for argument in call.args]  # type: ignore[union-attr]
+            arguments = [self.visit(argument) for argument in call.args]
             new = self._call(
                 "norm_rotated",
                 ["rope3d"],
-                call,  # type: ignore[arg-type]
+                call,
                 self._constant(rotates),
                 ast.Tuple(funcs, ast.Load()),
                 ast.Constant(wholes.pop()),
-                call.func,  # type: ignore[union-attr]
+                call.func,
                 *arguments,
             )
-            new.keywords = call.keywords  # type: ignore[union-attr, attr-defined]
-            statement.value = new  # type: ignore[attr-defined]
+            new.keywords = call.keywords
+            statement.value = new
 
     def _normed_at(self, body: _Body, index: int, x: ast.expr) -> Optional[tuple[int, bool, ast.Call]]:
         """Return where the input of a rotary function is normalized, whether all heads are at once, and the call."""
@@ -557,9 +557,9 @@ class _Rewriter(ast.NodeTransformer):
             if isinstance(value, ast.Name) and value.id == x.id and changed:
                 continue
             norm = self._norm_of(value)
-            if norm is None or norms.recognised_norm(norm).centered:  # type: ignore[union-attr]
+            if norm is None or norms.recognised_norm(norm).centered:
                 return None
-            return holder, split, value  # type: ignore[return-value]
+            return holder, split, value
         return None
 
     def _sum(self, body: _Body) -> None:
@@ -569,7 +569,7 @@ class _Rewriter(ast.NodeTransformer):
             target, value = _assigned(body[index])
             parts = self._sum_of(value) if target is not None else None
             if parts is not None:
-                self._sum_at(body, index, target, parts)  # type: ignore[arg-type]
+                self._sum_at(body, index, target, parts)
             index += 1
 
     def _sum_of(self, value: Optional[ast.expr]) -> Optional[tuple[str, list[ast.expr]]]:
@@ -577,9 +577,9 @@ class _Rewriter(ast.NodeTransformer):
             return "sum", [value.left, value.right]
         name = _kernel_of(value)
         if name == "gated_sum":
-            return "gated_sum", value.args  # type: ignore[union-attr]
+            return "gated_sum", value.args
         if name == "sum_gated":
-            first, second, residual = value.args  # type: ignore[union-attr]
+            first, second, residual = value.args
             return ("gated_sum", [residual, first, second]) if _is_pure(residual) else None
         return None
 
@@ -623,10 +623,10 @@ class _Rewriter(ast.NodeTransformer):
     def _norm_in(self, statement: ast.stmt, names: set[str], between: set[str]) -> Any:
         """Return a call in a statement that normalizes one of `names`, and that may be computed before it."""
         for node in _unconditional(statement):
-            if self._norm_of(node) is not None and _is_one_of(node.args[0], names):  # type: ignore[attr-defined]
+            if self._norm_of(node) is not None and _is_one_of(node.args[0], names):
                 return node
-            if _kernel_of(node) == "modulated" and _is_one_of(node.args[1], names):  # type: ignore[attr-defined]
-                later = set().union(*(_loaded(part) for part in node.args[2:]))  # type: ignore[attr-defined]
+            if _kernel_of(node) == "modulated" and _is_one_of(node.args[1], names):
+                later = set().union(*(_loaded(part) for part in node.args[2:]))
                 return None if later & (between | names) else node
         return None
 
@@ -776,5 +776,5 @@ def _transposed_from(node: Any) -> tuple[Any, str]:
 
 def _constants(keywords: Sequence[ast.keyword]) -> Optional[dict[str, Any]]:
     if all(keyword.arg is not None and isinstance(keyword.value, ast.Constant) for keyword in keywords):
-        return {str(keyword.arg): keyword.value.value for keyword in keywords}  # type: ignore[attr-defined]
+        return {str(keyword.arg): keyword.value.value for keyword in keywords}
     return None

@@ -1,4 +1,7 @@
-"""CogVideoX in diffusers."""
+"""CogVideoX in diffusers.
+
+Known by name: the norm that follows a sum is inside another module, with its modulation.
+"""
 
 from typing import Any, Optional
 

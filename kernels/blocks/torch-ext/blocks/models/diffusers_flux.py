@@ -1,4 +1,8 @@
-"""Flux.1 in diffusers."""
+"""Flux.1 in diffusers.
+
+Its attention is known by name: the processor joins both streams between the norms of q and k and their rotary
+embedding, and one kernel for both must run before.
+"""
 
 from typing import Any, Optional, Union
 

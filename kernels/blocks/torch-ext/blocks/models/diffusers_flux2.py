@@ -1,4 +1,4 @@
-"""Flux.2 in diffusers."""
+"""Flux.2 in diffusers: its attention, by name for the reason of Flux.1's."""
 
 from typing import Any, Optional, Union
 

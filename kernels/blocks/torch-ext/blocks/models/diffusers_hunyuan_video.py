@@ -1,4 +1,8 @@
-"""HunyuanVideo in diffusers."""
+"""HunyuanVideo in diffusers.
+
+Known by name: the processor rotates a part of the tokens, and copies both streams, after the norms. That tables may be
+kept cannot be probed.
+"""
 
 from typing import Any, Optional
 

@@ -1,4 +1,8 @@
-"""LTX-Video in diffusers."""
+"""LTX-Video in diffusers.
+
+Its attention is known by name: the processor rotates under a condition, after the norms. The rotary embedding is known
+by name because its tables may be kept: that it makes the same ones for the same sizes cannot be probed.
+"""
 
 from typing import Any, Optional, Union
 

@@ -1,4 +1,8 @@
-"""Qwen-Image in diffusers."""
+"""Qwen-Image in diffusers.
+
+Known by name: a method of the block modulates what the block has normalized, and the processor joins both streams after
+rotating them. That tables may be kept cannot be probed.
+"""
 
 from collections.abc import Callable
 from typing import Any, Optional

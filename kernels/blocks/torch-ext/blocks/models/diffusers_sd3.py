@@ -1,4 +1,7 @@
-"""Stable Diffusion 3 and 3.5 in diffusers."""
+"""Stable Diffusion 3 and 3.5 in diffusers.
+
+Known by name: the second attention is computed, under a condition, between a sum and its norm.
+"""
 
 from typing import Any, Optional
 

@@ -1,4 +1,8 @@
-"""Wan 2.1 and 2.2 in diffusers, and the models that have their blocks: VACE, Animate, ChronoEdit."""
+"""Wan 2.1 and 2.2 in diffusers, and the models that have their blocks: VACE, Animate, ChronoEdit.
+
+Known by name: the blocks convert to float32 and back between the operations that one kernel computes in float32, and
+the processor makes its rotary function anew at each call. That tables may be kept cannot be probed.
+"""
 
 from typing import Any, Optional
 

@@ -2,7 +2,8 @@
 
 Without a mask, position ids and a cache, every sequence is one text from its start, and its attention is causal. The
 attention function computes that without a mask, which is faster. transformers makes sure by reading the position ids
-that the model has just made, which a capture does not allow, so it makes a mask there.
+that the model has just made, which a capture does not allow, so it makes a mask there. The models are known by name:
+whether their masks are only causal depends on their configuration, which a probe cannot vary.
 """
 
 from typing import Any, Optional
