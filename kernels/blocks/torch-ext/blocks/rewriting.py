@@ -557,7 +557,8 @@ class _Rewriter(ast.NodeTransformer):
             if isinstance(value, ast.Name) and value.id == x.id and changed:
                 continue
             norm = self._norm_of(value)
-            if norm is None or norms.recognised_norm(norm).centered:
+            form = None if norm is None else norms.recognised_norm(norm)
+            if form is None or form.centered or (split and form.width is None):
                 return None
             return holder, split, value
         return None

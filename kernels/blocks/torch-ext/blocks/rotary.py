@@ -114,7 +114,12 @@ def _recognise(
     else:
         tensors = 2 if given > 2 else 1
         cos, sin, tables = tensors, None, {tensors}
-    if tensors not in (1, 2) or max(tables) >= len(names) or max(tables) != tensors + len(tables) - 1:
+    if (
+        tensors not in (1, 2)
+        or given != tensors + len(tables)
+        or max(tables) >= len(names)
+        or max(tables) != tensors + len(tables) - 1
+    ):
         return None
     where = (cos, names[cos]), None if sin is None else (sin, names[sin])
     call = RotaryCall(function, watched, tensors, *where, {})
@@ -252,10 +257,8 @@ def norm_rotated(call: RotaryCall, norms: tuple[Any, ...], whole: bool, function
             or other.eps_of(own) != form.eps_of(norm)
             or other.offset != form.offset
             # The product of rounded values and a wider weight is not rounded to the dtype of x, as the kernel's is.
-            or (
-                weight is not None
-                and (weight.shape[0] != size or (rounding == "before_weight" and weight.dtype != q.dtype))
-            )
+            or (weight is not None and rounding == "before_weight" and weight.dtype != q.dtype)
+            or (whole if weight is None else weight.shape[0] != size)
         ):
             return _separately(call, norms, whole, function, args, kwargs)
     out = rope3d.norm_rotary(
@@ -288,9 +291,9 @@ def normed_later(norm: Any, x: Any) -> Any:
 
 
 def _normed_heads(norm: Any, x: Tensor) -> Tensor:
-    """Return `[batch, heads, tokens, elements]`, normalized over all heads of each token."""
+    """Return what was split into heads and transposed, normalized as before that."""
     tokens = x.transpose(1, 2)
-    return norm(tokens.flatten(2)).view(tokens.shape).transpose(1, 2)
+    return norm(tokens.reshape(-1, form_of(norm).width)).view(tokens.shape).transpose(1, 2)
 
 
 def _prepared(call: RotaryCall, function: Callable, args: Any, kwargs: Any) -> Any:
