@@ -130,14 +130,12 @@ def test_modules_with_hooks_are_called(blocks, build, path):
     "build", [lambda: ltx(norm_elementwise_affine=True), lambda: hunyuan_video(image_condition_type="token_replace")]
 )
 @torch.no_grad()
-def test_blocks_of_another_structure_are_left(blocks, build):
+def test_blocks_of_another_structure(blocks, build):
     case = build()
     expected = case.run()
-    block = case.model.transformer_blocks[0]
     accelerated(blocks, case)
     assert error(case.run(), expected) < 1e-5
-    assert operations(Case(case.model, case.inputs))["gate_residual"] == 0
-    assert type(block).__name__.endswith("Block")
+    assert operations(Case(case.model, case.inputs))["gate_residual"] > 0
 
 
 def test_another_class_in_place_of_a_norm_is_left(blocks):
