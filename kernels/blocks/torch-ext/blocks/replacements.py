@@ -142,7 +142,7 @@ def _relied_on(replacement: Replacement, cls: type) -> list[tuple[str, Any]]:
 
 def is_foreign(function: Any, cls: type) -> bool:
     """Return whether a method of a class of a library, or a decorator of it, is neither the library's nor Torch's."""
-    libraries = {cls.__module__.partition(".")[0], "torch", "kernels"}
+    libraries = {base.__module__.partition(".")[0] for base in cls.__mro__} | {"kernels"}
     while True:
         if isinstance(function, nn.Module):  # kernels makes modules of functions
             function = type(function).forward

@@ -186,6 +186,7 @@ def _parsed(function: FunctionType) -> Optional[ast.FunctionDef]:
     if not isinstance(node, ast.FunctionDef) or any(isinstance(n, (ast.Yield, ast.Await)) for n in ast.walk(node)):
         return None
     ast.increment_lineno(node, first - 1)
+    node.name = f"{_KERNELS}_function"  # a name that the function does not mean
     node.decorator_list, node.returns = [], None
     arguments = node.args
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
@@ -210,6 +211,7 @@ def _function(node: ast.FunctionDef, function: FunctionType, kernels: SimpleName
     code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
     for name in ("outer", node.name):
         code = next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)
+    code = code.replace(co_name=function.__code__.co_name)
     return _like(function, code, tuple(cells[name] for name in code.co_freevars))
 
 
