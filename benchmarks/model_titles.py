@@ -10,4 +10,8 @@ TITLES = {
     "qwen3-decode": "Qwen3-8B, one token, cache of 1,024",
     "flux-4608": "Flux.1, 1024x1024",
     "qwen-image-4352": "Qwen-Image, 1024x1024",
+    "qwen3-moe-1024": "Qwen3-MoE with 8 layers, prefill of 1,024",
+    "qwen3-vl-1152": "Qwen3-VL-4B, an image of 1024x1024 and text",
+    "gemma3n-1024": "Gemma 3n E2B, prefill of 1,024",
+    "z-image-4096": "Z-Image, 1024x1024",
 }

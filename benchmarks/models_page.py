@@ -25,6 +25,7 @@ from kernel_builder.measure import plot
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "models-h200.json"
+CLASSES = ROOT / "benchmarks" / "results" / "model-classes.json"
 PAGE = ROOT / "docs" / "models.md"
 PLOT = "models/models.h200.svg"
 _PROSE = ROOT / "benchmarks" / "models_page.md"
@@ -69,6 +70,7 @@ def main_page(report: Mapping[str, Any]) -> str:
         "times": "\n".join(_times(report.get("time", {}))),
         "profile": "\n".join(_profiles(report.get("profile", {}))),
         "accuracy": "\n".join(_accuracy(report.get("accuracy", {}))),
+        "classes": "\n".join(_classes(json.loads(CLASSES.read_text())["models"])),
         "others": "\n".join(_others(report)),
         "generate": generate_page.section(generate_page.read_results()),
     }
@@ -212,6 +214,20 @@ def _accuracy(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 _COMPARED = ("eager", "compile", "accelerated", "graphs")
+
+
+def _classes(models: Mapping[str, Any]) -> Iterator[str]:
+    yield "| class | replaced | left | error, float32 | error, bfloat16 | seconds |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for model in models.values():
+        counts: dict[str, int] = {}
+        for _, does, count in model["replaced"]:
+            for part in does.split("; "):
+                counts[part] = counts.get(part, 0) + count
+        replaced = ", ".join(f"{count} x {does}" for does, count in counts.items())
+        left = "; ".join(f"{count} x {name}: {reason}" for name, reason, count in model["left"]) or "-"
+        errors = [f"{ours / own:.2f}" for own, ours in model["errors"].values()]
+        yield f"| {model['class']} | {replaced} | {left} | {' | '.join(errors)} | {model['seconds']:.2f} |"
 
 
 def _others(report: Mapping[str, Any]) -> Iterator[str]:

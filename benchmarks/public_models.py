@@ -160,6 +160,73 @@ def _qwen_image_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
+def _qwen3_moe(layers: int) -> nn.Module:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            hidden_size=2048,
+            moe_intermediate_size=768,
+            num_hidden_layers=layers,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            num_experts=128,
+            num_experts_per_tok=8,
+            norm_topk_prob=True,
+            vocab_size=151936,
+        )
+    )
+
+
+def _qwen3_vl(layers: int) -> nn.Module:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    text = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": layers, "vocab_size": 151936}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    vision = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2560}
+    return Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(text_config={**text, **heads}, vision_config={**vision, "deepstack_visual_indexes": [5, 11, 17]})
+    )
+
+
+def _image_and_text(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+    grid = torch.tensor([[1, 64, 64]])  # patches of 16x16 pixels; four of them are one token
+    ids = torch.randint(0, 150_000, (1, 1024 + 128))
+    ids[:, 64 : 64 + 1024] = model.config.image_token_id
+    pixels = torch.randn(64 * 64, 3 * 2 * 16 * 16, dtype=dtype)
+    return {
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == model.config.image_token_id).int(),
+        "pixel_values": pixels,
+        "image_grid_thw": grid,
+        "use_cache": False,
+        "logits_to_keep": 1,
+    }
+
+
+def _gemma3n(layers: int) -> nn.Module:
+    from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
+
+    options = {"activation_sparsity_pattern": [0.0] * layers, "num_kv_shared_layers": 0}
+    return Gemma3nForCausalLM(Gemma3nTextConfig(num_hidden_layers=layers, **options))
+
+
+def _z_image(layers: int) -> nn.Module:
+    from diffusers import ZImageTransformer2DModel
+
+    return ZImageTransformer2DModel(n_layers=layers)
+
+
+def _z_image_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "x": [torch.randn(16, 1, 128, 128, dtype=dtype)],
+        "t": torch.full((1,), 0.5, dtype=dtype),
+        "cap_feats": [torch.randn(256, 2560, dtype=dtype)],
+        "return_dict": False,
+    }
+
+
 CASES = {
     "ltx-2464": Case(_ltx, _ltx_inputs(7, 16, 22), 28),
     "ltx-7056": Case(_ltx, _ltx_inputs(9, 28, 28), 28),
@@ -170,6 +237,10 @@ CASES = {
     "qwen3-decode": Case(_qwen3, _decoding, 36, _forget_token),
     "flux-4608": Case(_flux, _flux_inputs, 19),
     "qwen-image-4352": Case(_qwen_image, _qwen_image_inputs, 60),
+    "qwen3-moe-1024": Case(_qwen3_moe, _prefill(1024), 8),
+    "qwen3-vl-1152": Case(_qwen3_vl, _image_and_text, 36),
+    "gemma3n-1024": Case(_gemma3n, _prefill(1024), 30),
+    "z-image-4096": Case(_z_image, _z_image_inputs, 30),
 }
 
 

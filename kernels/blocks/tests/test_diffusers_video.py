@@ -68,7 +68,7 @@ def test_kernels_compute_what_they_can(blocks, build, expected):
 
 @torch.no_grad()
 def test_parts_of_one_tensor_are_joined_without_a_copy(blocks):
-    join = blocks.models.diffusers_attention.joined_tokens
+    join = blocks.tokens.joined_tokens
     both = torch.randn(2, 10, 8)
     joined = join(both[:, :-3], both[:, -3:])
     assert joined.data_ptr() == both.data_ptr()
@@ -130,14 +130,12 @@ def test_modules_with_hooks_are_called(blocks, build, path):
     "build", [lambda: ltx(norm_elementwise_affine=True), lambda: hunyuan_video(image_condition_type="token_replace")]
 )
 @torch.no_grad()
-def test_blocks_of_another_structure_are_left(blocks, build):
+def test_blocks_of_another_structure(blocks, build):
     case = build()
     expected = case.run()
-    block = case.model.transformer_blocks[0]
     accelerated(blocks, case)
     assert error(case.run(), expected) < 1e-5
-    assert operations(Case(case.model, case.inputs))["gate_residual"] == 0
-    assert type(block).__name__.endswith("Block")
+    assert operations(Case(case.model, case.inputs))["gate_residual"] > 0
 
 
 def test_another_class_in_place_of_a_norm_is_left(blocks):
@@ -287,7 +285,7 @@ def test_gated_feed_forwards(blocks, activation):
 
 @torch.no_grad()
 def test_gelu_in_the_epilogue_of_a_projection(blocks):
-    feed_forward = blocks.models.diffusers_feed_forward
+    feed_forward = blocks.gated
     projection = nn.Linear(WIDE, 96)
     x = torch.randn(2, TOKENS, WIDE)
     # The epilogue of the CPU has the exact GELU, that of CUDA the tanh approximation.
@@ -297,7 +295,7 @@ def test_gelu_in_the_epilogue_of_a_projection(blocks):
 
 
 def test_epilogues_take_plain_projections_only(blocks):
-    is_plain = blocks.models.diffusers_feed_forward.is_plain_linear
+    is_plain = blocks.gated.is_plain_linear
     projection = nn.Linear(WIDE, 96)
     assert is_plain(projection, torch.float32)
     assert not is_plain(projection, torch.bfloat16)

@@ -234,17 +234,13 @@ def test_other_activations_with_kernel(blocks, activation, op):
     assert error(logits(model), expected) < 1e-5
 
 
-def test_other_norms_are_left(blocks):
+def test_norms_with_other_settings_or_classes(blocks):
     model = model_of("qwen3")
     attention, layer = model.model.layers[0].self_attn, model.model.layers[1]
     attention.k_norm.variance_epsilon = 1e-3
     layer.post_attention_layernorm = nn.RMSNorm(64)
     expected = logits(model)
-    left = dict(blocks.accelerate(model).left)
-    assert left == {
-        ("Qwen3Attention", "its q and k norms have different eps"): 1,
-        ("Qwen3DecoderLayer", "its post_attention_layernorm is not an RMSNorm that the kernels know"): 1,
-    }
+    assert not blocks.accelerate(model).left
     assert error(logits(model), expected) < 1e-5
 
 

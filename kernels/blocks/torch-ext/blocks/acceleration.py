@@ -6,19 +6,10 @@ from typing import Any, Optional
 from torch import nn
 
 from . import models  # noqa: F401
-from .comparison import Check, compare
+from .comparison import Check, compare, is_faster_without, time_shares
 from .graphs import add_generation, add_graphs, remove_graphs
-from .replacements import (
-    Replacement,
-    find,
-    original_class,
-    path_of,
-    put,
-    reason_to_keep,
-    replaced_base,
-    replacement_in,
-    take_out,
-)
+from .norms import reason_of_norm
+from .replacements import Replacement, find, original_class, put, replaced_base, replacement_in, take_out
 from .report import Report, notes_on
 
 
@@ -57,6 +48,8 @@ def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = Fals
             _accelerate_root(root, report)
         if not graphs:
             _remove_graphs(root)
+    if check is not None and checked is not None:
+        _measure_shares(checked, check, report)
     rejected = checked if report.check is not None and report.check.kept == "eager" else None
     if graphs:
         report.graphs = add_graphs(model, but=rejected)
@@ -83,26 +76,24 @@ def _accelerate_root(root: nn.Module, report: Report) -> None:
             name = original_class(module).__name__
             report.replaced[name, replacement.does] += 1
             report.kernels[name, replacement.does] = list(replacement.kernels)
-            inside.update(module.children())
+            report.left.update((name, miss) for miss in replacement.misses)
+            if not replacement.methods:  # the code of a rewritten forward calls those that it does not know
+                inside.update(module.children())
 
 
 def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optional[Replacement]:
     """Replace a module and return by what, or report why it is left."""
-    replacement = find(module)
-    if replacement is not None:
-        reason = reason_to_keep(module, replacement)
-        if reason is None:
-            put(module, replacement)
-            return replacement
-    else:
-        base = replaced_base(module)
-        if base is not None:
-            reason = f"its class is derived from {base.__name__} and may compute something else"
-        elif type(module).__name__.endswith("Norm") and not inside:
-            reason = f"there is no kernel for {path_of(type(module))}"
-        else:
-            return None
-    report.left[type(module).__name__, reason] += 1
+    replacement, reason = find(module)
+    if replacement is not None and reason is None:
+        put(module, replacement)
+        return replacement
+    base = replaced_base(module)
+    if replacement is None and base is not None:
+        reason = f"its class is derived from {base.__name__} and may compute something else"
+    elif reason is None and type(module).__name__.endswith("Norm") and not inside:
+        reason = reason_of_norm(module)
+    if reason is not None:
+        report.left[type(module).__name__, reason] += 1
     return None
 
 
@@ -120,6 +111,16 @@ def _accelerate_checked(root: nn.Module, check: Check, graphs: bool, report: Rep
         return
     _restore_root(root)
     report.check = compare(root, check, accelerate_again, lambda: _restore_root(root))
+    slower = report.check.is_slower
+    if not graphs and (slower or report.check.kept == "accelerated"):
+        if slower:
+            _accelerate_root(root, Report())
+        if _take_out_slow(root, check, trial):
+            kept = {module: replacement_in(module) for module in root.modules()}
+            _restore_root(root)
+            report.check = compare(root, check, lambda: _put_all(kept), lambda: _restore_root(root))
+        elif slower:
+            _restore_root(root)
     report.left += trial.left
     if report.check.kept == "accelerated":
         report.replaced += trial.replaced
@@ -127,6 +128,51 @@ def _accelerate_checked(root: nn.Module, check: Check, graphs: bool, report: Rep
     else:
         for (name, _), number in trial.replaced.items():
             report.left[name, "the check kept the model as it was"] += number
+
+
+def _put_all(replacements: Mapping[nn.Module, Optional[Replacement]]) -> None:
+    for module, replacement in replacements.items():
+        if replacement is not None:
+            put(module, replacement)
+
+
+def _take_out_slow(root: nn.Module, check: Check, trial: Report) -> bool:
+    """Take out the replacements without which the model is faster, a class at a time. Return whether there were any."""
+    groups: dict[tuple[str, str], list[nn.Module]] = {}
+    for module in root.modules():
+        replacement = replacement_in(module)
+        if replacement is not None:
+            groups.setdefault((original_class(module).__name__, replacement.does), []).append(module)
+    slow = False
+    for group, modules in groups.items() if len(groups) > 1 else ():
+        replacements = [replacement_in(module) for module in modules]
+
+        def put_again(modules: Any = modules, replacements: Any = replacements) -> None:
+            for module, replacement in zip(modules, replacements):
+                put(module, replacement)
+
+        def take_out_all(modules: Any = modules) -> None:
+            for module in modules:
+                take_out(module)
+
+        if is_faster_without(root, check, put_again, take_out_all):
+            take_out_all()
+            slow = True
+            trial.left[group[0], "the check found the model faster without its replacement"] += trial.replaced.pop(
+                group
+            )
+    return slow
+
+
+def _measure_shares(root: nn.Module, check: Check, report: Report) -> None:
+    left: dict[tuple[str, str], list[nn.Module]] = {}
+    for module in root.modules():
+        if replacement_in(module) is None:
+            for key in report.left:
+                if key[0] == type(module).__name__:
+                    left.setdefault(key, []).append(module)
+    if left:
+        report.shares = time_shares(root, check, left)
 
 
 def _restore_root(root: nn.Module) -> None:

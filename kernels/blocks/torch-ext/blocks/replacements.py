@@ -1,4 +1,4 @@
-"""Faster forwards for modules of public classes, and how they are put into a module and taken out.
+"""Faster forwards for modules, and how they are found, put into a module and taken out.
 
 A replacement is put in front of the class of a module: `module.__class__` becomes a class made of both. Parameters,
 hooks, `state_dict`, `isinstance`, copies and all other methods stay those of the module, and `super().forward` is its
@@ -7,13 +7,20 @@ own forward.
 
 import copy
 import functools
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType, MethodType
+from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, Optional, Union
 
 from torch import nn
+from torch.compiler import is_compiling
+
+from .norms import NormForm, normalized, recognised_norm
+from .probes import Watched, has_hooks, is_bound, is_rewritten, watched_forward
+from .rewriting import Processing, functions_used, innermost, methods_of, rewrapped, rewritten
 
 Mismatch = Callable[[nn.Module], Optional[str]]
 
@@ -23,18 +30,24 @@ class Replacement:
     """A faster forward.
 
     Attributes:
-        mixin: A class with a `forward` that takes the parameters of the module's own.
+        mixin: A class with a `forward` that takes the parameters of the module's own, or other methods of its class.
         does: What the forward computes with kernels, for the report.
         kernels: The names of the kernels that the forward calls, for the report.
         mismatch: Returns why a module of the class must keep its own forward, or None.
         renamed: Names that some releases of the library give parameters, by the names that the mixin gives them.
+        relies_on: Functions of the library's module, and methods of its classes, that the forward computes in place of.
+        methods: In place of a mixin: the class's own methods, rewritten.
+        misses: What the forward has that no kernel computes, and why.
     """
 
     mixin: type
     does: str
     kernels: tuple[str, ...]
-    mismatch: Mismatch
+    mismatch: Mismatch = lambda module: None
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)  # else it could not be hashed
+    relies_on: tuple[str, ...] = ()
+    methods: Mapping[str, FunctionType] = field(default_factory=dict, compare=False)
+    misses: tuple[str, ...] = ()
 
 
 _by_path: dict[str, Replacement] = {}
@@ -46,17 +59,20 @@ def replaces(
     kernels: tuple[str, ...],
     mismatch: Mismatch = lambda module: None,
     renamed: Mapping[str, str] = MappingProxyType({}),
+    relies_on: tuple[str, ...] = (),
 ) -> Callable[[type], type]:
     """Register the decorated class as the replacement of the classes at `paths`, "package.module.Class" each.
 
-    `kernels` names the kernels that the forward calls itself, without those of replaced modules inside. `mismatch` must
-    check every attribute that the forward reads: the classes change with their libraries. The forward gets a parameter
-    in `renamed` by its own name, whichever of the two names the library uses.
+    A name must be given only where what a forward computes cannot be told from its parts; why, the module that gives it
+    says. `kernels` names the kernels that the forward calls itself, without those of replaced modules inside.
+    `mismatch` must check every attribute that the forward reads: the classes change with their libraries. The forward
+    gets a parameter in `renamed` by its own name, whichever of the two names the library uses. `relies_on` names the
+    library's functions, and methods of its classes, that the forward does not call, but computes what they do.
     """
 
     def register(mixin: type) -> type:
         for path in paths:
-            _by_path[path] = Replacement(mixin, does, kernels, mismatch, renamed)
+            _by_path[path] = Replacement(mixin, does, kernels, mismatch, renamed, relies_on)
         return mixin
 
     return register
@@ -67,9 +83,14 @@ def path_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def find(module: nn.Module) -> Optional[Replacement]:
-    """Return the replacement for modules of this class, whether or not this module matches it."""
-    return _by_path.get(path_of(type(module)))
+def find(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
+    """Return the replacement for a module, if there is one, and why the module keeps its own forward, if it must."""
+    named = _by_path.get(path_of(type(module)))
+    if named is not None:
+        return named, _reason_to_keep(module, named)
+    form = recognised_norm(module)
+    replacement, reason = _rewritten(module) if form is None else (_of_norm(form), None)
+    return replacement, reason if replacement is None else _reason_of_instance(module)
 
 
 def replaced_base(module: nn.Module) -> Optional[type]:
@@ -77,20 +98,134 @@ def replaced_base(module: nn.Module) -> Optional[type]:
     return next((cls for cls in type(module).__mro__[1:] if path_of(cls) in _by_path), None)
 
 
-def reason_to_keep(module: nn.Module, replacement: Replacement) -> Optional[str]:
-    """Return why `module` must keep its own forward, or None."""
-    if _is_rewritten(module) and not hasattr(module, "_hf_hook"):
+def _reason_of_instance(module: nn.Module) -> Optional[str]:
+    if is_rewritten(module) and not hasattr(module, "_hf_hook"):
         return "its forward was replaced by other code"
-    if has_hooks(module):
-        return "it has hooks"
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    # What a hook does cannot be probed. These only look at the outputs, for `output_hidden_states`.
+    if all(getattr(hook, "__module__", "") == "transformers.utils.output_capturing" for hook in hooks):
+        return "it has hooks" if module._backward_hooks or module._backward_pre_hooks else None
+    return "it has hooks"
+
+
+def _reason_to_keep(module: nn.Module, replacement: Replacement) -> Optional[str]:
+    """Return why a module of a class that is replaced by its name must keep its own forward, or None."""
+    reason = _reason_of_instance(module)
+    if reason is not None:
+        return reason
     own = list(inspect.signature(type(module).forward).parameters)
     ours = list(inspect.signature(replacement.mixin.forward).parameters)
     if own not in (ours, [replacement.renamed.get(name, name) for name in ours]):
         return f"its forward has other parameters than expected: {', '.join(own[1:])}"
     try:
-        return replacement.mismatch(module)
+        reason = replacement.mismatch(module)
     except AttributeError as error:
-        return f"it has another structure than expected: {error}"
+        reason = f"it has another structure than expected: {error}"
+    if reason is not None:
+        return reason
+    for path, function in [("forward", type(module).forward), *_relied_on(replacement, type(module))]:
+        if is_foreign(function, type(module)):
+            return f"its {path} was replaced by other code"
+    return None
+
+
+def _relied_on(replacement: Replacement, cls: type) -> list[tuple[str, Any]]:
+    """Return the functions that a replacement computes in place of, as they are now, each with its name."""
+    library, functions = sys.modules[cls.__module__], []
+    for path in replacement.relies_on:
+        value = library
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        functions.append((path, value))
+    return functions
+
+
+def is_foreign(function: Any, cls: type) -> bool:
+    """Return whether a method of a class of a library, or a decorator of it, is neither the library's nor Torch's."""
+    libraries = {base.__module__.partition(".")[0] for base in cls.__mro__} | {"kernels"}
+    while True:
+        if isinstance(function, nn.Module):  # kernels makes modules of functions
+            function = type(function).forward
+        names = getattr(function, "__globals__", None)
+        if names is not None and str(names.get("__name__")).partition(".")[0] not in libraries:
+            return True
+        if not hasattr(function, "__wrapped__"):
+            return names is None
+        function = function.__wrapped__
+
+
+@functools.cache
+def _of_norm(form: NormForm) -> Replacement:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = normalized(form, self, args[0]) if len(args) == 1 and not kwargs else None
+        return super(mixin, self).forward(*args, **kwargs) if result is None else result
+
+    mixin = type("RecognisedNorm", (), {"forward": forward, "_blocks_norm": form})
+    return Replacement(mixin, "LayerNorm" if form.centered else "RMSNorm", (form.kernel,))
+
+
+_rewritings: dict[Hashable, tuple[Optional[Replacement], Optional[str]]] = {}
+
+
+def _rewritten(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
+    """Return a replacement with the methods of a module's class, rewritten, or why it is left, or neither."""
+    cls = type(module)
+    if not methods_of(cls):
+        return None, None
+    processor = getattr(module, "processor", None)
+    key = (
+        *(cls, type(processor), _call_of(processor), *methods_of(cls).values()),
+        functions_used(cls, _call_of(processor)),
+        tuple((name, type(child)) for name, child in module._modules.items()),
+        tuple((name, value) for name, value in vars(module).items() if type(value) is bool),
+    )
+    if key not in _rewritings:
+        _rewritings[key] = _rewrite(module)
+    return _rewritings[key]
+
+
+def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
+    methods: dict[str, FunctionType] = {}
+    does: dict[str, set[str]] = {}
+    reasons: list[str] = []
+    processing = _rewritten_processor(module, reasons)
+    for name, method in methods_of(type(module)).items():
+        inner = innermost(method)
+        if inner is None or (is_foreign(method, type(module)) and name == "forward"):
+            return None, "its forward was replaced by other code"
+        if rewrapped(method, inner, inner) is None:
+            continue
+        new = rewritten(inner, {next(iter(inspect.signature(inner).parameters), "self"): module}, processing)
+        reasons += new.misses
+        if new.function is not None:
+            methods[name] = new.function
+            for what, kernels in new.does.items():
+                does.setdefault(what, set()).update(kernels)
+    misses = tuple(dict.fromkeys(reasons))
+    if not methods:
+        return None, "; ".join(misses) or None
+    kernels = tuple(sorted(set().union(*does.values())))
+    return Replacement(type("Rewritten", (), {}), "; ".join(does), kernels, methods=methods, misses=misses), None
+
+
+def _call_of(processor: Any) -> Any:
+    return vars(type(processor)).get("__call__")
+
+
+def _rewritten_processor(module: nn.Module, reasons: list[str]) -> Optional[Processing]:
+    """Return the call of an attention processor of diffusers, rewritten, or None."""
+    processor = getattr(module, "processor", None)
+    present = _call_of(processor)
+    inner = innermost(present)
+    if inner is None or isinstance(processor, nn.Module):
+        return None
+    if is_foreign(present, type(module)):
+        reasons.append(f"{type(processor).__name__} was replaced by other code")
+        return None
+    names = list(inspect.signature(inner).parameters)[:2]
+    new = rewritten(inner, dict(zip(names, (processor, module))))
+    reasons += new.misses
+    return None if new.function is None else Processing(present, rewrapped(present, inner, new.function), new.does)
 
 
 def put(module: nn.Module, replacement: Replacement) -> None:
@@ -106,37 +241,36 @@ def take_out(module: nn.Module) -> None:
 
 def replacement_in(module: nn.Module) -> Optional[Replacement]:
     """Return the replacement that was put into `module`, or None."""
-    joined = _joined_in(type(module))
-    return None if joined is None else _joined[joined][1]
+    return getattr(type(module), "_blocks_replacement", None)
 
 
 def original_class(module: nn.Module) -> type:
     """Return the class that `module` had before its replacement, and before what wrapped its class since then."""
-    joined = _joined_in(type(module))
-    return type(module) if joined is None else _joined[joined][0]
+    return getattr(type(module), "_blocks_original", type(module))
 
 
-def _is_bound(module: nn.Module, forward: Any) -> bool:
-    """Return whether `forward` is the method of the class of `module`, bound to it."""
-    return isinstance(forward, MethodType) and forward.__self__ is module and forward.__func__ is type(module).forward
-
-
-def _is_rewritten(module: nn.Module) -> bool:
-    return "forward" in module.__dict__ and not _is_bound(module, module.__dict__["forward"])
+def _own_class(cls: type) -> type:
+    """Return `cls` with the original class in place of the joined one: `fully_shard` derives a class from that."""
+    if "_blocks_original" in vars(cls):
+        return cls._blocks_original
+    if not hasattr(cls, "_blocks_original"):
+        return cls
+    namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    return type(cls)(cls.__name__, tuple(_own_class(base) for base in cls.__bases__), namespace)
 
 
 def set_class(module: nn.Module, cls: type) -> None:
     """Set the class of a module, and of its forward where wrappers keep that bound."""
     # The hooks of accelerate, which move weights between devices, keep the bound forward that they found, and leave it
     # in the module when they are removed.
-    bound = [name for name in ("forward", "_old_forward") if _is_bound(module, module.__dict__.get(name))]
+    bound = [name for name in ("forward", "_old_forward") if is_bound(module, module.__dict__.get(name))]
     module.__class__ = cls
     for name in bound:
         module.__dict__[name] = MethodType(cls.forward, module)
 
 
 class _Copied:
-    """Makes pickles and copies of a module whose class is a joined one."""
+    """What classes with a replacement have in common."""
 
     def __reduce_ex__(self, protocol: int) -> Any:
         # Pickled as a module of its own class, so that whoever loads it needs no kernels.
@@ -150,18 +284,47 @@ class _Copied:
         return copied
 
 
-_joined: dict[type, tuple[type, Replacement]] = {}  # by joined class: the original class and what was put before it
-
-
 @functools.cache
 def _join(replacement: Replacement, original: type) -> type:
+    watched = Watched(original)
+    watched.add_method("forward")
+    for path, function in _relied_on(replacement, original):
+        watched.add(sys.modules[original.__module__], path, function)
+    if hasattr(replacement.mixin, "_blocks_norm"):
+        watched = watched_forward(original)
+    # The names stay: libraries compare them, to place a model's blocks on devices for example.
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+    marks = {"_blocks_replacement": replacement, "_blocks_original": original}
+    bases = (_Copied, replacement.mixin, original)
+    joined = type(original.__name__, bases, {**names, **marks, "_blocks_watched": watched})
+    if replacement.methods:
+        for name, new in replacement.methods.items():
+            setattr(joined, name, _dispatched(joined, original, name, new))
+    else:
+        joined.forward = _guarded(joined, original, replacement, watched)
+    _register(joined, original)
+    return joined
+
+
+def _register(joined: type, original: type) -> None:
+    """Let the caches of diffusers, which look up a block by its exact class, know a joined one."""
+    if original.__module__.partition(".")[0] != "diffusers":
+        return
+    try:
+        registry = importlib.import_module("diffusers.hooks._helpers").TransformerBlockRegistry
+        registry.register(joined, copy.copy(registry.get(original)))
+    except (ImportError, AttributeError, ValueError):  # another release, or not a block
+        return
+
+
+def _guarded(joined: type, original: type, replacement: Replacement, watched: Watched) -> Callable:
     signature = inspect.signature(original.forward)
     renamed = [(new, name) for name, new in replacement.renamed.items() if new in signature.parameters]
 
     @functools.wraps(replacement.mixin.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Wrappers keep the bound forward that they found, and call it after the module was restored, too.
-        if not isinstance(self, joined):
+        if not isinstance(self, joined) or not (is_compiling() or watched.are_unchanged()):
             return original.forward(self, *args, **kwargs)
         for new, name in renamed:
             if new in kwargs:
@@ -169,35 +332,25 @@ def _join(replacement: Replacement, original: type) -> type:
         return replacement.mixin.forward(self, *args, **kwargs)
 
     forward.__signature__ = signature
-    # The names stay: libraries compare them, to place a model's blocks on devices for example.
-    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    joined = type(original.__name__, (_Copied, replacement.mixin, original), {**names, "forward": forward})
-    _joined[joined] = original, replacement
-    return joined
+    return forward
 
 
-def _joined_in(cls: type) -> Optional[type]:
-    """Return the joined class that `cls` is or is derived from: `fully_shard` derives a class from that of a module."""
-    return next((base for base in cls.__mro__ if base in _joined), None)
+def _dispatched(joined: type, original: type, name: str, new: FunctionType) -> Callable:
+    """Return a method with the decorators of the original one, which runs `new`."""
+    method = getattr(original, name)
+    inner = innermost(method)
 
+    @functools.wraps(inner)
+    def dispatch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not isinstance(self, joined):
+            return inner(self, *args, **kwargs)
+        present = getattr(original, name)
+        return (new if present is method else present)(self, *args, **kwargs)
 
-def _own_class(cls: type) -> type:
-    """Return `cls` with the original class in place of the joined one."""
-    if cls in _joined:
-        return _joined[cls][0]
-    if _joined_in(cls) is None:
-        return cls
-    namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-    return type(cls)(cls.__name__, tuple(_own_class(base) for base in cls.__bases__), namespace)
+    return rewrapped(method, inner, dispatch)
 
 
 # --- what forwards ask of the modules inside -------------------------------------------------------------------------
-
-
-def has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    )
 
 
 def is_own(module: nn.Module, *classes: Union[type, str]) -> bool:
@@ -208,4 +361,7 @@ def is_own(module: nn.Module, *classes: Union[type, str]) -> bool:
     given as paths, as in `replaces`. Classes derived from them are others, for their forwards may be.
     """
     paths = [cls if isinstance(cls, str) else path_of(cls) for cls in classes]
-    return path_of(type(module)) in paths and not _is_rewritten(module) and not has_hooks(module)
+    if path_of(type(module)) not in paths or is_rewritten(module) or has_hooks(module):
+        return False
+    watched = getattr(type(module), "_blocks_watched", None)
+    return watched is None or watched.are_unchanged()

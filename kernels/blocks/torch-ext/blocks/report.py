@@ -57,6 +57,7 @@ class Report:
         graphs: By model: what its CUDA graphs have done. The counts go on with every call.
         generation: By model: what its `generate` has done. The counts go on with every call.
         check: Both models' times and errors, if `accelerate` was asked to check.
+        shares: By class of module and the reason: which share of the time what is left takes, if it was measured.
     """
 
     replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -67,6 +68,7 @@ class Report:
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
     generation: dict[str, GenerationCounts] = field(default_factory=dict)
     check: Optional[Comparison] = None
+    shares: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as data that `json.dumps` takes."""
@@ -76,7 +78,8 @@ class Report:
                 for (name, does), number in self.replaced.items()
             ],
             "left": [
-                {"class": name, "count": number, "reason": reason} for (name, reason), number in self.left.items()
+                {"class": name, "count": number, "reason": reason, "share": self.shares.get((name, reason))}
+                for (name, reason), number in self.left.items()
             ],
             "notes": list(self.notes),
             "device": kernel_set.DEVICE,
@@ -99,6 +102,8 @@ class Report:
             for (name, words), number in counts.items():
                 kernels = self.kernels.get((name, words)) if counts is self.replaced else None
                 by = f" ({', '.join(kernels)})" if kernels else ""
+                if counts is self.left and (name, words) in self.shares:
+                    by = f" ({self.shares[name, words]:.1%} of the time)"
                 lines.append(f"  {number:4} x {name:{width}}  {words}{by}")
         for name, counts in self.graphs.items():
             lines += [f"graphs of {name}:", *(f"  {line}" for line in str(counts).splitlines())]

@@ -1,11 +1,9 @@
 """Replacements, by library and model. Importing this package registers them all."""
 
 from . import (  # noqa: F401
-    diffusers_ada_norms,
     diffusers_attention,
     diffusers_basic_block,
     diffusers_cogvideox,
-    diffusers_feed_forward,
     diffusers_flux,
     diffusers_flux2,
     diffusers_hunyuan_video,
@@ -13,11 +11,5 @@ from . import (  # noqa: F401
     diffusers_qwen_image,
     diffusers_sd3,
     diffusers_wan,
-    library_norms,
-    rms_norm_forms,
-    torch_norms,
-    transformers_attention,
-    transformers_layers,
     transformers_masks,
-    transformers_mlp,
 )

@@ -121,20 +121,6 @@ def within_float16(x: Tensor) -> Tensor:
     return x.clip(-65504, 65504) if x.dtype == torch.float16 else x
 
 
-def joined_tokens(first: Tensor, second: Tensor) -> Tensor:
-    """Return `torch.cat((first, second), dim=1)`, without a copy of two parts of one tensor, as blocks return them."""
-    batch, tokens, channels = first.shape
-    both = tokens + second.shape[1]
-    if (
-        not torch.is_grad_enabled()
-        and first.stride() == second.stride() == (both * channels, channels, 1)
-        and second.storage_offset() == first.storage_offset() + tokens * channels
-        and second.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-    ):
-        return first.as_strided((batch, both, channels), first.stride())
-    return torch.cat((first, second), dim=1)
-
-
 def split_tables(tables: tuple[Tensor, Tensor], tokens: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the rotary tables of the first `tokens` tokens, and those of the others."""
     cos, sin = tables

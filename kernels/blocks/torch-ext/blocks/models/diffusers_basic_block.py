@@ -1,4 +1,7 @@
-"""The transformer block of SDXL and PixArt in diffusers, which other models have, too."""
+"""The transformer block of SDXL and PixArt in diffusers, which other models have, too.
+
+Known by name: conditions on the kind of the norms are between the sums and the norms.
+"""
 
 from typing import Any, Optional
 

@@ -1,4 +1,7 @@
-"""CogVideoX in diffusers."""
+"""CogVideoX in diffusers.
+
+Known by name: the norm that follows a sum is inside another module, with its modulation.
+"""
 
 from typing import Any, Optional
 
@@ -29,48 +32,6 @@ def _norm_mismatch(module: nn.Module) -> Optional[str]:
     return _layer_norm_mismatch(module.norm)
 
 
-@replaces(
-    "diffusers.models.normalization.CogVideoXLayerNormZero",
-    does="LayerNorm with modulation",
-    kernels=("adaln",),
-    mismatch=_norm_mismatch,
-)
-class CogVideoXNorm:
-    def forward(
-        self, hidden_states: Tensor, encoder_hidden_states: Tensor, temb: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x, context, norm = hidden_states, encoder_hidden_states, self.norm
-        if not (takes(x) and temb.dtype == context.dtype == x.dtype and is_layer_norm(norm, x.dtype)):
-            return super().forward(x, context, temb)
-        shift, scale, gate, c_shift, c_scale, c_gate = self.linear(self.silu(temb)).chunk(6, dim=1)
-        options = norm.weight, norm.bias, norm.eps, "each"
-        x = adaln.ada_layer_norm(x, scale, shift, *options)
-        context = adaln.ada_layer_norm(context, c_scale, c_shift, *options)
-        return x, context, gate[:, None], c_gate[:, None]
-
-
-@replaces(
-    "diffusers.models.normalization.AdaLayerNorm",
-    does="LayerNorm with modulation",
-    kernels=("adaln",),
-    mismatch=_norm_mismatch,
-)
-class AdaLayerNorm:
-    def forward(self, x: Tensor, timestep: Optional[Tensor] = None, temb: Optional[Tensor] = None) -> Tensor:
-        norm = self.norm
-        if not (
-            self.emb is None
-            and self.chunk_dim == 1
-            and takes(x)
-            and x.dim() == 3
-            and temb.dtype == x.dtype
-            and is_layer_norm(norm, x.dtype)
-        ):
-            return super().forward(x, timestep, temb)
-        shift, scale = self.linear(self.silu(temb)).chunk(2, dim=1)
-        return adaln.ada_layer_norm(x, scale, shift, norm.weight, norm.bias, norm.eps, "each")
-
-
 def _block_mismatch(block: nn.Module) -> Optional[str]:
     for norm in (block.norm1, block.norm2):
         if path_of(original_class(norm)) != "diffusers.models.normalization.CogVideoXLayerNormZero":
@@ -90,6 +51,7 @@ def _block_mismatch(block: nn.Module) -> Optional[str]:
     does="LayerNorm with modulation, residual sums with gates and norms, q and k norms and rotary embedding",
     kernels=("adaln", "rope3d"),
     mismatch=_block_mismatch,
+    relies_on=("Attention.forward", "CogVideoXAttnProcessor2_0.__call__", "CogVideoXLayerNormZero.forward"),
 )
 class CogVideoXBlock:
     def forward(

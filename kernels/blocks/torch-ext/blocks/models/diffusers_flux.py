@@ -1,111 +1,27 @@
-"""Flux.1 in diffusers."""
+"""Flux.1 in diffusers.
+
+Its attention is known by name: the processor joins both streams between the norms of q and k and their rotary
+embedding, and one kernel for both must run before.
+"""
 
 from typing import Any, Optional, Union
 
-import torch
 from torch import Tensor, nn
 
-from ..kernel_set import adaln, takes
-from ..replacements import original_class, path_of, replaces
+from ..kernel_set import takes
+from ..replacements import replaces
 from ..rotary_tables import halves
 from .diffusers_attention import (
-    ada_norms_mismatch,
-    are_own,
     are_own_norms,
     dispatch_attention,
     joined_heads,
-    joined_tokens,
     library_of,
     norms_mismatch,
-    plain_layer_norms_mismatch,
-    projections_mismatch,
     rotated_heads,
     split_tables,
-    transformed,
-    within_float16,
 )
-from .diffusers_feed_forward import activated_projection
 
 _BothStreams = tuple[Tensor, Tensor]
-
-
-def _block_mismatch(block: nn.Module) -> Optional[str]:
-    return ada_norms_mismatch("AdaLayerNormZero", block.norm1, block.norm1_context) or plain_layer_norms_mismatch(
-        block.norm2, block.norm2_context
-    )
-
-
-@replaces(
-    "diffusers.models.transformers.transformer_flux.FluxTransformerBlock",
-    does="residual sums with gates and norms",
-    kernels=("adaln",),
-    mismatch=_block_mismatch,
-)
-class FluxBlock:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        temb: Tensor,
-        image_rotary_emb: Optional[_BothStreams] = None,
-        joint_attention_kwargs: Optional[dict[str, Any]] = None,
-    ) -> _BothStreams:
-        x, context, more = hidden_states, encoder_hidden_states, joint_attention_kwargs
-        if not (
-            takes(x)
-            and temb.dtype == context.dtype == x.dtype
-            and are_own(nn.LayerNorm, self.norm2, self.norm2_context)
-        ):
-            return super().forward(x, context, temb, image_rotary_emb, more)
-        normed, *modulation = self.norm1(x, emb=temb)
-        normed_context, *context_modulation = self.norm1_context(context, emb=temb)
-        attended, attended_context, *of_image_prompt = self.attn(
-            hidden_states=normed,
-            encoder_hidden_states=normed_context,
-            image_rotary_emb=image_rotary_emb,
-            **(more or {}),
-        )
-        x = transformed(x, attended, self.norm2, self.ff, modulation)
-        for branch in of_image_prompt:
-            x = x + branch
-        context = transformed(context, attended_context, self.norm2_context, self.ff_context, context_modulation)
-        return within_float16(context), x
-
-
-def _single_block_mismatch(block: nn.Module) -> Optional[str]:
-    if path_of(original_class(block.attn)) != "diffusers.models.transformers.transformer_flux.FluxAttention":
-        return "its attention is not FluxAttention"
-    return projections_mismatch(block.proj_mlp, block.act_mlp, block.proj_out) or ada_norms_mismatch(
-        "AdaLayerNormZeroSingle", block.norm
-    )
-
-
-@replaces(
-    "diffusers.models.transformers.transformer_flux.FluxSingleTransformerBlock",
-    does="residual sum with gate, without copies of both streams",
-    kernels=("adaln",),
-    mismatch=_single_block_mismatch,
-)
-class FluxSingleBlock:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        temb: Tensor,
-        image_rotary_emb: Optional[_BothStreams] = None,
-        joint_attention_kwargs: Optional[dict[str, Any]] = None,
-    ) -> _BothStreams:
-        context, more = encoder_hidden_states, joint_attention_kwargs
-        if not (takes(hidden_states) and temb.dtype == context.dtype == hidden_states.dtype):
-            return super().forward(hidden_states, context, temb, image_rotary_emb, more)
-        x = joined_tokens(context, hidden_states)
-        normed, gate = self.norm(x, emb=temb)
-        hidden = activated_projection(self.proj_mlp, self.act_mlp, normed)
-        attended = self.attn(hidden_states=normed, image_rotary_emb=image_rotary_emb, **(more or {}))
-        branch = self.proj_out(torch.cat((attended, hidden), dim=2))
-        x = within_float16(adaln.gate_residual(x, branch, gate, rounding="each"))
-        tokens = context.shape[1]
-        return x[:, :tokens], x[:, tokens:]
 
 
 def head_norms_mismatch(attention: nn.Module) -> Optional[str]:
@@ -164,6 +80,7 @@ def attended_tokens(
     does="q and k norms with rotary embedding",
     kernels=("rope3d",),
     mismatch=head_norms_mismatch,
+    relies_on=("FluxAttnProcessor.__call__", "apply_rotary_emb"),
 )
 class FluxAttention:
     def forward(

@@ -1,13 +1,19 @@
-"""HunyuanVideo in diffusers."""
+"""HunyuanVideo in diffusers.
+
+Known by name: the processor rotates a part of the tokens, and copies both streams, after the norms. That tables may be
+kept cannot be probed.
+"""
 
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
+from ..gated import activated_projection
 from ..kernel_set import adaln, rmsnorm, rope3d, takes
 from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves, keep_tables
+from ..tokens import joined_tokens
 from .diffusers_attention import (
     ada_norms_mismatch,
     are_own,
@@ -15,14 +21,12 @@ from .diffusers_attention import (
     diffusers_norms,
     dispatch_attention,
     heads_of,
-    joined_tokens,
     library_of,
     norms_mismatch,
     plain_layer_norms_mismatch,
     projections_mismatch,
     transformed,
 )
-from .diffusers_feed_forward import activated_projection
 
 _ATTENTION = "diffusers.models.attention_processor.Attention"
 _RMS_NORM = "diffusers.models.normalization.RMSNorm"
@@ -52,6 +56,7 @@ def _attention_mismatch(attention: nn.Module, *norms: nn.Module) -> Optional[str
     does="LayerNorm with modulation, residual sums with gates and norms, q and k norms with rotary embedding",
     kernels=("adaln", "rmsnorm", "rope3d"),
     mismatch=_block_mismatch,
+    relies_on=("Attention.forward", "HunyuanVideoAttnProcessor2_0.__call__"),
 )
 class HunyuanVideoBlock:
     def forward(
@@ -103,6 +108,7 @@ def _single_block_mismatch(block: nn.Module) -> Optional[str]:
     does="residual sum with gate, q and k norms with rotary embedding, without copies of both streams",
     kernels=("adaln", "rope3d"),
     mismatch=_single_block_mismatch,
+    relies_on=("Attention.forward", "HunyuanVideoAttnProcessor2_0.__call__"),
 )
 class HunyuanVideoSingleBlock:
     def forward(
@@ -125,7 +131,7 @@ class HunyuanVideoSingleBlock:
         more = context.shape[1]
         x = joined_tokens(hidden_states, context)
         normed, gate = self.norm(x, emb=temb)
-        hidden = activated_projection(self.proj_mlp, self.act_mlp, normed)
+        hidden = activated_projection(self.act_mlp, self.proj_mlp, normed)
         attended = _attend_to_joined(self, normed, more, attention_mask, rotary)
         branch = self.proj_out(torch.cat((attended, hidden), dim=2))
         x = adaln.gate_residual(x, branch, gate, rounding="each")

@@ -1,68 +1,24 @@
-"""LTX-Video in diffusers."""
+"""LTX-Video in diffusers.
+
+Its attention is known by name: the processor rotates under a condition, after the norms. The rotary embedding is known
+by name because its tables may be kept: that it makes the same ones for the same sizes cannot be probed.
+"""
 
 from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from ..kernel_set import adaln, rope3d, takes
-from ..replacements import is_own, original_class, path_of, replaces
+from ..kernel_set import rope3d, takes
+from ..replacements import replaces
 from ..rotary_tables import halves, keep_tables, with_halves
 from .diffusers_attention import (
     are_own_norms,
-    diffusers_norms,
     dispatch_attention,
     heads_of,
     library_of,
     mask_of_heads,
     norms_mismatch,
 )
-
-
-def _block_mismatch(block: nn.Module) -> Optional[str]:
-    for norm in (block.norm1, block.norm2):
-        if path_of(original_class(norm)) != "diffusers.models.normalization.RMSNorm" or norm.weight is not None:
-            return "its norms are not RMSNorms without weight"
-        if len(norm.dim) != 1:
-            return "its norms normalize over several dimensions"
-    if block.scale_shift_table.dim() != 2 or block.scale_shift_table.shape[0] != 6:
-        return "its modulation does not have six parts"
-    return None
-
-
-@replaces(
-    "diffusers.models.transformers.transformer_ltx.LTXVideoTransformerBlock",
-    does="RMSNorm with modulation, and residual sums with gates and norms",
-    kernels=("adaln",),
-    mismatch=_block_mismatch,
-)
-class LTXBlock:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        temb: Tensor,
-        image_rotary_emb: Optional[tuple[Tensor, Tensor]] = None,
-        encoder_attention_mask: Optional[Tensor] = None,
-    ) -> Tensor:
-        x = hidden_states
-        norm1, norm2 = self.norm1, self.norm2
-        if not (takes(x) and temb.dtype == self.scale_shift_table.dtype == x.dtype and _are_own(norm1, norm2)):
-            return super().forward(x, encoder_hidden_states, temb, image_rotary_emb, encoder_attention_mask)
-        table = self.scale_shift_table.to(temb.device) + temb.unflatten(-1, (6, -1))
-        shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(2)
-        normed = adaln.ada_rms_norm(x, scale1, shift1, eps=norm1.eps, rounding="each")
-        attended = self.attn1(hidden_states=normed, encoder_hidden_states=None, image_rotary_emb=image_rotary_emb)
-        x = adaln.gate_residual(x, attended, gate1, rounding="each")
-        attended = self.attn2(
-            x, encoder_hidden_states=encoder_hidden_states, image_rotary_emb=None, attention_mask=encoder_attention_mask
-        )
-        x, normed = adaln.add_ada_norm(x, attended, scale2, shift2, eps=norm2.eps, norm="rms", rounding="each")
-        return adaln.gate_residual(x, self.ff(normed), gate2, rounding="each")
-
-
-def _are_own(*norms: nn.Module) -> bool:
-    cls = diffusers_norms().RMSNorm
-    return all(is_own(norm, cls) for norm in norms)
 
 
 def _attention_mismatch(attention: nn.Module) -> Optional[str]:
@@ -74,6 +30,7 @@ def _attention_mismatch(attention: nn.Module) -> Optional[str]:
     does="q and k norms with rotary embedding",
     kernels=("rope3d",),
     mismatch=_attention_mismatch,
+    relies_on=("LTXVideoAttnProcessor.__call__", "apply_rotary_emb"),
 )
 class LTXAttention:
     def forward(

@@ -1,4 +1,8 @@
-"""Qwen-Image in diffusers."""
+"""Qwen-Image in diffusers.
+
+Known by name: a method of the block modulates what the block has normalized, and the processor joins both streams after
+rotating them. That tables may be kept cannot be probed.
+"""
 
 from collections.abc import Callable
 from typing import Any, Optional
@@ -51,6 +55,12 @@ def _norms(attention: nn.Module) -> tuple[nn.Module, ...]:
     does="LayerNorm with modulation, residual sums with gates and norms, q and k norms with rotary embedding",
     kernels=("adaln", "rope3d"),
     mismatch=_block_mismatch,
+    relies_on=(
+        "Attention.forward",
+        "QwenDoubleStreamAttnProcessor2_0.__call__",
+        "QwenImageTransformerBlock._modulate",
+        "apply_rotary_emb_qwen",
+    ),
 )
 class QwenImageBlock:
     def forward(

@@ -1,4 +1,8 @@
-"""Stable Diffusion 3 and 3.5 in diffusers."""
+"""Stable Diffusion 3 and 3.5 in diffusers.
+
+Known by name: the second attention is computed, under a condition, between a sum and its norm; and for both attentions
+one norm is modulated twice, where two kernels read less than a norm and what modulates it.
+"""
 
 from typing import Any, Optional
 
@@ -6,7 +10,13 @@ from torch import Tensor, nn
 
 from ..kernel_set import adaln, takes
 from ..replacements import replaces
-from .diffusers_attention import ada_norms_mismatch, are_own, plain_layer_norms_mismatch, transformed
+from .diffusers_attention import (
+    ada_norms_mismatch,
+    are_own,
+    plain_layer_norms_mismatch,
+    projections_mismatch,
+    transformed,
+)
 from .diffusers_plain_attention import attend_jointly
 
 
@@ -26,10 +36,30 @@ def _joint_block_mismatch(block: nn.Module) -> Optional[str]:
 
 
 @replaces(
+    "diffusers.models.normalization.SD35AdaLayerNormZeroX",
+    does="LayerNorm with two modulations",
+    kernels=("adaln",),
+    mismatch=lambda module: plain_layer_norms_mismatch(module.norm) or projections_mismatch(module.linear, module.silu),
+)
+class SD35AdaLayerNormZeroX:
+    def forward(self, hidden_states: Tensor, emb: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        x, eps = hidden_states, self.norm.eps
+        if not (takes(x) and x.dim() == 3 and are_own(nn.LayerNorm, self.norm) and emb.dtype == x.dtype):
+            return super().forward(x, emb)
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp, shift2, scale2, gate2 = self.linear(self.silu(emb)).chunk(
+            9, dim=1
+        )
+        normed = adaln.ada_layer_norm(x, scale, shift, eps=eps, rounding="each")
+        normed2 = adaln.ada_layer_norm(x, scale2, shift2, eps=eps, rounding="each")
+        return normed, gate, shift_mlp, scale_mlp, gate_mlp, normed2, gate2
+
+
+@replaces(
     "diffusers.models.attention.JointTransformerBlock",
     does="residual sums with gates and norms",
     kernels=("adaln",),
     mismatch=_joint_block_mismatch,
+    relies_on=("Attention.forward", "JointAttnProcessor2_0.__call__"),
 )
 class JointBlock:
     def forward(
@@ -64,23 +94,3 @@ class JointBlock:
         if context_modulation is None:
             return None, x
         return transformed(context, attended_context, self.norm2_context, self.ff_context, context_modulation), x
-
-
-def _single_block_mismatch(block: nn.Module) -> Optional[str]:
-    return plain_layer_norms_mismatch(block.norm2) or ada_norms_mismatch("AdaLayerNormZero", block.norm1)
-
-
-@replaces(
-    "diffusers.models.transformers.transformer_sd3.SD3SingleTransformerBlock",
-    does="residual sums with gates and norms",
-    kernels=("adaln",),
-    mismatch=_single_block_mismatch,
-)
-class SD3SingleBlock:
-    def forward(self, hidden_states: Tensor, temb: Tensor) -> Tensor:
-        x = hidden_states
-        if not (takes(x) and temb.dtype == x.dtype and are_own(nn.LayerNorm, self.norm2)):
-            return super().forward(x, temb)
-        normed, *modulation = self.norm1(x, emb=temb)
-        attended, _ = attend_jointly(self.attn, normed, None, {})
-        return transformed(x, attended, self.norm2, self.ff, modulation)

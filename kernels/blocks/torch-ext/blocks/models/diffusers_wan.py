@@ -1,4 +1,8 @@
-"""Wan 2.1 and 2.2 in diffusers, and the models that have their blocks: VACE, Animate, ChronoEdit."""
+"""Wan 2.1 and 2.2 in diffusers, and the models that have their blocks: VACE, Animate, ChronoEdit.
+
+Known by name: the blocks convert to float32 and back between the operations that one kernel computes in float32, and
+the processor makes its rotary function anew at each call. That tables may be kept cannot be probed.
+"""
 
 from typing import Any, Optional
 
@@ -6,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernel_set import adaln, rope3d, takes
+from ..norms import weight_for
 from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves, keep_tables
 from .diffusers_attention import (
@@ -16,7 +21,6 @@ from .diffusers_attention import (
     library_of,
     norms_mismatch,
 )
-from .torch_norms import weight_for
 
 _NORM = "diffusers.models.normalization.FP32LayerNorm"
 
@@ -117,6 +121,7 @@ def _attention_mismatch(attention: nn.Module) -> Optional[str]:
     does="q and k norms with rotary embedding",
     kernels=("rope3d",),
     mismatch=_attention_mismatch,
+    relies_on=("WanAttnProcessor.__call__",),
 )
 class WanAttention:
     def forward(

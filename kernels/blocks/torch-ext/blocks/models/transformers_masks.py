@@ -2,7 +2,8 @@
 
 Without a mask, position ids and a cache, every sequence is one text from its start, and its attention is causal. The
 attention function computes that without a mask, which is faster. transformers makes sure by reading the position ids
-that the model has just made, which a capture does not allow, so it makes a mask there.
+that the model has just made, which a capture does not allow, so it makes a mask there. The models are known by name:
+whether their masks are only causal depends on their configuration, which a probe cannot vary.
 """
 
 from typing import Any, Optional
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 
 from .. import kernel_set
 from ..replacements import replaces
-from .transformers_attention import RENAMED
+
+# From release 5.24 on, a cache is the argument `cache`. Before, `cache` was among the other arguments, with another
+# meaning: the pages of continuous batching.
+RENAMED = {"past_key_values": "cache"}
 
 
 def _mismatch(model: nn.Module) -> Optional[str]:

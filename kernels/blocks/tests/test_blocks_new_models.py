@@ -1,0 +1,102 @@
+"""Models that the package names nowhere: what is replaced, and how right they are."""
+
+import copy
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from new_models import DIFFUSION, NAMES, TEXT, VISION, new_model
+from text_models import TOKENS, logits, model_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PACKAGE = Path(__file__).parents[1] / "torch-ext/blocks"
+# Models without a rotary embedding that a kernel computes, and without a gated MLP.
+NO_ROTARY = {"AuraFlow", "CogView 4", "Cosmos", "Mochi", "PRX", "Sana", "SkyReels 2", "Z-Image"} | (
+    VISION.keys() - {"dinov3_vit", "pixtral"}
+)
+UNGATED = {
+    *(
+        "apertus",
+        "arcee",
+        "gpt_oss",
+        "starcoder2",
+        "LTX-2",
+        "Bria",
+        "LongCat-Image",
+        "CogView 4",
+        "Cosmos",
+        "SkyReels 2",
+    ),
+    *(VISION.keys() - {"aimv2_vision_model", "pixtral"}),
+}
+
+
+def error(actual, expected):
+    return ((actual.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_new_model(blocks, name):
+    """Norms, gates and rotary embeddings are replaced, and results are as close to float64 as the model's own."""
+    model, run = new_model(name)
+    own, reference = run(model), run(copy.deepcopy(model).double())
+    lower = copy.deepcopy(model).bfloat16()
+    own_lower = run(lower)
+    report = blocks.accelerate(model)
+    blocks.accelerate(lower)
+    assert error(run(model), reference) <= 1.3 * error(own, reference)
+    # Of one draw of weights, in which a router may choose another expert.
+    assert error(run(lower), reference) <= 2 * error(own_lower, reference)
+    norms = [module for module in model.modules() if blocks.norms.recognised_norm(module) is not None]
+    assert norms and all(blocks.replacements.replacement_in(norm) is not None for norm in norms)
+    does = " ".join(words for _, words in report.replaced)
+    assert ("rotary" in does) == (name not in NO_ROTARY)
+    assert ("activation of the gate" in does) == (name not in UNGATED)
+    assert not {words for cls, words in report.left if cls.endswith("Norm") and "layer" not in cls.lower()}
+    blocks.restore(model)
+    assert torch.equal(run(model), own)
+
+
+def test_there_are_forty_and_the_code_names_none():
+    assert len(NAMES) >= 40 and min(map(len, (TEXT, VISION, DIFFUSION))) >= 9
+    code = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    named = set()
+    for name in NAMES:
+        model, _ = new_model(name)
+        library = type(model).__module__
+        if f'"{library}.' in code:
+            named.add(library)
+    assert not named
+
+
+def test_recognition_takes_two_seconds_for_eighty_layers(blocks):
+    model = model_of("llama", num_hidden_layers=80)
+    start = time.perf_counter()
+    report = blocks.accelerate(model)
+    assert time.perf_counter() - start < 2
+    assert report.replaced["LlamaDecoderLayer", "residual sum with norm"] == 80
+
+
+def test_recognition_changes_no_state(blocks):
+    model = model_of("qwen3")
+    before = {path: dict(module.__dict__) for path, module in model.named_modules()}
+    random = torch.get_rng_state()
+    blocks.accelerate(model)
+    assert torch.equal(torch.get_rng_state(), random)
+    for path, module in model.named_modules():
+        assert module.__dict__.keys() == before[path].keys()
+        assert all(module.__dict__[name] is value for name, value in before[path].items())
+
+
+def test_captured_hidden_states_before_accelerating(blocks):
+    """The hooks of transformers for these only look at outputs."""
+    model = model_of("qwen3")
+    expected = model(TOKENS, output_hidden_states=True).hidden_states
+    report = blocks.accelerate(model)
+    assert not report.left and report.replaced["Qwen3DecoderLayer", "residual sum with norm"] == 2
+    actual = model(TOKENS, output_hidden_states=True).hidden_states
+    assert len(actual) == len(expected)
+    assert all(error(mine, own.double()) < 1e-5 for mine, own in zip(actual, expected))
+    assert logits(model).isfinite().all()

@@ -1,0 +1,353 @@
+"""Norms, recognised by what they compute, alone and together with residual sums, gates and modulations."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from . import probes
+from .kernel_set import adaln, rmsnorm, takes
+
+_PLAIN = (Tensor, nn.Parameter)
+# What norms use whose eps is not an attribute. That of Torch depends on the dtype.
+_CONSTANTS = (1e-5, 1e-6, 1e-8, 1e-12)
+
+
+@dataclass(frozen=True, eq=False)
+class NormForm:
+    """What a norm computes over the last dimension: `(x - mean) * rsqrt(variance + eps) * (offset + weight) + bias`.
+
+    Attributes:
+        sample: A norm like it, to see how it rounds with other dtypes.
+        centered: Whether it subtracts the mean.
+        weight: The name of the parameter, or None.
+        bias: The name of the parameter, or None.
+        eps: The name of the attribute, or the number.
+        offset: Added to the weight.
+        width: The number of elements that it normalizes, or None for any.
+        roundings: By dtypes of x and of the weight: where the norm rounds, as in `rmsnorm.rms_norm`, or None.
+    """
+
+    sample: nn.Module
+    centered: bool
+    weight: Optional[str]
+    bias: Optional[str]
+    eps: Union[str, float]
+    offset: float
+    width: Optional[int]
+    roundings: dict[tuple[torch.dtype, Optional[torch.dtype]], Optional[str]] = field(default_factory=dict)
+
+    @property
+    def kernel(self) -> str:
+        return "adaln" if self.centered else "rmsnorm"
+
+    def eps_of(self, norm: nn.Module) -> float:
+        return getattr(norm, self.eps) if isinstance(self.eps, str) else self.eps
+
+    def rounding(self, dtype: torch.dtype, weight: Optional[torch.dtype]) -> Optional[str]:
+        """Return where a norm rounds whose input and weight have these dtypes; None if not as the kernels can."""
+        try:
+            return self.roundings[dtype, weight]
+        except KeyError:
+            self.roundings[dtype, weight] = rounding = _rounding(self, dtype, weight)
+            return rounding
+
+    def statement(self, norm: nn.Module, x: Tensor, rounding: str) -> Tensor:
+        """Compute the norm with Torch, rounding as the kernels do."""
+        weight, bias = self.parameters(norm)
+        y = x.float()
+        if self.centered:
+            y = y - y.mean(-1, keepdim=True)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps_of(norm))
+        if self.centered:
+            y = y if weight is None else y * (self.offset + weight.float())
+            return (y if bias is None else y + bias.float()).to(x.dtype)
+        if rounding == "before_weight" and weight is not None:
+            y = y.to(x.dtype) * weight
+        else:
+            y = (y if weight is None else y * (self.offset + weight.float())).to(x.dtype)
+        return y if bias is None else y + bias
+
+    def parameters(self, norm: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor]]:
+        return self.weight and norm._parameters[self.weight], self.bias and norm._parameters[self.bias]
+
+
+# --- recognition ------------------------------------------------------------------------------------------------------
+
+_forms: dict[Hashable, Optional[NormForm]] = {}
+
+
+def recognised_norm(norm: nn.Module) -> Optional[NormForm]:
+    """Return what a norm computes with its present forward, or None if that is nothing that the kernels compute."""
+    form = getattr(type(norm), "_blocks_norm", None)
+    if form is not None:
+        return form
+    cls = type(norm)
+    if not _is_candidate(norm):
+        return None
+    key = cls, probes.watched_forward(cls).key(), probes.settings_of(norm)
+    if key not in _forms:
+        with probes.probing() as source:
+            _forms[key] = _recognise(norm, source)
+    return _forms[key]
+
+
+def reason_of_norm(norm: nn.Module) -> Optional[str]:
+    """Return why the kernels do not compute what is called a norm; None for one that only has other norms inside."""
+    if norm._modules:
+        return None
+    shape = getattr(norm, "normalized_shape", getattr(norm, "dim", ()))
+    several = isinstance(shape, (tuple, list)) and len(shape) > 1
+    if several or any(p is not None and p.dim() > 1 for p in norm._parameters.values()):
+        return "it normalizes over several dimensions"
+    return "it computes no norm that a kernel does"
+
+
+def _is_candidate(norm: nn.Module) -> bool:
+    if norm._modules or norm._buffers or type(norm).forward is nn.Module.forward:
+        return False
+    given = [p for p in norm._parameters.values() if p is not None]
+    if len(given) > 2 or any(p.dim() != 1 or p.shape != given[0].shape or type(p) not in _PLAIN for p in given):
+        return False
+    arguments = probes.required_arguments(type(norm).forward)
+    return arguments is not None and len(arguments) == 1
+
+
+def _recognise(norm: nn.Module, source: torch.Generator) -> Optional[NormForm]:
+    given = [name for name, p in norm._parameters.items() if p is not None]
+    width = norm._parameters[given[0]].shape[0] if given else _width_of(norm)
+    sample = _sample(norm, source, torch.float32, width or 24)
+    x = _input(source, width or 24)
+    try:
+        actual = [sample(part) for part in (x, x[0], x[None])]
+        fixed = width if given or not _takes_width(sample, x[..., :-1]) else None
+    except Exception:
+        return None
+    if not isinstance(actual[0], Tensor) or actual[0].shape != x.shape:
+        return None
+    epsilons: list[Any] = [
+        name for name, value in norm.__dict__.items() if isinstance(value, float) and 0 < value < 0.1
+    ]
+    first, second = (*given, None, None)[:2]
+    orders = [(first, second), (second, first)] if given else [(None, None)]
+    for centered in (False, True):
+        for weight, bias in orders:
+            for offset in (0.0, 1.0) if weight and not centered else (0.0,):
+                for eps in (*epsilons, *_CONSTANTS, torch.finfo(torch.float32).eps):
+                    form = NormForm(sample, centered, weight, bias, eps, offset, fixed)
+                    parts = zip(actual, (x, x[0], x[None]))
+                    if not all(probes.agree(own, form.statement(sample, part, "last")) for own, part in parts):
+                        continue
+                    if form.rounding(torch.float32, torch.float32 if weight else None) is None:
+                        continue
+                    lower = form.rounding(torch.bfloat16, torch.bfloat16 if weight else None)
+                    return form if lower is not None or isinstance(eps, float) else None
+    return None
+
+
+def _width_of(norm: nn.Module) -> Optional[int]:
+    """Return the number of elements that a norm without parameters was made for, if it has it as an attribute."""
+    for value in norm.__dict__.values():
+        size = value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
+        if type(size) is int and size > 3:
+            return size
+    return None
+
+
+def _takes_width(norm: nn.Module, x: Tensor) -> bool:
+    try:
+        norm(x)
+    except Exception:
+        return False
+    return True
+
+
+def _sample(norm: nn.Module, source: torch.Generator, dtype: Optional[torch.dtype], width: int) -> nn.Module:
+    given = norm._parameters.items()
+    return probes.copied(norm, {name: p if p is None else probes.random(width, source, dtype) for name, p in given})
+
+
+def _input(source: torch.Generator, width: int) -> Tensor:
+    """Return rows whose squares are far above eps, and rows where they are not."""
+    x = probes.random((2, 5, width), source) + 0.5
+    return x * torch.tensor([1.0, 1e-3, 3.0, 1e-2, 0.1])[:, None]
+
+
+def _rounding(form: NormForm, dtype: torch.dtype, weight_dtype: Optional[torch.dtype]) -> Optional[str]:
+    with probes.probing() as source:
+        width = form.width or 24
+        norm = _sample(form.sample, source, weight_dtype or torch.float32, width)
+        # Releases of Torch differ in the eps that stands for None: that of x's dtype, or float32's.
+        if isinstance(form.eps, float) and "eps" in norm.__dict__ and dtype != torch.float32:
+            return None
+        x = _input(source, width).to(dtype)
+        try:
+            own = norm(x)
+        except Exception:
+            return None
+        for rounding in ("before_weight", "last"):
+            if rounding == "before_weight" and (form.centered or form.offset):
+                continue
+            if probes.agree(own, form.statement(norm, x, rounding)):
+                return rounding
+    return None
+
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+
+
+def form_of(norm: Any) -> Optional[NormForm]:
+    """Return what the kernels may compute in place of a call of `norm` now, or None if it must be called."""
+    form = getattr(type(norm), "_blocks_norm", None)
+    if form is None or probes.has_hooks(norm) or probes.is_rewritten(norm):
+        return None
+    return form if type(norm)._blocks_watched.are_unchanged() else None
+
+
+def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
+    """Return a weight or bias in a dtype that the kernels take beside `x`: that of `x`, or float32."""
+    return parameter if parameter is None or parameter.dtype == x.dtype else parameter.float()
+
+
+def takes_rows(x: Tensor, width: Optional[int]) -> bool:
+    """Return whether the kernels should normalize `x` over its last dimension, of `width` elements, now.
+
+    Not if the elements of a row are apart, as in VAEs, which normalize a transposed tensor: the kernels copy it, and
+    change the memory format for the convolution that follows.
+    """
+    return takes(x) and x.dim() > 0 and x.stride(-1) == 1 and (width is None or x.shape[-1] == width)
+
+
+def normalized(form: NormForm, norm: nn.Module, x: Tensor) -> Optional[Tensor]:
+    """Return `norm(x)`, or None if the kernels cannot compute it."""
+    if not takes_rows(x, form.width):
+        return None
+    weight, bias = form.parameters(norm)
+    rounding = form.rounding(x.dtype, None if weight is None else weight.dtype)
+    if rounding is None:
+        return None
+    weight, eps = weight_for(weight, x), form.eps_of(norm)
+    if form.centered:
+        return adaln.ada_layer_norm(x, None, None, weight, weight_for(bias, x), eps)
+    y = rmsnorm.rms_norm(x, weight, eps, form.offset, rounding)
+    return y if bias is None else y + bias
+
+
+def _fits(modulation: Any, x: Tensor) -> bool:
+    """Return whether the kernels broadcast a scale, shift or gate to `x` as Torch does."""
+    if type(modulation) not in _PLAIN or modulation.dtype != x.dtype or modulation.device != x.device:
+        return False
+    shape, expected = modulation.shape, x.shape
+    if len(shape) == 1:
+        return shape[0] == expected[-1]
+    if len(shape) != len(expected) or shape[-1] != expected[-1]:
+        return False
+    ones = False
+    for size, full in zip(shape[:-1], expected[:-1]):
+        ones = ones or size != full
+        if ones and size != 1:
+            return False
+    return True
+
+
+def _modulable(norm: Any, x: Tensor) -> Optional[NormForm]:
+    """Return the form of a norm that the kernels can compute together with modulations of `x`."""
+    form = form_of(norm)
+    if form is None or form.offset or not takes_rows(x, form.width):
+        return None
+    weight, bias = form.parameters(norm)
+    rounding = form.rounding(x.dtype, None if weight is None else weight.dtype)
+    if rounding is None or (weight is not None and weight.dtype != x.dtype):
+        return None
+    return form if form.centered or (bias is None and (weight is None or rounding == "last")) else None
+
+
+def modulated(norm: Any, x: Tensor, scale: Any, shift: Any) -> Any:
+    """Return `norm(x) * (1 + scale) + shift`."""
+    form = _modulable(norm, x) if _fits(scale, x) and _fits(shift, x) and scale.shape == shift.shape else None
+    if form is None:
+        return norm(x) * (1 + scale) + shift
+    weight, bias = form.parameters(norm)
+    if form.centered:
+        return adaln.ada_layer_norm(x, scale, shift, weight, bias, form.eps_of(norm), "each")
+    return adaln.ada_rms_norm(x, scale, shift, weight, form.eps_of(norm), "each")
+
+
+def gated_sum(residual: Any, first: Any, second: Any) -> Any:
+    """Return `residual + first * second`."""
+    if type(residual) in _PLAIN and takes(residual):
+        for gate, branch in ((first, second), (second, first)):
+            if _is_like(branch, residual) and _fits(gate, residual):
+                return adaln.gate_residual(residual, branch, gate, "each")
+    return residual + first * second
+
+
+def sum_gated(first: Any, second: Any, residual: Any) -> Any:
+    """Return `first * second + residual`, with the arguments in the order in which they are computed."""
+    return gated_sum(residual, first, second)
+
+
+def _is_like(branch: Any, residual: Tensor) -> bool:
+    return (
+        type(branch) in _PLAIN
+        and branch.dtype == residual.dtype
+        and branch.shape == residual.shape
+        and branch.device == residual.device
+    )
+
+
+def sum_norm(norm: Any, first: Any, second: Any) -> tuple[Any, Any]:
+    """Return `first + second`, and `norm(first + second)`."""
+    form = form_of(norm) if type(first) in _PLAIN and _is_like(second, first) else None
+    if form is not None and takes_rows(first, form.width):
+        weight, bias = form.parameters(norm)
+        rounding = form.rounding(first.dtype, None if weight is None else weight.dtype)
+        if rounding is not None and (form.centered or bias is None):
+            weight, eps = weight_for(weight, first), form.eps_of(norm)
+            if form.centered:
+                return adaln.add_ada_norm(first, second, None, None, weight, weight_for(bias, first), eps)
+            normed, total = rmsnorm.add_rms_norm(second, first, weight, eps, form.offset, rounding)
+            return total, normed
+    total = first + second
+    return total, norm(total)
+
+
+def gated_sum_norm(norm: Any, residual: Any, first: Any, second: Any) -> tuple[Any, Any]:
+    """Return `residual + first * second`, and its norm."""
+    return _sum_modulated(norm, residual, first, second, None, None)
+
+
+def sum_modulated(norm: Any, first: Any, second: Any, scale: Any, shift: Any) -> tuple[Any, Any]:
+    """Return `first + second`, and its norm times `1 + scale`, plus `shift`."""
+    if type(first) in _PLAIN and _is_like(second, first) and _fits(scale, first) and _fits(shift, first):
+        form = _modulable(norm, first) if scale.shape == shift.shape else None
+        if form is not None:
+            return _fused(form, norm, first, second, None, scale, shift)
+    total = first + second
+    return total, modulated(norm, total, scale, shift)
+
+
+def gated_sum_modulated(norm: Any, residual: Any, first: Any, second: Any, scale: Any, shift: Any) -> tuple[Any, Any]:
+    """Return `residual + first * second`, and its norm times `1 + scale`, plus `shift`."""
+    return _sum_modulated(norm, residual, first, second, scale, shift)
+
+
+def _sum_modulated(norm: Any, residual: Any, first: Any, second: Any, scale: Any, shift: Any) -> tuple[Any, Any]:
+    form = _modulable(norm, residual) if type(residual) in _PLAIN else None
+    if form is not None and (scale is None or (_fits(scale, residual) and _fits(shift, residual))):
+        for gate, branch in ((first, second), (second, first)):
+            same = scale is None or scale.shape == shift.shape == getattr(gate, "shape", None)
+            if same and _is_like(branch, residual) and _fits(gate, residual):
+                return _fused(form, norm, residual, branch, gate, scale, shift)
+    total = gated_sum(residual, first, second)
+    return total, norm(total) if scale is None else modulated(norm, total, scale, shift)
+
+
+def _fused(form: NormForm, norm: nn.Module, residual: Tensor, branch: Tensor, gate: Any, scale: Any, shift: Any) -> Any:
+    weight, bias = form.parameters(norm)
+    kind = "layer" if form.centered else "rms"
+    return adaln.gate_residual_ada_norm(
+        residual, branch, gate, scale, shift, weight, bias, form.eps_of(norm), kind, "each"
+    )
