@@ -13,14 +13,6 @@ _texts = Key(toml_schema.list_of(toml_schema.text))
 CANN = Backend(name="cann", title="CANN", prefix="cann", why_not=_NOT_COMPILED)
 METAL = Backend(name="metal", title="Metal", kernel_keys={}, why_not="Metal's compiler runs on macOS only")
 NEURON = Backend(name="neuron", title="Neuron", python_depends=("nki",), kernel_depends=True, why_not=_NOT_COMPILED)
-ROCM = Backend(
-    name="rocm",
-    title="ROCm",
-    prefix="rocm",
-    kernel_keys={"rocm-archs": _texts, "hip-flags": _texts},
-    noarch_keys={"rocm_archs": _texts},
-    why_not="it has no HIP toolchain",
-)
 TPU = Backend(name="tpu", title="TPU", python_depends=(), why_not=_NOT_COMPILED)
 XPU = Backend(
     name="xpu",

@@ -262,6 +262,7 @@ def lock(
     from kernel_builder.backends import cuda as cuda_backend
     from kernel_builder.config import matrix
     from kernel_builder.progress import shown
+    from kernel_builder.toolchain import components
     from kernel_builder.toolchain import lock as locks
     from kernel_builder.toolchain.dependencies import known
     from kernel_builder.toolchain.index import Index
@@ -276,6 +277,7 @@ def lock(
             progress,
             known().values(),
             cuda_backend.clang_releases(),
+            components.known().values(),
         )
     text = locks.dumps(pinned)
     if output is None:

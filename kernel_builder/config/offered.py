@@ -36,7 +36,17 @@ def limited(project: Project, only: Sequence[str]) -> Project:
                 where="--capability",
                 hint="give the number alone: 9.0 selects 9.0a, 9.0f and 9.0+PTX too",
             )
-    return replace(project, kernels=tuple(replace(kernel, only_capabilities=tuple(only)) for kernel in project.kernels))
+    return replace(
+        project,
+        kernels=tuple(
+            replace(kernel, only_capabilities=tuple(arch for arch in only if arch in _known_archs(kernel.backend)))
+            for kernel in project.kernels
+        ),
+    )
+
+
+def _known_archs(backend: str) -> Sequence[str]:
+    return known_backends.get(backend).known_archs()
 
 
 def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
@@ -55,13 +65,15 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
 
 
 def _compiled(project: Project, backend: str, whole: bool) -> set[Variant]:
-    if not isinstance(project.framework, TorchFramework):
+    known = known_backends.get(backend)
+    if not isinstance(project.framework, TorchFramework) or known.why_not_compiled(project):
         return set()
     return {
         Variant(framework, backend, release, platform)
         for framework in _frameworks(project.framework, backend, whole)
-        for release in _releases(project, framework, known_backends.get(backend), whole)
+        for release in _releases(project, framework, known, whole)
         for platform in matrix.load().platforms
+        if platform in (known.platforms or [platform])
     }
 
 
@@ -71,8 +83,9 @@ def empty_backends(project: Project) -> dict[str, str]:
         return {}
     torch = f"the matrix has Torch {', '.join(map(str, matrix.torch_releases()))}"
     empty = {}
-    for backend in map(known_backends.get, project.backends):
-        if backend.compiles and not _compiled(project, backend.name, whole=False):
+    skipped = skipped_backends(project)
+    for backend in (known_backends.get(name) for name in project.backends if name not in skipped):
+        if not _compiled(project, backend.name, whole=False):
             releases = ", ".join(str(release) for release in backend.releases() if release)
             empty[backend.name] = (
                 f"the version ranges leave no {backend.name} variant that the Hub asks for: {torch}"
@@ -128,7 +141,7 @@ def shares(directory: str, project: Project, *, whole: bool = False) -> tuple[Sh
 
 
 def skipped_backends(project: Project) -> tuple[str, ...]:
-    """Return the backends of a compiled project that this builder does not compile for.
+    """Return the backends of a compiled project that this builder does not compile it for.
 
     These are all backends of a project with `[tvm-ffi]`.
     """
@@ -137,7 +150,9 @@ def skipped_backends(project: Project) -> tuple[str, ...]:
     return tuple(
         backend
         for backend in project.backends
-        if not isinstance(project.framework, TorchFramework) or not known_backends.get(backend).compiles
+        if not isinstance(project.framework, TorchFramework)
+        or not known_backends.get(backend).compiles
+        or known_backends.get(backend).why_not_compiled(project)
     )
 
 
@@ -175,5 +190,9 @@ def check_offered(project: Project, variant: Variant) -> None:
     if not floor and not is_within(release, project.framework.minver, project.framework.maxver):
         raise refuse(f"[torch] minver and maxver rule out Torch {release}", listed)
     backend = known_backends.get(variant.backend)
+    if reason := backend.why_not_compiled(project):
+        raise refuse(f"this builder does not compile the project for {backend.name}: {reason}", listed)
+    if backend.platforms and variant.platform not in backend.platforms:
+        raise refuse(f"{backend.title} is on {' and '.join(backend.platforms)} only", listed)
     if variant.release not in backend.allowed(project, [variant.release]):
         raise refuse(backend.forbids(variant.release), listed)

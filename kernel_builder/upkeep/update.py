@@ -16,7 +16,7 @@ from kernel_builder.backends.cuda import ClangReleases
 from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Progress
-from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.toolchain import Toolchains, components, lock
 from kernel_builder.toolchain.dependencies import Dependency
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import CudaPin, Lock
@@ -87,6 +87,7 @@ def find(
         progress,
         libraries,
         _clang(of_cuda),
+        components.known().values(),
     )
     toolchains = Toolchains(cache=cache, index_url=index_url, pinned=pinned, progress=progress)
     updated = dict(texts)
@@ -180,6 +181,7 @@ def _versions(pinned: Lock) -> dict[str, str]:
     if pinned.clang:
         for parts in pinned.clang.platforms.values():
             versions |= {f"clang: {part.project}": part.version for part in parts}
+    versions |= {f"{name}:": pin.version for name, pin in pinned.components.items()}
     return versions | {f"{name}:": pin.version for name, pin in pinned.dependencies.items()}
 
 
