@@ -149,8 +149,8 @@ _FLAGS = (
     "--sysroot=no-sysroot",
     "-ffile-compilation-dir=.",
 )
-# Where a step has the two programs that the driver looks for.
-_PROGRAMS = "builder/rocm"
+# Where a step has the two programs that the driver looks for, and a header.
+_ADDED = "builder/rocm"
 _ALLOWED_FLAGS = (
     *compiler_flags.HOST,
     r"-m(no-)?(unsafe-fp-atomics|wavefrontsize64|cumode|tgsplit|amdgpu-ieee)",
@@ -173,11 +173,13 @@ def _hip(
         f"-std=c++{options.standard}",
         *_FLAGS,
         *of_gxx(host),
-        f"-B{_PROGRAMS}",
+        f"-B{_ADDED}",
         f"-resource-dir={_CLANG}",
         f"--rocm-path={_TOOLKIT}",
         f"--rocm-device-lib-path={_DEVICE_LIBRARIES}",
         f"--hip-version={toolkit.version}",
+        "-include",
+        f"{_ADDED}/wavefront.h",
         *(f"--offload-arch={arch}" for arch in archs),
         *options.defines,
         *options.includes,
@@ -199,7 +201,8 @@ _BY_CLANG = Compiler(
     },
     to_assembler=None,  # LLVM's, which alone assembles for AMD; the include scan refuses .incbin
     works_with_sccache=False,
-    hint="hipify has translated what CUDA and HIP have in common; guard the rest, such as PTX, with #ifndef USE_ROCM",
+    hint="hipify has translated what CUDA and HIP have in common; guard the rest, such as PTX, with #ifndef USE_ROCM. The "
+    "toolchain has no hipCUB, no rocPRIM and no algorithms of Thrust",
     for_editors=_for_editors,
 )
 
@@ -330,8 +333,8 @@ class _Rocm(CompiledBackend):
     ) -> DeviceCommand:
         own = _own(toolkit)
         generated = {
-            f"{_PROGRAMS}/{name}": (resources.files("kernel_builder") / "templates/rocm" / name).read_text()
-            for name in ("clang-offload-bundler", "lld")
+            f"{_ADDED}/{name}": (resources.files("kernel_builder") / "templates/rocm" / name).read_text()
+            for name in ("clang-offload-bundler", "lld", "wavefront.h")
         }
         path = options.source
         if PurePosixPath(path).suffix != ".hip":
