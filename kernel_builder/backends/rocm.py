@@ -260,6 +260,9 @@ class _Rocm(CompiledBackend):
             )
         return ""
 
+    def torch_index(self, release: Release | None) -> str:
+        return f"rocm{release}" if release else self.name
+
     def notes(self, kernel: Kernel) -> Iterator[str]:
         unknown = [arch for arch in kernel.rocm_archs or () if arch not in self.known_archs()]
         if unknown:
@@ -414,7 +417,6 @@ ROCM = _Rocm(
     noarch_keys={"rocm_archs": _texts},
     platforms=(_PLATFORM,),
     table=_TABLE,
-    preference=3,
     # Equal to what Torch's own build of extensions defines.
     defines=("-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"),
     has_archs=True,

@@ -89,6 +89,10 @@ class Backend:
         """Return the back end and its release as names of variants write them."""
         return f"{self.prefix}{release.digits}" if release else self.name
 
+    def torch_index(self, release: Release | None) -> str:
+        """Return what PyTorch's own package index calls its builds of Torch for a release."""
+        return self.spelled(release)
+
     def is_spelled(self, text: str) -> bool:
         """Return whether names of variants write the back end as `text`."""
         return re.fullmatch(rf"{self.prefix}\d\d+", text) is not None if self.prefix else text == self.name
