@@ -307,6 +307,7 @@ def update(checkout: Path, torch_index: str | None, index_url: str | None) -> No
     """
     from kernel_builder.develop.interpreter import TORCH_INDEX
     from kernel_builder.progress import shown
+    from kernel_builder.toolchain import components
     from kernel_builder.toolchain.dependencies import known
     from kernel_builder.upkeep.update import find
 
@@ -314,6 +315,7 @@ def update(checkout: Path, torch_index: str | None, index_url: str | None) -> No
         newer = find(
             checkout,
             known().values(),
+            components.known().values(),
             index_url=index_url,
             torch_index=torch_index or TORCH_INDEX,
             progress=progress,
