@@ -169,7 +169,7 @@ def checked_packages(
     return packages
 
 
-def tested(packages: Mapping[str, HubPackage], hint: str) -> dict[str, HubPackage]:
+def without_untested(packages: Mapping[str, HubPackage], hint: str) -> dict[str, HubPackage]:
     """Return the packages without those whose metadata says that nothing like them has run on its hardware.
 
     Args:

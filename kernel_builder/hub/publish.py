@@ -17,7 +17,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError, HubError
 from kernel_builder.hub import api_changes, card, card_figures, origins, project_sources
 from kernel_builder.hub.package_api import breaks_callers
-from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend, tested
+from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend, without_untested
 from kernel_builder.hub.publication import BranchChange, BranchResult, Published, PublishRequest
 from kernel_builder.hub.remote_repository import Conflict, Content, RemoteCommit, RemoteFile, RemoteRepository
 from kernel_builder.package.tree_digest import SIGNATURE
@@ -101,7 +101,7 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Work:
     if not request.dry_run:
         repository.require_write()
     checked = checked_packages(project, progress, load=request.load, allow=request.allow)
-    packages = checked if request.untested else tested(checked, "`--untested` publishes it nevertheless")
+    packages = checked if request.untested else without_untested(checked, "`--untested` publishes it nevertheless")
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
     if not request.take_over:
         origins.require_same_sources(repository, project, branch, contents)

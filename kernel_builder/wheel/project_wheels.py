@@ -77,7 +77,7 @@ def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWhee
     """
     project = read_project(request.directory, request.owner)
     _refuse_kernel_depends(project)
-    checked = packages.tested(
+    checked = packages.without_untested(
         packages.checked_packages(
             project, progress, load=request.load, allow=request.allow, purpose=packages.FOR_WHEELS
         ),
