@@ -46,6 +46,8 @@ class Tree:
     def identity(self) -> str:
         """Digest of the pinned content and the recipe, equal on every machine."""
         pinned = [RECIPE, self.kind, self.platform, [file.identity for file in self.files]]
+        if self.role == "component":  # whose name says nothing of what is taken of a wheel
+            pinned.append([file.take for file in self.files])
         return hashlib.sha256(json.dumps(pinned).encode()).hexdigest()
 
     @property
