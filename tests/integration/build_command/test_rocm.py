@@ -6,6 +6,7 @@ Nothing here runs the kernel.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from kernel_builder.config.variant import Variant
 from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.toolchain import Toolchains
 from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, untouched
+from tests.support.places import ROOT
 
 VARIANTS = [f"torch-stable-abi210-rocm{digits}-x86_64-linux" for digits in ("71", "72")]
 KERNEL = """
@@ -160,3 +162,25 @@ def test_undefined_symbols_are_those_of_the_runtime_and_of_torch(
     messages = list(findings(package, "undefined"))
     assert len(messages) == len(expected)
     assert all(words in message for words, message in zip(expected, messages, strict=True))
+
+
+def test_the_example_for_metal_is_python_only(tmp_path: Path, new_cache: NewCache, kernel_builder: Run) -> None:
+    shutil.copytree(ROOT / "examples/metal", tmp_path / "metal")
+    done = kernel_builder(new_cache("cache"), "build", tmp_path / "metal", "--backend", "metal")
+    assert done.code == 0, done
+    (built,) = done.answer["packages"]
+    assert (built["variant"], done.answer["compiles"]) == ("torch-metal", 0)
+    assert built["checks"]["findings"] == []
+    page = (ROOT / "docs/hardware.md").read_text()
+    assert (ROOT / "examples/metal/build.toml").read_text() in page
+
+
+def test_the_header_for_bindings_names_the_symbol_as_macos_does(tmp_path: Path) -> None:
+    """clang has no C++ library for macOS here, so the one header that is included is a stand-in."""
+    (tmp_path / "cstddef").write_text("namespace std { typedef __PTRDIFF_TYPE__ ptrdiff_t; }\n")
+    source = '#include "registration.h"\n#define NAME demo\nREGISTER_EXTENSION(NAME)\n'
+    zig = Toolchains().clang().root / "zig"
+    target = ["--target=arm64-apple-macos14", f"-I{ROOT / 'kernel_builder/templates'}", f"-I{tmp_path}"]
+    command = [str(zig), "clang", *target, "-x", "c++", "-std=c++17", "-S", "-o", "-", "-"]
+    done = subprocess.run(command, input=source.encode(), capture_output=True, check=True)
+    assert b"_PyModuleDef_Init" in done.stdout and b"__PyModuleDef_Init" not in done.stdout
