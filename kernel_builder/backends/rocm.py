@@ -179,7 +179,7 @@ def _hip(
         f"--rocm-device-lib-path={_DEVICE_LIBRARIES}",
         f"--hip-version={toolkit.version}",
         "-include",
-        f"{_ADDED}/wavefront.h",
+        f"{_ADDED}/additions.h",
         *(f"--offload-arch={arch}" for arch in archs),
         *options.defines,
         *options.includes,
@@ -337,7 +337,7 @@ class _Rocm(CompiledBackend):
         own = _own(toolkit)
         generated = {
             f"{_ADDED}/{name}": (resources.files("kernel_builder") / "templates/rocm" / name).read_text()
-            for name in ("clang-offload-bundler", "lld", "wavefront.h")
+            for name in ("clang-offload-bundler", "lld", "additions.h")
         }
         path = options.source
         if PurePosixPath(path).suffix != ".hip":
