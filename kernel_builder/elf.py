@@ -133,6 +133,40 @@ def constants(path: Path) -> list[bytes]:
         return [section.data() for section in elf.iter_sections() if section.name.startswith(".rodata")]
 
 
+def section(path: Path, name: str) -> bytes | None:
+    """Return the content of a section of an ELF file; None if it has none of this name.
+
+    Raises:
+        Unreadable: If `path` is not an ELF file.
+    """
+    with _opened(path) as elf:
+        found = elf.get_section_by_name(name)
+        return bytes(found.data()) if found else None
+
+
+def notes(content: bytes) -> list[tuple[str, bytes]]:
+    """Return the notes of an ELF file in memory: (name, content).
+
+    Raises:
+        Unreadable: If it is not an ELF file.
+    """
+    from elftools.common.exceptions import ELFError
+    from elftools.construct import ConstructError
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import NoteSection
+
+    try:
+        sections = list(ELFFile(io.BytesIO(content)).iter_sections())
+        return [
+            (note["n_name"], note["n_descdata"])
+            for section in sections
+            if isinstance(section, NoteSection)
+            for note in section.iter_notes()
+        ]
+    except (ELFError, ConstructError, UnicodeDecodeError) as error:
+        raise Unreadable(f"cannot be read as an ELF file: {error}") from error
+
+
 def callers(path: Path, names: Container[str]) -> dict[str, set[str]]:
     """Return which functions of an object file refer to symbols of these names: symbol -> functions, both mangled.
 

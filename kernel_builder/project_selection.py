@@ -234,7 +234,7 @@ def _selection(
     """Return the variants to build of a project, and those that were asked for by name and cannot be built."""
     selection = Selection(project, _destination(project, request, several=several), project.name)
     if not request.variants:
-        if not set(project.backends) - set(offered.skipped_backends(project)):
+        if not request.backends and not set(project.backends) - set(offered.skipped_backends(project)):
             return selection, []  # all of its backends are skipped
         variants, unavailable = buildable.available(
             project, toolchains, backends=request.backends, platforms=request.platforms, whole=request.whole

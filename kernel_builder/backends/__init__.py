@@ -10,6 +10,7 @@ A back end is a value, which later stages ask for by the name in a variant:
 from kernel_builder.backends.compiled import (
     CompiledBackend,
     DeviceCommand,
+    DeviceFinding,
     DeviceSource,
     LinkedIfCalled,
     SymbolFamily,
@@ -24,6 +25,7 @@ __all__ = [
     "CompiledBackend",
     "Compiler",
     "DeviceCommand",
+    "DeviceFinding",
     "DeviceSource",
     "LinkedIfCalled",
     "SymbolFamily",

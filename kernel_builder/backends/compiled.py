@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kernel_builder import toml_file
 from kernel_builder.backends.host_code import CompileOptions, Compiler
@@ -106,6 +106,20 @@ class SymbolFamily:
     backend: str | None = None
 
 
+@dataclass(frozen=True)
+class DeviceFinding:
+    """What is wrong with device code, as the check `device-code` reports it.
+
+    Attributes:
+        path: The source, relative to the project; empty for the binary.
+    """
+
+    message: str
+    hint: str
+    severity: Literal["error", "warning"] = "error"
+    path: str = ""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CompiledBackend(Backend):
     """A back end that the builder compiles for. By default it has no releases, and g++ compiles all of its sources.
@@ -119,6 +133,8 @@ class CompiledBackend(Backend):
         library_headers: Headers, as `#include` names them, that need the toolkit's libraries; None if there are none.
         linked_if_called: Libraries of the device that a binary names as needed only if it calls them.
         torch_part: Symbols of Torch's own libraries for the back end; None if it has none.
+        shims_of: The back end in `torch_shims.toml` whose functions these libraries define; empty for its own.
+        reads_device_code: Whether `in_device_code` and `in_sources` look for anything.
         looks_like: Names of libraries that are of its devices; None for none.
     """
 
@@ -131,6 +147,8 @@ class CompiledBackend(Backend):
     library_headers: re.Pattern[str] | None = None
     linked_if_called: tuple[LinkedIfCalled, ...] = ()
     torch_part: SymbolFamily | None = None
+    shims_of: str = ""
+    reads_device_code: bool = False
     looks_like: re.Pattern[str] | None = None
 
     # The matrix.
@@ -224,6 +242,14 @@ class CompiledBackend(Backend):
     def symbol_families(self, framework: FullAbi | StableAbi | Noarch | None) -> Sequence[SymbolFamily]:
         """Return the symbols that a binary may leave undefined, because Torch has loaded the libraries."""
         return ()
+
+    def in_device_code(self, binary: Path, archs: Sequence[str]) -> Iterator[DeviceFinding]:
+        """Yield what is wrong with the device code of a binary whose metadata lists these architectures."""
+        return iter(())
+
+    def in_sources(self, sources: Mapping[str, str], archs: Sequence[str]) -> Iterator[DeviceFinding]:
+        """Yield what in the sources of a variant, without comments, would be wrong on these architectures."""
+        return iter(())
 
     def lacking(self, symbol: str, release: Release) -> str | None:
         """Return what is wrong with a symbol that not every client has that loads a variant of a release, or None."""

@@ -37,6 +37,7 @@ class Compiler:
         threads: The option for the number of its threads; None if it has one. Steps of such compilers share a pool.
         directories: Directories that it expects in the step's directory.
         to_assembler: How it passes on the option to list the files that the assembler reads, with `{}` for the list.
+            None if its assembler makes no list.
         environment: Variables, with tokens.
         works_with_sccache: Whether a compiler cache can run it.
         hint: What to do about a source that it refuses and no other hint fits.
@@ -47,7 +48,7 @@ class Compiler:
     name: str
     threads: str | None = None
     directories: tuple[str, ...] = ()
-    to_assembler: str = "-Wa,--MD,{}"
+    to_assembler: str | None = "-Wa,--MD,{}"
     environment: Mapping[str, str] | None = None
     works_with_sccache: bool = True
     hint: str | None = None

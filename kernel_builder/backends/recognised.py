@@ -11,16 +11,16 @@ _NOT_COMPILED = "build.toml has no compiled kernels for it"
 _texts = Key(toml_schema.list_of(toml_schema.text))
 
 CANN = Backend(name="cann", title="CANN", prefix="cann", why_not=_NOT_COMPILED)
-METAL = Backend(name="metal", title="Metal", kernel_keys={}, why_not="Metal's compiler runs on macOS only")
-NEURON = Backend(name="neuron", title="Neuron", python_depends=("nki",), kernel_depends=True, why_not=_NOT_COMPILED)
-ROCM = Backend(
-    name="rocm",
-    title="ROCm",
-    prefix="rocm",
-    kernel_keys={"rocm-archs": _texts, "hip-flags": _texts},
-    noarch_keys={"rocm_archs": _texts},
-    why_not="it has no HIP toolchain",
+METAL = Backend(
+    name="metal",
+    title="Metal",
+    kernel_keys={},
+    why_not=(
+        "Metal's compiler is Apple's and runs on macOS only; Python with torch.mps.compile_shader in a [torch-noarch] "
+        "project needs none"
+    ),
 )
+NEURON = Backend(name="neuron", title="Neuron", python_depends=("nki",), kernel_depends=True, why_not=_NOT_COMPILED)
 TPU = Backend(name="tpu", title="TPU", python_depends=(), why_not=_NOT_COMPILED)
 XPU = Backend(
     name="xpu",
@@ -29,5 +29,5 @@ XPU = Backend(
     kernel_keys={"sycl-flags": _texts},
     python_depends=("onednn",),
     kernel_depends=True,
-    why_not="the package index has no SYCL compiler",
+    why_not="the package index has Intel's runtime and no SYCL compiler",
 )

@@ -133,6 +133,13 @@ def _nothing(
                 where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
                 hint="widen the range, or remove it: the Hub asks for the newest releases",
             )
+    for backend in backends:
+        if reason := known_backends.get(backend).why_not_compiled(project):
+            return VariantError(
+                f"{message}; this builder does not compile for {backend}: {reason}",
+                where=where,
+                hint=f"leave {backend} out of `--backend`, or make it a [torch-noarch] project, of Python only",
+            )
     compiled = listed(backend.name for backend in known_backends.compiled_for())
     return VariantError(
         message,

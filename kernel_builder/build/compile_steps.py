@@ -293,8 +293,11 @@ def _alias(project: Project, kernel: Kernel, source: str) -> str:
     return re.sub(r"[^\w./-]", lambda match: f"%{ord(match[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
 
 
+@cache
 def _registration_header() -> str:
-    return (resources.files("kernel_builder") / "templates" / "registration.h").read_text()
+    """Return registration.h for Linux: what is in it for macOS is part of no key, and of no op namespace."""
+    text = (resources.files("kernel_builder") / "templates" / "registration.h").read_text()
+    return re.sub(r"#ifdef __APPLE__.*?#else\n(.*?)#endif\n", r"\1", text, flags=re.DOTALL)
 
 
 def _configuration(include: Path) -> str:

@@ -77,7 +77,7 @@ def stage_compile(
     command += ["-MD", "-MF", HEADERS_READ]
     if not compiler.works_with_sccache:
         compiler_cache = None
-    if compiler_cache is None:
+    if compiler_cache is None and compiler.to_assembler:
         # The files of .incbin and .include, which the preprocessor does not see.
         command.append(compiler.to_assembler.format(ASSEMBLED))
     if compiler.environment:

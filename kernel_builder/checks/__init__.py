@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kernel_builder.checks.authors_view import in_project, repeated
 from kernel_builder.checks.binary import check_binary
+from kernel_builder.checks.device_code import check_device_code
 from kernel_builder.checks.digest import check_digest
 from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
 from kernel_builder.checks.layout import check_layout
@@ -70,6 +71,7 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "dependencies": check_dependencies,
     "run-path": check_run_path,
     "process-end": check_process_end,
+    "device-code": check_device_code,
     "load": check_load,
     "ops": check_ops,
 }

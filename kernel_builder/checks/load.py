@@ -20,6 +20,9 @@ from kernel_builder.package.metadata import PackageMetadata
 
 NAME = "load"
 
+# What the client says of a variant for another back end than Torch's.
+_OTHER_BACKEND = "does not match selected backend"
+
 
 def check_load(package: CheckedPackage) -> Iterator[Finding]:
     variant = package.variant
@@ -35,7 +38,7 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         )
     text = answer["text"]
     if answer["outcome"] == "skipped":
-        raise NotApplicable(text)
+        raise NotApplicable(f"no {variant.title} Torch here: {text}" if _OTHER_BACKEND in text else text)
     if answer["outcome"] == "failed":
         foreign = _foreign(package, answer.get("missing", ()))
         if foreign:

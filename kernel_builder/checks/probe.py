@@ -210,7 +210,9 @@ def _new_ops(directory: Path, before: set[str]) -> list[dict[str, Any]]:
     own = Metadata.read_from_file(directory / "metadata.json").id
     others = {loaded.metadata.id for loaded in get_loaded_kernels()} - {own}
     parts = directory.name.split("-")
-    key = "CPU" if "cpu" in parts else "CUDA" if any(re.fullmatch(r"cuda|cu\d+", part) for part in parts) else ""
+    key = (
+        "CPU" if "cpu" in parts else "CUDA" if any(re.fullmatch(r"cuda|cu\d+|rocm\d*", part) for part in parts) else ""
+    )
     ops = []
     for full_name in sorted(_op_names() - before):
         namespace, _, name = full_name.partition("::")

@@ -65,7 +65,9 @@ def _undefined(binary: SharedObject, names: Sequence[str]) -> Finding:
 
 def _family_of(package: CheckedPackage, name: str) -> SymbolFamily | None:
     framework = package.variant.framework if package.variant else None
-    of_backends = (family for backend in package.known_backends for family in _of_backend(backend, framework))
+    # Those of the package first: back ends share some names.
+    known = sorted(package.known_backends, key=lambda backend: backend not in package.backends)
+    of_backends = (family for backend in known for family in _of_backend(backend, framework))
     return next((family for family in (*_FAMILIES, *of_backends, _TORCH) if family.names.match(name)), None)
 
 
@@ -133,6 +135,6 @@ def _of_backend(backend: CompiledBackend, framework: FullAbi | StableAbi | Noarc
     families = tuple(backend.symbol_families(framework))
     if backend.torch_part is None:
         return families
-    shim_names = "|".join(sorted(shims().of_backend.get(backend.name, ())))
+    shim_names = "|".join(sorted(shims().of_backend.get(backend.shims_of or backend.name, ())))
     names = re.compile(rf"{backend.torch_part.names.pattern}|(?:{shim_names})$")
     return (*families, replace(backend.torch_part, names=names))

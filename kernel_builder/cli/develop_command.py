@@ -1,7 +1,8 @@
-"""`kernel-builder devshell`, `testshell` and `compile-commands`."""
+"""`kernel-builder devshell`, `testshell`, `test-report` and `compile-commands`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -90,6 +91,56 @@ def testshell(
             project, chosen, default_cache(), progress, torch_index=torch_index or interpreter.TORCH_INDEX
         )
     _enter(f"{python} with {project.name} {chosen.name}", shells.testing(project, chosen, python), command)
+
+
+@click.command("test-report")
+@directory_argument
+@click.option("--variant", metavar="NAME", help="The variant to test. [default: the one for this machine's hardware]")
+@click.option(
+    "--torch-index",
+    metavar="URL",
+    help="Where pip finds Torch's builds, in URL/cpu, URL/rocm7.2 and so on. [default: download.pytorch.org/whl]",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write to this file, not to stdout.",
+)
+@owner_option
+@click.argument("pytest_arguments", metavar="[PYTEST_OPTION]...", nargs=-1, type=click.UNPROCESSED)
+def test_report(
+    directory: Path,
+    variant: str | None,
+    torch_index: str | None,
+    output: Path | None,
+    owner: str | None,
+    pytest_arguments: tuple[str, ...],
+) -> None:
+    """Run the tests of a project on this machine's hardware, and print a report as JSON.
+
+    DIR is the project (default: here). The variant is built first, and tested with a Torch that loads it, as in
+    `testshell`. The report has the hardware, the versions, the package's metadata, and the results of the tests. The
+    exit status is 1 if a test has failed.
+
+    \b
+    kernel-builder test-report kernels/rmsnorm --output report.json
+    kernel-builder test-report kernels/rmsnorm --variant torch-stable-abi210-rocm72-x86_64-linux -- -k forward
+    """
+    from kernel_builder.develop import interpreter
+    from kernel_builder.develop.hardware_report import run
+
+    project = read_project(directory, owner)
+    with shown(sys.stderr) as progress:
+        toolchains = _toolchains(progress=progress)
+        index = torch_index or interpreter.TORCH_INDEX
+        report = run(project, variant, toolchains, progress, torch_index=index, arguments=pytest_arguments)
+    text = json.dumps(report, indent=2)
+    if output:
+        output.write_text(f"{text}\n", encoding="utf-8")
+    else:
+        click.echo(text)
+    sys.exit(0 if report["status"] == 0 else 1)
 
 
 def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) -> NoReturn:

@@ -39,13 +39,16 @@ class ReleaseType(click.ParamType[Release]):
 
 
 class BackendType(click.Choice[str]):
-    """A command line value that names a back end that the builder compiles for, built in or registered."""
+    """A command line value that names a back end; `--help` lists those that the builder compiles for.
+
+    For others it builds Python-only packages, and says why it compiles none.
+    """
 
     def __init__(self) -> None:
         super().__init__(known_backends.COMPILED)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.choices and (backend := known_backends.find(value)) and backend.compiles:
+        if value not in self.choices and (backend := known_backends.find(value)):
             return backend.name
         return super().convert(value, param, ctx)
 

@@ -262,6 +262,7 @@ def lock(
     from kernel_builder.backends import cuda as cuda_backend
     from kernel_builder.config import matrix
     from kernel_builder.progress import shown
+    from kernel_builder.toolchain import components
     from kernel_builder.toolchain import lock as locks
     from kernel_builder.toolchain.dependencies import known
     from kernel_builder.toolchain.index import Index
@@ -276,6 +277,7 @@ def lock(
             progress,
             known().values(),
             cuda_backend.clang_releases(),
+            components.known().values(),
         )
     text = locks.dumps(pinned)
     if output is None:
@@ -305,6 +307,7 @@ def update(checkout: Path, torch_index: str | None, index_url: str | None) -> No
     """
     from kernel_builder.develop.interpreter import TORCH_INDEX
     from kernel_builder.progress import shown
+    from kernel_builder.toolchain import components
     from kernel_builder.toolchain.dependencies import known
     from kernel_builder.upkeep.update import find
 
@@ -312,6 +315,7 @@ def update(checkout: Path, torch_index: str | None, index_url: str | None) -> No
         newer = find(
             checkout,
             known().values(),
+            components.known().values(),
             index_url=index_url,
             torch_index=torch_index or TORCH_INDEX,
             progress=progress,

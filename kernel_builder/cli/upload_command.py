@@ -63,6 +63,11 @@ _publish_options = together(
         help="Publish an API that breaks users of this version, with the reason in the card.",
     ),
     click.option(
+        "--untested",
+        is_flag=True,
+        help="Publish also packages that nothing has run, as their metadata says: those of ROCm.",
+    ),
+    click.option(
         "--take-over",
         is_flag=True,
         help="Publish even if the packages of the repository come from other sources, as another project's do.",
@@ -185,6 +190,8 @@ def _print(published: Published) -> None:
         for name in names:
             dirty = "  (sources or builder had uncommitted changes)" if name in published.dirty else ""
             click.echo(f"{what:<10} {name}{dirty}")
+    for name, reason in sorted(published.left_out.items()):
+        click.secho(f"left out: {name}: {reason}; `--untested` publishes it", fg="yellow")
     for reason in dict.fromkeys(published.not_loaded.values()):
         skipped = ", ".join(name for name, why in published.not_loaded.items() if why == reason)
         click.secho(f"not loaded here: {skipped}: {reason}", fg="yellow")

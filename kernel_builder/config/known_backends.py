@@ -31,12 +31,12 @@ _BUILT_IN: Mapping[str, str] = {
     "cuda": "kernel_builder.backends.cuda:CUDA",
     "metal": f"{_RECOGNISED}:METAL",
     "neuron": f"{_RECOGNISED}:NEURON",
-    "rocm": f"{_RECOGNISED}:ROCM",
+    "rocm": "kernel_builder.backends.rocm:ROCM",
     "tpu": f"{_RECOGNISED}:TPU",
     "xpu": f"{_RECOGNISED}:XPU",
 }
 # Back ends that the builder compiles for. Entry points are not looked up for these: that takes 60 ms.
-COMPILED = ("cpu", "cuda")
+COMPILED = ("cpu", "cuda", "rocm")
 NAMES = tuple(_BUILT_IN)
 
 
@@ -61,6 +61,7 @@ class Backend:
         kernel_depends: Whether `[general.<name>]` may list other kernels.
         has_archs: Whether the metadata of its binaries lists architectures.
         preference: Of the variants that a machine can load, which to develop and test: those of the highest.
+        platforms: The platforms that it is on, as names of variants write them; empty for all.
         why_not: Why the builder does not compile for it.
     """
 
@@ -77,11 +78,20 @@ class Backend:
     kernel_depends: bool = False
     has_archs: bool = False
     preference: int = 0
+    platforms: tuple[str, ...] = ()
     why_not: str = ""
+
+    def why_not_compiled(self, project: Project) -> str:
+        """Return why the builder does not compile a project for it, or nothing if it does."""
+        return self.why_not
 
     def spelled(self, release: Release | None) -> str:
         """Return the back end and its release as names of variants write them."""
         return f"{self.prefix}{release.digits}" if release else self.name
+
+    def torch_index(self, release: Release | None) -> str:
+        """Return what PyTorch's own package index calls its builds of Torch for a release."""
+        return self.spelled(release)
 
     def is_spelled(self, text: str) -> bool:
         """Return whether names of variants write the back end as `text`."""
@@ -129,8 +139,12 @@ class Backend:
         return iter(())
 
     def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
-        """Return a kernel that is compiled for some architectures only, or as it is if it has no others."""
-        return replace(kernel, only_capabilities=only)
+        """Return a kernel that is compiled for some architectures only, or as it is if it has no others.
+
+        Args:
+            only: Architectures of any back end.
+        """
+        return replace(kernel, only_capabilities=tuple(arch for arch in only if arch in self.known_archs()))
 
     def known_archs(self) -> Sequence[str]:
         """Return the architectures that a build can be limited to, ascending."""

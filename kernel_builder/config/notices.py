@@ -23,7 +23,8 @@ def of_project(project: Project) -> Iterator[str]:
         if kernel.backend not in project.backends:
             yield f"[kernel.{kernel.name}] is for {kernel.backend}, which is not in [general] backends: it is not built"
     for backend in offered.skipped_backends(project):
-        yield f"this builder does not compile for {backend}: {known_backends.get(backend).why_not}"
+        reason = known_backends.get(backend).why_not_compiled(project)
+        yield f"this builder does not compile for {backend}: {reason}"
 
 
 def notices(projects: Sequence[Project]) -> list[str]:

@@ -59,13 +59,15 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
 
 
 def _compiled(project: Project, backend: str, whole: bool) -> set[Variant]:
-    if not isinstance(project.framework, TorchFramework):
+    known = known_backends.get(backend)
+    if not isinstance(project.framework, TorchFramework) or known.why_not_compiled(project):
         return set()
     return {
         Variant(framework, backend, release, platform)
         for framework in _frameworks(project.framework, backend, whole)
-        for release in _releases(project, framework, known_backends.get(backend), whole)
+        for release in _releases(project, framework, known, whole)
         for platform in matrix.load().platforms
+        if platform in (known.platforms or [platform])
     }
 
 
@@ -75,8 +77,9 @@ def empty_backends(project: Project) -> dict[str, str]:
         return {}
     torch = f"the matrix has Torch {', '.join(map(str, matrix.torch_releases()))}"
     empty = {}
-    for backend in map(known_backends.get, project.backends):
-        if backend.compiles and not _compiled(project, backend.name, whole=False):
+    skipped = skipped_backends(project)
+    for backend in (known_backends.get(name) for name in project.backends if name not in skipped):
+        if not _compiled(project, backend.name, whole=False):
             releases = ", ".join(str(release) for release in backend.releases() if release)
             empty[backend.name] = (
                 f"the version ranges leave no {backend.name} variant that the Hub asks for: {torch}"
@@ -132,7 +135,7 @@ def shares(directory: str, project: Project, *, whole: bool = False) -> tuple[Sh
 
 
 def skipped_backends(project: Project) -> tuple[str, ...]:
-    """Return the backends of a compiled project that this builder does not compile for.
+    """Return the backends of a compiled project that this builder does not compile it for.
 
     These are all backends of a project with `[tvm-ffi]`.
     """
@@ -141,7 +144,9 @@ def skipped_backends(project: Project) -> tuple[str, ...]:
     return tuple(
         backend
         for backend in project.backends
-        if not isinstance(project.framework, TorchFramework) or not known_backends.get(backend).compiles
+        if not isinstance(project.framework, TorchFramework)
+        or not known_backends.get(backend).compiles
+        or known_backends.get(backend).why_not_compiled(project)
     )
 
 
@@ -179,5 +184,9 @@ def check_offered(project: Project, variant: Variant) -> None:
     if not floor and not is_within(release, project.framework.minver, project.framework.maxver):
         raise refuse(f"[torch] minver and maxver rule out Torch {release}", listed)
     backend = known_backends.get(variant.backend)
+    if reason := backend.why_not_compiled(project):
+        raise refuse(f"this builder does not compile the project for {backend.name}: {reason}", listed)
+    if backend.platforms and variant.platform not in backend.platforms:
+        raise refuse(f"{backend.title} is on {' and '.join(backend.platforms)} only", listed)
     if variant.release not in backend.allowed(project, [variant.release]):
         raise refuse(backend.forbids(variant.release), listed)

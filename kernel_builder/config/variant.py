@@ -21,6 +21,14 @@ __all__ = ["PLATFORMS", "FullAbi", "Noarch", "Release", "StableAbi", "Variant", 
 
 PLATFORMS = ("x86_64-linux", "aarch64-linux")
 
+# Why there are no compiled packages for other systems, which the public client knows.
+_NOT_COMPILED_FOR = {
+    "windows": "what can be had without a licence compiles for MinGW, and Torch, which Microsoft's compiler has built, "
+    "cannot catch the exceptions of such a binary",
+    "darwin": "nothing here can run what it would compile for macOS, and Metal's compiler is Apple's; a Python-only "
+    "project has the variant torch-metal",
+}
+
 
 @dataclass(frozen=True)
 class FullAbi:
@@ -103,6 +111,13 @@ class Variant:
         spelled = match["backend"] if match and match["platform"] in PLATFORMS else ""
         backend = next((known for known in known_backends.compiled_for() if known.is_spelled(spelled)), None)
         if not match or not backend:
+            platform, _, system = name.rpartition("-")
+            if platform and (reason := _NOT_COMPILED_FOR.get(system)):
+                raise VariantError(
+                    f"this builder does not compile for {system}: {reason}",
+                    where=name,
+                    hint=f"it compiles for {' and '.join(PLATFORMS)}",
+                )
             raise VariantError(
                 "is not a variant's name; expected for example torch214-cxx11-cu130-x86_64-linux, "
                 "torch-stable-abi210-cpu-x86_64-linux or torch-cuda",

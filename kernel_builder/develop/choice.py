@@ -28,7 +28,7 @@ def to_develop(project: Project, name: str | None, toolchains: Toolchains) -> Va
         return buildable.named(project, [name], toolchains)[0]
     asked_for, _ = buildable.available(project, toolchains)
     every, _ = buildable.available(project, toolchains, whole=True)
-    return _newest(loadable(asked_for) or loadable(every) or asked_for)
+    return newest(loadable(asked_for) or loadable(every) or asked_for)
 
 
 def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
@@ -40,7 +40,7 @@ def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
     chosen = to_develop(project, None, toolchains)
     others, _ = buildable.available(project, toolchains)
     backends = sorted({variant.backend for variant in others} - {chosen.backend})
-    return [chosen, *(_newest([variant for variant in others if variant.backend == backend]) for backend in backends)]
+    return [chosen, *(newest([variant for variant in others if variant.backend == backend]) for backend in backends)]
 
 
 def built(project: Project, name: str | None) -> Variant:
@@ -75,7 +75,7 @@ def built(project: Project, name: str | None) -> Variant:
             hint=f"build one first: kernel-builder build {project.root}",
         )
     at_hand = [variant for variant in variants if known_backends.get(variant.backend).is_present()]
-    return _newest(loadable(variants) or at_hand or variants)
+    return newest(loadable(variants) or at_hand or variants)
 
 
 def loadable(variants: Sequence[Variant], python: str = sys.executable) -> list[Variant]:
@@ -84,7 +84,9 @@ def loadable(variants: Sequence[Variant], python: str = sys.executable) -> list[
     return [variant for variant in variants if rejected[variant.name] is None]
 
 
-def _newest(variants: Sequence[Variant]) -> Variant:
+def newest(variants: Sequence[Variant]) -> Variant:
+    """Return the one of these variants to develop or test: of the preferred backend, for its newest release."""
+
     def rank(variant: Variant) -> tuple[int, Release, Release]:
         torch = _NONE if isinstance(variant.framework, Noarch) else variant.framework.release
         return known_backends.get(variant.backend).preference, variant.release or _NONE, torch

@@ -81,7 +81,7 @@ def torch_build(variant: Variant) -> tuple[Release, str]:
     """
     backend = known_backends.get(variant.backend)
     if isinstance(variant.framework, FullAbi):
-        return variant.framework.release, backend.spelled(variant.release)
+        return variant.framework.release, backend.torch_index(variant.release)
     fitting = {
         torch: builds
         for torch, releases in backend.published().items()
@@ -94,7 +94,7 @@ def torch_build(variant: Variant) -> tuple[Release, str]:
             hint="install a Torch that loads it beside kernel-builder",
         )
     torch = max(fitting)
-    return torch, backend.spelled(fitting[torch][0])
+    return torch, backend.torch_index(fitting[torch][0])
 
 
 def _run(command: list[str], hint: str) -> None:

@@ -122,7 +122,19 @@ def _variants(packages: Mapping[str, HubPackage]) -> str:
     columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {_NONE}]
     table = [" | ".join(row) for row in zip(*columns, strict=True)]
     table.insert(1, " | ".join("---" for _ in columns))
-    return "## Variants\n\n" + "\n".join(f"| {row} |" for row in table)
+    lines = [f"| {row} |" for row in table]
+    for status, names in _by_status(packages).items():
+        lines += ["", f"{status[0].upper()}{status[1:]}: {_list(names)}."]
+    return "## Variants\n\n" + "\n".join(lines)
+
+
+def _by_status(packages: Mapping[str, HubPackage]) -> dict[str, list[str]]:
+    """Return the variants of which the builder says something, such as that they have never run."""
+    by_status: dict[str, list[str]] = {}
+    for name, package in sorted(packages.items()):
+        if status := package.metadata.status:
+            by_status.setdefault(status, []).append(name)
+    return by_status
 
 
 def _needs(name: str) -> dict[str, str]:

@@ -169,6 +169,22 @@ def checked_packages(
     return packages
 
 
+def without_untested(packages: Mapping[str, HubPackage], hint: str) -> dict[str, HubPackage]:
+    """Return the packages without those whose metadata says that nothing like them has run on its hardware.
+
+    Args:
+        hint: What to do if no package is left.
+
+    Raises:
+        CheckError: If there is no other package.
+    """
+    kept = {name: package for name, package in packages.items() if not package.metadata.status}
+    if not kept:
+        name, package = next(iter(packages.items()))
+        raise CheckError(f"no package is left: {package.metadata.status}", where=name, hint=hint)
+    return kept
+
+
 def _refuse_limited(directories: Sequence[Path], project: Project, purpose: Purpose) -> None:
     for directory in directories:
         if only := HubPackage(directory).metadata.only_capabilities:

@@ -27,6 +27,7 @@ class PublishRequest:
         message: The first line of the commits. None: one that names the project and its version.
         load: Check that each package loads, if this machine can load it.
         allow: Names of checks whose errors do not stop the publication.
+        untested: Publish also packages whose metadata says that nothing like them has run on its hardware.
         take_over: Publish even if the packages of the repository come from other sources.
         allow_api_change: Why an API that breaks callers may replace the published one of the same version. None: it
             may not.
@@ -46,6 +47,7 @@ class PublishRequest:
     message: str | None = None
     load: bool = True
     allow: tuple[str, ...] = ()
+    untested: bool = False
     take_over: bool = False
     allow_api_change: str | None = None
     endpoint: str | None = None
@@ -104,6 +106,7 @@ class Published:
         dirty: Those of `variants` and `kept` whose sources or builder had uncommitted changes.
         without_commit: Those of `variants` and `kept` whose sources are in no commit, so that nobody can verify them.
         not_loaded: Those of `variants` that this machine has not loaded, and why.
+        left_out: Packages that are not published, and why.
         api_changes: Differences of the API from that of the variants that were on the branch.
         builds: What was done to the branch of the builds.
         main: What was done to `main`. None if `main` belongs to a newer version.
@@ -122,6 +125,7 @@ class Published:
     dirty: tuple[str, ...]
     without_commit: tuple[str, ...]
     not_loaded: Mapping[str, str]
+    left_out: Mapping[str, str]
     api_changes: tuple[str, ...]
     builds: BranchResult
     main: BranchResult | None

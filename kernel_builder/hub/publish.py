@@ -17,7 +17,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError, HubError
 from kernel_builder.hub import api_changes, card, card_figures, origins, project_sources
 from kernel_builder.hub.package_api import breaks_callers
-from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend
+from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend, without_untested
 from kernel_builder.hub.publication import BranchChange, BranchResult, Published, PublishRequest
 from kernel_builder.hub.remote_repository import Conflict, Content, RemoteCommit, RemoteFile, RemoteRepository
 from kernel_builder.package.tree_digest import SIGNATURE
@@ -36,6 +36,7 @@ class _Work:
     request: PublishRequest
     project: Project
     packages: Mapping[str, HubPackage]
+    left_out: Mapping[str, str]
     contents: Mapping[str, Content]
     repository: RemoteRepository
     branch: str
@@ -70,6 +71,7 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
         dirty=tuple(sorted(name for name, package in everything.items() if package.metadata.is_dirty)),
         without_commit=tuple(sorted(name for name, package in everything.items() if not package.metadata.has_commit)),
         not_loaded={name: package.load_skipped for name, package in work.packages.items() if package.load_skipped},
+        left_out=work.left_out,
         api_changes=changes,
         builds=builds,
         main=main,
@@ -98,11 +100,13 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Work:
     repository = RemoteRepository(project.hub_repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
         repository.require_write()
-    packages = checked_packages(project, progress, load=request.load, allow=request.allow)
+    checked = checked_packages(project, progress, load=request.load, allow=request.allow)
+    packages = checked if request.untested else without_untested(checked, "`--untested` publishes it nevertheless")
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
     if not request.take_over:
         origins.require_same_sources(repository, project, branch, contents)
-    return _Work(request, project, packages, contents, repository, branch, progress)
+    left_out = {name: str(checked[name].metadata.status) for name in checked.keys() - packages.keys()}
+    return _Work(request, project, packages, left_out, contents, repository, branch, progress)
 
 
 def _check_branch(branch: str, project: Project) -> None:

@@ -19,6 +19,8 @@ NAME = "metadata.json"
 CAPABILITIES_LIMITED = "capabilities-limited"
 # The key of `provenance` with the digests of the sources; see `build.recorded_sources`.
 SOURCES = "sources"
+# The key of `provenance` with the status of a back end that nothing has run on.
+STATUS = "status"
 
 # The keys that every package needs: JSON's type, and what errors call it.
 _REQUIRED: Mapping[str, tuple[type, str]] = {
@@ -176,6 +178,12 @@ class PackageMetadata:
     def is_cross_compiled(self) -> bool:
         """Whether a machine of another platform compiled the binary."""
         return bool(_object(self.provenance.get(CROSS_COMPILER)))
+
+    @property
+    def status(self) -> str | None:
+        """What the builder says of packages that have not run on their hardware; None if it says nothing."""
+        stated = _text(self.provenance.get(STATUS))
+        return stated if stated and re.fullmatch(r"[\w ,;.()-]{1,200}", stated) else None
 
     @property
     def is_dirty(self) -> bool:

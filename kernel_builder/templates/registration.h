@@ -37,7 +37,11 @@ struct ModuleDef {
 };
 
 // Declared under another name because <Python.h> declares PyModuleDef_Init with other types.
+#ifdef __APPLE__  // where symbols of C begin with an underscore
+extern "C" void* kernel_registration_module_def_init(ModuleDef*) __asm__("_PyModuleDef_Init");
+#else
 extern "C" void* kernel_registration_module_def_init(ModuleDef*) __asm__("PyModuleDef_Init");
+#endif
 
 }  // namespace kernel_registration
 

@@ -4,6 +4,7 @@ from kernel_builder.backends.cuda import CudaToolkit
 from kernel_builder.toolchain.toolchains import Toolchains
 from kernel_builder.toolchain.tools import (
     Clang,
+    ComponentFiles,
     HeaderLibrary,
     HostCompiler,
     Obstacle,
@@ -13,6 +14,7 @@ from kernel_builder.toolchain.tools import (
 
 __all__ = [
     "Clang",
+    "ComponentFiles",
     "CudaToolkit",
     "HeaderLibrary",
     "HostCompiler",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -114,6 +114,16 @@ class DependencyPin:
 
 
 @dataclass(frozen=True)
+class ComponentPin:
+    """What the compiler of a back end needs besides itself; see `components.Component`."""
+
+    name: str
+    title: str
+    version: str
+    files: tuple[PinnedFile, ...]
+
+
+@dataclass(frozen=True)
 class Lock:
     """Everything that is pinned, releases ascending. A CUDA release in `cuda` has an nvcc."""
 
@@ -121,6 +131,7 @@ class Lock:
     torch: Mapping[Release, TorchPin]
     dependencies: Mapping[str, DependencyPin]
     clang: ClangPin | None = None
+    components: Mapping[str, ComponentPin] = field(default_factory=dict)
 
 
 def load_file(entry: Mapping[str, Any]) -> PinnedFile:
@@ -168,6 +179,13 @@ def _dump_clang(clang: ClangPin) -> dict[str, Any]:
     }
 
 
+def _dump_components(components: Mapping[str, ComponentPin]) -> dict[str, Any]:
+    return {
+        name: {"title": pin.title, "version": pin.version, "files": [_dump_file(file) for file in pin.files]}
+        for name, pin in components.items()
+    }
+
+
 def loads(text: str, where: str) -> Lock:
     """Parse the text of a lock.
 
@@ -198,13 +216,17 @@ def loads(text: str, where: str) -> Lock:
             for name, entry in data["dependencies"].items()
         }
         clang = _load_clang(data["clang"]) if data.get("clang") else None
+        components = {
+            name: ComponentPin(name, entry["title"], entry["version"], tuple(map(load_file, entry["files"])))
+            for name, entry in data.get("components", {}).items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ToolchainError(
             f"is not a toolchain lock: {error!r}",
             where=where,
             hint="`kernel-builder toolchain lock --output FILE` writes one",
         ) from error
-    return Lock(dict(sorted(cuda.items())), dict(sorted(torch.items())), dependencies, clang)
+    return Lock(dict(sorted(cuda.items())), dict(sorted(torch.items())), dependencies, clang, components)
 
 
 def dumps(lock: Lock) -> str:
@@ -231,6 +253,7 @@ def dumps(lock: Lock) -> str:
             for name, pin in lock.dependencies.items()
         },
         **({"clang": _dump_clang(lock.clang)} if lock.clang else {}),
+        **({"components": _dump_components(lock.components)} if lock.components else {}),
     }
     return json.dumps(data, indent=2) + "\n"
 

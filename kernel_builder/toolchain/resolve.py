@@ -7,13 +7,14 @@
   what the others lack.
 - clang: the newest patch of each release that the matrix names for it.
 - Header libraries: the files that `dependencies.toml` names.
+- Components: the files that the tables of back ends name.
 
 Only the byte ranges that a build would fetch are downloaded, and each wheel's zip directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -24,9 +25,10 @@ from kernel_builder.errors import ToolchainError
 from kernel_builder.files import temporary_directory
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import dependencies, pins, trees
-from kernel_builder.toolchain.dependencies import Dependency
+from kernel_builder.toolchain.components import Component
+from kernel_builder.toolchain.dependencies import Dependency, DependencyFile
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import ClangPin, CudaPin, DependencyPin, Lock, PinnedFile, TorchPin
+from kernel_builder.toolchain.lock import ClangPin, ComponentPin, CudaPin, DependencyPin, Lock, PinnedFile, TorchPin
 from kernel_builder.toolchain.tools import Subset
 
 CUDA_SET = "cuda-toolkit"
@@ -73,8 +75,9 @@ def resolve(
     progress: Progress,
     libraries: Iterable[Dependency] = (),
     clang: ClangReleases | None = None,
+    components: Iterable[Component] = (),
 ) -> Lock:
-    """Return the lock for these releases and header libraries, and for clang if its releases are given.
+    """Return the lock for these releases, header libraries and components, and for clang if its releases are given.
 
     A CUDA release whose compiler the index lacks is reported and left out. So is a header library without files.
 
@@ -103,7 +106,12 @@ def resolve(
     pinned_clang = _pin_clang(index, clang, platforms, torches.values()) if clang else None
     if pinned_clang:
         progress.say(f"clang: {pinned_clang.version}, with CUDA {pinned_clang.cuda.version}")
-    return Lock(cudas, torches, headers, pinned_clang)
+    of_backends = {}
+    for component in components:
+        files = tuple(_pin_files(index, component.files))
+        of_backends[component.name] = ComponentPin(component.name, component.title, component.version, files)
+        progress.say(f"{component.title}: {component.version}")
+    return Lock(cudas, torches, headers, pinned_clang, of_backends)
 
 
 def _pin_cuda(index: Index, release: Release, platforms: Sequence[str], torches: Iterable[TorchPin]) -> CudaPin | None:
@@ -217,17 +225,7 @@ def _pin_torch(index: Index, release: Release, platforms: Sequence[str]) -> Torc
 
 def _pin_dependency(index: Index, library: Dependency) -> DependencyPin:
     """Pin the files of a header library, and check that they state its version."""
-    pinned = []
-    for wanted in library.files:
-        package = next(
-            (candidate for candidate in index.packages(wanted.project) if candidate.filename == wanted.file), None
-        )
-        if package is None:
-            raise pins.lacks(wanted.file, index)
-        if package.package_type == "sdist":
-            pinned.append(pins.pin_sdist(index, package, wanted))
-        else:
-            pinned += pins.pin_wheel(index, package, wanted.prefix, [wanted.take])
+    pinned = list(_pin_files(index, library.files))
     with temporary_directory() as directory:
         for pin in pinned:
             package = next(candidate for candidate in index.packages(pin.project) if candidate.filename == pin.file)
@@ -239,3 +237,16 @@ def _pin_dependency(index: Index, library: Dependency) -> DependencyPin:
             f"states version {stated}, expected {library.version}", where=f"{library.name} in dependencies.toml"
         )
     return DependencyPin(library.name, library.version, library.license, tuple(pinned))
+
+
+def _pin_files(index: Index, files: Iterable[DependencyFile]) -> Iterator[PinnedFile]:
+    for wanted in files:
+        package = next(
+            (candidate for candidate in index.packages(wanted.project) if candidate.filename == wanted.file), None
+        )
+        if package is None:
+            raise pins.lacks(wanted.file, index)
+        if package.package_type == "sdist":
+            yield pins.pin_sdist(index, package, wanted)
+        else:
+            yield from pins.pin_wheel(index, package, wanted.prefix, [wanted.take])

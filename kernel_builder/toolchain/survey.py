@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain import dependencies, system_cuda
+from kernel_builder.toolchain import components, dependencies, system_cuda
 from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.sccache import find_sccache
 from kernel_builder.toolchain.toolchains import Toolchains
@@ -56,6 +56,7 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
         *_cross_compilers(toolchains),
         _ninja(),
         *_cuda(toolchains),
+        *_components(toolchains),
         *_header_libraries(toolchains),
         _disk(toolchains),
         _python_package("torch", "python -m pip install torch"),
@@ -132,6 +133,16 @@ def _cuda(toolchains: Toolchains) -> Iterator[Requirement]:
     if not pinned:
         mend = f"the lock has none for {this_platform()}: install a CUDA toolkit and give `--cuda-home DIR`"
         yield Requirement("CUDA compiler", named, (CUDA,), mend)
+
+
+def _components(toolchains: Toolchains) -> Iterator[Requirement]:
+    """Yield what back ends need besides clang. Only projects for them need it."""
+    pinned = {tree.kind: tree for tree in toolchains.pinned() if tree.role == "component"}
+    for name, component in components.known().items():
+        if missing := toolchains.component_obstacle(name):
+            yield Requirement(component.title, None, (), f"{missing.reason}; {missing.hint}")
+        else:
+            yield Requirement(component.title, _state(toolchains, pinned[name]))
 
 
 def _header_libraries(toolchains: Toolchains) -> Iterator[Requirement]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.store import Store
 from kernel_builder.toolchain.tools import (
     Clang,
+    ComponentFiles,
     CudaCompiler,
     HeaderLibrary,
     HostCompiler,
@@ -31,6 +32,9 @@ from kernel_builder.toolchain.tools import (
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain.index import Index
+
+
+_UPDATE = "update kernel-builder, or use the lock that comes with it"
 
 
 def _given() -> Mapping[str, Path]:
@@ -171,13 +175,43 @@ class Toolchains:
         """
         pinned = self.lock.clang
         if pinned is None or this_platform() not in pinned.platforms:
-            raise ToolchainError(
-                f"it is not pinned for {this_platform()}",
-                where="clang",
-                hint="update kernel-builder, or use the lock that comes with it",
-            )
+            raise ToolchainError(f"it is not pinned for {this_platform()}", where="clang", hint=_UPDATE)
         tree = trees.clang_tree(pinned, this_platform())
         return Clang(self.fetch(tree), pinned.version, tree.identity)
+
+    def component(self, name: str) -> ComponentFiles:
+        """Return a component of a back end's toolchain, which its table names.
+
+        Raises:
+            ToolchainError: If it is not pinned. `component_obstacle` finds this out without fetching anything.
+            FetchError: If it cannot be fetched.
+            StoreError: If it cannot be stored.
+        """
+        if name not in self.lock.components:
+            raise ToolchainError("the lock does not have it", where=name, hint=_UPDATE)
+        pinned = self.lock.components[name]
+        tree = trees.component_tree(pinned)
+        return ComponentFiles(self.fetch(tree), pinned.version, tree.identity)
+
+    def component_obstacle(self, name: str) -> Obstacle | None:
+        """Return why clang with a component cannot be had on this machine, or None if it can. No network."""
+        if name not in self.lock.components:
+            return Obstacle(f"needs {name}, which the lock does not have", _UPDATE)
+        if self.lock.clang is None or this_platform() not in self.lock.clang.platforms:
+            return Obstacle(f"needs clang, which is not pinned for {this_platform()}", _UPDATE)
+        return None
+
+    def made(self, name: str, title: str, make: Callable[[Path], None]) -> Path:
+        """Return a directory of the store that is made from others, once.
+
+        Args:
+            name: Names it by what determines its content.
+            make: Fills the empty directory that it is given.
+
+        Raises:
+            StoreError: If it cannot be stored.
+        """
+        return self.store.obtain(name, title, 0, lambda _, directory: make(directory))
 
     def _clang_toolkit(self, pinned: ClangPin) -> CudaToolkit:
         clang = self.clang()
@@ -335,6 +369,7 @@ class Toolchains:
             for subset in subsets
         ]
         wanted += [trees.dependency_tree(pin) for pin in self.lock.dependencies.values()]
+        wanted += [trees.component_tree(pin) for pin in self.lock.components.values()]
         return wanted
 
     def fetch(self, tree: trees.Tree) -> Path:

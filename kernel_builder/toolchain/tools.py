@@ -56,6 +56,15 @@ class Clang:
 
 
 @dataclass(frozen=True)
+class ComponentFiles:
+    """Files that the compiler of a back end needs, in `root`."""
+
+    root: Path
+    version: str
+    identity: str
+
+
+@dataclass(frozen=True)
 class TorchHeaders:
     """The C++ headers of one Torch release.
 

@@ -14,7 +14,7 @@ from kernel_builder.errors import FetchError
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import sdists, wheels
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import ClangPin, CudaPin, DependencyPin, PinnedFile, TorchPin
+from kernel_builder.toolchain.lock import ClangPin, ComponentPin, CudaPin, DependencyPin, PinnedFile, TorchPin
 from kernel_builder.toolchain.tools import Subset
 
 # Increase when equal pinned files are unpacked to different trees: trees of older builders are then not used.
@@ -23,7 +23,7 @@ RECIPE = 1
 # The program of the ziglang wheel, which is clang too.
 ZIG = "zig"
 
-TreeRole = Literal["compiler", "libraries", "torch", "dependency"]
+TreeRole = Literal["compiler", "libraries", "torch", "dependency", "component"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Tree:
     def identity(self) -> str:
         """Digest of the pinned content and the recipe, equal on every machine."""
         pinned = [RECIPE, self.kind, self.platform, [file.identity for file in self.files]]
+        if self.role == "component":  # whose name says nothing of what is taken of a wheel
+            pinned.append([file.take for file in self.files])
         return hashlib.sha256(json.dumps(pinned).encode()).hexdigest()
 
     @property
@@ -90,6 +92,11 @@ def torch_tree(torch: TorchPin, platform: str, subset: Subset) -> Tree:
 def dependency_tree(pin: DependencyPin) -> Tree:
     """Return a header library."""
     return Tree("dependency", pin.name, f"CUTLASS {pin.version} headers", "any", pin.files)
+
+
+def component_tree(pin: ComponentPin) -> Tree:
+    """Return what the compiler of a back end needs besides itself."""
+    return Tree("component", pin.name, pin.title, "any", pin.files)
 
 
 def fill(tree: Tree, index: Index, scratch: Path, directory: Path, progress: Progress) -> None:

@@ -17,6 +17,7 @@ from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.toolchain.components import Component
 from kernel_builder.toolchain.dependencies import Dependency
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import CudaPin, Lock
@@ -52,6 +53,7 @@ class Update:
 def find(
     root: Path,
     libraries: Iterable[Dependency],
+    components: Iterable[Component] = (),
     *,
     index_url: str | None,
     torch_index: str,
@@ -63,6 +65,7 @@ def find(
     Args:
         root: The checkout.
         libraries: The header libraries to pin.
+        components: What else to pin for back ends.
         index_url: The package index; None for the one that pip or uv is set to use.
         torch_index: The address of the index with Torch's builds for every CUDA release.
         cache: The builder's cache; None for the user's.
@@ -87,6 +90,7 @@ def find(
         progress,
         libraries,
         _clang(of_cuda),
+        components,
     )
     toolchains = Toolchains(cache=cache, index_url=index_url, pinned=pinned, progress=progress)
     updated = dict(texts)
@@ -180,6 +184,7 @@ def _versions(pinned: Lock) -> dict[str, str]:
     if pinned.clang:
         for parts in pinned.clang.platforms.values():
             versions |= {f"clang: {part.project}": part.version for part in parts}
+    versions |= {f"{name}:": pin.version for name, pin in pinned.components.items()}
     return versions | {f"{name}:": pin.version for name, pin in pinned.dependencies.items()}
 
 

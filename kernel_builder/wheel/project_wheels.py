@@ -77,8 +77,11 @@ def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWhee
     """
     project = read_project(request.directory, request.owner)
     _refuse_kernel_depends(project)
-    checked = packages.checked_packages(
-        project, progress, load=request.load, allow=request.allow, purpose=packages.FOR_WHEELS
+    checked = packages.without_untested(
+        packages.checked_packages(
+            project, progress, load=request.load, allow=request.allow, purpose=packages.FOR_WHEELS
+        ),
+        "publish it to a Hub: `kernel-builder upload --untested`",
     )
     variants = {name: Variant.parse(name) for name in checked}
     text = card.authors_text(project)

@@ -96,7 +96,8 @@ def test_what_does_not_exist_is_a_mistake(several: list[Path]) -> None:
         (
             '[torch]\nsrc = ["binding.cpp"]\n',
             '["metal"]',
-            "does not compile for metal: Metal's compiler runs on macOS only",
+            "does not compile for metal: Metal's compiler is Apple's and runs on macOS only; Python with "
+            "torch.mps.compile_shader in a [torch-noarch] project needs none",
         ),
         ('[tvm-ffi]\nsrc = ["binding.cpp"]\n', '["cuda", "rocm"]', "does not build [tvm-ffi] extensions"),
     ],

@@ -40,7 +40,7 @@ def test_names_are_parsed_and_written(name: str, variant: Variant) -> None:
         "torch-vulkan",
         "torch214-cu130-x86_64-linux",
         "torch214-cxx98-cu130-x86_64-linux",
-        "torch214-cxx11-rocm71-x86_64-linux",
+        "torch214-cxx11-xpu20260-x86_64-linux",
         "torch214-cxx11-cu130-riscv-linux",
         "torch214-cxx11-cu130-x86_64-linux/..",
         "torch-stable-abi210-cxx11-cpu-x86_64-linux",
@@ -48,6 +48,18 @@ def test_names_are_parsed_and_written(name: str, variant: Variant) -> None:
 )
 def test_other_names_are_refused_with_an_example(name: str) -> None:
     with pytest.raises(VariantError, match="torch214-cxx11-cu130-x86_64-linux"):
+        Variant.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("torch-stable-abi210-cpu-x86_64-windows", "cannot catch the exceptions"),
+        ("torch212-metal-aarch64-darwin", "torch-metal"),
+    ],
+)
+def test_names_of_other_systems_are_refused_with_the_reason(name: str, words: str) -> None:
+    with pytest.raises(VariantError, match=words):
         Variant.parse(name)
 
 

@@ -18,6 +18,7 @@ from tests.support.newest import LAST_FOR_CUDA_12, NEWEST, cuda_backends
         ("torch-stable-abi210-cpu-x86_64-linux", f"{NEWEST} cpu"),
         ("torch-stable-abi210-cu126-x86_64-linux", f"{LAST_FOR_CUDA_12} cu126"),
         ("torch-stable-abi210-cu127-x86_64-linux", "2.11 cu128"),  # no build for 12.7, and 12.8 loads it
+        ("torch-stable-abi210-rocm72-x86_64-linux", "2.13 rocm7.2"),
         ("torch-cuda", f"{NEWEST} {cuda_backends(NEWEST)[0]}"),
     ],
 )
@@ -26,7 +27,7 @@ def test_the_newest_torch_that_fits_is_installed(name: str, expected: str) -> No
     assert f"{release} {build}" == expected
 
 
-@pytest.mark.parametrize("name", ["torch-rocm", "torch-stable-abi210-cu140-x86_64-linux"])
+@pytest.mark.parametrize("name", ["torch-metal", "torch-stable-abi210-cu140-x86_64-linux"])
 def test_a_variant_without_a_torch_is_refused(name: str) -> None:
     with pytest.raises(ToolchainError, match="the matrix has no Torch for"):
         torch_build(Variant.parse(name))

@@ -1,0 +1,41 @@
+"""Components of toolchains: files of the package index that the table of a back end names for its compiler.
+
+A table has `[component."hip-7.1"]` with a title, a version and files, which are as those of `dependencies.toml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kernel_builder import backends
+from kernel_builder.toolchain.dependencies import DependencyFile
+
+
+@dataclass(frozen=True)
+class Component:
+    """Headers and libraries of a back end, the same on all platforms. Later files replace equal names of earlier ones.
+
+    Attributes:
+        name: What the lock and the store call it, such as `hip-7.1`.
+        title: What messages call it.
+    """
+
+    name: str
+    title: str
+    version: str
+    files: tuple[DependencyFile, ...]
+
+
+def known() -> Mapping[str, Component]:
+    """Return the components of all back ends by name."""
+    return {
+        name: Component(
+            name,
+            entry["title"],
+            entry["version"],
+            tuple(DependencyFile(file["file"], file["prefix"], tuple(file["take"])) for file in entry["files"]),
+        )
+        for backend in backends.every()
+        for name, entry in backend.data.get("component", {}).items()
+    }

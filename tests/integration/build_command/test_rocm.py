@@ -1,0 +1,190 @@
+"""A CUDA kernel is compiled for ROCm on a machine without anything of AMD, and its code objects are checked.
+
+Nothing here runs the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_builder import checks, elf
+from kernel_builder.backends import code_objects
+from kernel_builder.backends.rocm import NOT_RUN
+from kernel_builder.build.ninja_run import compile_alone
+from kernel_builder.build.plan import plan
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Variant
+from kernel_builder.package.metadata import PackageMetadata
+from kernel_builder.toolchain import Toolchains
+from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, untouched
+from tests.support.places import ROOT
+
+VARIANTS = [f"torch-stable-abi210-rocm{digits}-x86_64-linux" for digits in ("71", "72")]
+KERNEL = """
+[kernel.scale_rocm]
+backend = "rocm"
+depends = []
+rocm-archs = ["gfx942", "gfx1100"]
+src = ["scale/scale_cuda.cu", "scale/row_norm.cu", "scale/scale.h"]
+"""
+# Vectorized loads, half and bfloat16, a reduction by shuffles and shared memory, and a mathematical function.
+ROW_NORM = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+namespace {
+template <typename T>
+struct alignas(16) Vector { T of[8]; };
+
+__device__ float to_float(__half x) { return __half2float(x); }
+__device__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__global__ void row_norm(float* out, const T* in, int vectors) {
+  extern __shared__ float partial[];
+  const auto* row = reinterpret_cast<const Vector<T>*>(in) + size_t{blockIdx.x} * vectors;
+  float sum = 0;
+  for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
+    const Vector<T> loaded = row[i];
+    for (T x : loaded.of) sum += to_float(x) * to_float(x);
+  }
+  for (int offset = warpSize / 2; offset > 0; offset /= 2) sum += __shfl_xor(sum, offset);
+  if (threadIdx.x % warpSize == 0) partial[threadIdx.x / warpSize] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int warp = 1; warp < blockDim.x / warpSize; ++warp) sum += partial[warp];
+    out[blockIdx.x] = rsqrtf(sum);
+  }
+}
+}  // namespace
+
+void row_norms(float* out, const void* in, int rows, int vectors, bool bfloat16, cudaStream_t stream) {
+  if (bfloat16) {
+    row_norm<<<rows, 256, 64, stream>>>(out, static_cast<const __nv_bfloat16*>(in), vectors);
+  } else {
+    row_norm<<<rows, 256, 64, stream>>>(out, static_cast<const __half*>(in), vectors);
+  }
+}
+"""
+
+
+def with_rocm(root: Path) -> Path:
+    text = (root / "build.toml").read_text()
+    (root / "build.toml").write_text(text.replace('["cpu", "cuda"]', '["rocm"]') + KERNEL)
+    (root / "scale/row_norm.cu").write_text(ROW_NORM)
+    # Two sources with the header of bfloat16, whose functions are in both objects.
+    replace(
+        root / "scale/scale_cuda.cu", "#include <cuda_runtime.h>", "#include <cuda_bf16.h>\n#include <cuda_runtime.h>"
+    )
+    return root
+
+
+def findings(package: Path, only: str) -> Iterator[str]:
+    yield from (finding.message for finding in checks.run(package, only=[only], load=False).findings)
+
+
+def test_a_cuda_kernel_is_compiled_for_rocm(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    project, cache = with_rocm(copy_project("stable-scale")), new_cache("cache")
+    done = kernel_builder(cache, "build", project, "--backend", "rocm")
+    assert done.code == 0, done
+    assert done.answer["compiles"] == 3
+    packages = [project / "build" / name for name in VARIANTS]
+    (binary,) = packages[0].glob("*.so")
+    assert {path.read_bytes() for package in packages for path in package.glob("*.so")} == {binary.read_bytes()}
+    for built in done.answer["packages"]:
+        assert built["skipped-checks"]["load"].startswith("no ROCm Torch here: ")
+        assert "device-code" in built["checks"]["passed"]
+        assert "load" not in built["checks"]["passed"]
+    metadata = PackageMetadata.read(packages[0])
+    assert metadata and metadata.archs == ("gfx942", "gfx1100") and metadata.status == NOT_RUN
+
+    assert {"libtorch_cpu.so", "libtorch_hip.so"} < {*elf.read(binary).needed}
+    assert not any("hip64" in library for library in elf.read(binary).needed)
+    objects = code_objects.read(binary)
+    assert sorted((code.arch, code.target) for code in objects) == 2 * [("gfx1100",) * 2] + 2 * [("gfx942",) * 2]
+    kernels = [kernel for code in objects for kernel in code.kernels]
+    assert len(kernels) == 6 and not any(kernel.vector_spills for kernel in kernels)
+
+    # The same object in another directory, without a cache.
+    elsewhere = with_rocm(copy_project("stable-scale", "elsewhere/größer, too"))
+    steps = plan([(read_project(elsewhere), [Variant.parse(VARIANTS[1])])], Toolchains(cache=cache)).compiles
+    step = next(step for step in steps if step.source == "scale/row_norm.cu")
+    work = new_cache("work")
+    compile_alone(step, work, elsewhere / "again.o", 1)
+    (first,) = (cache / "objects").rglob(f"{step.key}.o")
+    assert first.read_bytes() == (elsewhere / "again.o").read_bytes()
+
+    # Code for an architecture less, and one more.
+    said = packages[1] / "metadata.json"
+    said.write_text(said.read_text().replace('"gfx1100"', '"gfx90a"'))
+    assert list(findings(packages[1], "device-code")) == [
+        "has no code for gfx90a, which its metadata lists",
+        "has code for gfx1100, which its metadata does not list",
+    ]
+
+
+def test_a_source_that_does_not_compile_is_named_with_its_line(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    project = with_rocm(copy_project("stable-scale"))
+    replace(project / "scale/scale_cuda.cu", "int64_t i =", 'asm("bar.sync 0;");\n  nvcuda::wmma::f(); int64_t i =')
+    for other in ("torch-ext/torch_binding.cpp", "scale/row_norm.cu"):  # which would only take time
+        (project / other).write_text("")
+    with untouched(project):
+        done = kernel_builder(new_cache("cache"), "build", project, "--backend", "rocm")
+    assert_refused(done, 5, "BuildError", where="scale/scale_cuda.cu", message="scale_cuda.cu:9", hint="USE_ROCM")
+
+
+@pytest.mark.parametrize(
+    ("called", "library", "expected"),
+    [
+        ("hipLaunchKernel", "libtorch_hip.so", []),
+        ("aoti_torch_get_current_cuda_stream", "libtorch_hip.so", []),
+        ("hipLaunchKernel", "libtorch_cpu.so", ["no library that the binary needs defines it"]),
+        ("hipNoSuchFunction", "libtorch_hip.so", ["is undefined"]),
+        ("cudaMalloc", "libtorch_hip.so", ["which a rocm variant does not have"]),
+    ],
+)
+def test_undefined_symbols_are_those_of_the_runtime_and_of_torch(
+    tmp_path: Path, called: str, library: str, expected: list[str]
+) -> None:
+    package = tmp_path / VARIANTS[0]
+    package.mkdir()
+    (package / "metadata.json").write_text(json.dumps({"backend": {"type": "rocm"}}))
+    source = f'extern "C" void {called}(); extern "C" void f() {{ {called}(); }}'
+    gxx = ["g++", "-shared", "-fPIC", "-x", "c++", "-"]
+    subprocess.run([*gxx, f"-Wl,-soname,{library}", "-o", str(tmp_path / library)], input=b"", check=True)
+    linked = ["-o", str(package / "m.so"), "-Wl,--no-as-needed", f"-L{tmp_path}", f"-l:{library}"]
+    subprocess.run([*gxx, *linked], input=source.encode(), check=True)
+    messages = list(findings(package, "undefined"))
+    assert len(messages) == len(expected)
+    assert all(words in message for words, message in zip(expected, messages, strict=True))
+
+
+def test_the_example_for_metal_is_python_only(tmp_path: Path, new_cache: NewCache, kernel_builder: Run) -> None:
+    shutil.copytree(ROOT / "examples/metal", tmp_path / "metal")
+    done = kernel_builder(new_cache("cache"), "build", tmp_path / "metal", "--backend", "metal")
+    assert done.code == 0, done
+    (built,) = done.answer["packages"]
+    assert (built["variant"], done.answer["compiles"]) == ("torch-metal", 0)
+    assert built["checks"]["findings"] == []
+    page = (ROOT / "docs/hardware.md").read_text()
+    assert (ROOT / "examples/metal/build.toml").read_text() in page
+
+
+def test_the_header_for_bindings_names_the_symbol_as_macos_does(tmp_path: Path) -> None:
+    """clang has no C++ library for macOS here, so the one header that is included is a stand-in."""
+    (tmp_path / "cstddef").write_text("namespace std { typedef __PTRDIFF_TYPE__ ptrdiff_t; }\n")
+    source = '#include "registration.h"\n#define NAME demo\nREGISTER_EXTENSION(NAME)\n'
+    zig = Toolchains().clang().root / "zig"
+    target = ["--target=arm64-apple-macos14", f"-I{ROOT / 'kernel_builder/templates'}", f"-I{tmp_path}"]
+    command = [str(zig), "clang", *target, "-x", "c++", "-std=c++17", "-S", "-o", "-", "-"]
+    done = subprocess.run(command, input=source.encode(), capture_output=True, check=True)
+    assert b"_PyModuleDef_Init" in done.stdout and b"__PyModuleDef_Init" not in done.stdout

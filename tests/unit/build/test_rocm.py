@@ -1,0 +1,205 @@
+"""ROCm: what is planned for it, what is refused, and what is found in sources. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kernels import variants as client
+from kernels.backends import ROCm
+from packaging.version import Version
+
+from kernel_builder.backends import code_objects, hipify, wavefronts
+from kernel_builder.backends.rocm import ROCM
+from kernel_builder.build import buildable
+from kernel_builder.build.graph import Graph
+from kernel_builder.build.plan import plan
+from kernel_builder.config import offered
+from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Release, Variant
+from kernel_builder.errors import ConfigError, VariantError
+from kernel_builder.toolchain import Toolchains
+
+Copy = Callable[..., Path]
+
+KERNEL = """
+[kernel.scale_rocm]
+backend = "rocm"
+depends = []
+rocm-archs = ["gfx942", "gfx1100", "gfx941"]
+hip-flags = ["-munsafe-fp-atomics"]
+src = ["scale/scale_cuda.cu", "scale/scale.h"]
+"""
+
+
+@pytest.fixture
+def project(copy_project: Copy) -> Path:
+    """The sample project, with a variant for ROCm of its CUDA source."""
+    root = copy_project("stable-scale")
+    text = (root / "build.toml").read_text()
+    (root / "build.toml").write_text(text.replace('["cpu", "cuda"]', '["cpu", "cuda", "rocm"]') + KERNEL)
+    return root
+
+
+def of_rocm(project: Project, *, whole: bool = False) -> list[Variant]:
+    return [variant for variant in offered.variants(project, whole=whole) if variant.backend == "rocm"]
+
+
+def planned(root: Path) -> Graph:
+    project = read_project(root)
+    return plan([(project, of_rocm(project))], Toolchains())
+
+
+def test_the_client_loads_each_variant_with_a_torch_for_its_release_only(project: Path) -> None:
+    names = [variant.name for variant in of_rocm(read_project(project))]
+    assert names == [f"torch-stable-abi210-rocm{digits}-x86_64-linux" for digits in ("71", "72")]
+    # Full names of single Torch releases, which `--all` adds for old clients.
+    every = [variant.name for variant in of_rocm(read_project(project), whole=True)]
+    assert {*names, "torch213-cxx11-rocm72-x86_64-linux"} < {*every}
+    for name in every:
+        variant = Variant.parse(name)
+        assert variant.name == name == client.parse_variant(name).variant_str
+        assert variant.release
+        torch = getattr(variant.framework, "release", Release(2, 10))
+        for release in ROCM.releases():
+            best, _ = client._resolve_variant_for_system(
+                [client.parse_variant(name)],
+                ROCm(Version(str(release))),
+                "x86_64",
+                "linux",
+                Version(str(torch)),
+                True,
+                None,
+            )
+            assert [found.variant_str for found in best] == ([name] if release == variant.release else [])
+
+
+def test_one_binary_serves_every_release(project: Path) -> None:
+    graph = planned(project)
+    assert len(graph.variants) == 2
+    (binary,) = graph.binaries
+    assert binary.libraries == ("libtorch_cpu.so", "libtorch_hip.so")
+    assert {variant.archs for variant in graph.variants} == {("gfx942", "gfx1100")}
+    (device,) = [step for step in binary.objects if step.source.endswith(".cu")]
+    assert {"--offload-arch=gfx942", "--offload-arch=gfx1100", "-munsafe-fp-atomics"} < {*device.argv}
+    assert "src/scale/scale_hip.hip" in device.argv
+    translated = device.generated["src/scale/scale_hip.hip"]
+    assert "static_cast<hipStream_t>(stream)" in translated
+    # A message of the compiler names the author's file and line.
+    line = translated.splitlines().index('#line 1 "src/scale/scale_cuda.cu"')
+    assert translated.splitlines()[line + 1] == "#include <hip/hip_runtime.h>"
+    assert graph.variants[0].provenance["status"] == "compiled and checked, not run on AMD hardware"
+
+
+def test_the_translation_is_part_of_the_key(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys() -> list[str]:
+        return [step.key for step in planned(project).compiles if step.source.endswith(".cu")]
+
+    before = keys()
+    translate = hipify.translate
+
+    def other(*arguments: object) -> hipify.Translation:
+        done = translate(*arguments)  # type: ignore[arg-type]
+        return replace(done, files={name: f"{text}\n" for name, text in done.files.items()})
+
+    monkeypatch.setattr(hipify, "translate", other)
+    assert keys() != before
+
+
+def test_a_source_that_hipify_cannot_read_is_named(project: Path) -> None:
+    source = project / "scale/scale_cuda.cu"
+    source.write_bytes(source.read_bytes() + b"// gr\xfc\xdfe\n")
+    with pytest.raises(ConfigError, match=r"hipify cannot translate it.*UnicodeDecodeError") as raised:
+        planned(project)
+    assert raised.value.where == str(source)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('stable-abi = "2.10"', "", r"no package index has a Torch for ROCm, whose headers \(c10/hip\)"),
+        ('"gfx942", "gfx1100", "gfx941"', '"gfx941"', "no architecture is left: clang does not compile for gfx941"),
+        ("-munsafe-fp-atomics", "-Bprograms", "chooses other programs"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(project: Path, old: str, new: str, words: str) -> None:
+    text = (project / "build.toml").read_text()
+    assert old in text
+    (project / "build.toml").write_text(text.replace(old, new))
+    with pytest.raises((ConfigError, VariantError), match=words):
+        buildable.available(read_project(project), Toolchains(), backends=["rocm"])
+        planned(project)
+
+
+def test_architectures_that_are_unknown_are_worth_a_word(project: Path) -> None:
+    (notice,) = read_project(project).warnings
+    assert notice == "[kernel.scale_rocm] rocm-archs: clang does not compile for gfx941; it is skipped"
+
+
+def test_a_build_can_be_limited_to_an_architecture(project: Path) -> None:
+    limited = offered.limited(read_project(project), ["gfx1100", "9.0"])
+    kernels = {kernel.backend: kernel for kernel in limited.kernels}
+    assert ROCM.archs([kernels["rocm"]], None, "x86_64-linux") == ("gfx1100",)
+    assert kernels["cuda"].only_capabilities == ("9.0",)
+
+
+WARPS = """\
+#ifdef USE_ROCM
+#define MASK 0xffffffffffffffffull
+#else
+#define MASK 0xffffffff
+#endif
+#define WARP_SIZE 32
+__device__ float reduce(float v) {
+  for (int offset = 16; offset > 0; offset >>= 1) v += __shfl_xor_sync(0xffffffff, v, offset);
+  v += __shfl_down(v, 4, 32);
+  int lane = threadIdx.x & 31;
+  constexpr int width = warpSize;
+#ifndef USE_ROCM
+  return __shfl_sync(0xffffffff, v, 0, 32);
+#else
+  return __shfl(v, 0, warpSize) + threadIdx.x % 64 + lane * 32;
+#endif
+}
+"""
+
+
+def test_what_takes_a_warp_of_32_lanes_for_granted_is_found() -> None:
+    assert dict(wavefronts.assumptions(WARPS)) == {
+        6: "a warp of 32 lanes",
+        8: "a mask of 32 lanes; HIP takes masks of 64 bits",
+        9: "a shuffle among 32 lanes",
+        10: "lanes counted by 32",
+        11: "warpSize as a constant, which it is not since ROCm 7",
+    }
+    assert list(ROCM.in_sources({"x.cu": WARPS}, ["gfx1100"])) == []
+    assert len(list(ROCM.in_sources({"x.cu": WARPS}, ["gfx90a", "gfx1100"]))) == 5
+
+
+def packed(value: object) -> Iterator[bytes]:
+    """Yield a value in MessagePack, in the forms that LLVM writes."""
+    if isinstance(value, dict):
+        yield struct.pack(">BH", 0xDE, len(value)) if len(value) > 2 else bytes([0x80 | len(value)])
+        for item in (part for pair in value.items() for part in pair):
+            yield from packed(item)
+    elif isinstance(value, list):
+        yield bytes([0x90 | len(value)]) if len(value) < 16 else struct.pack(">BH", 0xDC, len(value))
+        for item in value:
+            yield from packed(item)
+    elif isinstance(value, str):
+        text = value.encode()
+        yield (bytes([0xA0 | len(text)]) if len(text) < 32 else struct.pack(">BB", 0xD9, len(text))) + text
+    elif isinstance(value, bool):
+        yield b"\xc3" if value else b"\xc2"
+    else:
+        assert isinstance(value, int)
+        yield bytes([value]) if value < 128 else struct.pack(">BI", 0xCE, value)
+
+
+def test_metadata_of_code_objects_is_read() -> None:
+    value = {"a": [{".name": "x" * 40, "n": 3, "m": 70000, "t": True}] * 20, "b": "gfx942"}
+    assert code_objects._value(b"".join(packed(value)), 0)[0] == value

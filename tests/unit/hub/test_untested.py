@@ -1,0 +1,65 @@
+"""Packages that nothing has run are labelled, and published on request only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from kernels import Metadata
+
+from kernel_builder.backends.rocm import NOT_RUN
+from kernel_builder.develop.hardware_report import summarized
+from kernel_builder.errors import CheckError
+from kernel_builder.hub import card
+from kernel_builder.hub.packages import HubPackage, without_untested
+
+CPU, ROCM = "torch-stable-abi210-cpu-x86_64-linux", "torch-stable-abi210-rocm71-x86_64-linux"
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> dict[str, HubPackage]:
+    for name, backend, provenance in ((CPU, "cpu", {}), (ROCM, "rocm", {"status": NOT_RUN})):
+        metadata = {
+            "id": "_scale_1",
+            "name": "scale",
+            "version": 1,
+            "license": "mit",
+            "python-depends": [],
+            "backend": {"type": backend, "archs": ["gfx942"] if backend == "rocm" else []},
+            "provenance": {"kernel-builder": {"version": "1.0"}, **provenance},
+            "digest": {"algorithm": "sha256", "files": {}},
+        }
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metadata.json").write_text(json.dumps(metadata))
+    return {name: HubPackage(tmp_path / name) for name in (CPU, ROCM)}
+
+
+def test_they_are_left_out_and_the_card_names_them(packages: dict[str, HubPackage]) -> None:
+    assert [*without_untested(packages, "")] == [CPU]
+    with pytest.raises(CheckError, match=f"no package is left: {NOT_RUN}"):
+        without_untested({ROCM: packages[ROCM]}, "")
+    table = card._variants(packages)
+    assert table.endswith(f"\n\nCompiled and checked, not run on AMD hardware: `{ROCM}`.")
+    assert "| 2.10 and later | 7.1 |" in table
+    assert "not run" not in card._variants({CPU: packages[CPU]})
+
+
+def test_the_client_ignores_the_label(packages: dict[str, HubPackage]) -> None:
+    metadata = Metadata.read_from_file(packages[ROCM].directory / "metadata.json")
+    assert metadata.backend.archs == ["gfx942"]
+
+
+def test_results_of_pytest_are_summarized() -> None:
+    results = (
+        '<testsuites><testsuite><testcase classname="a" name="x" time="1.26"/>'
+        '<testcase classname="a" name="y" time="0.5"><failure message="m">where it failed</failure></testcase>'
+        '<testcase classname="a" name="z" time="0"><skipped message="s"/></testcase></testsuite></testsuites>'
+    )
+    assert summarized(results) == {
+        "passed": 1,
+        "failed": 1,
+        "skipped": 1,
+        "seconds": 1.8,
+        "failures": [{"test": "a::y", "said": "where it failed"}],
+    }
