@@ -32,6 +32,8 @@ def test_the_site_shows_every_row_of_the_results(script: ModuleType) -> None:
     """This test computes the figures from the JSON, without the code that writes the page."""
     page = script.fill((ROOT / "docs" / "kernels.md").read_text(), script.read_results())
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.h100.json")):
+        if not (ROOT / "kernels" / path.name.partition(".")[0]).is_dir():
+            continue
         kernel = path.name.partition(".")[0]
         section = page.partition(f"## {kernel}, H100\n")[2].partition("\n## ")[0]
         for row in json.loads(path.read_text())["rows"]:
