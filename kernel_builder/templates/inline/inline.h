@@ -108,7 +108,8 @@ struct OnDevice<kFunction> {
 #if defined(__CUDACC__)
     const Tensor* first = nullptr;
     const auto visit = [&](const auto& argument) {
-      if constexpr (std::is_same_v<std::decay_t<decltype(argument)>, Tensor>) first = first == nullptr ? &argument : first;
+      if constexpr (std::is_same_v<std::decay_t<decltype(argument)>, Tensor>)
+        first = first == nullptr ? &argument : first;
     };
     (visit(arguments), ...);
     std::optional<torch::stable::accelerator::DeviceGuard> guard;
@@ -133,7 +134,6 @@ struct OnDevice<kFunction> {
 
 }  // namespace kernel_builder_inline
 
-#define KERNEL_BUILDER_DEFINE(ops, function) \
-  ops.def(kernel_builder_inline::schema(#function, &function).c_str())
+#define KERNEL_BUILDER_DEFINE(ops, function) ops.def(kernel_builder_inline::schema(#function, &function).c_str())
 #define KERNEL_BUILDER_IMPLEMENT(ops, function) \
   ops.impl(#function, TORCH_BOX(&kernel_builder_inline::OnDevice<&function>::call))
