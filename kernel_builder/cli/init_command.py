@@ -80,7 +80,7 @@ def init(
 
     The project has a ReLU operator to start from, with tests and a benchmark; with --kit it is a SiLU operator with
     vectorized loads, PDL and a launch table. --op names the operator everywhere at once; what it computes is then yours
-    to replace. PATH defaults to a directory with the name of the kernel.
+    to replace, and `Not written yet` marks the words about it. PATH defaults to a directory of the kernel's name.
 
     \b
     kernel-builder init org/my-kernel
