@@ -26,12 +26,16 @@ REGISTERED = (
   // Two literals, one schema.
   ops.def("untraced(Tensor input, "
           "float factor) -> Tensor");
+  ops.def("on_gpus(Tensor input, float factor) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("scaled", TORCH_BOX(&scaled));
   ops.impl("untraced", TORCH_BOX(&scaled));
 }
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("elsewhere", TORCH_BOX(&scaled)); }
+#if defined(CUDA_KERNEL)
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("on_gpus", TORCH_BOX(&scaled)); }
+#endif
 """
     + MODULE
 )
