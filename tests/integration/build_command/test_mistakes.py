@@ -273,6 +273,15 @@ def test_a_source_that_is_left_out_has_one_finding(told: Told) -> None:
     assert hint == "add the source that defines them to `src` of [torch] or of a [kernel.*] table, or drop the calls"
 
 
+def test_a_header_that_declares_and_does_not_define(told: Told) -> None:
+    ((_, said, hint),) = told("declared")
+    assert "undefined reference to `torch::stable::Tensor::scalar_type() const'" in said
+    assert hint == (
+        "include torch/csrc/stable/tensor.h in that source: torch/csrc/stable/tensor_struct.h declares the functions, "
+        "and does not define them"
+    )
+
+
 def test_a_binding_by_pybind11(told: Told) -> None:
     ((_, said, hint),) = told("ported")
     assert said == (
