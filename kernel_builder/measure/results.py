@@ -84,11 +84,11 @@ class HostOverhead:
     times: dict[str, Estimate] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
 
-    def relative(self) -> float | None:
-        """Return the kernel's host overhead divided by that of `F.rms_norm`, if both were measured."""
-        if OURS not in self.times or YARDSTICK not in self.times:
+    def relative(self, unit: str) -> float | None:
+        """Return the kernel's host overhead divided by that of `unit`, if both were measured."""
+        if OURS not in self.times or unit not in self.times:
             return None
-        return self.times[OURS].median / self.times[YARDSTICK].median
+        return self.times[OURS].median / self.times[unit].median
 
 
 @dataclass

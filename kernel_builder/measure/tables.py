@@ -7,6 +7,7 @@ from itertools import groupby
 
 from kernel_builder.measure.results import (
     COPY,
+    EAGER,
     OURS,
     YARDSTICK,
     BenchmarkReport,
@@ -61,13 +62,19 @@ def _precision(row: Row) -> list[str]:
     return [f"{share.low:.2f}-{share.high:.2f}", f"{row.bytes / row.times[OURS].median / 1e9:.0f}"]
 
 
-def hosts(measured: Sequence[HostOverhead]) -> Table:
-    """Return the host overhead of each operation and implementation, in microseconds."""
+def hosts(measured: Sequence[HostOverhead], unit: str = EAGER) -> Table:
+    """Return the host overhead of each operation and implementation, in microseconds.
+
+    Args:
+        unit: What the kernel is compared with: the same operation in eager PyTorch, or `YARDSTICK`, which is one
+            operation for all kernels and is left out otherwise.
+    """
     names = list(dict.fromkeys(name for host in measured for name in host.times))
-    table = [["operation", "pass", *names, f"ours / {YARDSTICK}"]]
+    names = [name for name in names if name != YARDSTICK or unit == YARDSTICK]
+    table = [["operation", "pass", *names, f"ours / {unit}"]]
     for host in measured:
         cells = [f"{host.times[name].median * 1e6:.1f}" if name in host.times else "-" for name in names]
-        relative = host.relative()
+        relative = host.relative(unit)
         table.append([host.point.operation, host.point.passes, *cells, "-" if relative is None else f"{relative:.2f}"])
     return table
 
