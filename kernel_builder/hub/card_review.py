@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from kernel_builder.config.project import Project
-from kernel_builder.hub import card
+from kernel_builder.hub import card, card_figures
 from kernel_builder.hub.package_api import Api
 from kernel_builder.scaffold import NOT_WRITTEN, template_claims
 
@@ -27,6 +27,9 @@ def findings(project: Project, api: Api) -> Iterator[str]:
     for name, member in sorted(api.members.items()):
         if NOT_WRITTEN in member.summary:
             yield f"{name}: its documentation, {member.summary!r}, is the text of `init`: write it"
+    for run in card_figures.find(project):
+        if run.is_unsure:
+            yield f"{run.name}.json has intervals above 10%: measure again while the CPU has nothing else to do"
     for name in _missing(text, api):
         yield f"{file}: names {name}, which the kernel does not have: correct it, or remove it"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from kernel_builder.measure.results import (
     COPY,
     EAGER,
     OURS,
+    WIDEST,
     YARDSTICK,
     BenchmarkReport,
     HostOverhead,
@@ -16,8 +17,11 @@ from kernel_builder.measure.results import (
     geometric_mean,
     shape_name,
 )
+from kernel_builder.plural import counted
 
 Table = list[list[str]]
+# The load average of a machine on which nothing else computes.
+_LOAD_AT_REST = 0.5
 
 
 def groups(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
@@ -100,13 +104,25 @@ def notes(report: BenchmarkReport) -> list[str]:
         other = {name for name, method in row.methods.items() if method != row.methods[COPY]}
         lines += [f"{row.point}: {name} was timed by {row.methods[name]}" for name in sorted(other)]
     lines += [f"{host.point}: {name}: {reason}" for host in report.hosts for name, reason in host.faults.items()]
-    widths = [(time.high - time.low) / time.median / 2 for row in report.rows for time in row.times.values()]
+    widths = [time.spread for row in report.rows for time in row.times.values()]
     if widths:
         widths.sort()
         lines.append(
             f"95% intervals of times: half are within {widths[len(widths) // 2]:.1%}, all within {widths[-1]:.1%}"
         )
+    lines += _rest(report)
     return lines
+
+
+def _rest(report: BenchmarkReport) -> Iterator[str]:
+    """Yield what says that other programs used the CPU during the run."""
+    before, after = report.machine.get("load") or (0.0, 0.0)
+    unsure = report.unsure()
+    if report.device == "cpu" and (unsure or before > _LOAD_AT_REST):
+        yield (
+            f"the machine was not at rest: load average {before:.1f} before the run, {after:.1f} after it; "
+            f"intervals of {len(unsure)} of {counted(len(report.rows), 'row')} exceed {WIDEST:.0%}"
+        )
 
 
 def as_text(table: Table) -> str:
