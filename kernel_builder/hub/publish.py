@@ -100,6 +100,8 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Work:
     repository = RemoteRepository(project.hub_repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
         repository.require_write()
+    elif doubt := repository.token_doubt():
+        progress.say(f"warning: {doubt}")
     packages = checked_packages(project, progress, load=request.load, allow=request.allow)
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
     if not request.take_over:
