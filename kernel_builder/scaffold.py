@@ -183,7 +183,7 @@ def _render(
     repo_id: str, name: str, wanted: Sequence[str], licence: str, operator: str | None, on_kit: bool
 ) -> dict[str, str | Path]:
     """Return the files of the project, without those of the kit: path -> content."""
-    template = _TEMPLATE_ON_KIT if on_kit else _TEMPLATE
+    computes = _TEMPLATE_ON_KIT if on_kit else _TEMPLATE
     values = {
         "name": name,
         "python_name": python_name(name),
@@ -193,9 +193,9 @@ def _render(
         "device": "cuda" if "cuda" in wanted else wanted[0],
         "directories": ", ".join(f"`{python_name(name)}_{backend}/`" for backend in wanted),
         **(
-            _of_another_op(operator, template)
-            if operator not in (None, template.module.lower())
-            else _of_torchs_op(template)
+            _of_another_op(operator, computes)
+            if operator not in (None, computes.module.lower())
+            else _of_torchs_op(computes)
         ),
     }
     # Variables in paths are written without `${}`, which would confuse formatters and linters.

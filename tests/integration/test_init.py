@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from kernels._rust import Build
 
 from kernel_builder import scaffold
-from kernel_builder.cli import main
+from kernel_builder.cli import init_command, main
 from kernel_builder.config import project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, this_platform
@@ -77,6 +77,15 @@ def test_the_project_is_valid(args: list[str], backends: tuple[str, ...]) -> Non
 def test_the_name_alone_is_enough() -> None:
     assert init("me/swiglu").exit_code == 0
     assert read_project(Path("swiglu")).hub_repo_id == "me/swiglu"
+
+
+def test_what_is_to_be_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "pip install" not in init("me/first").output
+    monkeypatch.setattr(init_command, "find_spec", lambda name: None)
+    output = init("me/second").output
+    assert "pip install torch pytest" in output and init_command.CPU_INDEX in output
+    readme = Path("second/README.md").read_text()
+    assert "pip install torch pytest" in readme and init_command.CPU_INDEX in readme
 
 
 @pytest.mark.parametrize("kit", [(), ("--kit",)])
