@@ -18,7 +18,15 @@ from measured_sources import changes, described
 
 from kernel_builder import toml_file
 from kernel_builder.measure import plot, tables
-from kernel_builder.measure.results import OURS, BenchmarkReport, HostOverhead, Row, geometric_mean, shape_name
+from kernel_builder.measure.results import (
+    OURS,
+    YARDSTICK,
+    BenchmarkReport,
+    HostOverhead,
+    Row,
+    geometric_mean,
+    shape_name,
+)
 from kernel_builder.plural import listed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,7 +155,7 @@ def _outcome(target: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[Outcome
 
 
 def _host_outcome(target: Mapping[str, Any], hosts: Sequence[HostOverhead]) -> Iterator[Outcome]:
-    measured = {host.point.operation: ratio for host in hosts if (ratio := host.relative())}
+    measured = {host.point.operation: ratio for host in hosts if (ratio := host.relative(YARDSTICK))}
     if not measured:
         return
     worst = max(measured, key=lambda name: measured[name])
@@ -219,7 +227,7 @@ def section(result: Result) -> str:
         lines += ["**Host overhead, microseconds a call**", ""]
         if result.host_report is not report:
             lines += [_origin(result, result.host_report), "", f"    {result.host_report.command}", ""]
-        lines += [tables.as_markdown(tables.hosts(result.host_report.hosts)), ""]
+        lines += [tables.as_markdown(tables.hosts(result.host_report.hosts, YARDSTICK)), ""]
     notes = dict.fromkeys(note for reported, _ in _reports(result) for note in tables.notes(reported))
     return "\n".join([*lines, *(f"- {note}" for note in notes), ""])
 

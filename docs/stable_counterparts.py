@@ -27,13 +27,13 @@ RENAMED = (
     ("`TORCH_LIBRARY(ns, m)`", "STABLE_TORCH_LIBRARY", f"{STABLE}/library.h"),
     ("`TORCH_LIBRARY_IMPL(ns, CUDA, m)`", "STABLE_TORCH_LIBRARY_IMPL", f"{STABLE}/library.h"),
     ('`m.impl("f", &f)`: `m.impl("f", TORCH_BOX(&f))`', "TORCH_BOX", f"{STABLE}/library.h"),
-    ("`at::Tensor`, `torch::Tensor`", "torch::stable::Tensor", f"{STABLE}/tensor_struct.h"),
+    ("`at::Tensor`, `torch::Tensor`", "torch::stable::Tensor", f"{STABLE}/tensor.h"),
     ("`TORCH_CHECK`", "STD_TORCH_CHECK", f"{HEADERONLY}/util/Exception.h"),
     ("`at::Half`, `c10::Half`", "torch::headeronly::Half", f"{HEADERONLY}/util/Half.h"),
     ("`at::BFloat16`, `c10::BFloat16`", "torch::headeronly::BFloat16", f"{HEADERONLY}/util/BFloat16.h"),
     ("`at::ScalarType`, `at::kFloat`", "torch::headeronly::ScalarType", f"{HEADERONLY}/core/ScalarType.h"),
     ("`at::IntArrayRef`", "torch::headeronly::IntHeaderOnlyArrayRef", f"{HEADERONLY}/util/HeaderOnlyArrayRef.h"),
-    ("`c10::Device`", "torch::stable::Device", f"{STABLE}/device_struct.h"),
+    ("`c10::Device`", "torch::stable::Device", f"{STABLE}/device.h"),
     ("`at::DeviceType`, `at::kCUDA`", "torch::headeronly::DeviceType", f"{HEADERONLY}/core/DeviceType.h"),
     ("`AT_DISPATCH_V2`, `AT_DISPATCH_FLOATING_TYPES`", "THO_DISPATCH_V2", f"{HEADERONLY}/core/Dispatch_v2.h"),
     ("`AT_DISPATCH_SWITCH`", "THO_DISPATCH_SWITCH", f"{HEADERONLY}/core/Dispatch.h"),
@@ -59,9 +59,14 @@ Release = tuple[int, int]
 
 
 def lines_with_release(header: str) -> Iterator[tuple[str, Release]]:
-    """Yield the lines of a header with the oldest release that sees each, from the guards around it."""
+    """Yield the lines of a header with the oldest release that sees each, from the guards around it.
+
+    `tensor.h` stands for `tensor_struct.h`, which declares functions that `tensor_inl.h` defines: a source that
+    includes the former alone has undefined references.
+    """
     guards: list[Release] = []
-    for line in (INCLUDE / header).read_text(encoding="utf-8").splitlines():
+    struct = INCLUDE / header.replace(".h", "_struct.h")
+    for line in (struct if struct.is_file() else INCLUDE / header).read_text(encoding="utf-8").splitlines():
         if line.lstrip().startswith("#if"):
             guard = _GUARD.match(line)
             guards.append((int(guard[2]), int(guard[3])) if guard and guard[1] == ">=" else _OLDEST)
@@ -100,7 +105,7 @@ def shown(release: Release) -> str:
 def tables() -> str:
     """Return the tables, as Markdown."""
     version = shown(tuple(map(int, torch.__version__.split(".")[:2])))  # type: ignore[arg-type]
-    functions, methods = named(f"{STABLE}/ops.h", _FUNCTION), named(f"{STABLE}/tensor_struct.h", _METHOD)
+    functions, methods = named(f"{STABLE}/ops.h", _FUNCTION), named(f"{STABLE}/tensor.h", _METHOD)
     methods = {name: release for name, release in methods.items() if name not in ("Tensor", "get")}
     aten = {path.stem for path in (INCLUDE / "ATen/ops").glob("*.h")}
     same = sorted(

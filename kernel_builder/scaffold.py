@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import NAME, REPO_ID
@@ -27,6 +28,21 @@ _TEMPLATES = Path(__file__).parent / "templates" / "init"
 _KIT = Path(__file__).parent / "templates" / "kit"
 # A public operator has to be usable as a name in Python and C++; these are names of the new project itself.
 _TAKEN = ("layers", "metadata", "op", "ops", "torch")
+# Marks what only the author can write. A publication warns of it.
+NOT_WRITTEN = "Not written yet:"
+_PASSES = "forward and backward, for float32, float16 and bfloat16"
+
+
+class _Template(NamedTuple):
+    """What a template computes: Torch's module, the formula in words, and that in Torch, with the same gradients."""
+
+    module: str
+    computed: str
+    formula: str
+
+
+_TEMPLATE = _Template("ReLU", "max(x, 0)", "torch.where(x <= 0, 0.0, x)")
+_TEMPLATE_ON_KIT = _Template("SiLU", "x * sigmoid(x)", "x * torch.sigmoid(x)")
 
 
 def backends() -> tuple[str, ...]:
@@ -167,7 +183,7 @@ def _render(
     repo_id: str, name: str, wanted: Sequence[str], licence: str, operator: str | None, on_kit: bool
 ) -> dict[str, str | Path]:
     """Return the files of the project, without those of the kit: path -> content."""
-    computed = "SiLU" if on_kit else "ReLU"
+    computes = _TEMPLATE_ON_KIT if on_kit else _TEMPLATE
     values = {
         "name": name,
         "python_name": python_name(name),
@@ -176,11 +192,11 @@ def _render(
         "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
         "device": "cuda" if "cuda" in wanted else wanted[0],
         "directories": ", ".join(f"`{python_name(name)}_{backend}/`" for backend in wanted),
-        "operator": operator or computed.lower(),
-        "layer": "".join(map(str.capitalize, operator.split("_"))) if operator else computed,
-        # What the template computes, as Torch names the module and the function.
-        "computed": computed,
-        "function": computed.lower(),
+        **(
+            _of_another_op(operator, computes)
+            if operator not in (None, computes.module.lower())
+            else _of_torchs_op(computes)
+        ),
     }
     # Variables in paths are written without `${}`, which would confuse formatters and linters.
     in_paths = {"python_name": values["python_name"], "operator": values["operator"], "gitignore": ".gitignore"}
@@ -192,6 +208,45 @@ def _render(
             content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
             files[path] = files.get(path, "") + content
     return {**files}
+
+
+def _of_torchs_op(template: _Template) -> dict[str, str]:
+    """Return what the files say of a project that computes what the template does."""
+    operator, layer = template.module.lower(), template.module
+    return {
+        "operator": operator,
+        "layer": layer,
+        "title": layer,
+        "computed": layer,
+        "formula": f"torch.nn.functional.{operator}(x)",
+        "returns": f"Return `{template.computed}` as a contiguous tensor.",
+        "summary": f"{layer}, {_PASSES}.",
+        "replaces": f"Replaces `torch.nn.{layer}`.",
+        "card_of_layer": f"`kernels.kernelize` can replace `torch.nn.{layer}` in a model with `kernel.layers.{layer}`.",
+        "replaced": f"torch.nn.{layer}()",
+    }
+
+
+def _of_another_op(operator: str, template: _Template) -> dict[str, str]:
+    """Return what the files say of a project whose op the template does not know."""
+    layer = "".join(map(str.capitalize, operator.split("_")))
+    return {
+        "operator": operator,
+        "layer": layer,
+        "title": f"`{operator}`",
+        "computed": template.computed,
+        "formula": template.formula,
+        "returns": f"{NOT_WRITTEN} what it returns; so far `{template.computed}`, as a contiguous tensor.",
+        "summary": f"{NOT_WRITTEN} what `{operator}` computes, {_PASSES}.",
+        "replaces": f"{NOT_WRITTEN} the module that it replaces.",
+        "card_of_layer": f"{NOT_WRITTEN} the module that `kernels.kernelize` can replace with `kernel.layers.{layer}`.",
+        "replaced": f"eager  # {NOT_WRITTEN} the module that the layer replaces",
+    }
+
+
+def template_claims() -> tuple[tuple[str, str], ...]:
+    """Return, for each template, the function that it defines and the sentence of its card about it."""
+    return tuple((of["operator"], of["summary"]) for of in map(_of_torchs_op, (_TEMPLATE, _TEMPLATE_ON_KIT)))
 
 
 def _kit_files(directory: Path, files: Mapping[str, str | Path]) -> dict[str, str | Path]:

@@ -42,6 +42,8 @@ _BY_PYBIND11 = re.compile(
     r"PYBIND11_MODULE|/Python\.h\S*: .*error|"
     r"error: '?(?:torch/extension\.h|torch/python\.h|Python\.h|pybind11/|torch/csrc/utils/pybind\.h)"
 )
+# A member of a class of the stable ABI, all of which are inline functions.
+_DECLARED_ONLY = re.compile(r"undefined reference to .torch::stable::(Tensor|Device|Generator)::")
 # What clang and ptxas say of flags. ptxas leaves out a dash.
 _UNKNOWN_FLAG = re.compile(r"error: unknown argument: '(-[^']+)'|ptxas fatal +: Unknown option '(-[^']+)'")
 # What clang asks its users to attach to a report when it or ptxas fails: files of the step, which are removed.
@@ -119,7 +121,7 @@ def failure(
         log=str(kept) if kept else None,
         hint=(_hint(words, stable=_on_stable_abi(step)) or step.compiler.hint)
         if isinstance(step, CompileStep)
-        else None,
+        else _hint_of_linker(words),
     )
 
 
@@ -158,6 +160,14 @@ def is_killed(error: BuildError) -> bool:
 
 def _on_stable_abi(step: CompileStep) -> bool:
     return any(argument.startswith("-DTORCH_TARGET_VERSION") for argument in step.argv)
+
+
+def _hint_of_linker(words: str) -> str | None:
+    match = _DECLARED_ONLY.search(words)
+    if not match:
+        return None
+    header = f"torch/csrc/stable/{match[1].lower()}"
+    return f"include {header}.h in that source: {header}_struct.h declares the functions, and does not define them"
 
 
 def _hint(words: str, *, stable: bool) -> str | None:

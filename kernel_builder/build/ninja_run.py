@@ -11,7 +11,10 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +43,8 @@ from kernel_builder.toolchain import host_compiler, sccache
 _STEP_MEMORY = 1.5 * 2**30
 
 _PR_SET_PDEATHSIG = 1
+# Seconds after which a build says which steps it waits for: a source that includes torch/all.h takes a minute.
+_SILENCE = 15.0
 
 
 @dataclass(frozen=True)
@@ -211,7 +216,7 @@ class _Run:
         if not steps:
             return
         _write_build_file(compiles, binaries, self.work, device_depth=max(1, self.jobs // self._threads(compiles)))
-        printed = self._ninja()
+        printed = self._ninja(steps)
         for step in steps:
             if not isinstance(step, Binary) or not self._has_failed(step):
                 self._end(step, printed)
@@ -258,14 +263,14 @@ class _Run:
             return
         put(linked(directory), binary_path(self.cache, step))
 
-    def _ninja(self) -> str:
+    def _ninja(self, steps: Sequence[CompileStep | Binary]) -> str:
         """Run the build file, and return all that ninja prints."""
         if self.compiler_cache is None:
-            return self._ninja_in(_environment())
+            return self._ninja_in(_environment(), steps)
         with sccache.serving(self.compiler_cache, self.cache) as server:
-            return self._ninja_in(_environment(server))
+            return self._ninja_in(_environment(server), steps)
 
-    def _ninja_in(self, environment: Mapping[str, str]) -> str:
+    def _ninja_in(self, environment: Mapping[str, str], steps: Sequence[CompileStep | Binary]) -> str:
         libc = ctypes.CDLL(None)
         process = subprocess.Popen(
             [str(find_ninja()), "-C", str(self.work), "-j", str(self.jobs), "-k", "0"],
@@ -279,11 +284,14 @@ class _Run:
         )
         assert process.stdout is not None
         lines = []
+        ended: list[str] = []
         try:
-            for line in process.stdout:
-                lines.append(line)
-                if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
-                    self.progress.advance("building", int(match[1]), int(match[2]), detail=match[3])
+            with self._saying_what_is_slow(steps, ended):
+                for line in process.stdout:
+                    lines.append(line)
+                    if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
+                        ended.append(match[3])
+                        self.progress.advance("building", int(match[1]), int(match[2]), detail=match[3])
         except BaseException:
             process.terminate()
             raise
@@ -291,6 +299,30 @@ class _Run:
             process.wait()
             process.stdout.close()
         return "".join(lines)
+
+    @contextmanager
+    def _saying_what_is_slow(self, steps: Sequence[CompileStep | Binary], ended: Sequence[str]) -> Iterator[None]:
+        """Report, whenever no step has ended for a while, which steps run. `ended` gets their titles."""
+        over = threading.Event()
+
+        def watch() -> None:
+            number, since = 0, time.monotonic()
+            while not over.wait(_SILENCE):
+                if len(ended) != number:
+                    number, since = len(ended), time.monotonic()
+                    continue
+                slow = [step.title for step in steps if (self.work / step.key / "log").exists()]
+                slow = [title for title in slow if title not in ended and f"link {title}" not in ended]
+                if slow:
+                    self.progress.say(f"still running after {time.monotonic() - since:.0f} s: {', '.join(slow)}")
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
 
 
 def _warnings(compiles: Sequence[CompileStep], work: Path) -> dict[str, str]:

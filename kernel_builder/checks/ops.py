@@ -114,7 +114,12 @@ def _in_loaded(package: CheckedPackage, answer: Mapping[str, Any], written: Sequ
         # What a failed load has left out is not missing.
         if op["namespace"] not in fixed and (op["namespace"] or answer["outcome"] == "loaded"):
             path, line = lines.get(op["name"], (_path(op), _line(op)))
-            yield from _registered(op, path, line, alone=not any(other["implemented"] for other in ops))
+            forgotten = package.project is not None and not registrations.implemented_somewhere(
+                package.project, op["name"]
+            )
+            yield from _registered(
+                op, path, line, forgotten=forgotten or not any(other["implemented"] for other in ops)
+            )
 
 
 def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) -> Iterator[Finding]:
@@ -187,10 +192,10 @@ def _reason(said: str) -> str:
     return re.sub(r"; for a full list.*|( here)?\s*:\s*$|\.\s*:?$", "", first).rstrip(" .:")
 
 
-def _registered(op: Mapping[str, Any], path: str, line: str, *, alone: bool) -> Iterator[Finding]:
-    """Yield what is wrong with an op; `alone` if no op of the package has an implementation.
+def _registered(op: Mapping[str, Any], path: str, line: str, *, forgotten: bool) -> Iterator[Finding]:
+    """Yield what is wrong with an op; `forgotten` if no source of the project implements it, or no op of the package.
 
-    Public projects define all their ops for every backend and implement some, so that is a warning.
+    Public projects define all their ops for every backend and implement some for one alone, so that is a warning.
     """
     name = op["name"]
     if op["namespace"]:
@@ -204,7 +209,7 @@ def _registered(op: Mapping[str, Any], path: str, line: str, *, alone: bool) -> 
             f"{line}{name} has no implementation for {op['key']}, {others}",
             f"register one under {op['key']}, by the same name; or define the op only where it is implemented: "
             f"#if defined({op['key']}_KERNEL)",
-            "error" if op["keys"] or alone else "warning",
+            "error" if op["keys"] or forgotten else "warning",
         )
     elif not op["fake"]:
         yield Finding(

@@ -87,6 +87,17 @@ def sources(project: Project, variant: Variant) -> Mapping[str, str]:
     return {path: _bare(project.root / path) for path in wanted}
 
 
+def implemented_somewhere(project: Project, op: str) -> bool:
+    """Return whether a source of any backend implements an op by its name, or gives the name to a macro."""
+    op = re.escape(op)
+    if not isinstance(project.framework, TorchFramework):
+        return False
+    implements = re.compile(rf'\.\s*impl\s*\(\s*"{op}"|\b[A-Z][A-Z0-9_]+\s*\([^;{{}}"]*"?\b{op}\b')
+    listed = (*project.framework.src, *(path for kernel in project.kernels for path in kernel.src))
+    paths = (project.root / path for path in dict.fromkeys(listed))
+    return any(implements.search(_bare(path)) for path in paths if path.is_file())
+
+
 @lru_cache(maxsize=1024)  # the variants of a project have the same files
 def _bare(path: Path) -> str:
     return _COMMENT.sub(_blank, path.read_text(encoding="utf-8", errors="replace"))

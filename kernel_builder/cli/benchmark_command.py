@@ -11,10 +11,12 @@ import click
 
 from kernel_builder.cli import torch_required
 from kernel_builder.cli.shared_options import directory_argument
+from kernel_builder.errors import MeasureError
 from kernel_builder.measure import plot, tables
-from kernel_builder.measure.results import BenchmarkReport
+from kernel_builder.measure.results import OURS, WIDEST, BenchmarkReport
 from kernel_builder.measure.selection import DTYPES
 from kernel_builder.measure.workloads import PASSES
+from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -140,9 +142,22 @@ def benchmark(
         )
     _print(report)
     if plot_file:
+        _check_figure(report, plot_file)
         plot.save(report, plot_file)
     if report.wrong():
         sys.exit(1)
+
+
+def _check_figure(report: BenchmarkReport, file: Path) -> None:
+    """Refuse a figure for a card whose intervals are too wide."""
+    if file.absolute().parent.match("benchmarks/results") and (unsure := report.unsure()):
+        widest = max(row.shares[OURS].spread for row in unsure)
+        raise MeasureError(
+            f"a card shows no figure with an interval above {WIDEST:.0%}: {counted(len(unsure), 'row')} of "
+            f"{len(report.rows)} had a wider one, up to {widest:.0%}",
+            where=str(file),
+            hint="end other programs and measure again, as by --rounds 51; a file elsewhere may have any figure",
+        )
 
 
 def _measure(**arguments: Any) -> BenchmarkReport:

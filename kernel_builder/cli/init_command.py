@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError
 
 _BACKENDS = "--backends"
+CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 
 
 class _Init(click.Command):
@@ -80,7 +82,7 @@ def init(
 
     The project has a ReLU operator to start from, with tests and a benchmark; with --kit it is a SiLU operator with
     vectorized loads, PDL and a launch table. --op names the operator everywhere at once; what it computes is then yours
-    to replace. PATH defaults to a directory with the name of the kernel.
+    to replace, and `Not written yet` marks the words about it. PATH defaults to a directory of the kernel's name.
 
     \b
     kernel-builder init org/my-kernel
@@ -105,6 +107,16 @@ def init(
     click.echo(f"Created {created}; its README.md says what is where, how to benchmark and how to publish. Next:")
     click.echo(f"  kernel-builder build {shown}")
     click.echo(f"  pytest {shlex.quote(str(created / 'tests'))}")
+    _print_missing()
+
+
+def _print_missing() -> None:
+    """Say what the tests and the benchmark of a project need and this environment lacks."""
+    missing = [name for name in ("torch", "pytest") if find_spec(name) is None]
+    if missing:
+        click.echo(f"Tests and benchmarks need what is not installed here:\n  pip install {' '.join(missing)}")
+    if "torch" in missing:
+        click.echo(f"Without a GPU add {CPU_INDEX}, whose Torch has no CUDA and is smaller.")
 
 
 def _copy(source: Path, path: str | None, name: str | None, *, overwrite: bool) -> None:

@@ -201,6 +201,8 @@ def _print(published: Published) -> None:
             "commit the sources, build and upload again",
             fg="yellow",
         )
+    for line in published.card_findings:
+        click.secho(f"warning: {line}", fg="yellow")
     for line in published.api_changes:
         click.secho(f"API: {line}", fg="yellow")
     for result in (published.builds, published.main):

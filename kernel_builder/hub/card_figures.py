@@ -10,6 +10,8 @@ from typing import Any
 
 from kernel_builder.config.project import Project
 
+# The widest interval, to either side, of a share of copy speed that `benchmark` draws for a card, on a CPU.
+_WIDEST = 0.1
 # The directory of the measurements, in a project and in a published repository.
 RESULTS = "benchmarks/results"
 
@@ -29,12 +31,26 @@ class Measurement:
 
     def value(self, key: str) -> str | None:
         """Return a text field of the data, such as the `command` that produced it; None if there is none."""
+        value = self._document.get(key)
+        return value if isinstance(value, str) else None
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether other programs took part of the CPU: `benchmark` draws no figure of it for a card."""
+        try:
+            shares = [row["shares"]["ours"] for row in self._document.get("rows", ()) if "ours" in row["shares"]]
+            wide = any((high - low) / median / 2 > _WIDEST for median, low, high in shares)
+        except (KeyError, TypeError, ValueError, ZeroDivisionError):
+            return False
+        return wide and self._document.get("device") == "cpu"
+
+    @property
+    def _document(self) -> Mapping[str, Any]:
         try:
             document: Any = json.loads(self.data.read_bytes()) if self.data else None
         except (OSError, ValueError):
-            return None
-        value = document.get(key) if isinstance(document, dict) else None
-        return value if isinstance(value, str) else None
+            return {}
+        return document if isinstance(document, dict) else {}
 
 
 def find(project: Project) -> tuple[Measurement, ...]:

@@ -111,6 +111,7 @@ class Published:
         builds: What was done to the branch of the builds.
         main: What was done to `main`. None if `main` belongs to a newer version.
         note: Why `main` was left unchanged, if it was.
+        card_findings: What the card says that the author has not written, or that the API does not have.
     """
 
     repo_id: str
@@ -130,6 +131,7 @@ class Published:
     builds: BranchResult
     main: BranchResult | None
     note: str | None = None
+    card_findings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as `--output-json` prints it."""

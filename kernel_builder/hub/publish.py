@@ -15,8 +15,8 @@ from typing import TypeVar
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError, HubError
-from kernel_builder.hub import api_changes, card, card_figures, origins, project_sources
-from kernel_builder.hub.package_api import breaks_callers
+from kernel_builder.hub import api_changes, card, card_figures, card_review, origins, project_sources
+from kernel_builder.hub.package_api import Api, breaks_callers
 from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend, without_untested
 from kernel_builder.hub.publication import BranchChange, BranchResult, Published, PublishRequest
 from kernel_builder.hub.remote_repository import Conflict, Content, RemoteCommit, RemoteFile, RemoteRepository
@@ -37,6 +37,7 @@ class _Work:
     project: Project
     packages: Mapping[str, HubPackage]
     left_out: Mapping[str, str]
+    api: Api
     contents: Mapping[str, Content]
     repository: RemoteRepository
     branch: str
@@ -76,6 +77,7 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
         builds=builds,
         main=main,
         note=note,
+        card_findings=tuple(card_review.findings(work.project, work.api)),
     )
 
 
@@ -100,13 +102,16 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Work:
     repository = RemoteRepository(project.hub_repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
         repository.require_write()
+    elif doubt := repository.token_doubt():
+        progress.say(f"warning: {doubt}")
     checked = checked_packages(project, progress, load=request.load, allow=request.allow)
     packages = checked if request.untested else without_untested(checked, "`--untested` publishes it nevertheless")
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
     if not request.take_over:
         origins.require_same_sources(repository, project, branch, contents)
     left_out = {name: str(checked[name].metadata.status) for name in checked.keys() - packages.keys()}
-    return _Work(request, project, packages, left_out, contents, repository, branch, progress)
+    api = documented_api(packages)
+    return _Work(request, project, packages, left_out, api, contents, repository, branch, progress)
 
 
 def _check_branch(branch: str, project: Project) -> None:
@@ -215,13 +220,12 @@ def _write_main(
         return None, kept, f"main is left unchanged: {work.branch} is not the branch of a version"
     if newest > project.version:
         return None, kept, f"main is left unchanged: it belongs to version {newest}"
-    api = documented_api(work.packages)
     earlier = repository.commit_messages(heads[work.branch]) if work.branch in heads else ()
     # A pull request is not in the history of the branch yet.
     now = api_changes.allowed(changes, work.request.allow_api_change)
     allowed = dict.fromkeys([*([now] if now else []), *api_changes.read(earlier)])
     note = work.request.card_note
-    text = card.render(project, repository.repo_id, {**work.packages, **kept}, api, note, tuple(allowed))
+    text = card.render(project, repository.repo_id, {**work.packages, **kept}, work.api, note, tuple(allowed))
     runs = {path: Content(file) for run in card_figures.find(project) for path, file in run.files.items()}
     sources = project_sources.with_names_of_owner(project, project_sources.published_files(project.root))
     wanted = {**sources, **runs, "README.md": Content(text.encode())}

@@ -28,6 +28,7 @@ _TYPE = "kernel"
 _WRITES_KERNELS = Version("2.3")
 # Exceptions of the HTTP libraries that versions of the client use, where nothing listens or the name does not resolve.
 _UNREACHED = ("ConnectError", "ConnectTimeout")
+_NO_SUCH_ROUTE = 404  # of a Hub that does not tell who its callers are
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
 
 
@@ -140,6 +141,31 @@ class RemoteRepository:
                 where=self.api.endpoint,
                 hint="run `hf auth login`, or set HF_TOKEN to a token that may write to the organisation",
             )
+
+    def token_doubt(self) -> str | None:
+        """Return why the token may not suffice for an upload, if so. Raise if the Hub says that it cannot write."""
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError
+
+        if not self.api.token and not huggingface_hub.get_token():
+            return "there is no token, which an upload needs: run `hf auth login`, or set HF_TOKEN"
+        with self._answers("write with this token"):
+            try:
+                told = self.api.whoami()
+            except HfHubHTTPError as error:
+                if error.response.status_code == _NO_SUCH_ROUTE:
+                    return None
+                raise
+        if told.get("auth", {}).get("accessToken", {}).get("role") == "read":
+            raise HubError(
+                f"the token of {told.get('name')} can read and not write",
+                where=self.api.endpoint,
+                hint="run `hf auth login`, or set HF_TOKEN, with a token that may write to the organisation",
+            )
+        owner = self.repo_id.partition("/")[0]
+        if owner not in (told.get("name"), *(organisation.get("name") for organisation in told.get("orgs", ()))):
+            return f"the Hub lists {owner} neither as the owner of the token nor among its organisations"
+        return None
 
     def is_private(self) -> bool | None:
         """Return whether the repository is private; None if there is none, or none that this token may see."""

@@ -22,6 +22,7 @@ from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.package.signatures import signature_verdict
 from kernel_builder.package.tree_digest import hash_tree
+from kernel_builder.plural import counted
 
 if TYPE_CHECKING:
     from kernel_builder.progress import Progress
@@ -96,7 +97,7 @@ def verify(
         signers: Trusted workflows, as `https://github.com/ORG/REPO/.github/workflows/FILE@REF`. Empty: those that the
             public client trusts.
         require_signature: Fail variants without a signature.
-        progress: Receives reports about downloads of toolchains.
+        progress: Receives reports about downloads of toolchains, and the steps of new builds.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
         token: The token. None: the one that the Hub's own tools use.
 
@@ -168,6 +169,9 @@ def _rebuild(
     done: dict[str, VariantVerdict] = {}
     for number, (commit, group) in enumerate(groups.items()):
         directory = source
+        if progress:
+            at = f" at commit {commit[:12]}" if commit else ""
+            progress.say(f"[{number + 1}/{len(groups)}] building {counted(len(group), 'variant')} again{at}")
         if repository and commit:
             try:
                 directory = _checkout(repository, commit, temporary / f"source-{number}")
@@ -250,7 +254,7 @@ def _build_and_compare(
             load=False,
             allow=allow,
         )
-        pipeline.build(request, fresh).raise_error()
+        pipeline.build(request, fresh, progress).raise_error()
     return [
         replace(verdict, rebuilt=reasons[verdict.variant])
         if verdict.variant in reasons

@@ -15,6 +15,11 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def spread(self) -> float:
+        """Half the width of the interval, as a share of the median."""
+        return (self.high - self.low) / self.median / 2
+
 
 def estimate(samples: Sequence[float]) -> Estimate:
     """Return the median of the samples and its interval, in the unit of the samples.

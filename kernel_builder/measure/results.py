@@ -20,6 +20,8 @@ EAGER = "eager"
 COMPILE = "compile"
 # Measured with every host overhead, so that runs on different hosts can be compared.
 YARDSTICK = "F.rms_norm"
+# The widest interval of a share of copy speed on a CPU, to either side, that a card shows.
+WIDEST = 0.1
 
 
 class Deviation(NamedTuple):
@@ -84,11 +86,11 @@ class HostOverhead:
     times: dict[str, Estimate] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
 
-    def relative(self) -> float | None:
-        """Return the kernel's host overhead divided by that of `F.rms_norm`, if both were measured."""
-        if OURS not in self.times or YARDSTICK not in self.times:
+    def relative(self, unit: str) -> float | None:
+        """Return the kernel's host overhead divided by that of `unit`, if both were measured."""
+        if OURS not in self.times or unit not in self.times:
             return None
-        return self.times[OURS].median / self.times[YARDSTICK].median
+        return self.times[OURS].median / self.times[unit].median
 
 
 @dataclass
@@ -112,6 +114,12 @@ class BenchmarkReport:
     def wrong(self) -> list[Row]:
         """Return the rows in which the kernel's own result is wrong."""
         return [row for row in self.rows if OURS in row.faults]
+
+    def unsure(self) -> list[Row]:
+        """Return the rows, measured on a CPU, whose interval is too wide for the figure of a card."""
+        if self.device != "cpu":
+            return []
+        return [row for row in self.rows if OURS in row.shares and row.shares[OURS].spread > WIDEST]
 
     def save(self, path: Path) -> None:
         """Write the report as JSON, atomically."""

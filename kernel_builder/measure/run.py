@@ -106,6 +106,8 @@ def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkRep
             measure_host(workload, host, functions, request.rounds)
         report.hosts.append(host)
         _keep(report, request)
+    report.machine["load"][1] = os.getloadavg()[0]
+    _keep(report, request)
     return report
 
 
@@ -262,6 +264,7 @@ def _machine(device: str) -> dict[str, Any]:
         hardware |= {"gpu": properties.name, "driver": _driver(), "cuda": torch.version.cuda}
     else:
         hardware["threads"] = torch.get_num_threads()
+    hardware["load"] = [os.getloadavg()[0]] * 2
     versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from kernel_builder.measure.results import (
     COPY,
+    EAGER,
     OURS,
+    WIDEST,
     YARDSTICK,
     BenchmarkReport,
     HostOverhead,
@@ -15,8 +17,11 @@ from kernel_builder.measure.results import (
     geometric_mean,
     shape_name,
 )
+from kernel_builder.plural import counted
 
 Table = list[list[str]]
+# The load average of a machine on which nothing else computes.
+_LOAD_AT_REST = 0.5
 
 
 def groups(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
@@ -61,13 +66,19 @@ def _precision(row: Row) -> list[str]:
     return [f"{share.low:.2f}-{share.high:.2f}", f"{row.bytes / row.times[OURS].median / 1e9:.0f}"]
 
 
-def hosts(measured: Sequence[HostOverhead]) -> Table:
-    """Return the host overhead of each operation and implementation, in microseconds."""
+def hosts(measured: Sequence[HostOverhead], unit: str = EAGER) -> Table:
+    """Return the host overhead of each operation and implementation, in microseconds.
+
+    Args:
+        unit: What the kernel is compared with: the same operation in eager PyTorch, or `YARDSTICK`, which is one
+            operation for all kernels and is left out otherwise.
+    """
     names = list(dict.fromkeys(name for host in measured for name in host.times))
-    table = [["operation", "pass", *names, f"ours / {YARDSTICK}"]]
+    names = [name for name in names if name != YARDSTICK or unit == YARDSTICK]
+    table = [["operation", "pass", *names, f"ours / {unit}"]]
     for host in measured:
         cells = [f"{host.times[name].median * 1e6:.1f}" if name in host.times else "-" for name in names]
-        relative = host.relative()
+        relative = host.relative(unit)
         table.append([host.point.operation, host.point.passes, *cells, "-" if relative is None else f"{relative:.2f}"])
     return table
 
@@ -93,13 +104,25 @@ def notes(report: BenchmarkReport) -> list[str]:
         other = {name for name, method in row.methods.items() if method != row.methods[COPY]}
         lines += [f"{row.point}: {name} was timed by {row.methods[name]}" for name in sorted(other)]
     lines += [f"{host.point}: {name}: {reason}" for host in report.hosts for name, reason in host.faults.items()]
-    widths = [(time.high - time.low) / time.median / 2 for row in report.rows for time in row.times.values()]
+    widths = [time.spread for row in report.rows for time in row.times.values()]
     if widths:
         widths.sort()
         lines.append(
             f"95% intervals of times: half are within {widths[len(widths) // 2]:.1%}, all within {widths[-1]:.1%}"
         )
+    lines += _rest(report)
     return lines
+
+
+def _rest(report: BenchmarkReport) -> Iterator[str]:
+    """Yield what says that other programs used the CPU during the run."""
+    before, after = report.machine.get("load") or (0.0, 0.0)
+    unsure = report.unsure()
+    if report.device == "cpu" and (unsure or before > _LOAD_AT_REST):
+        yield (
+            f"the machine was not at rest: load average {before:.1f} before the run, {after:.1f} after it; "
+            f"intervals of {len(unsure)} of {counted(len(report.rows), 'row')} exceed {WIDEST:.0%}"
+        )
 
 
 def as_text(table: Table) -> str:

@@ -26,12 +26,16 @@ REGISTERED = (
   // Two literals, one schema.
   ops.def("untraced(Tensor input, "
           "float factor) -> Tensor");
+  ops.def("on_gpus(Tensor input, float factor) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("scaled", TORCH_BOX(&scaled));
   ops.impl("untraced", TORCH_BOX(&scaled));
 }
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("elsewhere", TORCH_BOX(&scaled)); }
+#if defined(CUDA_KERNEL)
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("on_gpus", TORCH_BOX(&scaled)); }
+#endif
 """
     + MODULE
 )
@@ -81,6 +85,10 @@ THROWING = f"{HEAD}{SCALED}{SOUND}{MODULE}{THROWER}"
 PARTS = "".join(f"void part_{number}(int);\n" for number in range(8))
 CALLS = "".join(f"part_{number}(1); " for number in range(8))
 LEFT_OUT = f"{HEAD}{PARTS}{SCALED.replace('{', '{ ' + CALLS)}{SOUND}{MODULE}"
+DECLARED = f"""#include <torch/csrc/stable/tensor_struct.h>
+#include "registration.h"
+const auto dtype = torch::stable::Tensor(nullptr).scalar_type();
+{MODULE}"""
 UNNAMED = f"{HEAD}{SCALED}{SOUND}REGISTER_EXTENSION(my_kernel)\n"
 # What Torch does not notice on the stable ABI.
 TYPED = (
@@ -153,6 +161,7 @@ COMPILED = {
     "sound": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)")),
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),
+    "declared": (DECLARED, PYTHON),
     "unnamed": (UNNAMED, PYTHON),
     "ported-full": ("#include <pybind11/pybind11.h>\n#include <torch/all.h>\n", PYTHON),
     "bound-full": ("// A comment.\n\n#include <torch/csrc/utils/pybind.h>\n", PYTHON),

@@ -81,7 +81,8 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
             "did you mean scaled?",
         ),
         without("error", "elsewhere", 10, "only for CUDA"),
-        without("warning", "lost", 9, "nor for another backend"),
+        without("error", "lost", 9, "nor for another backend"),
+        without("warning", "on_gpus", 14, "nor for another backend"),
         (
             "warning",
             f"ops: {BINDING}: line 12: untraced has no fake, so torch.compile fails at it",
@@ -270,6 +271,15 @@ def test_a_source_that_is_left_out_has_one_finding(told: Told) -> None:
         "source of the kernel and no library defines them"
     )
     assert hint == "add the source that defines them to `src` of [torch] or of a [kernel.*] table, or drop the calls"
+
+
+def test_a_header_that_declares_and_does_not_define(told: Told) -> None:
+    ((_, said, hint),) = told("declared")
+    assert "undefined reference to `torch::stable::Tensor::scalar_type() const'" in said
+    assert hint == (
+        "include torch/csrc/stable/tensor.h in that source: torch/csrc/stable/tensor_struct.h declares the functions, "
+        "and does not define them"
+    )
 
 
 def test_a_binding_by_pybind11(told: Told) -> None:

@@ -42,6 +42,11 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     assert spent < _MOST_SECONDS, "seconds of processor time; other tests run at the same time"
     assert "cpu builds: ready" in done.stdout
-    assert done.stdout.count(" passed") >= 2
+    assert done.stdout.count(" passed") >= 6
+    assert done.stdout.count("Not written yet") == 5, "all that `grep` lists, and none is left afterwards"
+    written = [
+        (tmp_path / "leaky" / name) for name in ("CARD.md", "torch-ext/leaky/op.py", "torch-ext/leaky/layers.py")
+    ]
+    assert not any(re.search("Not written yet|torch.where", path.read_text()) for path in written)
     assert "tensor([-0.0100,  2.0000])" in done.stdout
     assert "leaky_relu, backward, bfloat16" in done.stdout

@@ -8,12 +8,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
-from kernel_builder.errors import ConfigError
+from kernel_builder.errors import ConfigError, MeasureError
 from kernel_builder.measure import plot, tables
-from kernel_builder.measure.results import COPY, OURS, BenchmarkReport
+from kernel_builder.measure.estimates import Estimate
+from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport
 
 
 def test_a_report_is_read_as_it_was_saved(report: BenchmarkReport, tmp_path: Path) -> None:
@@ -71,10 +72,40 @@ def test_means_are_geometric(report: BenchmarkReport) -> None:
         ["norm, forward, bfloat16", "1.04", "1.04", "3.35", "1.08", "10.40"],
         ["turn & <twist>, forward, bfloat16", "-", "-", "-", "-", "-"],
     ]
+
+
+def test_host_overhead_is_compared_with_the_same_operation_of_eager(report: BenchmarkReport) -> None:
     assert tables.hosts(report.hosts) == [
+        ["operation", "pass", "ours", "eager", "ours / eager"],
+        ["norm", "forward", "3.2", "60.0", "0.05"],
+    ]
+    assert tables.hosts(report.hosts, YARDSTICK) == [
         ["operation", "pass", "ours", "F.rms_norm", "eager", "ours / F.rms_norm"],
         ["norm", "forward", "3.2", "8.0", "60.0", "0.40"],
     ]
+
+
+def test_a_card_gets_no_figure_of_a_cpu_that_was_in_use(report: BenchmarkReport, tmp_path: Path) -> None:
+    report.device = "cpu"
+    report.machine = {**report.machine, "load": [0.2, 3.0]}
+    file, figure = tmp_path / "benchmarks" / "results" / "a.json", tmp_path / "benchmarks" / "results" / "a.svg"
+    file.parent.mkdir(parents=True)
+
+    def drawn(*where: Path) -> Result:
+        report.save(file)
+        return CliRunner().invoke(main, ["benchmark", "--from", str(file), "--plot", *map(str, where)])
+
+    assert not [note for note in tables.notes(report) if "not at rest" in note]
+    report.rows[0].shares[OURS] = Estimate(1.0, 0.7, 1.1)
+    assert tables.notes(report)[-1] == (
+        "the machine was not at rest: load average 0.2 before the run, 3.0 after it; intervals of "
+        "1 of 3 rows exceed 10%"
+    )
+    refused = drawn(figure)
+    assert refused.exit_code == MeasureError.exit_code and not figure.exists()
+    assert "1 row of 3 had a wider one, up to 20%" in refused.output
+    assert drawn(tmp_path / "a.svg").exit_code == 1, "only for the wrong result in the report"
+    assert (tmp_path / "a.svg").is_file()
 
 
 def test_notes_name_absent_peers_and_faults(report: BenchmarkReport) -> None:

@@ -297,6 +297,15 @@ def test_missing_write_permission_is_reported(
         with pytest.raises(HubError) as raised:
             put(hub, quick, token=secret.strip())
         assert raised.value.hint and "token" in raised.value.hint
+        if secret != stranger:  # whose token can write elsewhere, which is a warning only
+            with pytest.raises(HubError) as dry:
+                put(hub, quick, token=secret.strip(), dry_run=True)
+            assert dry.value.hint and "hf auth login" in dry.value.hint
+    doubts = [
+        RemoteRepository("org/x", endpoint=hub.url, token=key.strip()).token_doubt() for key in (stranger, writer)
+    ]
+    assert doubts == ["the Hub lists org neither as the owner of the token nor among its organisations", None]
+    assert put(hub, quick, token=writer.strip(), dry_run=True).builds.sent
     assert put(hub, quick, token=writer.strip()).builds.revision
     environment = {k: v for k, v in hub.environment.items() if k != "HF_TOKEN"}
     command = [BUILDER, "upload", str(quick), "--repo-id", DOUBLING]

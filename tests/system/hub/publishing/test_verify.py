@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from huggingface_hub import CommitOperationAdd
 from kernel_builder.errors import HubError
 from kernel_builder.hub.verification import Verification, verify
 from kernel_builder.pipeline import BuildRequest, build
+from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import CPU, PROJECTS
 from tests.support.running_hub import RunningHub
@@ -80,8 +82,10 @@ def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp
     source = scale / "scale/scale_cpu.cpp"
     source.write_text(source.read_text() + "// later\n")
     git("commit", "-am", "Later")
-    (verdict,) = check(hub, "org/scale", source=scale).variants
+    said = StringIO()
+    (verdict,) = check(hub, "org/scale", source=scale, progress=Lines(said)).variants
     assert (verdict.rebuilt, verdict.ok) == ("equal", True)
+    assert "[1/1] building 1 variant again at commit " in said.getvalue() and "link stable-scale cpu" in said.getvalue()
 
     other = shutil.copytree(PROJECTS / "full-scale", tmp_path / "other")
     (verdict,) = check(hub, "org/scale", source=other).variants

@@ -1,4 +1,4 @@
-// ReLU forward and backward on the CPU: loops without branches, which the compiler vectorizes.
+// ${computed} forward and backward on the CPU: loops without branches, which the compiler vectorizes.
 //
 // The caller splits the elements among threads; these functions compute one range in the calling thread. The loops are
 // compiled twice, for any CPU and for AVX2, and selected at run time.
@@ -12,7 +12,7 @@
 namespace op {
 namespace {
 
-// How elements of a dtype are stored, and whether ReLU lets one pass: if it is greater than 0 or NaN.
+// How elements of a dtype are stored, and whether an element passes: if it is greater than 0 or NaN.
 struct Float32 {
   using Storage = float;
   static INLINE bool passes(float value) { return !(value <= 0.0f); }

@@ -1,4 +1,4 @@
-// ReLU of a range of elements, on the CPU. T is float, torch::headeronly::Half or torch::headeronly::BFloat16.
+// ${computed} of a range of elements, on the CPU. T is float, torch::headeronly::Half or torch::headeronly::BFloat16.
 #pragma once
 
 #include <cstdint>

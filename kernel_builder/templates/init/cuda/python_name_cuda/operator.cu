@@ -1,4 +1,4 @@
-// ReLU forward and backward on CUDA: element-wise kernels that read each input and write each output once.
+// ${computed} forward and backward on CUDA: element-wise kernels that read each input and write each output once.
 //
 // The launchers neither allocate memory nor synchronize, so that they can be captured in a CUDA graph.
 #include <cuda_runtime.h>

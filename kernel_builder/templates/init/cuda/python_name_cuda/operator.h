@@ -1,4 +1,4 @@
-// ReLU of contiguous elements, on CUDA. T is float, torch::headeronly::Half or torch::headeronly::BFloat16.
+// ${computed} of contiguous elements, on CUDA. T is float, torch::headeronly::Half or torch::headeronly::BFloat16.
 #pragma once
 
 #include <cstdint>

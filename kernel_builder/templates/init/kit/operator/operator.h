@@ -1,4 +1,4 @@
-// SiLU, x * sigmoid(x): the arguments of a call, and the arithmetic of all backends.
+// ${computed}: the arguments of a call, and the arithmetic of all backends.
 //
 // Must not: include anything of Torch or CUDA.
 #pragma once

@@ -1,4 +1,4 @@
-// SiLU on the CPU, forward and backward.
+// ${computed} on the CPU, forward and backward.
 //
 // Reads:    x, for the backward pass also grad; each element once.
 // Writes:   `out`.

@@ -1,4 +1,4 @@
-// SiLU on CUDA.
+// ${computed} on CUDA.
 #pragma once
 
 #include "${operator}/${operator}.h"

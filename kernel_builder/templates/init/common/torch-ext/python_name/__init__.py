@@ -1,4 +1,4 @@
-"""${computed}, with forward and backward kernels."""
+"""${title}, with forward and backward kernels."""
 
 from . import layers
 from .op import ${operator}

@@ -6,7 +6,7 @@ from .op import ${operator}
 
 
 class ${layer}(torch.nn.Module):
-    """Replaces `torch.nn.${computed}`. `kernelize` takes its `forward` alone, so the class has no state."""
+    """${replaces} `kernelize` takes its `forward` alone, so the class has no state."""
 
     has_backward = True
     can_torch_compile = True

@@ -7,7 +7,7 @@ from ._ops import add_op_namespace_prefix, ops
 
 
 def ${operator}(x: torch.Tensor) -> torch.Tensor:
-    """Return `x * sigmoid(x)` as a contiguous tensor.
+    """${returns}
 
     Args:
         x: float32, float16 or bfloat16, of any shape and strides. It gets a gradient.
@@ -29,7 +29,7 @@ _backward = ops.${operator}_backward.default
 
 
 def _formula(x):
-    return torch.nn.functional.${function}(x)
+    return ${formula}
 
 
 # Transforms of `torch.func` compute the formula in place of the op.

@@ -7,7 +7,7 @@ from ._ops import add_op_namespace_prefix, ops
 
 
 def ${operator}(x: torch.Tensor) -> torch.Tensor:
-    """Return `max(x, 0)` as a contiguous tensor.
+    """${returns}
 
     Args:
         x: Tensor of dtype float32, float16 or bfloat16, of any shape and strides. It gets a gradient.
@@ -28,7 +28,7 @@ _backward = ops.${operator}_backward.default
 
 
 def _formula(x):
-    return torch.nn.functional.${function}(x)
+    return ${formula}
 
 
 # Transforms of `torch.func` compute the formula in place of the op.
