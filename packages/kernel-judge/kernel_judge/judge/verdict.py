@@ -37,6 +37,7 @@ class Verdict:
         device: The device's name.
         seconds: What the whole verdict took, with the build.
         speed: "eager", "compile" and "max-autotune" -> speedup over that peer; a peer without a time is absent.
+        missing_peers: The peers that were asked for and have no time, with the reason.
         share_of_copy_speed: The time of a copy of the inputs' and results' bytes divided by the candidate's.
         share_of_peak: Floating-point operations a second over the device's peak, where both are known.
         suspicious: What a person should look at, in sentences. It does not make a candidate wrong.
@@ -54,6 +55,7 @@ class Verdict:
     device: str
     seconds: float
     speed: Mapping[str, Speedup] = field(default_factory=dict)
+    missing_peers: Mapping[str, str] = field(default_factory=dict)
     share_of_copy_speed: float | None = None
     share_of_peak: float | None = None
     suspicious: Sequence[str] = ()
