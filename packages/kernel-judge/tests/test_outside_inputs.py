@@ -60,7 +60,6 @@ RAND, RANDN = "torch.rand(rows, columns)", "torch.randn(rows, columns)"
 FUNCTIONS = "torch.nn.functional"
 NORM = "self.norm = torch.nn.LayerNorm(40)"
 SCORES = "(x @ x.flip(-1).t() / 8)"
-LAST = "x.shape[-1] - 1"
 MASK = "torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).tril()"
 OUTSIDE = "wrong-outside-inputs"
 # The task: sizes, inputs, state, what it computes. The candidate: its state, what it computes.
@@ -99,9 +98,12 @@ OTHER_NAMES = {"the shapes of the file only": "wrong-result", "an expected value
 # Not wrong: no input of the task's kind, and no other legal one, tells these from the reference.
 ALLOWED = {
     "illegal inputs are left out": (SIZES, RAND, NONE, "x.sqrt()", NONE, "x.abs().sqrt()"),
-    "the place of a maximum among ties": (SIZES, RANDN, NONE, "x.argmax(-1)", NONE, f"{LAST} - x.flip(-1).argmax(-1)"),
+    "the place of a maximum among ties": (
+        SIZES, RANDN, NONE, "x.argmax(-1)", NONE, "x.shape[-1] - 1 - x.flip(-1).argmax(-1)",
+    ),
     "parameters in another form": (
-        SIZES, RANDN, NORM, "self.norm(x)", "self.both = torch.nn.Parameter(torch.stack([torch.ones(40), torch.zeros(40)]))",
+        SIZES, RANDN, NORM, "self.norm(x)", 
+        "self.both = torch.nn.Parameter(torch.stack([torch.ones(40), torch.zeros(40)]))",
         f"{FUNCTIONS}.layer_norm(x, (40,), self.both[0], self.both[1])",
     ),
     "a constant reference": (SIZES, RANDN, NONE, "(x - x) * 2", NONE, "torch.zeros_like(x)"),

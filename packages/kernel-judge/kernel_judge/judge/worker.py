@@ -24,6 +24,7 @@ from typing import Any
 from kernel_builder.confine import confine
 
 _HEAD = struct.Struct("!Q")
+_LONGEST_TEXT = 2000  # of an exception
 _WATCHED = (
     "torch",
     "torch.Tensor",
@@ -306,9 +307,11 @@ def _answer(worker: Worker, command: str, arguments: Sequence[Any]) -> dict[str,
         return {"failed": refusal.kind, "text": str(refusal)}
     except Exception as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        if len(text) > _LONGEST_TEXT:  # what failed is at the start, and why at the end, as of a compiler
+            text = f"{text[: _LONGEST_TEXT // 4]}\n[...]\n{text[-_LONGEST_TEXT * 3 // 4 :]}"
         place = next((frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.name), None)
         where = f" (line {place.lineno} of {Path(place.filename).name})" if place else ""
-        return {"failed": "raised", "text": text[:2000] + where}
+        return {"failed": "raised", "text": text + where}
 
 
 def main() -> None:
