@@ -32,7 +32,7 @@ body {{ font-family: sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0
 table {{ border-collapse: collapse; margin: 1rem 0; font-size: 0.85rem; }}
 th, td {{ padding: 0.2rem 0.6rem; text-align: right; border-bottom: 1px solid #ddd; }}
 th:first-child, td:first-child {{ text-align: left; }}
-td:not(:first-child) {{ overflow-wrap: normal; }}
+th, td:not(:first-child) {{ overflow-wrap: normal; }}
 details {{ margin: 0.3rem 0; padding: 0.2rem 0.6rem; border-left: 3px solid #ddd; }}
 pre {{ overflow-x: auto; background: #f6f6f6; padding: 0.6rem; font-size: 0.8rem; overflow-wrap: normal; }}
 svg {{ max-width: 100%; height: auto; }}
