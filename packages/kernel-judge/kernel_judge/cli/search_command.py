@@ -34,7 +34,7 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     multiple=True,
     required=True,
     metavar="COMMAND",
-    help="A command that writes a kernel; may be repeated, and attempts take the agents in turn.",
+    help="A command that writes a kernel, or mailbox:DIR; may be repeated, and attempts take the agents in turn.",
 )
 @click.option("-n", "--attempts", type=click.IntRange(min=1), help="Attempts in all. [default: one for each agent]")
 @click.option(

@@ -59,7 +59,7 @@ _NEEDS_TOOL = re.compile(
     r"Ninja is required to load C\+\+ extensions|CUDA_HOME environment variable is not set"
     r"|(?:FileNotFoundError|InvalidCxxCompiler).*(?:c\+\+|g\+\+|clang|gcc|cc|nvcc)\b"
     r"|No working C\+\+ compiler found|'which', '(?:c\+\+|g\+\+|nvcc)'"
-    r"|No module named '(?:triton|cupy|cutlass|tilelang|numba|pycuda)"
+    r"|No module named '(?:triton|cupy|cutlass|tilelang|numba|pycuda)['.]"
 )
 
 

@@ -117,12 +117,6 @@ def outside_difference(
     return None
 
 
-def has_hidden_signs(given: Arguments) -> bool:
-    """Return whether no floating-point input has a negative element."""
-    floats = [tensor for tensor in given.tensors if tensor.is_floating_point() and tensor.numel()]
-    return bool(floats) and all(bool((tensor >= 0).all()) for tensor in floats)
-
-
 def _changed(given: Arguments, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
     return replace(
         given, tensors=[change(tensor) if tensor.is_floating_point() else tensor for tensor in given.tensors]

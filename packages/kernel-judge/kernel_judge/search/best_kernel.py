@@ -20,6 +20,7 @@ from kernel_builder.config.project import Project, python_name
 from kernel_builder.config.project_files import read_project
 from kernel_builder.package import swap
 from kernel_judge.judge.verdict import RIGHT, Verdict, cause
+from kernel_judge.search import mailbox
 from kernel_judge.search.local_judge import Judge, Judged
 from kernel_judge.search.run_log import REFERENCE_PEER, TRY_ENDED, VERIFIED, Event, RunLog
 from kernel_judge.search.workspace import Workspace
@@ -59,6 +60,8 @@ class Contender(NamedTuple):
     @property
     def program(self) -> str:
         """The agent's program. Its arguments are not for publication: they may have a key."""
+        if self.agent.startswith(mailbox.PREFIX):
+            return "mailbox"
         return Path(shlex.split(self.agent)[0]).name
 
 
