@@ -18,6 +18,7 @@ from kernel_builder.cli import main
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from kernel_judge.judge import judgement
 from kernel_judge.judge.judgement import JudgeRequest, judge
+from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.local_judge import JUDGE_COMMAND, LocalJudge
 
@@ -225,6 +226,7 @@ def test_a_candidate_is_not_judged_without_the_package_that_it_needs(tmp_path: P
 def test_the_first_line_names_the_peers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judgement, "_CPU_SECONDS", 0.0)
     monkeypatch.setattr(judgement.compiler_cache, "prepared", lambda *_: None)
+    monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing=peers.missing))
     right = HERE / "honest" / "more_exact.py"
     done = run(right, "--task", SOFTMAX, *QUICK[:2], "--rounds", "1", "--device", "cpu", "--against", "eager,compile")
     first, *others = done.stdout.splitlines()

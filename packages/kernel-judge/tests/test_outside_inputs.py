@@ -6,7 +6,7 @@ All candidates run in one worker, one after another, since starting a worker tak
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -139,7 +139,7 @@ def rejected(request: pytest.FixtureRequest) -> Iterator[Rejected]:
         yield answer
 
 
-def written(directory: Path, name: str, table: dict[str, tuple[str, ...]]) -> tuple[Path, Path]:
+def written(directory: Path, name: str, table: Mapping[str, tuple[str, ...]]) -> tuple[Path, Path]:
     sizes, inputs, state, body, own_state, own_body = table[name]
     task, file = directory / "task.py", directory / "candidate.py"
     task.write_text(TASK.format(sizes=sizes, inputs=inputs, state=state, body=body))
