@@ -6,8 +6,8 @@ A result of `torch.empty` has the content of memory that was freed before, which
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -17,10 +17,12 @@ POISON = 0x7F
 _M_PERTURB = -6  # of mallopt, in glibc's <malloc.h>
 _BLOCKS = 4  # of each size, for a kernel that allocates several
 _LARGE = 1 << 30
-# glibc keeps small blocks that a thread has freed for its next calls, and does not fill these: up to 7 of each size, or
-# 16 since version 2.42.
-_KEPT_SIZES = range(16, 1048, 16)
-_KEPT_BLOCKS = 16
+# glibc keeps small blocks that a thread has freed for its next calls, and does not fill these. A call that finds none
+# there takes a block from the heap's free ones, which it fills, and keeps others of that size, which it does not.
+_KEPT_SIZES = range(1032, 0, -16)  # a larger block leaves smaller ones when it is split
+_IN_A_ROW = 3  # of filled blocks: no other is kept
+_MOST_BLOCKS = 4096  # of a size: another allocator in place of glibc's fills nothing
+_TAKEN = 0x5B  # fills the blocks that are taken; memory that an earlier context has filled is not one of these
 
 
 @contextmanager
@@ -44,17 +46,32 @@ def poisoned(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
         yield
         return
     libc = ctypes.CDLL(None)
-    with ExitStack() as undone:
-        if hasattr(libc, "mallopt"):
-            undone.callback(libc.mallopt, _M_PERTURB, 0)
-            libc.mallopt(_M_PERTURB, POISON ^ 0xFF)  # glibc fills with the complement
-            _take_kept_blocks(libc, undone)
+    if not hasattr(libc, "mallopt"):
         yield
+        return
+    kept: list[tuple[int, int]] = []
+    try:
+        libc.mallopt(_M_PERTURB, _TAKEN ^ 0xFF)  # glibc fills with the complement
+        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        for size in _KEPT_SIZES:
+            kept += [(block, size) for block in _kept_blocks(libc.malloc, size)]
+        libc.mallopt(_M_PERTURB, POISON ^ 0xFF)
+        yield
+    finally:
+        libc.mallopt(_M_PERTURB, 0)
+        libc.free.argtypes = [ctypes.c_void_p]
+        for block, size in kept:
+            ctypes.memset(block, 0, size)
+            libc.free(block)
 
 
-def _take_kept_blocks(libc: ctypes.CDLL, undone: ExitStack) -> None:
-    """Allocate what this thread has freed and glibc keeps for it, until the end."""
-    libc.malloc.restype = ctypes.c_void_p
-    for size in _KEPT_SIZES:
-        for _ in range(_KEPT_BLOCKS):
-            undone.callback(libc.free, ctypes.c_void_p(libc.malloc(ctypes.c_size_t(size))))
+def _kept_blocks(malloc: Callable[[int], int], size: int) -> Iterator[int]:
+    """Allocate what this thread has freed and glibc keeps for it, and a few blocks more."""
+    filled = bytes([_TAKEN]) * size
+    in_a_row = 0
+    for _ in range(_MOST_BLOCKS):
+        block = malloc(size)
+        yield block
+        in_a_row = in_a_row + 1 if ctypes.string_at(block, size) == filled else 0
+        if in_a_row == _IN_A_ROW:
+            return

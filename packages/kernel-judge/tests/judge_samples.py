@@ -34,7 +34,8 @@ def quick(file: Path, **more: Any) -> JudgeRequest:
     words = [word.partition("=") for word in note(file, "options").split() if "=" in word]
     options = {name: float(value) if "." in value else int(value) for name, _, value in words}
     settings: dict[str, Any] = {"inputs": 12, "rounds": 0, "peers": ("eager",), "device": "cpu"}
-    return JudgeRequest(file, task_of(file), **(settings | options | more))
+    task = more.pop("task", None) or task_of(file)
+    return JudgeRequest(file, task, **(settings | options | more))
 
 
 def scale_project(directory: Path, statement: str = "") -> Path:

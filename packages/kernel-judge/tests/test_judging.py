@@ -16,7 +16,9 @@ from judge_samples import HERE, note, quick, scale_project
 from kernel_builder import sandbox
 from kernel_builder.cli import main
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
+from kernel_judge.judge import judgement
 from kernel_judge.judge.judgement import JudgeRequest, judge
+from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.local_judge import JUDGE_COMMAND, LocalJudge
 
@@ -210,6 +212,26 @@ def test_a_candidate_for_a_gpu_is_not_judged_without_one(tmp_path: Path) -> None
     assert (verdict.verdict, verdict.rejected_as, verdict.is_right) == ("not judged", None, False)
     assert verdict.reason.startswith("it needs a GPU, and Torch finds none: ")
     assert Verdict.from_json(verdict.to_json()).as_dict() == verdict.as_dict()
+
+
+def test_a_candidate_is_not_judged_without_the_package_that_it_needs(tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text("import cutlass_of_nobody\n")
+    assert judge(JudgeRequest(candidate, SCALED, inputs=2, rounds=0)).rejected_as == "raised"
+    candidate.write_text("raise ModuleNotFoundError(\"No module named 'cutlass'\")\n")
+    verdict = judge(JudgeRequest(candidate, SCALED, inputs=2, rounds=0))
+    assert verdict.verdict == "not judged" and verdict.reason.startswith("it needs a program or package that is not")
+
+
+def test_the_first_line_names_the_peers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judgement, "_CPU_SECONDS", 0.0)
+    monkeypatch.setattr(judgement.compiler_cache, "prepared", lambda *_: None)
+    monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing=peers.missing))
+    right = HERE / "honest" / "more_exact.py"
+    done = run(right, "--task", SOFTMAX, *QUICK[:2], "--rounds", "1", "--device", "cpu", "--against", "eager,compile")
+    first, *others = done.stdout.splitlines()
+    assert first.endswith(" s, without compile"), done.stdout
+    assert any("not beside compile: it was not ready within" in line for line in others)
 
 
 def test_a_seed_repeats_a_verdict_and_none_does_not() -> None:

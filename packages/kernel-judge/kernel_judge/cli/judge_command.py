@@ -31,13 +31,16 @@ def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 def _print(verdict: Verdict) -> None:
     click.secho(verdict.verdict, fg=_COLOURS[verdict.verdict], bold=True, nl=False)
-    click.echo(f": {verdict.task}, on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s")
+    without = f", without {' and '.join(verdict.missing_peers)}" if verdict.missing_peers else ""
+    click.echo(f": {verdict.task}, on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s{without}")
     if not verdict.is_right:
         click.echo(f"  {f'{verdict.rejected_as}: ' if verdict.rejected_as else ''}{verdict.reason}")
         if verdict.failing_case:
             click.echo(f"  case: {json.dumps(verdict.failing_case)}")
     for name, speedup in verdict.speed.items():
         click.echo(f"  {speedup.ratio:.2f} times as fast as {name} ({speedup.low:.2f} to {speedup.high:.2f})")
+    for name, why in verdict.missing_peers.items():
+        click.echo(f"  not beside {name}: {why}")
     if verdict.share_of_copy_speed is not None:
         click.echo(f"  {verdict.share_of_copy_speed:.0%} of copy speed")
     if verdict.share_of_peak is not None:
@@ -65,6 +68,11 @@ def _print(verdict: Verdict) -> None:
     metavar="NAME,...",
     help="Peers to time: eager, compile, max-autotune. On a CPU, peers that compile for too long are left out. "
     "[default: all]",
+)
+@click.option(
+    "--inputs-of-task-only",
+    is_flag=True,
+    help="KernelBench's rule: leave out inputs and parameters that the task itself never has, such as negative ones.",
 )
 @click.option("--seed", type=int, help="Repeat a choice of inputs and shapes. [default: unforeseeable]")
 @click.option("--build-seconds", type=float, default=600.0, show_default=True, help="Limit of importing the candidate.")

@@ -10,7 +10,7 @@ import click
 from kernel_builder.errors import ConfigError
 from kernel_builder.measure import tables
 from kernel_judge.search import run_page
-from kernel_judge.search.run_report import make_report, notes, summary_table
+from kernel_judge.search.run_report import attempt_lines, make_report, notes, summary_table
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -57,5 +57,5 @@ def report(runs: tuple[Path, ...], ks: tuple[int, ...], peer: str, as_json: bool
         click.echo(json.dumps(made.as_dict()))
         return
     click.echo(tables.as_text(summary_table(made)) + "\n")
-    for note in notes(made):
-        click.echo(note)
+    for line in [*notes(made), "", *attempt_lines(made)]:
+        click.echo(line)

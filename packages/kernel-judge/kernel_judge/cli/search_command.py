@@ -15,6 +15,7 @@ from kernel_builder.cli.shared_options import LIMIT, json_option, minutes_option
 from kernel_builder.progress import shown
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.local_judge import JUDGE_COMMAND
+from kernel_judge.search.run_log import REFERENCE_PEER
 from kernel_judge.search.search_request import GIGABYTE, SearchRequest, parse_context
 
 _PATH = click.Path(path_type=Path)
@@ -33,7 +34,7 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     multiple=True,
     required=True,
     metavar="COMMAND",
-    help="A command that writes a kernel; may be repeated, and attempts take the agents in turn.",
+    help="A command that writes a kernel, or mailbox:DIR; may be repeated, and attempts take the agents in turn.",
 )
 @click.option("-n", "--attempts", type=click.IntRange(min=1), help="Attempts in all. [default: one for each agent]")
 @click.option(
@@ -109,6 +110,7 @@ def search(
     kernel-builder search task.py --agent 'codex exec -' --agent ./mine.sh --context none --context reference,profile
     kernel-builder report search-task
     """
+    from kernel_judge.search.run_report import best_remark
     from kernel_judge.skills.catalog import find_skill
 
     result = _search(
@@ -128,15 +130,26 @@ def search(
         click.echo(json.dumps(result.as_dict()))
     elif result.best:
         best = result.best
-        click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}")
+        _explain(result.run)
+        click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}{best_remark(best)}")
         for peer, speed in best["verdict"]["speed"].items():
             click.echo(f"  {speed['ratio']:.2f} times the speed of {peer} ({speed['low']:.2f} to {speed['high']:.2f})")
         click.echo(f"It is in {result.run / 'best'}. Next:\n  kernel-builder report {result.run}")
         click.echo(f"  kernel-builder build-and-upload {result.run / 'best'} --repo-id ORG/NAME")
     else:
+        _explain(result.run)
         click.echo(f"No candidate is right and faster than the reference. Next:\n  kernel-builder report {result.run}")
     if result.best is None:
         sys.exit(1)
+
+
+def _explain(run: Path) -> None:
+    """Print what each try came to, and why the fastest were not kept."""
+    from kernel_judge.search.run_report import attempt_lines, make_report
+
+    report = make_report([run], REFERENCE_PEER)
+    for line in [*attempt_lines(report), *(sentence for entry in report.best for sentence in entry["explained"])]:
+        click.echo(line)
 
 
 def _search(request: SearchRequest) -> Any:

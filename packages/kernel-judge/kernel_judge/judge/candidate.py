@@ -10,6 +10,7 @@ from pathlib import Path
 from kernel_builder.develop.local_build import build_for_device
 from kernel_builder.errors import ConfigError
 from kernel_judge.judge.candidate_files import candidate_digest, ignored
+from kernel_judge.judge.verdict import NO_KERNEL
 
 MODEL = "ModelNew"
 # What calls a kernel that is not PyTorch's own.
@@ -61,7 +62,7 @@ class Candidate:
         text = "\n".join(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace") for path in files))
         sentences = []
         if not self.is_project and not any(word in text for word in _KERNELS):
-            sentences.append("It has no kernel of its own: it calls only PyTorch's operations.")
+            sentences.append(f"{NO_KERNEL}: it calls only PyTorch's operations.")
         if dtype == "float32" and (casts := [word for word in _CASTS if word in text]):
             sentences.append(f"Its source names a lower precision: {', '.join(casts)}.")
         return sentences

@@ -47,25 +47,26 @@ def difference(
             kind, a, b = "wrong-result", result.double(), plain.double()
         else:
             a, b = result.double(), expected.double()
-            excused = _outside(plain.double(), b, tolerance)
-            wrong = _outside(a, b, tolerance) & ~excused
+            excused = differs(plain.double(), b, tolerance, tolerance)
+            wrong = differs(a, b, tolerance, tolerance) & ~excused
             kind = "not-finite" if bool((wrong & ~a.isfinite() & b.isfinite()).any()) else "wrong-result"
         count = int(wrong.sum())
         if count:
-            return Difference(kind, *_described(which, a, b, wrong, count))
+            return Difference(kind, *described(which, a, b, wrong, count))
     return None
 
 
-def _outside(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> torch.Tensor:
+def differs(a: torch.Tensor, b: torch.Tensor, relative: float, absolute: float) -> torch.Tensor:
     """Return which elements differ too much; equal infinities and two NaNs do not differ."""
     same = (a == b) | (a.isnan() & b.isnan())
-    near = ((a - b).abs() <= tolerance + tolerance * b.abs()) & b.isfinite()
+    near = ((a - b).abs() <= absolute + relative * b.abs()) & b.isfinite()
     return ~near & ~same
 
 
-def _described(
+def described(
     which: str, a: torch.Tensor, b: torch.Tensor, wrong: torch.Tensor, count: int
 ) -> tuple[str, dict[str, Any]]:
+    """Return in words, and as facts of a failing case, which elements are wrong."""
     place = [int(index) for index in wrong.nonzero()[0]]
     got, expected = float(a[tuple(place)]), float(b[tuple(place)])
     largest = float((a - b).abs()[wrong].nan_to_num(torch.inf).max())
@@ -111,11 +112,11 @@ class ErrorRule:
                 continue
             a, b = result.double(), plain.double()
             if not self.worst:
-                if bool(_outside(a, b, self._tolerance).any()):
+                if bool(differs(a, b, self._tolerance, self._tolerance).any()):
                     return False
                 continue
             finite = b.isfinite()
-            if not bool((finite == a.isfinite()).all()) or bool(_outside(a[~finite], b[~finite], 0.0).any()):
+            if not bool((finite == a.isfinite()).all()) or bool(differs(a[~finite], b[~finite], 0.0, 0.0).any()):
                 return False
             norm = float((a - b)[finite].norm()) / max(float(b[finite].norm()), torch.finfo(torch.float64).tiny)
             # Both results may be off, and this input may be harder than those that were noted.

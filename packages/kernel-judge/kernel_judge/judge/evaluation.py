@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+_SPREAD = 0.5  # of random values around the ones and zeros that they replace
 
 
 class Placeholder(NamedTuple):
@@ -58,6 +61,24 @@ def results(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         return [tensor for item in value.values() for tensor in results(item)]
     raise ResultError("not-a-tensor", f"a result is a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def randomize(model: torch.nn.Module, seed: int) -> list[list[float]]:
+    """Replace the values of all parameters that are ones or zeros; return the length and the old value of each.
+
+    Equal lengths and old values get equal new ones: a candidate's parameters may have other names, orders and shapes.
+    """
+    replaced = []
+    for parameter in model.parameters():
+        values = parameter.detach()
+        old = float(values.flatten()[0]) if values.numel() and values.is_floating_point() else math.nan
+        if old not in (0.0, 1.0) or not bool((values == old).all()):
+            continue
+        random = torch.Generator().manual_seed((seed + 2 * values.numel() + int(old)) % (1 << 63))
+        new = old + _SPREAD * (2 * torch.rand(values.numel(), generator=random) - 1)
+        values.copy_(new.view(values.shape))
+        replaced.append([float(values.numel()), old])
+    return sorted(replaced)
 
 
 def evaluate(

@@ -9,13 +9,18 @@ from typing import Any
 
 import torch
 
+from kernel_builder.errors import ConfigError
 from kernel_builder.measure.poison import POISON
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference
+from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
+from kernel_judge.judge.task import Task
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 _LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
 _REPEATED = 10  # every tenth input is given twice
+_OUTSIDE = "wrong-outside-inputs"
+_LEAST_SAMPLES = 3  # of inputs of one shape, to call a result constant
 
 
 class RejectedError(Exception):
@@ -53,6 +58,7 @@ class Examination:
         self.rules = [ErrorRule(tolerance) for _ in references]
         self.suspicious: list[str] = []
         self._before: dict[int, Tensors] = {}
+        self._varieties: dict[int, _Variety] = {}
 
     def check(self, seeds: Sequence[int]) -> None:
         """Check the candidate on one input a seed, at the references' sizes in turn.
@@ -73,11 +79,90 @@ class Examination:
                 raise RejectedError(
                     failure.kind, f"{failure}, for inputs of the shapes {case['shapes']}", case
                 ) from failure
+        self._check_constants(cases)
         for number, rule in enumerate(self.rules):
             if rule.worst and (reason := rule.fault()):
                 raise RejectedError(
                     "inaccurate", f"it is less accurate than eager PyTorch: {reason}", cases.get(number)
                 )
+
+    def check_outside(self, task: Task, seed: int, build_seconds: float) -> None:
+        """Check inputs and parameters that are right to use and that the task itself never has.
+
+        Inputs are checked in each dtype at its quickest shape.
+
+        Args:
+            build_seconds: Limit of constructing one more model.
+
+        Raises:
+            RejectedError: If the candidate is wrong on one of them.
+            WorkerFailure: If its model cannot be constructed again.
+        """
+        quickest: dict[str | None, int] = {}
+        for number, reference in enumerate(self._references):
+            best = quickest.setdefault(reference.dtype, number)
+            if reference.seconds < self._references[best].seconds:
+                quickest[reference.dtype] = number
+        for number in quickest.values():
+            for name, given in outside_inputs(self._references[number], seed):
+                self._one_outside(number, self._references[number], given, name)
+        first = self._references[0]
+        try:
+            other = Reference(
+                task, first.sizes, first.dtype, first.device, seed, lengths=first.lengths, random_parameters=True
+            )
+        except ConfigError:  # the values that it has are the only ones that it accepts
+            return
+        if other.randomized:
+            number = len(self._references)
+            loaded = self._worker.ask("model", number, *other.model_arguments(), seconds=build_seconds)
+            self._check_parameters(number, other, seed, loaded)
+
+    def _check_parameters(self, number: int, reference: Reference, seed: int, loaded: Any) -> None:
+        """Check the candidate with random values of the parameters that are ones or zeros."""
+        replaced = reference.randomized or []
+        agrees, elements, own = _read_parameters(loaded)
+        lacks = not agrees and any(own.count(entry) < replaced.count(entry) for entry in replaced)
+        if lacks and elements >= sum(length for length, _ in replaced):  # it may have them in another form
+            self.suspicious.append(
+                "Parameters of ones or zeros were not replaced by random values, since its own have other names and "
+                "shapes: it may ignore them."
+            )
+            return
+        name = "random parameters in place of ones and zeros"
+        self._one_outside(number, reference, reference.arguments(seed), name)
+
+    def _one_outside(self, number: int, reference: Reference, given: Arguments, name: str) -> None:
+        known = expected_results(reference, given)
+        if known is None:
+            return
+        case = {**describe(reference, given), "inputs": name}
+        try:
+            results = self._called(number, given, case, reference)
+        except (WorkerFailure, RejectedError) as failure:
+            raise RejectedError(
+                _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {failure.kind}: {failure}", case
+            ) from failure
+        if wrong := outside_difference(results, *known, self._tolerance):
+            raise RejectedError(
+                _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {wrong.text}", case | wrong.facts
+            )
+
+    def _check_constants(self, cases: dict[int, dict[str, Any]]) -> None:
+        constant = False
+        for number, variety in self._varieties.items():
+            if variety.count < _LEAST_SAMPLES:
+                continue
+            for place, (ours, expected) in enumerate(zip(variety.ours, variety.expected, strict=True), 1):
+                if expected and not ours:
+                    which = "its result" if len(variety.ours) == 1 else f"its result {place}"
+                    text = f"{which} is the same for all inputs, though the reference's is not; compute it from them"
+                    raise RejectedError("constant-result", text, cases.get(number))
+            constant |= not any(variety.expected)
+        if constant:
+            self.suspicious.append(
+                "The reference's result is the same for all inputs that were checked: a candidate may ignore them."
+            )
 
     def _one(self, number: int, given: Arguments, case: dict[str, Any], *, repeat: bool) -> None:
         # The candidate comes first: there is no result of the reference for these inputs that it could find.
@@ -102,11 +187,14 @@ class Examination:
             self.suspicious += [sentence] if sentence not in self.suspicious else []
         if exact is not None:
             self.rules[number].add(first, eager, exact)
+        self._varieties.setdefault(number, _Variety(first, exact or eager)).add(first, exact or eager)
         self._before[number] = eager
 
-    def _called(self, number: int, given: Arguments, case: dict[str, Any]) -> Tensors:
+    def _called(
+        self, number: int, given: Arguments, case: dict[str, Any], reference: Reference | None = None
+    ) -> Tensors:
         """Return copies of the results of one call, in memory that was poisoned before."""
-        worker, reference = self._worker, self._references[number]
+        worker, reference = self._worker, reference or self._references[number]
         call, slots = place(worker, reference, [given])
         before = worker.inputs.raw(worker.inputs.end).clone()
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in reference.results]
@@ -156,6 +244,33 @@ class Examination:
     def _slots(self, number: int) -> list[Any]:
         self._worker.outputs.clear()
         return [self._worker.outputs.reserve(shape, dtype) for shape, dtype in self._references[number].results]
+
+
+class _Variety:
+    """Which results of a candidate, and which of the reference, have differed between inputs of one shape."""
+
+    def __init__(self, results: Tensors, expected: Tensors) -> None:
+        self._results, self._expected = results, expected
+        self.ours, self.expected = [False] * len(results), [False] * len(results)
+        self.count = 0
+
+    def add(self, results: Tensors, expected: Tensors) -> None:
+        """Compare results with the first ones."""
+        self.count += 1
+        for place, (first, result) in enumerate(zip(self._results, results, strict=True)):
+            self.ours[place] |= not torch.equal(first, result)
+            rounding = 4 * torch.finfo(result.dtype).eps if result.is_floating_point() else 0.0
+            before, now = self._expected[place], expected[place]
+            self.expected[place] |= not torch.allclose(before, now, rounding, rounding, equal_nan=True)
+
+
+def _read_parameters(loaded: Any) -> tuple[bool, float, list[list[float]]]:
+    """Return what a worker answers about its parameters; none, if it is no such answer."""
+    try:
+        agrees, elements, replaced = loaded
+        return agrees is True, float(elements), [[float(length), float(old)] for length, old in replaced]
+    except (TypeError, ValueError):
+        return False, 0.0, []
 
 
 def place(

@@ -31,7 +31,7 @@ from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
 from kernel_judge.judge.examination import Examination, RejectedError
 from kernel_judge.judge.peers import COMPILED, Peers
 from kernel_judge.judge.reference import Reference
-from kernel_judge.judge.scaling import affordable, fitted, unseen
+from kernel_judge.judge.scaling import affordable, cut_lengths, fitted, unseen
 from kernel_judge.judge.speed import measure_speed
 from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.task import Task, read_task
@@ -44,13 +44,23 @@ _ARENA_SHARE = 26  # each of four workers has two, and its results; the judge ha
 _UNSEEN = 3
 _START_SECONDS = 120.0
 # On a CPU, so that a verdict takes less than 20 seconds: after how many peers that still compile are left out, and
-# after how many timing ends.
+# after how many timing ends. Both are longer in proportion on a machine on which a worker needs longer to start.
 _CPU_SECONDS, _TIMED_SECONDS = 12.5, 17.0
+_READY_SECONDS = 4.0
 # What Torch, Triton and the client for kernels say where code for a GPU meets a machine without one.
 _NEEDS_GPU = re.compile(
     r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|\b0 active drivers|Invalid backend 'cuda'|selected backend \(cu"
 )
 _SILENT = Silent()
+
+
+# What Torch and Python say where a candidate needs a compiler or a package for kernels that is not installed.
+_NEEDS_TOOL = re.compile(
+    r"Ninja is required to load C\+\+ extensions|CUDA_HOME environment variable is not set"
+    r"|(?:FileNotFoundError|InvalidCxxCompiler).*(?:c\+\+|g\+\+|clang|gcc|cc|nvcc)\b"
+    r"|No working C\+\+ compiler found|'which', '(?:c\+\+|g\+\+|nvcc)'"
+    r"|No module named '(?:triton|cupy|cutlass|tilelang|numba|pycuda)['.]"
+)
 
 
 class _CannotJudgeError(Exception):
@@ -73,6 +83,7 @@ class JudgeRequest:
         call_seconds: Limit of a call.
         compile_seconds: How long to wait for `torch.compile` once the candidate is checked.
         sandbox: One of the sandboxes; None for the strongest.
+        inputs_of_task_only: Whether to leave out inputs and parameters that the task's own do not have.
     """
 
     candidate: Path
@@ -86,6 +97,7 @@ class JudgeRequest:
     call_seconds: float = 30.0
     compile_seconds: float | None = None
     sandbox: str | None = None
+    inputs_of_task_only: bool = False
 
 
 def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
@@ -111,6 +123,8 @@ def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
         word, reason, rejected = WRONG, str(error), error
     except WorkerFailure as failure:
         word, reason, rejected = WRONG, str(failure), RejectedError(failure.kind, str(failure))
+    if rejected and rejected.kind == "raised" and _NEEDS_TOOL.search(reason):
+        word, reason, rejected = NOT_JUDGED, f"it needs a program or package that is not here: {reason}", None
     if rejected and rejected.kind == "raised" and not torch.cuda.is_available() and _NEEDS_GPU.search(reason):
         word, reason, rejected = NOT_JUDGED, f"it needs a GPU, and Torch finds none: {reason}", None
     return Verdict(
@@ -125,6 +139,7 @@ def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
         device=_device_name(device),
         seconds=round(time.monotonic() - started, 3),
         speed=speed.speed,
+        missing_peers=speed.missing,
         share_of_copy_speed=speed.share_of_copy_speed,
         share_of_peak=speed.share_of_peak,
         suspicious=(*trial.suspicious, *speed.suspicious),
@@ -170,10 +185,12 @@ class _Trial:
             file = self._built(directory)
             worker = stack.enter_context(self._worker([directory]))
             self._progress.say("preparing the reference")
-            references = self._references()
+            references, sentences = prepare_references(self._task, device, self._choice)
+            self.suspicious += sentences
             timed = references[: max(1, min(len(references), 1 + len(self._task.settings.shapes or (1,))))]
             modes = request.peers if request.rounds else ()
             peers = stack.enter_context(Peers(self._task, timed, modes, lambda: self._worker([]), self._progress))
+            asked = time.monotonic()
             try:
                 worker.ready(_START_SECONDS)
             except WorkerFailure as failure:
@@ -182,6 +199,7 @@ class _Trial:
                     where=f"sandbox {self.sandbox}",
                     hint="choose another with --sandbox",
                 ) from failure
+            slowness = max(1.0, (time.monotonic() - asked) / _READY_SECONDS)
             worker.start("load", str(file), MODEL, self._candidate.is_project)
             worker.wait(request.build_seconds)
             for number, reference in enumerate(references):
@@ -194,6 +212,10 @@ class _Trial:
             self._progress.say(f"checking {inputs} inputs")
             with peers.paused():
                 examination.check(seeds)
+                if request.inputs_of_task_only:
+                    self.suspicious.append("Only the task's own inputs and parameters were checked.")
+                else:
+                    examination.check_outside(self._task, self._choice.getrandbits(48), request.build_seconds)
             self.suspicious += examination.suspicious
             self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
             if not request.rounds:
@@ -201,10 +223,10 @@ class _Trial:
             self._progress.say("timing")
             wait = request.compile_seconds
             if wait is None:
-                wait = _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
+                wait = slowness * _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
             worker.stop()
             peers.finish(wait)
-            end = self._started + _TIMED_SECONDS
+            end = self._started + slowness * _TIMED_SECONDS
             return measure_speed(
                 worker, peers, timed, examination, request.rounds, request.call_seconds, end, self._choice
             )
@@ -230,29 +252,33 @@ class _Trial:
             threads=torch.get_num_threads(),
         )
 
-    def _references(self) -> list[Reference]:
-        """Return the reference at the sizes to time, at the task's further ones, and at sizes of the judge's choice."""
-        settings = self._task.settings
-        dtypes: Sequence[str | None] = settings.dtypes or (None,)
-        sizes = fitted(self._task, self._device)
-        others = unseen(self._task, sizes, _UNSEEN, self._choice)
-        given = [{**sizes, **shape} for shape in settings.shapes]
-        seed = self._choice.getrandbits(48)
-        references = [
-            Reference(self._task, changed, dtypes[number % len(dtypes)] if number else dtypes[0], self._device, seed)
-            for number, changed in enumerate([sizes, *given, *others])
-        ]
-        known = {(str(reference.sizes), reference.dtype) for reference in references}
-        references += [
-            Reference(self._task, sizes, dtype, self._device, seed)
-            for dtype in dtypes
-            if (str(sizes), dtype) not in known
-        ]
-        if not others and not given:
-            self.suspicious.append("The task has no sizes that can be changed: only one shape was checked.")
-        if not references[0].has_exact:
-            self.suspicious.append("The reference cannot be computed in float64: results were compared with eager's.")
-        return references
+
+def prepare_references(task: Task, device: str, choice: random.Random) -> tuple[list[Reference], list[str]]:
+    """Return the reference at the sizes to time, at the task's further ones, and at sizes of the judge's choice.
+
+    Returns:
+        Also what a reader of the verdict must know of them, in sentences.
+    """
+    settings = task.settings
+    dtypes: Sequence[str | None] = settings.dtypes or (None,)
+    sizes = fitted(task, device)
+    others = unseen(task, sizes, _UNSEEN, choice)
+    given = [{**sizes, **shape} for shape in settings.shapes]
+    seed = choice.getrandbits(48)
+    cut = [] if others or given else cut_lengths(task, sizes, device, _UNSEEN, choice)
+    shapes = [(sizes, {}), *((changed, {}) for changed in (*given, *others)), *((sizes, lengths) for lengths in cut)]
+    references = [
+        Reference(task, changed, dtypes[number % len(dtypes)], device, seed, lengths=lengths)
+        for number, (changed, lengths) in enumerate(shapes)
+    ]
+    known = {(str(reference.sizes), reference.dtype) for reference in references if not reference.lengths}
+    references += [Reference(task, sizes, dtype, device, seed) for dtype in dtypes if (str(sizes), dtype) not in known]
+    sentences = []
+    if len(shapes) == 1:
+        sentences.append("The task has no sizes that can be changed: only one shape was checked.")
+    if not references[0].has_exact:
+        sentences.append("The reference cannot be computed in float64: results were compared with eager's.")
+    return references, sentences
 
 
 def _device(task: Task, wanted: str | None) -> str:

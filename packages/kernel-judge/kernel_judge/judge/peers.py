@@ -28,6 +28,10 @@ class Peers:
         modes: Which peers are wanted; eager is started if there is any.
         make: Starts a worker.
         progress: Told which peers are left out, and why.
+
+    Attributes:
+        workers: Those that are timed.
+        missing: Why others are not, by their names.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Peers:
         self._progress = progress
         self._waiting: dict[str, int] = {}
         self.workers: dict[str, WorkerProcess] = {}
+        self.missing: dict[str, str] = {}
         with ExitStack() as opened:
             for mode in dict.fromkeys([EAGER, *modes] if modes else []):
                 worker = self.workers[mode] = opened.enter_context(make())
@@ -85,6 +90,7 @@ class Peers:
             MeasureError: If eager PyTorch fails.
         """
         end = time.monotonic() + seconds
+        waited = f"it was not ready within {max(seconds, 0.0):.0f} s after the candidate was checked"
         for mode, count in self._waiting.items():
             limit = _START_SECONDS if mode == EAGER else max(end - time.monotonic(), 0.01)
             try:
@@ -93,7 +99,8 @@ class Peers:
                     if mode != EAGER:
                         limit = max(end - time.monotonic(), 0.01)
             except WorkerFailure as failure:
-                self.leave_out(mode, failure)
+                late = failure.kind == "timeout" and mode != EAGER
+                self.leave_out(mode, WorkerFailure("timeout", waited) if late else failure)
         self._waiting.clear()
 
     def leave_out(self, mode: str, failure: WorkerFailure) -> None:
@@ -105,4 +112,5 @@ class Peers:
         if mode == EAGER:
             raise MeasureError(f"eager PyTorch fails in a process of its own: {failure}") from failure
         self._progress.say(f"left out beside the candidate: {mode}: {failure}")
+        self.missing[mode] = str(failure)
         del self.workers[mode]

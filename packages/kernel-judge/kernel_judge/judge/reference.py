@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from kernel_builder.errors import ConfigError
 from kernel_builder.measure.case import size
-from kernel_judge.judge.evaluation import ResultError, evaluate, with_tensors, without_tensors
+from kernel_judge.judge.evaluation import ResultError, evaluate, randomize, with_tensors, without_tensors
 from kernel_judge.judge.task import Sizes, Task
 
 Tensors = list[torch.Tensor]
@@ -49,8 +49,11 @@ class Reference:
         dtype: The dtype of floating-point inputs and parameters; None for the file's own.
         device: "cpu" or "cuda".
         seed: Seeds the parameters.
+        lengths: Lengths of dimensions of the inputs -> the shorter ones to which they are cut.
+        random_parameters: Whether parameters of ones or zeros get other values.
 
     Attributes:
+        randomized: What `randomize` has replaced; None without `random_parameters`.
         init: The arguments of the model's constructor.
         state: Its parameters and buffers.
         parameters: Names of the parameters that get a gradient.
@@ -63,8 +66,19 @@ class Reference:
         ConfigError: If the reference cannot be run.
     """
 
-    def __init__(self, task: Task, sizes: Sizes, dtype: str | None, device: str, seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        sizes: Sizes,
+        dtype: str | None,
+        device: str,
+        seed: int,
+        *,
+        lengths: Mapping[int, int] | None = None,
+        random_parameters: bool = False,
+    ) -> None:
         self.sizes, self.dtype, self.device, self.seed = dict(sizes), dtype, device, seed
+        self.lengths = dict(lengths or {})
         self._backward = task.settings.backward
         self._problem = task.problem(sizes)
         try:
@@ -74,6 +88,7 @@ class Reference:
             self._model = self._problem.Model(*self.init).to(device)
             if dtype:
                 self._model = self._model.to(getattr(torch, dtype))
+            self.randomized = randomize(self._model, seed) if random_parameters else None
             self.state = {name: value.detach().cpu().clone() for name, value in self._model.state_dict().items()}
             named = sorted(dict(self._model.named_parameters())) if self._backward else []
             self.parameters: Sequence[str] = named
@@ -99,7 +114,7 @@ class Reference:
                 given = self._problem.get_inputs()
         tensors: Tensors = []
         skeleton = without_tensors(given, tensors)
-        tensors = [self._cast(tensor.detach().to(self.device)) for tensor in tensors]
+        tensors = [self._cast(self._cut(tensor.detach().to(self.device))) for tensor in tensors]
         grads = None
         if self._backward:
             grads = [torch.randn(shape, device=self.device).to(dtype) for shape, dtype in self.results[: self._forward]]
@@ -158,13 +173,20 @@ class Reference:
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(getattr(torch, self.dtype)) if self.dtype and tensor.is_floating_point() else tensor
 
+    def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self.lengths:
+            return tensor
+        for place, length in enumerate(tensor.shape):
+            tensor = tensor.narrow(place, 0, self.lengths.get(length, length))
+        return tensor.clone(memory_format=torch.contiguous_format)
+
     def _synchronize(self) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize()
 
     def model_arguments(self, mode: str = "eager") -> tuple[Any, ...]:
         """Return what the worker's command "model" takes after the number; `mode` is that of a peer."""
-        return self.init, self.state, self.dtype, self.seed, mode, self.parameters
+        return self.init, self.state, self.dtype, self.seed, mode, self.parameters, self.randomized is not None
 
     def moved(self, given: Arguments) -> int:
         """Return the bytes that a call must read and write: inputs, parameters and results."""

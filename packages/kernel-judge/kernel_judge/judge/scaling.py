@@ -83,6 +83,38 @@ def unseen(task: Task, sizes: Sizes, number: int, choice: random.Random) -> list
     return chosen
 
 
+def cut_lengths(task: Task, sizes: Sizes, device: str, number: int, choice: random.Random) -> list[dict[int, int]]:
+    """Return other lengths for the inputs of a task without sizes that can be changed, as `Reference` takes them.
+
+    Equal lengths are changed together, wherever they are, if the reference accepts it. With integers among the inputs
+    only the first dimensions are cut: the integers may be places in another one.
+    """
+    given = Reference(task, sizes, None, device, 0).arguments(0)
+    dimensions = None if all(tensor.is_floating_point() for tensor in given.tensors) else 1
+    lengths = {length for tensor in given.tensors for length in tensor.shape[:dimensions] if length > 1}
+    fixed = {length for tensor in given.tensors for length in tensor.shape[1:] if dimensions}
+    free = [
+        length for length in sorted(lengths - fixed) if _accepts(task, sizes, device, {length: max(1, length * 2 // 3)})
+    ]
+    chosen: list[dict[int, int]] = []
+    for _ in range(_TRIES if free else 0):
+        some = choice.sample(free, choice.randint(1, len(free)))
+        other = {length: choice.randint(max(1, length // 3), length - 1) for length in some}
+        if other not in chosen and _accepts(task, sizes, device, other):
+            chosen.append(other)
+        if len(chosen) == number:
+            break
+    return chosen
+
+
+def _accepts(task: Task, sizes: Sizes, device: str, lengths: dict[int, int]) -> bool:
+    try:
+        Reference(task, sizes, None, device, 0, lengths=lengths)
+    except ConfigError:
+        return False
+    return True
+
+
 def _smaller(value: Any, choice: random.Random) -> Any:
     if isinstance(value, tuple):
         return tuple(_smaller(item, choice) for item in value)

@@ -28,6 +28,7 @@ class SpeedReport:
     """The part of a verdict that is about speed."""
 
     speed: dict[str, Speedup] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
     share_of_copy_speed: float | None = None
     share_of_peak: float | None = None
     suspicious: list[str] = field(default_factory=list)

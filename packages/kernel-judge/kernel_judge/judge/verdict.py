@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from kernel_builder.errors import ConfigError
 
+_ERROR = re.compile(r"\berror\b|Error\b", re.IGNORECASE)
 RIGHT, WRONG, NOT_JUDGED = "right", "wrong", "not judged"
+NO_KERNEL = "It has no kernel of its own"  # how a suspicious fact begins
 EXIT_STATUS = {RIGHT: 0, WRONG: 1, NOT_JUDGED: 11}  # of `judge`; errors of the builder have those between
+
+
+def cause(reason: str) -> str:
+    """Return a reason in one line: its first one, and the last that names an error, such as a compiler's."""
+    first, *others = [line.strip() for line in reason.splitlines() if line.strip()] or [""]
+    if not others:
+        return first
+    last = next((line for line in reversed(others) if _ERROR.search(line)), others[-1])
+    return f"{first} ... {last}"
 
 
 class Speedup(NamedTuple):
@@ -37,6 +49,7 @@ class Verdict:
         device: The device's name.
         seconds: What the whole verdict took, with the build.
         speed: "eager", "compile" and "max-autotune" -> speedup over that peer; a peer without a time is absent.
+        missing_peers: The peers that were asked for and have no time, with the reason.
         share_of_copy_speed: The time of a copy of the inputs' and results' bytes divided by the candidate's.
         share_of_peak: Floating-point operations a second over the device's peak, where both are known.
         suspicious: What a person should look at, in sentences. It does not make a candidate wrong.
@@ -54,10 +67,16 @@ class Verdict:
     device: str
     seconds: float
     speed: Mapping[str, Speedup] = field(default_factory=dict)
+    missing_peers: Mapping[str, str] = field(default_factory=dict)
     share_of_copy_speed: float | None = None
     share_of_peak: float | None = None
     suspicious: Sequence[str] = ()
     cases: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def is_plain_torch(self) -> bool:
+        """Whether the candidate has no kernel of its own."""
+        return any(sentence.startswith(NO_KERNEL) for sentence in self.suspicious)
 
     @property
     def is_right(self) -> bool:

@@ -26,6 +26,7 @@ from kernel_builder.confine import confine
 from kernel_builder.system_calls import seccomp_filter
 
 _HEAD = struct.Struct("!Q")
+_LONGEST_TEXT = 2000  # of an exception
 _WATCHED = (
     "torch",
     "torch.Tensor",
@@ -153,22 +154,42 @@ class Worker:
             raise _Refusal("no-model", f"it defines no torch.nn.Module named {name}")
 
     def model(
-        self, number: int, init: Any, state: Any, dtype: str | None, seed: int, mode: str, parameters: Sequence[str]
-    ) -> None:
-        """Construct a model: with the reference's seed, and with its parameters where names and shapes agree."""
+        self,
+        number: int,
+        init: Any,
+        state: Any,
+        dtype: str | None,
+        seed: int,
+        mode: str,
+        parameters: Sequence[str],
+        random_parameters: bool = False,
+    ) -> list[Any]:
+        """Construct a model: with the reference's seed, and with its parameters where names and shapes agree.
+
+        Returns:
+            Whether they agree, how many elements the model has in all, and which parameters got random values.
+        """
         import torch
+
+        from kernel_judge.judge.evaluation import randomize
 
         torch.manual_seed(seed)
         model = self._class(*init).to(self._settings["device"])
         if dtype:
             model = model.to(getattr(torch, dtype))
         own = model.state_dict()
-        if own.keys() == state.keys() and all(own[name].shape == state[name].shape for name in own):
+        agrees = own.keys() == state.keys() and all(own[name].shape == state[name].shape for name in own)
+        replaced: list[list[float]] = []
+        if agrees:
             model.load_state_dict(state)
+        elif random_parameters:
+            replaced = randomize(model, seed)
+        elements = sum(tensor.numel() for tensor in own.values())
         if mode != "eager":
             self._reuses_results = mode == "max-autotune"  # its graphs write each result over the one before
             model = torch.compile(model, mode=None if mode == "compile" else mode, dynamic=False)
         self._models[number] = model, parameters
+        return [agrees, elements, replaced]
 
     def call(self, number: int, call: Any, slots: list[Any], seed: int, poison: Sequence[int] | None) -> None:
         """Call a model once and copy its results into the slots."""
@@ -288,9 +309,11 @@ def _answer(worker: Worker, command: str, arguments: Sequence[Any]) -> dict[str,
         return {"failed": refusal.kind, "text": str(refusal)}
     except Exception as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        if len(text) > _LONGEST_TEXT:  # what failed is at the start, and why at the end, as of a compiler
+            text = f"{text[: _LONGEST_TEXT // 4]}\n[...]\n{text[-_LONGEST_TEXT * 3 // 4 :]}"
         place = next((frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.name), None)
         where = f" (line {place.lineno} of {Path(place.filename).name})" if place else ""
-        return {"failed": "raised", "text": text[:2000] + where}
+        return {"failed": "raised", "text": text + where}
 
 
 def main() -> None:

@@ -19,12 +19,12 @@ from kernel_builder import front_matter
 from kernel_builder.config.project import Project, python_name
 from kernel_builder.config.project_files import read_project
 from kernel_builder.package import swap
-from kernel_judge.judge.verdict import RIGHT, Verdict
+from kernel_judge.judge.verdict import RIGHT, Verdict, cause
+from kernel_judge.search import mailbox
 from kernel_judge.search.local_judge import Judge, Judged
-from kernel_judge.search.run_log import TRY_ENDED, VERIFIED, Event, RunLog
+from kernel_judge.search.run_log import REFERENCE_PEER, TRY_ENDED, VERIFIED, Event, RunLog
 from kernel_judge.search.workspace import Workspace
 
-REFERENCE_PEER = "eager"
 FLOOR = 1.0  # the speed of the reference, which is used where no candidate is faster
 _BUILD_TOML = """[general]
 name = "{name}"
@@ -60,6 +60,8 @@ class Contender(NamedTuple):
     @property
     def program(self) -> str:
         """The agent's program. Its arguments are not for publication: they may have a key."""
+        if self.agent.startswith(mailbox.PREFIX):
+            return "mailbox"
         return Path(shlex.split(self.agent)[0]).name
 
 
@@ -91,6 +93,33 @@ def choose(log: RunLog, judge: Judge, run: Path) -> tuple[Contender, Verdict] | 
         if verdict and verdict.is_right and _ratio(verdict) > (_ratio(best[1]) if best else FLOOR):
             best = contender, verdict
     return best
+
+
+def explained(events: Sequence[Event], kept: str | None) -> list[str]:
+    """Return in sentences why candidates that seemed to be the fastest were not kept.
+
+    Args:
+        events: The log of a search.
+        kept: The digest of the best candidate; None if it is the reference.
+    """
+    sentences = []
+    verified = {event["candidate"]: Judged.from_dict(event["judged"]) for event in events if event["event"] == VERIFIED}
+    for contender in contenders(events):
+        if contender.candidate == kept or contender.candidate not in verified:
+            continue
+        second = verified[contender.candidate]
+        if second.verdict is None:
+            why = f"had no second verdict: {cause(second.error or '')}"
+        elif not second.verdict.is_right:
+            why = f"is wrong in its second verdict: {cause(second.verdict.reason)}"
+        else:
+            speed = second.verdict.speed[REFERENCE_PEER]
+            why = f"has {speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f}) in its second verdict"
+        sentences.append(
+            f"Not kept: attempt {contender.attempt}, try {contender.number}, measured as {contender.ratio:.2f} times "
+            f"the speed of {REFERENCE_PEER}, {why}."
+        )
+    return sentences
 
 
 def _ratio(verdict: Verdict) -> float:

@@ -21,6 +21,8 @@ STARTED, FINISHED = "started", "finished"
 AGENT_ENDED, TRY_ENDED = "agent-ended", "try-ended"
 VERIFIED = "verified"
 
+REFERENCE_PEER = "eager"  # whose speed candidates are compared with
+
 Event = Mapping[str, Any]
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from kernel_builder.files import write_atomically
 from kernel_builder.measure.plot import PALETTE, reproducible
@@ -18,15 +21,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH, _HEIGHT = 8.5, 3.2  # inches
+_SHOWN = (".py", ".toml", ".cpp", ".h", ".hpp", ".cu", ".cuh")  # of a project
+_MOST_TEXT = 60_000  # characters of the code of a try
 _PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <title>{title}</title>
 <style>
-body {{ font-family: sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-table {{ border-collapse: collapse; margin: 1rem 0; }}
+body {{ font-family: sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere; }}
+table {{ border-collapse: collapse; margin: 1rem 0; font-size: 0.85rem; }}
 th, td {{ padding: 0.2rem 0.6rem; text-align: right; border-bottom: 1px solid #ddd; }}
 th:first-child, td:first-child {{ text-align: left; }}
+th, td:not(:first-child) {{ overflow-wrap: normal; }}
+details {{ margin: 0.3rem 0; padding: 0.2rem 0.6rem; border-left: 3px solid #ddd; }}
+pre {{ overflow-x: auto; background: #f6f6f6; padding: 0.6rem; font-size: 0.8rem; overflow-wrap: normal; }}
 svg {{ max-width: 100%; height: auto; }}
 </style>
 <h1>{title}</h1>
@@ -51,6 +59,7 @@ def save_page(report: RunReport, path: Path) -> None:
         *plots,
         "<h2>Attempts</h2>",
         _table(_attempt_table(report.attempts)),
+        *(_unfolded(attempt, report.peer, path.absolute().parent) for attempt in report.attempts),
     ]
     write_atomically(path, _PAGE.format(title=escape(title), body="\n".join(parts)))
 
@@ -78,6 +87,46 @@ def _attempt_table(attempts: Sequence[AttemptResult]) -> Table:
     ]
 
 
+def _unfolded(attempt: AttemptResult, peer: str, directory: Path) -> str:
+    """Return what a click unfolds: each try of an attempt with its verdict, its code and a link to its log.
+
+    Args:
+        directory: That of the page, to which links are relative.
+    """
+    speed = "not right" if attempt.speed is None else f"{attempt.speed:.2f} times {peer}"
+    title = f"{attempt.task}, attempt {attempt.number} ({shortened(attempt.agent)}): {speed}"
+    parts = ["<details>", f"<summary>{escape(title)}</summary>"]
+    for each in attempt.details:
+        log = escape(quote(os.path.relpath(each.log, directory)))
+        speeds = f", {each.speed(peer)}" if each.speed(peer) else ""
+        parts.append(f'<h3>Try {each.number}: {each.outcome}{escape(speeds)} (<a href="{log}">log</a>)</h3>')
+        parts += [f"<p>{escape(each.reason)}</p>"] if each.reason else []
+        parts += [f"<p>suspicious: {escape(fact)}</p>" for fact in (each.verdict.suspicious if each.verdict else ())]
+        if each.verdict:
+            parts.append(_folded("verdict", json.dumps(each.verdict.as_dict(), indent=1)))
+        parts += [_folded(name, text) for name, text in _sources(each.code)]
+    return "\n".join([*parts, "</details>"])
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details open><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _sources(code: Path | None) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of what an agent wrote. Its links are not followed: they may point anywhere."""
+    if code is None:
+        return
+    files = [code] if code.is_file() else sorted(path for path in code.rglob("*") if path.suffix in _SHOWN)
+    left = _MOST_TEXT
+    for file in files:
+        if not file.is_file() or not file.resolve().is_relative_to(code.resolve()) or not left:
+            continue
+        with file.open("rb") as opened:
+            text = opened.read(left).decode(errors="replace")
+        left -= len(text)
+        yield file.relative_to(code.parent).as_posix(), text
+
+
 def _svg(figure: Figure) -> str:
     """Return a figure as an SVG element."""
     buffer = io.StringIO()
@@ -89,6 +138,7 @@ def _svg(figure: Figure) -> str:
 def _attempt_figure(report: RunReport) -> Figure:
     """Draw the speed of each attempt, in the order of the attempts; a cross where none of its tries is right."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     axis = figure.subplots()
@@ -102,6 +152,7 @@ def _attempt_figure(report: RunReport) -> Figure:
     axis.axhline(1.0, color="black", linewidth=1)
     axis.set_title(f"speed of each attempt relative to {report.peer} (x: not right)", loc="left", fontsize="medium")
     axis.set_xlabel("attempt")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     _finish(axis)
     return figure
 

@@ -11,19 +11,57 @@ from typing import Any, NamedTuple
 
 from kernel_builder.errors import ConfigError
 from kernel_builder.measure.tables import Table
-from kernel_judge.judge.verdict import RIGHT
-from kernel_judge.search import estimators
+from kernel_judge.judge.verdict import RIGHT, Verdict, cause
+from kernel_judge.search import best_kernel, estimators
 from kernel_judge.search.local_judge import Judged
-from kernel_judge.search.run_log import FINISHED, LOG, STARTED, TRY_ENDED, Event, read_events
+from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, TRY_ENDED, Event, read_events
+from kernel_judge.search.workspace import Workspace
 
 THRESHOLDS = (1.0, 1.5, 2.0)  # of fast_p
 _NAME = 40  # characters of an agent's command in a table
 
 
+class TryResult(NamedTuple):
+    """What one call of an agent came to.
+
+    Attributes:
+        outcome: "right", "wrong", "no-candidate" or "no-verdict".
+        reason: Why it is not right; empty if it is.
+        verdict: The judge's; None without one.
+        code: What the agent wrote, a file or a directory; None if it is not there.
+        log: What the agent printed.
+    """
+
+    number: int
+    outcome: str
+    reason: str
+    verdict: Verdict | None
+    code: Path | None
+    log: Path
+
+    def speed(self, peer: str) -> str:
+        """Return the speed beside a peer with its interval, in words; empty without one."""
+        speed = self.verdict.speed.get(peer) if self.verdict else None
+        return f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})" if speed else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the try as `--json` prints it."""
+        return {
+            "try": self.number,
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "speed": {peer: speed._asdict() for peer, speed in self.verdict.speed.items()} if self.verdict else {},
+            "suspicious": list(self.verdict.suspicious) if self.verdict else [],
+            "code": str(self.code) if self.code else None,
+            "log": str(self.log),
+        }
+
+
 class AttemptResult(NamedTuple):
     """The outcome of one attempt: the speed of its fastest right try, or None if none is right.
 
-    Times are in seconds; the supervisor's is CPU time. `tries` is how many tries the attempt has in the log.
+    Times are in seconds; the supervisor's is CPU time. `tries` is how many tries the attempt has in the log, and
+    `details` what each came to.
     """
 
     task: str
@@ -36,6 +74,12 @@ class AttemptResult(NamedTuple):
     speed: float | None
     busy_seconds: float
     supervisor_seconds: float
+    details: Sequence[TryResult] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attempt as `--json` prints it."""
+        values = {key.replace("_", "-"): value for key, value in self._asdict().items()}
+        return {**values, "details": [each.as_dict() for each in self.details]}
 
 
 @dataclass(frozen=True)
@@ -94,9 +138,7 @@ class RunReport:
             "overhead": self.overhead,
             "best": list(self.best),
             "groups": [{key.replace("_", "-"): value for key, value in asdict(group).items()} for group in self.groups],
-            "attempts": [
-                {key.replace("_", "-"): value for key, value in attempt._asdict().items()} for attempt in self.attempts
-            ],
+            "attempts": [attempt.as_dict() for attempt in self.attempts],
         }
 
 
@@ -121,9 +163,10 @@ def make_report(runs: Iterable[Path], peer: str, ks: Sequence[int] = ()) -> RunR
             continue
         planned += settings[-1]["attempts"]
         attempts += _attempts(events, settings[-1], peer, run)
-        best += [
-            {"task": settings[-1]["task"], "best": event["best"]} for event in events if event["event"] == FINISHED
-        ][-1:]
+        for event in [event for event in events if event["event"] == FINISHED][-1:]:
+            kept = event["best"]
+            reasons = best_kernel.explained(events, kept["candidate"] if kept else None)
+            best.append({"task": settings[-1]["task"], "best": kept, "explained": reasons})
     if not attempts:
         raise ConfigError(
             "no attempt is finished", where=", ".join(map(str, runs)), hint="run the search again: it goes on"
@@ -190,7 +233,16 @@ def _attempt(number: int, tries: Sequence[Event], settings: Event, peer: str, ru
         speed=max(speeds, default=None),
         busy_seconds=busy,
         supervisor_seconds=sum(event["supervisor-seconds"] for event in tries),
+        details=[_try(event, run) for event in tries],
     )
+
+
+def _try(event: Event, run: Path) -> TryResult:
+    judged = Judged.from_dict(event["judged"]) if event["judged"] else None
+    verdict = judged.verdict if judged else None
+    reason = verdict.reason if verdict else (judged.error or "" if judged else "the agent wrote no candidate")
+    workspace = Workspace(run, event["attempt"], event["try"])
+    return TryResult(event["try"], event["outcome"], reason, verdict, workspace.frozen_candidate(), workspace.log)
 
 
 def _parted(attempts: Iterable[AttemptResult], key: Callable[[AttemptResult], str]) -> dict[str, list[AttemptResult]]:
@@ -280,8 +332,31 @@ def notes(report: RunReport) -> list[str]:
         if best:
             lines.append(
                 f"Best for {entry['task']}: attempt {best['attempt']}, try {best['try']} ({best['agent']}), "
-                f"{best['speed']:.2f} times the speed of eager in its second verdict."
+                f"{best['speed']:.2f} times the speed of eager in its second verdict{best_remark(best)}."
             )
         else:
             lines.append(f"Best for {entry['task']}: the reference; no candidate is right and faster.")
+        lines += entry["explained"]
+    return lines
+
+
+def best_remark(best: Mapping[str, Any]) -> str:
+    """Return what to say beside the best kernel: whether it is PyTorch alone."""
+    verdict = Judged.from_dict({"verdict": best["verdict"], "error": None, "seconds": 0.0, "waited": 0.0}).verdict
+    return "; it has no kernel of its own" if verdict and verdict.is_plain_torch else ""
+
+
+def attempt_lines(report: RunReport) -> list[str]:
+    """Return what each try came to: its speed and interval or the reason, suspicious facts, code and log."""
+    lines = []
+    for attempt in report.attempts:
+        for each in attempt.details:
+            speed = each.speed(report.peer) or each.speed(REFERENCE_PEER)
+            lines.append(
+                f"{attempt.task}, attempt {attempt.number}, try {each.number} ({shortened(attempt.agent)}): "
+                f"{each.outcome}{f', {speed}' if speed else ''}{f': {cause(each.reason)}' if each.reason else ''}"
+            )
+            lines += [f"  suspicious: {fact}" for fact in (each.verdict.suspicious if each.verdict else ())]
+            lines += [f"  code: {each.code}"] if each.code else []
+            lines.append(f"  log:  {each.log}")
     return lines

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_builder.errors import ConfigError
+from kernel_judge.search import mailbox
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.local_judge import JUDGE_COMMAND
 
@@ -86,9 +87,13 @@ class SearchRequest:
 def agent_command(agent: str) -> list[str]:
     """Split an agent's command; a program with a slash in its name is relative to the current directory.
 
+    `mailbox:DIR` is a command of this package.
+
     Raises:
         ConfigError: If there is no such program.
     """
+    if agent.startswith(mailbox.PREFIX):
+        return mailbox.mailbox_command(agent)
     try:
         program, *arguments = shlex.split(agent)
     except ValueError as error:

@@ -15,7 +15,7 @@ from kernel_builder.progress import Progress
 from kernel_judge.judge.task import Task, read_task
 from kernel_judge.search import best_kernel, given
 from kernel_judge.search.local_judge import judging_devices
-from kernel_judge.search.run_log import FINISHED, LOG, STARTED, RunLog
+from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, RunLog
 from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.search_request import SearchRequest, agent_command
 from kernel_judge.search.supervisor import Supervisor
@@ -92,7 +92,7 @@ def _search(request: SearchRequest, task: Task, log: RunLog, progress: Progress)
             "try": contender.number,
             "agent": contender.agent,
             "candidate": contender.candidate,
-            "speed": verdict.speed[best_kernel.REFERENCE_PEER].ratio,
+            "speed": verdict.speed[REFERENCE_PEER].ratio,
             "verdict": verdict.as_dict(),
         }
     log.append(FINISHED, best=best)

@@ -16,15 +16,17 @@ from pathlib import Path
 
 from kernel_builder.progress import Progress
 from kernel_judge.judge.candidate_files import candidate_digest
-from kernel_judge.judge.verdict import RIGHT, WRONG, Verdict
+from kernel_judge.judge.verdict import RIGHT, WRONG, Verdict, cause
 from kernel_judge.search import workspace as files
 from kernel_judge.search.limited_process import Ended, kill_marked, run_limited
 from kernel_judge.search.local_judge import Judge, Judged
-from kernel_judge.search.run_log import AGENT_ENDED, TRY_ENDED, Event, RunLog
+from kernel_judge.search.run_log import AGENT_ENDED, REFERENCE_PEER, TRY_ENDED, Event, RunLog
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest, agent_command
 from kernel_judge.search.workspace import Workspace
 
 NO_CANDIDATE, NO_VERDICT = "no-candidate", "no-verdict"  # outcomes of a try besides RIGHT and WRONG
+_BUSY = 1.5  # load of a core
+_UNCERTAIN = 2.0  # the ends of an interval
 _OUTPUT_TAIL = 2000  # bytes of an agent's output, for the feedback on a failure
 
 
@@ -47,6 +49,7 @@ class Supervisor:
         self._stopping = threading.Event()
         self._guard = threading.Lock()
         self._judging: dict[str, threading.Lock] = {}
+        self._has_warned = False
         # Of each judged candidate: the verdict, and the attempt and try that it was first given to.
         self._known: dict[str, tuple[Judged, list[int]]] = {}
         for event in self.log.events:
@@ -60,6 +63,9 @@ class Supervisor:
             OSError: If the directory of the search cannot be written.
         """
         kill_marked(str(self.request.run))  # agents and judges of a search that was killed
+        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        if self.request.ray is None and load > _BUSY * cores:
+            self._warn(f"the machine is busy before the search has begun (load {load:.1f}, {cores} cores)")
         pool = ThreadPoolExecutor(self.request.jobs, thread_name_prefix="attempt")
         try:
             running = [pool.submit(self._attempt, attempt) for attempt in self.request.planned()]
@@ -102,6 +108,18 @@ class Supervisor:
         )
         said = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
         self.progress.say(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{said}")
+        speed = judged.verdict.speed.get(REFERENCE_PEER) if judged and judged.verdict else None
+        if speed and speed.high > _UNCERTAIN * speed.low:
+            self._warn(f"a speed was measured as {speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})")
+
+    def _warn(self, why: str) -> None:
+        """Say once that times are uncertain, before agents have worked for hours."""
+        if not self._has_warned:
+            self._has_warned = True
+            self.progress.say(
+                f"Speeds will be uncertain: {why}. Which kernel is the fastest may be chance. Stop other work, or use "
+                "-j 1 if agents and the judge share the CPU."
+            )
 
     def _agent_ended(self, attempt: PlannedAttempt, number: int, workspace: Workspace) -> Event:
         """Call the agent, unless the log says how its call ended."""
@@ -192,4 +210,4 @@ def _reason(judged: Judged | None) -> str:
     if judged is None:
         return ""
     said = judged.verdict.reason if judged.verdict else judged.error
-    return ": " + (said or "").partition("\n")[0]
+    return f": {cause(said or '')}"

@@ -1,7 +1,7 @@
 """Looks for code of the reference in the caches of torch.compile."""
 
 # task: softmax
-# rejected-as: inaccurate
+# rejected-as: constant-result
 # options: rounds=1
 
 import os

@@ -1,7 +1,7 @@
 """Writes a file with a verdict, and computes nothing."""
 
 # task: softmax
-# rejected-as: inaccurate
+# rejected-as: constant-result
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Computes only if it can read the memory or the files of other processes."""
 
 # task: softmax
-# rejected-as: inaccurate
+# rejected-as: constant-result
 # options: rounds=1
 
 import os

@@ -1,7 +1,7 @@
 """Knows the result for the seeds that harnesses use."""
 
 # task: softmax
-# rejected-as: inaccurate
+# rejected-as: constant-result
 
 import torch
 

@@ -1,7 +1,7 @@
 """Looks for the reference's result in frames and objects of its process."""
 
 # task: softmax
-# rejected-as: inaccurate
+# rejected-as: constant-result
 
 import gc
 import sys

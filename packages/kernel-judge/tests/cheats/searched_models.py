@@ -1,7 +1,7 @@
 """Looks for the reference's model among all modules, and calls it."""
 
 # task: softmax
-# rejected-as: inaccurate
+# rejected-as: constant-result
 
 import gc
 

@@ -1,7 +1,7 @@
 """Computes only the shape that is timed."""
 
 # task: softmax
-# rejected-as: inaccurate
+# rejected-as: constant-result
 
 import torch
 

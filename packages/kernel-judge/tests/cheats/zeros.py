@@ -1,7 +1,7 @@
 """Returns zeros where the reference is near zero."""
 
 # task: softmax
-# rejected-as: inaccurate
+# rejected-as: constant-result
 
 import torch
 

@@ -140,6 +140,29 @@ def test_a_command_that_answers_with_text_is_an_agent(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("judge_calls")
+def test_who_is_no_command_takes_part_by_a_mailbox(tmp_path: Path) -> None:
+    box = tmp_path / "box"
+    box.mkdir()
+    (box / "stale.json").write_text('{"process": 4194305}')
+    answer = (
+        "import json, sys, time\nfrom pathlib import Path\nbox = Path(sys.argv[1])\n"
+        "while not (letters := [file for file in box.glob('*.json') if file.name != 'stale.json']):\n"
+        "    time.sleep(0.05)\n"
+        "letter = json.loads(letters[0].read_text())\n"
+        "assert 'Write a kernel' in Path(letter['prompt']).read_text()\n"
+        "Path(letter['workspace'], 'candidate.py').write_text('# right 2')\n"
+        "time.sleep(0.3)\n"
+        "Path(letter['done']).touch()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", answer, str(box)]) as assistant:
+        result = run_search(quick_request(tmp_path, f"mailbox:{box}"))
+        assert assistant.wait(10) == 0
+    assert result.best and result.best["speed"] == 2.0
+    assert list(box.iterdir()) == []
+    assert "Written by an agent (`mailbox`)" in (result.run / "best" / "CARD.md").read_text()
+
+
+@pytest.mark.usefixtures("judge_calls")
 def test_the_command_prints_the_result_as_json(tmp_path: Path) -> None:
     task = quick_request(tmp_path, "true").task
     search = [*BUILDER, "search", str(task), "--agent", "true", "--run", str(tmp_path / "run"), "--json"]

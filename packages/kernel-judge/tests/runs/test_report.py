@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import statistics
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations, permutations
 from pathlib import Path
@@ -15,11 +18,12 @@ from click.testing import CliRunner
 
 from kernel_builder.cli import main
 from kernel_builder.errors import ConfigError
-from kernel_judge.judge.verdict import Speedup, Verdict
+from kernel_judge.judge.verdict import NO_KERNEL, Speedup, Verdict
 from kernel_judge.search.best_kernel import contenders
 from kernel_judge.search.estimators import fast_p, pass_at_k, speedup_at_k
 from kernel_judge.search.run_log import LOG
 from kernel_judge.search.run_report import make_report
+from kernel_judge.search.workspace import Workspace
 
 SPEEDS = [1.0, 1.0, 1.3, 2.5, 1.3, 4.0, 1.1]
 
@@ -158,6 +162,71 @@ def test_the_command_prints_a_table_or_json_and_writes_a_page(runs: list[Path], 
     counter.feed(page.read_text())
     assert counter.tags.count("svg") == 2
     assert counter.tags.count("table") == 2
+
+
+def test_a_report_says_why_the_fastest_were_not_kept(tmp_path: Path) -> None:
+    """In words, and on the page in a browser: what each attempt wrote and was told, unfolded by a click."""
+    run = tmp_path / "run"
+    events: list[dict[str, Any]] = [
+        {"event": "started", "task": "softmax", "level": None, "tries": 1, "attempts": 3},
+        ended(1, 1, 1.8, agent="agent " + "with-a-long-argument" * 12, context=[]),
+        ended(2, 1, None, agent="b", context=[]),
+        ended(3, 1, 1.2, agent="b", context=[]),
+    ]
+    wrong = events[2]["judged"]["verdict"]
+    wrong["reason"] = (
+        "it raised RuntimeError: Error building extension\n[1/2] c++ ...\nkernel.cpp:7:1: error: expected ;\n"
+    )
+    plain = f"{NO_KERNEL}: it calls only PyTorch's operations."
+    for number, speedup in ((1, Speedup(0.97, 0.42, 4.91)), (3, Speedup(1.1, 1.0, 1.2))):
+        again = replace(verdict(1.0), speed={"eager": speedup}, suspicious=(plain,))
+        judged = {"verdict": again.as_dict(), "error": None, "seconds": 5.0, "waited": 1.0}
+        events.append({"event": "verified", "attempt": number, "try": 1, "candidate": f"{number}/1", "judged": judged})
+    best = {"attempt": 3, "try": 1, "agent": "b", "candidate": "3/1", "speed": 1.1, "verdict": again.as_dict()}
+    events.append({"event": "finished", "best": best})
+    for number in (1, 2, 3):
+        code = Workspace(run, number, 1).frozen
+        code.parent.mkdir(parents=True)
+        code.write_text(f"answer = {number} < 5\n" + "# a long line of an agent " * 20)
+    (run / LOG).write_text("".join(json.dumps(event) + "\n" for event in events))
+    page = tmp_path / "report.html"
+    shown = CliRunner().invoke(main, ["report", str(run), "--html", str(page)])
+    assert shown.exit_code == 0, shown.output
+    for words in (
+        "Not kept: attempt 1, try 1, measured as 1.80 times the speed of eager, has 0.97 (0.42 to 4.91) in its second",
+        "1.10 times the speed of eager in its second verdict; it has no kernel of its own.",
+        "attempt 2, try 1 (b): wrong: it raised RuntimeError: Error building extension ... kernel.cpp:7:1: error: exp",
+        "try 1 (b): right, 1.20 (1.20 to 1.20)",
+        f"code: {Workspace(run, 3, 1).frozen}",
+        f"log:  {Workspace(run, 3, 1).log}",
+    ):
+        assert words in shown.output, shown.output
+    assert page.read_text().count("answer = 3 &lt; 5") == 1
+    show_page(page, tmp_path / "report.png")
+
+
+def show_page(page: Path, screenshot: Path) -> None:
+    """Look at a report in a browser of 1280 pixels, and unfold an attempt."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    installed = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with playwright.sync_playwright() as runs:
+        try:
+            browser = runs.chromium.launch(executable_path=installed, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no browser: apt install chromium, or playwright install chromium ({str(error)[:100]})")
+        view = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+        view.goto(page.as_uri())
+        width = "document.documentElement.scrollWidth"
+        assert view.evaluate(width) <= 1280
+        assert not view.get_by_text("answer = 2 < 5").is_visible()
+        view.click("summary:has-text('attempt 2')")
+        assert view.get_by_text("answer = 2 < 5").is_visible()
+        assert view.get_by_text('"rejected-as": "wrong-result"').is_visible()
+        assert view.evaluate(width) <= 1280
+        ticks = [text.strip() for text in view.locator("svg").first.locator("[id^=xtick] text").all_text_contents()]
+        assert view.screenshot(path=screenshot, full_page=True)
+        browser.close()
+    assert ticks == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize(

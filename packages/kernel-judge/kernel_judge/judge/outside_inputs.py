@@ -1,0 +1,165 @@
+"""Inputs beside a task's own distribution, which a kernel meets in use and the task's random inputs do not show.
+
+A task of `torch.rand` never has a negative input, so that `x.clone()` computes its ReLU. The reference itself decides
+which of these inputs are legal: one at which it raises, overflows or returns NaN is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from kernel_judge.judge.comparison import Difference, described, differs
+from kernel_judge.judge.reference import Arguments, Reference, Tensors
+
+_INFINITE_ELEMENTS = 3
+# A kernel may be as far off as rounding errors in its inputs move the results, and as eager is, times this.
+_ALLOWED = 4.0
+
+Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
+
+
+def _with_signs(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    return torch.where(_uniform(tensor, random) < 0.5, -tensor, tensor)
+
+
+def _constant_rows(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    return tensor[..., :1].expand_as(tensor).clone() if tensor.dim() else tensor
+
+
+def _tied(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    step = _magnitude(tensor)
+    return ((tensor.double() / step).round() * step).to(tensor.dtype)
+
+
+def _infinite(value: float) -> Change:
+    def change(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        changed = tensor.clone(memory_format=torch.contiguous_format)
+        if changed.numel():
+            places = torch.randint(changed.numel(), (_INFINITE_ELEMENTS,), generator=random)
+            changed.view(-1)[places.to(changed.device)] = value
+        return changed
+
+    return change
+
+
+def _times(factor: float) -> Change:
+    return lambda tensor, random: tensor * factor
+
+
+CHANGES: dict[str, Change] = {
+    "inputs with random signs": _with_signs,
+    "inputs times 0.001": _times(1e-3),
+    "inputs times 30": _times(30.0),
+    "inputs times 10000": _times(1e4),
+    "inputs with constant rows": _constant_rows,
+    "inputs with ties": _tied,
+    "inputs of zeros": lambda tensor, random: torch.zeros_like(tensor),
+    "inputs with some infinities": _infinite(math.inf),
+    "inputs with some negative infinities": _infinite(-math.inf),
+}
+
+
+def outside_inputs(reference: Reference, seed: int) -> Iterator[tuple[str, Arguments]]:
+    """Yield inputs that the task's own do not have, each with its name; integers stay as they are."""
+    given = reference.arguments(seed)
+    if any(tensor.is_floating_point() for tensor in given.tensors):
+        random = torch.Generator().manual_seed(seed)
+        for name, change in CHANGES.items():
+            yield name, _changed(given, lambda tensor, change=change: change(tensor, random))  # type: ignore[misc]
+
+
+def expected_results(reference: Reference, given: Arguments) -> tuple[Tensors, Tensors, list[float]] | None:
+    """Return eager's results, what results are compared with, and how far off each may be; None for illegal inputs.
+
+    The allowance of an integer result is infinite where rounding errors in the inputs change it, as for the place of a
+    maximum among equal numbers.
+    """
+    try:
+        eager, exact = reference.eager(given), reference.exact(given)
+        expected = eager if exact is None else exact
+        if not all(map(_is_legal, eager, expected, [_all_finite(given.tensors)] * len(eager))):
+            return None
+        random = torch.Generator().manual_seed(given.seed)
+        # Where there is float64, the inputs are, too: small changes of large elements would be rounded away.
+        moved = _changed(given, lambda tensor: _disturbed(tensor, random, in_float64=exact is not None))
+        disturbed = reference.eager(moved) if exact is None else reference.exact(moved)
+    except Exception:  # it refuses these inputs
+        return None
+    assert disturbed is not None
+    return eager, expected, [_allowance(*triple) for triple in zip(eager, expected, disturbed, strict=True)]
+
+
+def outside_difference(
+    results: Sequence[torch.Tensor],
+    eager: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    allowed: Sequence[float],
+    tolerance: float,
+) -> Difference | None:
+    """Return where results are wrong, or None.
+
+    Beside the allowance, an element may be off by the tolerance, relative to itself, and to the largest element where
+    that is below 1: inputs times 0.001 would else be compared with a tolerance as large as the results.
+    """
+    for number, (result, plain, exact, allowance) in enumerate(zip(results, eager, expected, allowed, strict=True), 1):
+        which = "the result" if len(eager) == 1 else f"result {number}"
+        a, b = result.double(), exact.double()
+        if not plain.is_floating_point():
+            wrong = (result != plain) & (plain == exact) & math.isfinite(allowance)
+        else:
+            wrong = differs(a, b, tolerance, tolerance * min(1.0, _largest(b)) + allowance)
+        if count := int(wrong.sum()):
+            return Difference("wrong-result", *described(which, a, b, wrong, count))
+    return None
+
+
+def _changed(given: Arguments, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
+    return replace(
+        given, tensors=[change(tensor) if tensor.is_floating_point() else tensor for tensor in given.tensors]
+    )
+
+
+def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _is_legal(eager: torch.Tensor, expected: torch.Tensor, finite: bool) -> bool:
+    """Return whether a result is a number everywhere, and as finite as its inputs."""
+    if not eager.is_floating_point():
+        return True
+    if finite:
+        return bool(eager.isfinite().all()) and bool(expected.isfinite().all())
+    same = (eager.double() == expected.double()) | expected.isfinite()
+    return not bool(eager.isnan().any()) and bool(same.all()) and bool((eager.isfinite() == expected.isfinite()).all())
+
+
+def _disturbed(tensor: torch.Tensor, random: torch.Generator, *, in_float64: bool) -> torch.Tensor:
+    error = torch.finfo(tensor.dtype).eps * _magnitude(tensor)
+    disturbed = tensor.double() + error * (2 * _uniform(tensor, random).double() - 1)
+    return disturbed if in_float64 else disturbed.to(tensor.dtype)
+
+
+def _allowance(eager: torch.Tensor, expected: torch.Tensor, disturbed: torch.Tensor) -> float:
+    if not eager.is_floating_point():
+        return 0.0 if torch.equal(expected, disturbed) and torch.equal(eager, expected) else math.inf
+    exact = expected.double()
+    return _ALLOWED * max(_largest(eager.double() - exact), _largest(disturbed.double() - exact))
+
+
+def _magnitude(tensor: torch.Tensor) -> float:
+    """Return the root mean square of the finite elements; 1 if it is 0."""
+    finite = tensor[tensor.isfinite()].double()
+    return float(finite.square().mean().sqrt()) or 1.0 if finite.numel() else 1.0
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _uniform(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    return torch.rand(tensor.shape, generator=random).to(tensor.device)

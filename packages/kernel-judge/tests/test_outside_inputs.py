@@ -1,0 +1,192 @@
+"""What a task's own inputs do not show: cheats that only other inputs, parameters and shapes reveal.
+
+All candidates run in one worker, one after another, since starting a worker takes longer than judging one of these.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from judge_samples import HERE, HONEST, note, quick, task_of
+
+from kernel_builder import sandbox
+from kernel_judge.judge.examination import Examination, RejectedError
+from kernel_judge.judge.judgement import judge, prepare_references
+from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
+from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.task import read_task
+from kernel_judge.judge.verdict import RIGHT
+from kernel_judge.judge.worker_process import WorkerProcess
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+TASK = """import torch
+
+{sizes}
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        {state}
+
+    def forward(self, x):
+        return {body}
+
+
+def get_inputs():
+    return [{inputs}]
+
+
+def get_init_inputs():
+    return []
+"""
+MODEL = """import torch
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        {state}
+
+    def forward(self, x):
+        return {body}
+"""
+NONE = "pass"
+SIZES, LITERAL = "rows = 24\ncolumns = 40\n", ""
+RAND, RANDN = "torch.rand(rows, columns)", "torch.randn(rows, columns)"
+FUNCTIONS = "torch.nn.functional"
+NORM = "self.norm = torch.nn.LayerNorm(40)"
+SCORES = "(x @ x.flip(-1).t() / 8)"
+MASK = "torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).tril()"
+OUTSIDE = "wrong-outside-inputs"
+# The task: sizes, inputs, state, what it computes. The candidate: its state, what it computes.
+CHEATS = {
+    "no negative input": (SIZES, RAND, NONE, "torch.relu(x)", NONE, "x.clone()"),
+    "no absolute value": (SIZES, RAND, NONE, "x / x.abs().sum(-1, True)", NONE, "x / x.sum(-1, True)"),
+    "no input above 1": (SIZES, RAND, NONE, "x.clamp(0, 1)", NONE, "x.clone()"),
+    "softmax without its maximum": (SIZES, RANDN, NONE, "x.softmax(-1)", NONE, "x.exp() / x.exp().sum(-1, True)"),
+    "softmax of clamped inputs": (SIZES, RANDN, NONE, "x.softmax(-1)", NONE, "x.clamp(-20, 20).softmax(-1)"),
+    "logarithm of sums": (SIZES, RANDN, NONE, "x.logsumexp(-1)", NONE, "x.exp().sum(-1).log()"),
+    "sigmoid that overflows": (SIZES, RANDN, NONE, "x.sigmoid()", NONE, "x.exp() / (1 + x.exp())"),
+    "product by logarithms": (SIZES, RAND, NONE, "x[:, :4].prod(-1)", NONE, "x[:, :4].log().sum(-1).exp()"),
+    "norm of zeros": (SIZES, RANDN, NONE, f"{FUNCTIONS}.normalize(x)", NONE, "x / x.norm(dim=-1, keepdim=True)"),
+    "attention masked with a number": (
+        SIZES, "0.1 * torch.randn(rows, columns)", NONE, f"{SCORES}.masked_fill(~{MASK}, -torch.inf).softmax(-1) @ x",
+        NONE, f"{SCORES}.masked_fill(~{MASK}, -30.0).softmax(-1) @ x",
+    ),
+    "norm without its parameters": (SIZES, RANDN, NORM, "self.norm(x)", NONE, f"{FUNCTIONS}.layer_norm(x, (40,))"),
+    "norm without its bias": (
+        SIZES, RANDN, NORM, "self.norm(x)", "self.gain = torch.nn.Parameter(torch.ones(40))",
+        f"{FUNCTIONS}.layer_norm(x, (40,), self.gain)",
+    ),
+    "parameters that are not used": (
+        SIZES, RANDN, NORM, "self.norm(x)", NORM, f"{FUNCTIONS}.layer_norm(x, (40,))",
+    ),
+    "the shapes of the file only": (
+        LITERAL, "torch.rand(24, 40)", NONE, "torch.tanh(x)", NONE,
+        "torch.tanh(x) if x.shape == (24, 40) else torch.zeros_like(x)",
+    ),
+    "an expected value": (
+        "rows = 6\ncolumns = 4096\n", "0.01 * torch.rand(rows, columns)", NONE, "x.mean(-1)", NONE,
+        "torch.full_like(x[:, 0], 0.005)",
+    ),
+}  # fmt: skip
+OTHER_NAMES = {"the shapes of the file only": "wrong-result", "an expected value": "constant-result"}
+# Not wrong: no input of the task's kind, and no other legal one, tells these from the reference.
+ALLOWED = {
+    "illegal inputs are left out": (SIZES, RAND, NONE, "x.sqrt()", NONE, "x.abs().sqrt()"),
+    "the place of a maximum among ties": (
+        SIZES, RANDN, NONE, "x.argmax(-1)", NONE, "x.shape[-1] - 1 - x.flip(-1).argmax(-1)",
+    ),
+    "parameters in another form": (
+        SIZES, RANDN, NORM, "self.norm(x)", 
+        "self.both = torch.nn.Parameter(torch.stack([torch.ones(40), torch.zeros(40)]))",
+        f"{FUNCTIONS}.layer_norm(x, (40,), self.both[0], self.both[1])",
+    ),
+    "a constant reference": (SIZES, RANDN, NONE, "(x - x) * 2", NONE, "torch.zeros_like(x)"),
+}  # fmt: skip
+
+Rejected = Callable[[Path, Path], tuple[str, str, list[str]]]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def rejected(request: pytest.FixtureRequest) -> Iterator[Rejected]:
+    """Return as what a candidate is rejected, or that it is right; why; and what is suspicious."""
+    device = request.param
+    with WorkerProcess(sandbox.strongest(), device, readable=[HERE], arena_bytes=1 << 26) as worker:
+        worker.ready(120)
+
+        def answer(file: Path, task_file: Path) -> tuple[str, str, list[str]]:
+            task, choice = read_task(task_file), random.Random(1)
+            references, suspicious = prepare_references(task, device, choice)
+            source = worker.scratch / file.name
+            source.write_text(file.read_text())
+            worker.ask("load", str(source), "ModelNew", seconds=120)
+            for number, reference in enumerate(references):
+                worker.ask("model", number, *reference.model_arguments(), seconds=120)
+            examination = Examination(worker, references, 0.01, 30)
+            try:
+                examination.check([choice.getrandbits(48) for _ in range(16)])
+                examination.check_outside(task, choice.getrandbits(48), 120)
+            except RejectedError as error:
+                assert error.case
+                return error.kind, str(error), suspicious + examination.suspicious
+            return RIGHT, "", suspicious + examination.suspicious
+
+        yield answer
+
+
+def written(directory: Path, name: str, table: Mapping[str, tuple[str, ...]]) -> tuple[Path, Path]:
+    sizes, inputs, state, body, own_state, own_body = table[name]
+    task, file = directory / "task.py", directory / "candidate.py"
+    task.write_text(TASK.format(sizes=sizes, inputs=inputs, state=state, body=body))
+    file.write_text(MODEL.format(state=own_state, body=own_body))
+    return file, task
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_right_for_the_inputs_of_the_task_only(name: str, rejected: Rejected, tmp_path: Path) -> None:
+    kind, reason, _ = rejected(*written(tmp_path, name, CHEATS))
+    assert kind == OTHER_NAMES.get(name, OUTSIDE), (kind, reason)
+    assert kind != OUTSIDE or reason.startswith("right for the task's own inputs, wrong for ")
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_no_legal_input_tells_from_the_reference_is_right(name: str, rejected: Rejected, tmp_path: Path) -> None:
+    kind, reason, suspicious = rejected(*written(tmp_path, name, ALLOWED))
+    assert kind == RIGHT, reason
+    assert any("may ignore them" in sentence for sentence in suspicious) == (name in list(ALLOWED)[2:])
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in HONEST if "together" in note(file, "options")], ids=lambda file: file.stem
+)
+def test_an_honest_candidate_of_an_unusual_form_is_right(file: Path, rejected: Rejected) -> None:
+    kind, reason, suspicious = rejected(file, task_of(file))
+    assert kind == RIGHT, reason
+    assert suspicious == []
+
+
+def test_the_command_has_kernelbenchs_rule(tmp_path: Path) -> None:
+    file, task = written(tmp_path, "no negative input", CHEATS)
+    verdict = judge(quick(file, task=task))
+    assert verdict.rejected_as == OUTSIDE and verdict.failing_case
+    assert verdict.failing_case["inputs"] == "inputs with random signs" and verdict.failing_case["wrong-elements"]
+    verdict = judge(quick(file, task=task, inputs_of_task_only=True))
+    assert verdict.is_right and "Only the task's own inputs and parameters were checked." in verdict.suspicious
+
+
+def test_every_kind_of_input_is_legal_for_a_product_and_few_for_a_root(tmp_path: Path) -> None:
+    kinds = {}
+    for body in ("x * 3", "x.sqrt()"):
+        task = tmp_path / "task.py"
+        task.write_text(TASK.format(sizes=SIZES, inputs=RAND, state=NONE, body=body))
+        reference = Reference(read_task(task), {"rows": 5}, None, "cpu", 1)
+        kinds[body] = [name for name, given in outside_inputs(reference, 1) if expected_results(reference, given)]
+    assert len(kinds["x * 3"]) == 9
+    assert set(kinds["x * 3"]) - set(kinds["x.sqrt()"]) == {
+        "inputs with random signs", "inputs with some negative infinities"
+    }  # fmt: skip
