@@ -70,16 +70,8 @@ def _fits(names: list[str]) -> dict[str, str | None]:
         if not decisions:
             answers[name] = "this Python cannot load modules built for the limited API"
         else:
-            answers[name] = _in_words(decisions[0].reason) if isinstance(decisions[0], VariantRejected) else None
+            answers[name] = decisions[0].reason if isinstance(decisions[0], VariantRejected) else None
     return answers
-
-
-def _in_words(reason: str) -> str:
-    """Return what the client says, which names a mismatch of backends alone, as what this machine lacks."""
-    mismatch = re.fullmatch(r"backend \((\w+)\) does not match selected backend \((\w+)\)", reason)
-    if mismatch is None:
-        return reason
-    return f"this machine's Torch is for {mismatch[2]}, and the package is for {mismatch[1]}"
 
 
 def _backend(variant: str) -> str | None:

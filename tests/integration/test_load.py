@@ -80,7 +80,7 @@ def test_the_example_of_the_page() -> None:
 
 def test_a_project_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA source of the page compiles, and its command makes a project."""
-    (source,) = re.findall(r'load\(r"""(.*?)"""', ON_CUDA, re.DOTALL)
+    (source,) = re.findall(r'load\(\s*r"""(.*?)"""', ON_CUDA, re.DOTALL)
     (command,) = re.findall(r"kernel-builder (init .*)", PAGE)
     monkeypatch.chdir(tmp_path)
     Path("scale.cu").write_text(source)

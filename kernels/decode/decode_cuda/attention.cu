@@ -87,7 +87,7 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 // Loads a float at this block's shared address from the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ float load_of_block(const float* from, int rank) {
+__device__ __forceinline__ float load_of_block([[maybe_unused]] const float* from, [[maybe_unused]] int rank) {
   float value = 0.0f;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const auto local = static_cast<uint32_t>(__cvta_generic_to_shared(from));

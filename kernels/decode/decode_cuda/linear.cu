@@ -90,7 +90,7 @@ __device__ __forceinline__ void finish(const Layers& layers, const Tile& tile, c
 // --- tensor cores ----------------------------------------------------------------------------------------------------
 
 // Loads a vector of weights: not kept in L1, which x needs.
-__device__ __forceinline__ uint4 load_weights(const void* from) {
+__device__ __forceinline__ uint4 load_weights([[maybe_unused]] const void* from) {
   uint4 word{};
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"

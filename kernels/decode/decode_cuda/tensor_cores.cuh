@@ -17,8 +17,10 @@ namespace decode_step {
 // rows g (low) and g + 8 (high), columns 2 * t and 2 * t + 1 (0) and those eight later (1); of b, in column g, the same
 // rows; of the sums, in rows g (0, 1) and g + 8 (2, 3), columns 2 * t and 2 * t + 1.
 template <typename T>
-__device__ __forceinline__ void multiply(float (&sums)[4], uint32_t low0, uint32_t high0, uint32_t low1, uint32_t high1,
-                                         uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void multiply([[maybe_unused]] float (&sums)[4], [[maybe_unused]] uint32_t low0,
+                                         [[maybe_unused]] uint32_t high0, [[maybe_unused]] uint32_t low1,
+                                         [[maybe_unused]] uint32_t high1, [[maybe_unused]] uint32_t b0,
+                                         [[maybe_unused]] uint32_t b1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   if constexpr (std::is_same_v<T, __half>) {
     asm volatile(

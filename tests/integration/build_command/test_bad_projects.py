@@ -372,20 +372,13 @@ def test_findings_are_said_once_and_in_few_lines(copy_project: Copy, cache: Path
     assert variants > 1
 
 
-def test_two_projects_with_one_name_are_refused(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
-    first, second = copy_project("python-only", "one"), copy_project("python-only", "two")
-    with untouched(first, second):
-        done = kernel_builder(cache, "build", first, second)
-    assert_refused(done, 2, "ConfigError", where="[general] name", message="named python-only", hint="rename")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["bulid"], "No such command 'bulid'"),
         (["build", "--varient", "x"], "No such option"),
         (["build", "--jobs", "0"], "--jobs"),
-        (["build", "--backend", "tpu"], "'cpu', 'cuda'"),
+        (["build", "--backend", "gpu"], "'cpu', 'cuda', 'rocm'"),
         (["build", "--jobs", "many", "--json"], "not a valid integer"),
     ],
 )

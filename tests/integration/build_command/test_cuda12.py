@@ -97,7 +97,7 @@ def test_a_flag_that_clang_or_ptxas_rejects(
             2,
             "ConfigError",
             "nothing like nvcc's -gencode=arch",
-            "--cuda-home",
+            "list the capabilities",
         ),
         (
             'cuda-capabilities = ["12.1"]',
