@@ -52,7 +52,7 @@ let
   # The part of the builder that determines objects; a change to the rest recompiles nothing.
   planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") ([
     "__init__.py" "backends" "build" "cache_directory.py" "checkouts.py" "config" "confine.py" "demangle.py" "elf.py" "errors.py"
-    "files.py" "nix.py" "plural.py" "progress.py" "sandbox.py" "toml_file.py"
+    "files.py" "nix.py" "outside_paths.py" "plural.py" "progress.py" "sandbox.py" "system_calls.py" "toml_file.py"
     "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
