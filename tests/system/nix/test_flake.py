@@ -54,9 +54,9 @@ BUILD_TOMLS = [
 
 
 def names_by_python(text: str, system: str) -> list[str]:
-    """Return the names of the variants on one system."""
+    """Return the names of the variants on one system, but those of ROCm, which the flake does not have."""
     variants = offered.variants(build_toml.from_document(tomli.loads(text), "build.toml", Path("/")))
-    return sorted(variant.name for variant in variants if variant.platform in {None, system})
+    return sorted(v.name for v in variants if v.platform in {None, system} and v.backend != "rocm")
 
 
 @pytest.mark.parametrize("system", PLATFORMS)
