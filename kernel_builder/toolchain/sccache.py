@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from kernel_builder.errors import ToolchainError
 from kernel_builder.files import temporary_directory
 
 _SERVER_SECONDS = 10
+_LONGEST_PLACE = 60  # of the directory of temporary files: the path of a socket has at most 107 bytes
 _PR_SET_PDEATHSIG = 1
 
 
@@ -63,7 +65,8 @@ def serving(compiler_cache: Path, cache: Path) -> Iterator[Mapping[str, str]]:
         _quietly([str(compiler_cache), "--start-server"], variables)  # the user's own, which others may share
         yield {}
         return
-    with temporary_directory() as directory:
+    is_short = len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_PLACE
+    with temporary_directory() if is_short else tempfile.TemporaryDirectory(dir="/tmp") as directory:
         address = {"SCCACHE_SERVER_UDS": f"{directory}/socket"}
         libc = ctypes.CDLL(None)
         server = subprocess.Popen(
