@@ -9,7 +9,7 @@ import torch
 from new_models import DIFFUSION, NAMES, TEXT, VISION, new_model
 from text_models import TOKENS, logits, model_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels")
 
 PACKAGE = Path(__file__).parents[1] / "torch-ext/blocks"
 # Models without a rotary embedding that a kernel computes, and without a gated MLP.
