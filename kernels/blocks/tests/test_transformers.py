@@ -281,5 +281,5 @@ def test_norms_and_activations_changed_later_are_called(blocks, name, change):
 def test_autocast_is_eagers(blocks):
     model = model_of("qwen3")
     faster = accelerated(blocks, model)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         assert torch.equal(logits(faster), logits(model))
