@@ -22,8 +22,8 @@ from huggingface_hub.hf_api import RepoFile
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
-from kernel_builder.errors import KernelBuilderError, VerificationError
-from kernel_builder.hub import publish, remote_repository
+from kernel_builder.errors import KernelBuilderError, PackageError, VerificationError
+from kernel_builder.hub import package_api, publish, remote_repository
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.hub.transfer import export_kernels, import_kernels
 from kernel_builder.outside_paths import UnsafePath, checked_path, checked_tree
@@ -320,6 +320,20 @@ def _from_sdist(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
             tar.addfile(member, io.BytesIO(content))
     data = buffer.getvalue()
     return sdists.checked(memoryview(data), hashlib.sha256(data).hexdigest(), "p/", lambda _: True)
+
+
+@pytest.mark.parametrize(
+    "source", ["(" * 10_000, f"x = {'-' * 100_000}1", "x = 1\0", b"\xff", "x" + ".a" * 50_000, "def f(:"]
+)
+def test_python_of_a_hub_that_is_none_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str | bytes
+) -> None:
+    """A branch has packages of others beside those of a publication, whose API is compared."""
+    for name in ("__init__.py", "_ops.py"):
+        (tmp_path / name).write_bytes(source if isinstance(source, bytes) else source.encode())
+    with pytest.raises(PackageError, match="its Python cannot be read"):
+        package_api.read(tmp_path)
+    assert not caplog.records
 
 
 def test_a_listing_is_bounded(
