@@ -7,8 +7,8 @@ are compared by it. `loaded` inspects the module itself, if this machine can loa
 from __future__ import annotations
 
 import ast
-import logging
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
