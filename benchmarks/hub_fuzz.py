@@ -28,7 +28,22 @@ from hypothesis import HealthCheck, given, settings, strategies
 KERNEL = ("fuzz", "kernel")
 KNOWN = {"organization": KERNEL[0], "name": KERNEL[1], "revision": "main"}
 ODD = ["%00", "%ED%A0%80", "%2e%2e", "%252e", "%0d%0aX:1", "%F0%9F%92%A9", "a" * 4000, "-1", "1e400", "~", "*", "%7F"]
-RAW_SHARE = 0.3
+GIT_LINES = [
+    *(b"command=fetch", b"command=ls-refs", b"command=object-info", b"command=x", b"agent=x", b"object-format=sha256"),
+    *(b"want " + b"1" * 40, b"want-ref refs/heads/main", b"have " + b"0" * 40, b"shallow " + b"1" * 40, b"deepen -1"),
+    *(b"deepen 99999999999", b"deepen-since 1e9", b"deepen-not x", b"filter sparse:oid=x", b"filter tree:99999"),
+    *(
+        b"ref-prefix " + b"a" * 900,
+        b"peel",
+        b"symrefs",
+        b"unborn",
+        b"oid " + b"1" * 40,
+        b"size",
+        b"done",
+        b"wait-for-done",
+    ),
+    *(b"packfile-uris x", b"sideband-all", b"thin-pack", b"0000", b"0001", b"0002", b"0003", b"x" * 60_000),
+]
 
 
 @schemathesis.serializer("application/x-ndjson")
@@ -62,6 +77,8 @@ class Fuzz:
             self._one_route(operation.ok())  # type: ignore[union-attr]
             for _ in range(10):
                 self.by_hand()
+            for _ in range(3):
+                self.by_git()
 
     def _one_route(self, operation: Any) -> None:
         @given(case=operation.as_strategy(), exists=strategies.booleans())
@@ -106,6 +123,21 @@ class Fuzz:
             self.note(int(answer.split()[1]) if answer else 0, request[:200])
         except ConnectionError:  # the rest of a body that was refused
             self.statuses[-1] += 1
+
+    def by_git(self) -> None:
+        """Send lines of git's protocol in any order, of which some are broken."""
+        lines = [random.choice(GIT_LINES) for _ in range(random.randrange(1, 8))]
+        body = b"".join(line if len(line) == 4 else b"%04x%s" % (len(line) + 4, line) for line in lines) + b"0000"
+        if random.random() < 0.5:
+            place = random.randrange(len(body))
+            body = body[:place] + random.choice([os.urandom(3), b"ffff", b"\0", b""]) + body[place + 2 :]
+        kind = {
+            "Content-Type": "application/x-git-upload-pack-request",
+            "Git-Protocol": random.choice(["version=2", "version=2", "version=1", "version=0", ":"]),
+        }
+        address = f"{self.hub.url}/kernels/{'/'.join(KERNEL)}/git-upload-pack"
+        answer = requests.post(address, data=body, headers={**HEADERS, **kind}, timeout=60)
+        self.note(answer.status_code, f"git {body[:100]!r}")
 
 
 def kilobytes(hub: HubProcess) -> int:

@@ -19,6 +19,7 @@ import struct
 import sys
 
 BUBBLEWRAP, LANDLOCK, PROCESS = "bubblewrap", "landlock", "process"
+INSIDE = "inside"  # a program in bubblewrap, which takes away what that leaves
 
 LARGEST_FILE = 8 << 30
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
@@ -30,12 +31,13 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_CAPSET, _CAPABILITY_VERSION = {"x86_64": 126, "aarch64": 91}, 0x20080522
 # What stays among the processes of a ruleset, since version 6.
 _SCOPES_SIGNALS, _ABSTRACT_SOCKETS, _SIGNALS = 6, 1 << 0, 1 << 1
 
 _PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems", "/proc/mounts")
 _PROC_DIRECTORIES = ("/proc/self", "/proc/sys", "/proc/driver")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: bytes) -> None:
@@ -53,12 +55,15 @@ def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: by
         except (ValueError, OSError):
             pass
     _be_ended_first()
-    if kind == BUBBLEWRAP:
-        return
     libc = ctypes.CDLL(None, use_errno=True)
+    if kind == BUBBLEWRAP:
+        if device != "cpu" and landlock_version() > 0:  # bubblewrap shows all processes then
+            _restrict(libc, scratch, paths, device)
+        return
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _leave_namespaces(libc, device)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _drop_capabilities(libc)
     if kind == LANDLOCK:
         _restrict(libc, scratch, paths, device)
     if kind == LANDLOCK or has_seccomp():
@@ -74,6 +79,16 @@ def _be_ended_first() -> None:
             file.write("1000")
     except OSError:
         pass
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> None:
+    """Give up what root may do beside its own files: devices, the clock, the host's name, mounts.
+
+    After PR_SET_NO_NEW_PRIVS no program gets it back.
+    """
+    number = _CAPSET.get(os.uname().machine)
+    if number is not None:
+        _checked(libc.syscall(number, struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)), "capset")
 
 
 def _leave_namespaces(libc: ctypes.CDLL, device: str) -> None:
@@ -137,13 +152,14 @@ def _restrict(libc: ctypes.CDLL, scratch: str, paths: list[str], device: str) ->
     written = [scratch, *_DEVICES]
     if device != "cpu":
         # CUDA names its threads in /proc/self, and does not start where it may not.
-        written += [
-            "/proc/self",
-            "/dev/shm",
-            *(f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia")),
-        ]
+        written += ["/proc/self", *gpu_devices()]
     rules = [(path, _READ & everything) for path in (*paths, *_PROC, *_PROC_DIRECTORIES)]
     _enforce(libc, attributes[:size], rules + [(path, everything) for path in written])
+
+
+def gpu_devices() -> list[str]:
+    """Return the paths in /dev that CUDA's driver uses."""
+    return ["/dev/shm", *(f"/dev/{name}" for name in sorted(os.listdir("/dev")) if name.startswith("nvidia"))]
 
 
 def keep_signals_inside() -> None:
@@ -193,7 +209,11 @@ def main() -> None:
         os.lseek(file, 0, os.SEEK_SET)
         command[1:1] = ["--seccomp", str(file)]
     else:
-        confine(kind, scratch, paths, device, bytes.fromhex(filtered))
+        confine(BUBBLEWRAP if kind == INSIDE else kind, scratch, paths, device, bytes.fromhex(filtered))
+    try:
+        os.setsid()  # leave the user's terminal, where what is typed could be read
+    except PermissionError:  # a session of its own already, or without namespaces
+        pass
     os.chdir(scratch)
     os.execvp(command[0], command)
 

@@ -16,10 +16,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS, has_seccomp, landlock_version
+from kernel_builder.confine import BUBBLEWRAP, INSIDE, LANDLOCK, PROCESS, gpu_devices, has_seccomp, landlock_version
 from kernel_builder.system_calls import seccomp_filter
 
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/sys", "/nix/store")
+
+_CONFINE = Path(__file__).with_name("confine.py")
 
 # Variables that programs need. Others may hold secrets.
 _KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX"}
@@ -50,30 +52,20 @@ def environment(scratch: Path) -> dict[str, str]:
 
 def wrapped(command: Sequence[str], kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
     """Return a command that runs in a sandbox: it may read `paths`, and write `scratch`, where it starts."""
+    if kind == BUBBLEWRAP and device != "cpu":
+        words = prefix(kind, scratch, [*paths, str(_CONFINE)], device)
+        return [*words, *_program(INSIDE, scratch, paths, device), *command]
     if kind == BUBBLEWRAP:
-        words = prefix(kind, scratch, paths, device)
-        if device != "cpu":
-            return [*words, *command]
         # With a first process of bubblewrap's own, bubblewrap would end before all of the others have.
-        return [*words, "--as-pid-1", "sh", "-c", '"$@"; exit $?', "sh", *command]
+        return [*prefix(kind, scratch, paths, device), "--as-pid-1", "sh", "-c", '"$@"; exit $?', "sh", *command]
     return [*_program(kind, scratch, paths, device), *command]
 
 
 def _program(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
     """Return the words of the program that confines itself, before the command that it becomes."""
     read = [] if kind == BUBBLEWRAP else paths
-    return [
-        sys.executable,
-        "-I",
-        "-S",
-        str(Path(__file__).with_name("confine.py")),
-        kind,
-        device,
-        str(scratch),
-        seccomp_filter(device).hex(),
-        *read,
-        "--",
-    ]
+    filtered = seccomp_filter(device).hex()
+    return [sys.executable, "-I", "-S", str(_CONFINE), kind, device, str(scratch), filtered, *read, "--"]
 
 
 @functools.cache
@@ -103,11 +95,12 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
     # If bubblewrap is killed while it starts, its child may sleep for ever (github.com/containers/bubblewrap/
     # issues/633). On the CPU, bubblewrap is the first process of a pid namespace, with which the child ends.
     words = [*_program(kind, scratch, paths, device), shutil.which("bwrap") or "bwrap"]
-    words += ["--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts"]
+    words += ["--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts", "--cap-drop", "ALL"]
+    words += ["--dev", "/dev", "--proc", "/proc"]
     if device == "cpu":
-        words += ["--unshare-pid", "--unshare-ipc", "--dev", "/dev", "--proc", "/proc"]
+        words += ["--unshare-pid", "--unshare-ipc"]
     else:  # handles of GPU memory work between processes of one pid namespace only
-        words += ["--dev-bind", "/dev", "/dev", "--proc", "/proc"]
+        words += [word for path in gpu_devices() for word in ("--dev-bind", path, path)]
     for path in _outermost(paths):
         link = Path(path).is_symlink()
         words += ["--symlink", str(Path(path).readlink()), path] if link else ["--ro-bind", path, path]

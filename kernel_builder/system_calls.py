@@ -79,15 +79,46 @@ _OTHERS: dict[str, _Numbers] = {
     # New namespaces, in which a process has more rights, and parts of the kernel that had many faults.
     "unshare": (272, 97),
     "setns": (308, 268),
-    "mount": (165, 40),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
+    # What is mounted: root in bubblewrap could make the system's files writable again.
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
 }
-_UTIMENSAT, _IOCTL, _CLONE, _CLONE3, _SOCKETPAIR = (280, 88), (16, 29), (56, 220), (435, 435), (53, 199)
+# What changes how processes run -> the arguments, by position, with which it is for the caller alone.
+_OF_PROCESSES: dict[tuple[int, int], dict[int, int]] = {
+    (302, 261): {0: 0},  # prlimit64
+    (141, 140): {0: 0, 1: 0},  # setpriority, for a process and not for a user
+    (251, 30): {0: 1, 1: 0},  # ioprio_set, the same
+    (142, 118): {0: 0},  # sched_setparam
+    (144, 119): {0: 0},  # sched_setscheduler
+    (314, 274): {0: 0},  # sched_setattr
+}
+_SET_AFFINITY = (203, 122)
+_UTIMENSAT, _IOCTL, _CLONE, _CLONE3, _SOCKETPAIR, _FCNTL = (
+    (280, 88),
+    (16, 29),
+    (56, 220),
+    (435, 435),
+    (53, 199),
+    (72, 25),
+)
 
 # Types a line into the terminal (two calls), and changes a file's attributes (chattr, project, verity).
 _IOCTLS = (0x5412, 0x541C, 0x40086602, 0x40046602, 0x401C5820, 0x40806685)
+# Who asks to be told when a file changes (F_NOTIFY), or when somebody wants to open it (F_SETLEASE).
+_FCNTLS = (1026, 1024)
 _CLONE_NEWUSER = 0x10000000
 _AF_UNIX, _STREAM, _SEQPACKET, _KIND = 1, 1, 5, 0xF
 
@@ -138,6 +169,11 @@ def seccomp_filter(device: str) -> bytes:
     for number in paired:
         lines += _if_called(number, _ONLY_CONNECTED)
     lines += _if_called(_IOCTL[column], _refused_if(1, _EQUAL, _IOCTLS))
+    lines += _if_called(_FCNTL[column], _refused_if(1, _EQUAL, _FCNTLS))
+    for numbers, own in _OF_PROCESSES.items():
+        lines += _if_called(numbers[column], _answered_unless(own, _DENY))
+    if device != "cpu":  # OpenMP binds its threads by their numbers, which name processes of the user as well
+        lines += _if_called(_SET_AFFINITY[column], _answered_unless({0: 0}, _PRETEND))
     lines += _if_called(_CLONE[column], _refused_if(0, _ANY_BIT, [_CLONE_NEWUSER]))
     # Its flags are in memory, where a filter cannot look: the C library then uses `clone`.
     lines += _if_called(_CLONE3[column], [(_RETURN, 0, 0, _MISSING)])
@@ -162,6 +198,16 @@ def _refused_if(position: int, test: int, operands: Sequence[int]) -> list[_Inst
     """Return lines that refuse a call whose argument passes the test with one of the operands."""
     refusals = [line for operand in operands for line in ((test, 0, 1, operand), (_RETURN, 0, 0, _DENY))]
     return [_argument(position), *refusals, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _answered_unless(arguments: dict[int, int], answer: int) -> list[_Instruction]:
+    """Return lines that allow a call with these arguments, and answer any other."""
+    tests = [
+        line
+        for position, value in arguments.items()
+        for line in (_argument(position), (_EQUAL, 1, 0, value), (_RETURN, 0, 0, answer))
+    ]
+    return [*tests, (_RETURN, 0, 0, _ALLOW)]
 
 
 # Python's `touch` makes a file if the time of a path cannot be set to now (a path, and no times).

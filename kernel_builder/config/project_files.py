@@ -112,11 +112,11 @@ def work_tree(root: Path) -> Path:
 
 
 def in_work_tree(root: Path, path: Path) -> bool:
-    """Return whether `path` is in the work tree of the project `root`, when symbolic links are followed."""
-    real = Path(os.path.realpath(path))
-    if real.is_relative_to(root):
-        return True
-    top = work_tree(root)
+    """Return whether `path` is in the work tree of the project `root`, when symbolic links are followed.
+
+    git's own directory is not: its configuration may hold a token, as of a checkout on a build server.
+    """
+    real, top = Path(os.path.realpath(path)), work_tree(root)
     return real.is_relative_to(top) and ".git" not in real.relative_to(top).parts
 
 

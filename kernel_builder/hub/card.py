@@ -5,13 +5,16 @@ Equal projects, packages and branches give equal cards, to the byte.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from kernel_builder import front_matter
 from kernel_builder.config import known_backends
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import check_link
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.hub import card_figures
@@ -42,7 +45,8 @@ def render(
         api_changes: What has changed for callers within this version.
 
     Raises:
-        ConfigError: If the front matter of `CARD.md`, or of `README.md` if there is no card, is not YAML.
+        ConfigError: If the front matter of `CARD.md`, or of `README.md` if there is no card, is not YAML, or the file
+            is a link out of the project.
     """
     front, body = _authors_card(project)
     front.setdefault("library_name", "kernels")
@@ -69,6 +73,8 @@ def authors_text(project: Project) -> str:
 def _authors_card(project: Project) -> tuple[dict[str, Any], str]:
     """Return the front matter and the text of `CARD.md`, or else of `README.md`, without generated sections."""
     files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]
+    for file in files[:1]:
+        check_link(Path(os.path.realpath(project.root)), file, file.name, str(file))
     text = in_text(project, files[0].read_text(encoding="utf-8")) if files else f"# {project.name}\n"
     front, body = front_matter.split(text)
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import in_work_tree
 
 # The widest interval, to either side, of a share of copy speed that `benchmark` draws for a card, on a CPU.
 _WIDEST = 0.1
@@ -60,6 +62,7 @@ def find(project: Project) -> tuple[Measurement, ...]:
     `<project>.<machine>`, and the plot is beside the data or below `docs`.
     """
     measurements: dict[str, Measurement] = {}
+    root = Path(os.path.realpath(project.root))
     for directory, pattern in _places(project):
         names = {path.stem for path in directory.glob(f"{RESULTS}/{pattern}") if path.suffix in (".json", ".svg")}
         for name in names - measurements.keys():
@@ -67,7 +70,8 @@ def find(project: Project) -> tuple[Measurement, ...]:
             plot = directory / RESULTS / f"{name}.svg"
             if not plot.is_file():
                 plot = next(iter(sorted(directory.glob(f"docs/**/{name}.svg"))), plot)
-            measurements[name] = Measurement(name, data if data.is_file() else None, plot if plot.is_file() else None)
+            files = (path if path.is_file() and in_work_tree(root, path) else None for path in (data, plot))
+            measurements[name] = Measurement(name, *files)
     return tuple(measurements[name] for name in sorted(measurements))
 
 

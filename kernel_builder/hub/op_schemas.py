@@ -48,7 +48,7 @@ def _in_binary(binary: Path) -> Iterator[tuple[str, str]]:
 def _in_python(module: Path) -> Iterator[tuple[str, str]]:
     try:
         tree = ast.parse(module.read_bytes())
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     decorated = {

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from kernel_builder.errors import PackageError
 from kernel_builder.files import temporary_directory
 from kernel_builder.hub import op_schemas
 
@@ -80,9 +82,13 @@ def read(package: Path) -> Api:
     """Read the API of a package from its Python files and binaries, without running code.
 
     `op_schemas` says which operators are found.
+
+    Raises:
+        PackageError: If a file is no Python, or nested too deeply.
     """
     import griffe
 
+    logging.getLogger("griffe").disabled = True  # what it logs with a traceback, it raises as well
     # Older builders put the whole package into an inner directory.
     inner = next((path.parent for path in sorted(package.glob("*/__init__.py"))), package)
     top = package if (package / "__init__.py").is_file() else inner
@@ -96,10 +102,17 @@ def read(package: Path) -> Api:
                 if not _is_compatibility_folder(path):
                     (kernel / path.name).symlink_to(path)
             loader = griffe.GriffeLoader(search_paths=[str(directory)], allow_inspection=False)
-            module = loader.load("kernel", try_relative_path=False)
-            loader.resolve_aliases(implicit=False, external=False)
-            assert isinstance(module, griffe.Module)
-            members = dict(_members(module, ""))
+            try:
+                module = loader.load("kernel", try_relative_path=False)
+                loader.resolve_aliases(implicit=False, external=False)
+                assert isinstance(module, griffe.Module)
+                members = dict(_members(module, ""))
+            except (griffe.GriffeError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                raise PackageError(
+                    f"its Python cannot be read: {str(error) or 'it is nested too deeply'}",
+                    where=str(package),
+                    hint="correct it and build again; a package of a Hub's that nobody can load can be deleted there",
+                ) from error
     return Api(members, op_schemas.read(package))
 
 

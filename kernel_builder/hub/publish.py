@@ -7,6 +7,7 @@ a repeated command completes an interrupted publication.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -318,8 +319,11 @@ def _variants(there: Mapping[str, RemoteFile]) -> set[str]:
 
 
 def _downloaded(repository: RemoteRepository, revision: str, names: Iterable[str]) -> dict[str, HubPackage]:
-    """Download packages of a revision; the Hub's client caches them."""
-    names = sorted(names)
+    """Download packages of a revision; the Hub's client caches them.
+
+    Names that no variant has are left out: they would be patterns of other files here, and markup in the card.
+    """
+    names = sorted(name for name in names if re.fullmatch(r"[\w.+-]+", name, re.ASCII))
     if not names:
         return {}
     root = repository.download(revision, [f"build/{name}/*" for name in names])

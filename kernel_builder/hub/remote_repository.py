@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -37,6 +37,7 @@ MAX_FILES = 100_000
 # The client keeps blocks of this size in files of its own.
 _TRANSFER_BYTES = 128 << 20
 _AT_ONCE = 8
+_NAMING_FILES = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
 
 
 class Conflict(HubError):
@@ -85,6 +86,14 @@ class RemoteCommit:
     revision: str
     url: str
     pull_request: str | None
+
+
+def _check_headers(answer: Any) -> None:
+    """Refuse an answer whose headers lead elsewhere: the Hub's client makes paths of its cache from them."""
+    for header in _NAMING_FILES:
+        value = answer.headers.get(header, "").removeprefix("W/").strip('"')
+        if value in {".", ".."} or not {"/", "\\"}.isdisjoint(value):
+            raise VerificationError(f"its header {header} leads elsewhere: {ascii(value)[:100]}", where=str(answer.url))
 
 
 class RemoteRepository:
@@ -338,6 +347,7 @@ class RemoteRepository:
     @contextmanager
     def _answers(self, doing: str) -> Iterator[None]:
         """Turn exceptions of the Hub's client into errors that say what to do."""
+        from huggingface_hub import get_session
         from huggingface_hub.errors import (
             HfHubHTTPError,
             LocalEntryNotFoundError,
@@ -348,6 +358,9 @@ class RemoteRepository:
         # The base class of the HTTP library that this version of the client uses.
         network: type[Exception] = HfHubHTTPError.__bases__[0]
         where = f"{self.repo_id} on {self.api.endpoint}"
+        hooks = get_session().event_hooks
+        if _check_headers not in hooks["response"]:
+            get_session().event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
         try:
             yield
         except RepositoryNotFoundError as error:

@@ -12,8 +12,10 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import shutil
 import socket
+import stat
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -91,6 +93,34 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     def marked_immutable() -> None:
         fcntl.ioctl(opened(os.O_RDONLY), _FS_IOC_SETFLAGS, struct.pack("l", 0x40))  # nodump
 
+    def made_writable() -> None:
+        called(442, _AT_FDCWD, os.fsencode(here), 0, struct.pack("QQQQ", 0, 1, 0, 0), 32)  # clear MOUNT_ATTR_RDONLY
+        (here / "remounted").write_text("x")
+
+    def capabilities() -> None:
+        status = Path("/proc/self/status").read_text()
+        if int(status.partition("CapEff:")[2].split()[0], 16) == 0:
+            raise OSError("none")
+
+    def device_node() -> None:
+        os.mknod("node", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+
+    def limits() -> None:
+        resource.prlimit(outside["victim"], resource.RLIMIT_CORE, (0, 0))
+
+    def asked_about(command: int, argument: int) -> Callable[[], Any]:
+        return lambda: fcntl.fcntl(os.open(here if command == fcntl.F_NOTIFY else file, os.O_RDONLY), command, argument)
+
+    def of_another(name: str, value: bytes = b"") -> Callable[[], Any]:
+        def touch() -> None:
+            with open(f"/proc/{outside['victim']}/{name}", "r+b" if value else "rb", buffering=0) as opened:
+                if value:
+                    opened.write(value)
+                else:
+                    opened.read(1)
+
+        return touch
+
     def own_files() -> None:
         Path("mine").touch()
         Path("mine").touch()
@@ -143,6 +173,23 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "pipe": lambda: os.mkfifo(here / "pipe"),
         "listen": lambda: socket.socket(socket.AF_UNIX).bind(str(here / "listening")),
         "home": lambda: next(iter(Path(outside["home"]).iterdir())),
+        "remount": made_writable,
+        "mount-tree": lambda: called(428, _AT_FDCWD, b"/", 1),
+        "capabilities": capabilities,
+        "device-node": device_node,
+        "host-name": lambda: socket.sethostname(socket.gethostname()),
+        "controlling-terminal": lambda: os.open("/dev/tty", os.O_RDWR),
+        "other-terminal": lambda: os.open(outside["terminal"], os.O_RDWR | os.O_NOCTTY),
+        "device": lambda: os.open("/dev/loop-control", os.O_RDWR),
+        "limits": limits,
+        "priority": lambda: os.setpriority(os.PRIO_PROCESS, outside["victim"], 1),
+        "affinity": lambda: os.sched_setaffinity(outside["victim"], {min(os.sched_getaffinity(0))}),
+        "scheduler": lambda: os.sched_setscheduler(outside["victim"], os.SCHED_BATCH, os.sched_param(0)),
+        "disk-priority": lambda: called(251 if _X86 else 30, 1, outside["victim"], 3 << 13),
+        "notify": asked_about(fcntl.F_NOTIFY, fcntl.DN_CREATE),
+        "lease": asked_about(fcntl.F_SETLEASE, fcntl.F_RDLCK),
+        "command-line": of_another("cmdline"),
+        "memory-order": of_another("oom_score_adj", b"1000"),
         OWN_FILE: own_files,
     }
 
@@ -151,7 +198,10 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 OWN_FILE = "own-file"
 # Answered as if they had succeeded, since compilers and archivers set the modes and times of their own files.
 METADATA = frozenset(
-    {"chmod", "fchmod", "fchmodat2", "chmod-by-proc", "chown", "utime", "utime-now", "setxattr", "device-mode"}
+    {
+        *("chmod", "fchmod", "fchmodat2", "chmod-by-proc", "chown", "utime", "utime-now", "setxattr", "device-mode"),
+        "affinity",
+    }
 )
 
 

@@ -14,6 +14,7 @@ import pty
 import re
 import secrets
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +48,6 @@ class Outside:
             (hidden / "secret").write_text("secret")
             self._file = self.directory / "file"
             self._file.write_text("the user's")
-            self._before = self._state()
             self.program = self.directory / "inside_attacks.py"
             self.program.write_text(Path(inside_attacks.__file__).read_text())
             name = secrets.token_hex(8)
@@ -69,6 +69,11 @@ class Outside:
             opened.callback(Path("/dev/full").chmod, Path("/dev/full").stat().st_mode & 0o777)
             with suppress(OSError):
                 called(248 if _X86 else 217, b"user", name.encode(), b"secret", 6, _KEY_SPEC_SESSION_KEYRING)
+            self._victim = opened.enter_context(subprocess.Popen(["sleep", "600"]))
+            opened.callback(self._victim.kill)
+            for descriptor in (terminals := os.openpty()):
+                opened.callback(os.close, descriptor)
+            self._before = self._state()
             self._memory = ctypes.create_string_buffer(b"secret!!")
             self.given = {
                 "file": str(self._file),
@@ -78,6 +83,8 @@ class Outside:
                 "tcp": tcp.getsockname()[1],
                 "udp": udp.getsockname()[1],
                 "process": os.getpid(),
+                "victim": self._victim.pid,
+                "terminal": os.ttyname(terminals[1]),
                 "address": ctypes.addressof(self._memory),
                 "shared-memory": segment,
                 "key": name,
@@ -98,7 +105,7 @@ class Outside:
         command = list(around([python, "-I", "-S", str(self.program), json.dumps(self.given)]))
         child, terminal = pty.fork()
         if child == 0:
-            os.execvp(command[0], command)
+            os._exit(subprocess.call(command))
         said = b""
         with suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as words:
             while block := words.read(4096):
@@ -118,7 +125,9 @@ class Outside:
             attributes = os.listxattr(self._file)
         except OSError:  # removed, or on a file system without attributes
             return ()
-        return status.st_mode, status.st_uid, int(status.st_mtime), Path("/dev/full").stat().st_mode, *attributes
+        cores = os.sched_getaffinity(self._victim.pid)
+        mode = Path("/dev/full").stat().st_mode
+        return status.st_mode, status.st_uid, int(status.st_mtime), mode, cores, *attributes
 
 
 def main() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.server
 import io
 import json
 import struct
 import tarfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +22,9 @@ from huggingface_hub.hf_api import RepoFile
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
-from kernel_builder.errors import KernelBuilderError, VerificationError
-from kernel_builder.hub import remote_repository
+from kernel_builder.errors import KernelBuilderError, PackageError, VerificationError
+from kernel_builder.hub import package_api, publish, remote_repository
+from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.hub.transfer import export_kernels, import_kernels
 from kernel_builder.outside_paths import UnsafePath, checked_path, checked_tree
 from kernel_builder.toolchain import sdists, wheels
@@ -58,6 +61,9 @@ class HostileHub:
             size = len(content) if self.sizes is None else self.sizes
             yield RepoFile(path=path, size=size, oid=blob)  # type: ignore[no-untyped-call]
 
+    def snapshot_download(self, *_: Any, allow_patterns: Sequence[str], **__: Any) -> str:
+        return "/nonexistent"
+
     def hf_hub_download(self, _: str, filename: str, *, local_dir: Path, **__: Any) -> str:
         (local_dir / filename).parent.mkdir(parents=True, exist_ok=True)
         (local_dir / filename).write_bytes(self.sent.get(filename, b"x"))
@@ -69,7 +75,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[HostileHub], None]:
     """Make every repository one of a hostile Hub."""
 
     def install(hub: HostileHub) -> None:
-        for name in ("list_repo_refs", "repo_info", "list_repo_tree", "hf_hub_download"):
+        for name in ("list_repo_refs", "repo_info", "list_repo_tree", "hf_hub_download", "snapshot_download"):
             monkeypatch.setattr(huggingface_hub.HfApi, name, getattr(hub, name))
 
     return install
@@ -181,10 +187,63 @@ def test_a_hub_that_sends_more_than_it_lists_is_cut_off(
         export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
 
 
+class HostileHeaders(http.server.BaseHTTPRequestHandler):
+    """Answers every request with headers of which the Hub's client makes the name of a file."""
+
+    headers_sent: dict[str, str]
+
+    def do_GET(self) -> None:
+        content = b"hostile"
+        self.send_response(200)
+        for header, value in {"Content-Length": str(len(content)), **self.headers_sent}.items():
+            self.send_header(header, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "none"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_headers_of_a_hub_name_no_file_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str, cached: bool
+) -> None:
+    """The client puts an ETag into a path of its cache: a Hub wrote any file of the user's."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "home").mkdir()
+    sent = {"ETag": '"0"', "X-Repo-Commit": COMMIT, header: '"../../../home/profile"'}
+    handler = type("Handler", (HostileHeaders,), {"headers_sent": sent})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        repository = RemoteRepository(REPOSITORY, endpoint=f"http://127.0.0.1:{server.server_port}", token="any")
+        monkeypatch.setattr(
+            repository.api,
+            "snapshot_download",
+            lambda *_, **options: repository.api.hf_hub_download(
+                REPOSITORY, "a", repo_type="kernel", revision=options["revision"]
+            ),
+        )
+        files = {"a": remote_repository.RemoteFile(7, "0", None)}
+        with suppress(VerificationError) if header != "none" else nullcontext():
+            if cached:
+                repository.download(COMMIT, ["a"])
+            else:
+                repository.download_into(tmp_path / "local", COMMIT, files)
+        server.shutdown()
+    assert not list((tmp_path / "home").iterdir())
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"hostile"]
+    assert bool(written) == (header == "none")
+
+
 @SETTINGS
 @given(some.lists(NAMES, min_size=1, max_size=4))
 @example(["a", "a/b"])
 @example(["../a"])
+@example(["build/*/a", "build/a` | <img>/b", "build/torch-cpu/a"])
 def test_names_lead_nowhere(
     tmp_path_factory: pytest.TempPathFactory, answer: Callable[[HostileHub], None], names: list[str]
 ) -> None:
@@ -208,6 +267,7 @@ def test_names_lead_nowhere(
     refused(lambda: import_kernels(archive, endpoint="http://127.0.0.1:9", token="any"))
     answer(HostileHub({"sent": content}, [(name, content) for name in names]))
     refused(lambda: export_kernels([REPOSITORY], inside / "b.tar", endpoint="http://hub", token="any"))
+    refused(lambda: _carded(names))
     for number, name in enumerate(names):
         for read in (_from_wheel, _from_sdist):
             tree = inside / f"{read.__name__}-{number}"
@@ -218,6 +278,14 @@ def test_names_lead_nowhere(
         for path in checked_tree(names):
             assert checked_path(path) == path
             assert (inside / path).resolve().is_relative_to(inside.resolve())
+
+
+def _carded(names: Sequence[str]) -> None:
+    """Read the packages that a branch has besides those of a publication, as for its card."""
+    repository = RemoteRepository(REPOSITORY, endpoint="http://hub", token="any")
+    variants = publish._variants(repository.files(COMMIT))
+    for name in publish._downloaded(repository, COMMIT, variants):
+        assert not set(name) & set("*?[]|`<>&\\/ \n")
 
 
 def _written(files: Iterator[tuple[str, bytes]], directory: Path) -> None:
@@ -252,6 +320,20 @@ def _from_sdist(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
             tar.addfile(member, io.BytesIO(content))
     data = buffer.getvalue()
     return sdists.checked(memoryview(data), hashlib.sha256(data).hexdigest(), "p/", lambda _: True)
+
+
+@pytest.mark.parametrize(
+    "source", ["(" * 10_000, f"x = {'-' * 100_000}1", "x = 1\0", b"\xff", "x" + ".a" * 50_000, "def f(:"]
+)
+def test_python_of_a_hub_that_is_none_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str | bytes
+) -> None:
+    """A branch has packages of others beside those of a publication, whose API is compared."""
+    for name in ("__init__.py", "_ops.py"):
+        (tmp_path / name).write_bytes(source if isinstance(source, bytes) else source.encode())
+    with pytest.raises(PackageError, match="its Python cannot be read"):
+        package_api.read(tmp_path)
+    assert not caplog.records
 
 
 def test_a_listing_is_bounded(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from kernel_hub.refusals import bad_request
+from kernel_hub.refusals import Refusal, bad_request
 
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
 _REF_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.+@-]{0,198}[A-Za-z0-9_+-])?")
@@ -25,7 +25,10 @@ _NOT_ON_WINDOWS = re.compile(
     r".*:.*|.*[. ]|(con|prn|aux|nul|(conin|conout|clock)\$|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE
 )
 
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+
 MAX_PATH = 1024
+MAX_PART = 255
 MAX_DEPTH = 32
 MAX_REF = 200
 MAX_TEXT = 20_000
@@ -80,7 +83,7 @@ def path(value: str) -> str:
         or len(parts) > MAX_DEPTH
         or any(character == "\\" or unicodedata.category(character) in _INVISIBLE for character in value)
         or _BLANK.search(value)
-        or any(part in {"", ".", ".."} or part.lower() == ".git" or len(part.encode()) > 255 for part in parts)
+        or any(part in {"", ".", ".."} or part.lower() == ".git" or len(part.encode()) > MAX_PART for part in parts)
     ):
         raise bad_request(
             f"path {value[:100]!a} is not allowed: expected a relative path without '.', '..', '.git', empty parts "
@@ -90,6 +93,16 @@ def path(value: str) -> str:
         if _NOT_ON_WINDOWS.fullmatch(part):
             raise bad_request(f"path {value[:100]!a} is not allowed: on Windows, {part[:100]!a} is no file's name")
     return value
+
+
+def is_entry(name: str) -> bool:
+    """Return whether `path` allows this name for a file or a folder. Trees of another Hub have any names."""
+    if _PLAIN.fullmatch(name):  # as nearly all are
+        return len(name) <= MAX_PART and not _NOT_ON_WINDOWS.fullmatch(name)
+    try:
+        return "/" not in path(name)
+    except Refusal:
+        return False
 
 
 def sha256(value: object) -> str:

@@ -19,6 +19,7 @@ import uvicorn
 
 from kernel_builder.errors import ConfigError, HubError
 from kernel_hub.app import create_app
+from kernel_hub.git.command import end_children
 from kernel_hub.http.connections import limited, raise_file_limit, return_memory
 from kernel_hub.settings import Settings
 
@@ -98,9 +99,15 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        last = threading.Timer(LAST_SECONDS, os._exit, (128 + sig,))
+        last = threading.Timer(LAST_SECONDS, _end, (128 + sig,))
         last.daemon = True
         last.start()
+
+
+def _end(status: int) -> None:
+    """End this process, whatever its threads wait for; git would go on for as long as its limits let it."""
+    end_children()
+    os._exit(status)
 
 
 def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Callable[[str], None]) -> None:

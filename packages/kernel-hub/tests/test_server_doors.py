@@ -5,12 +5,13 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
-from raw_requests import TOKEN, memory, target
+from raw_requests import TOKEN, memory, target, until
 from test_server_expensive import commit_tree
 from test_server_permissions import BODIES, VALUES
 
@@ -418,15 +419,17 @@ def test_the_addresses_of_models_read_kernels_and_write_nothing(
 
 
 class Hostile(http.server.BaseHTTPRequestHandler):
-    """Another Hub that sends what `answers` has for a path, or redirects to it if it is an address."""
+    """Another Hub that sends what `answers` has for a path, redirects to it if it is an address, or waits for it."""
 
-    answers: dict[str, bytes | str]
+    answers: dict[str, bytes | str | threading.Event]
     seen: list[str]
 
     def do_GET(self) -> None:
         type(self).seen.append(self.path)
         answer = next((value for path, value in self.answers.items() if self.path.startswith(path)), None)
-        if isinstance(answer, bytes):
+        if isinstance(answer, threading.Event):
+            answer.wait(60)
+        elif isinstance(answer, bytes):
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -443,13 +446,37 @@ class Hostile(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(answers: dict[str, bytes | str]) -> Iterator[tuple[str, list[str]]]:
+def served(answers: Mapping[str, bytes | str | threading.Event]) -> Iterator[tuple[str, list[str]]]:
     """Serve answers, and yield the address and the paths that were asked for."""
     handler = type("Answers", (Hostile,), {"answers": answers, "seen": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", handler.seen
         server.shutdown()
+
+
+def processes_with(words: str) -> list[str]:
+    """Return the command lines that have these words."""
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(file.read_text())
+    return [line for line in lines if words in line]
+
+
+def test_no_git_of_a_mirror_outlives_the_server(start_hub: Callable[..., RunningHub]) -> None:
+    refs = json.dumps({"branches": [{"ref": "refs/heads/main", "targetCommit": "1" * 40}], "tags": []}).encode()
+    over = threading.Event()
+    with served({"/api/kernels/a/one/refs": refs, "/kernels/a/one": over}) as (url, _), ThreadPoolExecutor(1) as pool:
+        hub = start_hub("--mirror", url, "--mirror-organization", "a")
+        pool.submit(requests.get, f"{hub.url}/api/kernels/a/one", timeout=60)
+        assert until(lambda: len(processes_with(f"{url}/kernels/a/one")) >= 2)  # git, and what it has started
+        began = time.monotonic()
+        hub.process.send_signal(signal.SIGTERM)
+        hub.process.wait(timeout=20)
+        assert time.monotonic() - began < 6
+        assert until(lambda: not processes_with(f"{url}/kernels/a/one"), seconds=2)
+        over.set()
 
 
 def test_redirects_of_another_hub_do_not_reach_this_network(start_hub: Callable[..., RunningHub]) -> None:
@@ -524,3 +551,52 @@ def test_what_another_hub_has_in_git_is_counted_before_it_is_served(
     assert requests.get(f"{hub.url}/kernels/a/links/resolve/main/link").text == "/etc/passwd"
     assert requests.get(f"{hub.url}/kernels/a/links/resolve/main/module").status_code == 404
     assert '"level": "error"' not in hub.log.read_text()
+
+
+def test_hostile_names_of_another_hub_lead_nowhere(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    """git takes any bytes for a name: what no file of this Hub may be called is neither listed nor sent."""
+    upstream = start_hub(root=tmp_path / "upstream")
+    upstream.api().create_repo("a/one", repo_type="kernel")
+    git = pygit2.Repository(str(upstream.root / "repositories/a/one.git"))
+    blob = git.create_blob(b"x").raw
+    hostile = [
+        *(b"..", b".", b".git", b".GIT", b"a/b", b"/etc", b"../../x", b"a\\b", b"con", b"nul.txt", b"C:", b"x" * 300),
+        *(b"\xff\xfe", b"\xed\xa0\x80", b"\x1b[2J", b"\xe2\x80\xaeabc", b"a\nb", b"~ ", b"build/../x", b" ", b"-"),
+    ]
+    part = b"".join(b"100644 " + name + b"\0" + blob for name in sorted([*hostile, b"plain"]))
+    inner = git.odb.write(pygit2.enums.ObjectType.TREE, part)
+    rows = [(b"100644", name, blob) for name in hostile] + [
+        (b"40000", b"build", inner.raw),
+        (b"40000", b"..", inner.raw),
+    ]
+    rows += [(b"100644", b"README.md", git.create_blob(b"# \x1b[2J<script>").raw)]
+    rows.sort(key=lambda row: row[1] + b"/" * (row[0] == b"40000"))
+    trees = [
+        git.odb.write(pygit2.enums.ObjectType.TREE, b"".join(b"%s %s\0%s" % row for row in order))
+        for order in (rows, rows[::-1])
+    ]
+    who = b"\xff\x1b[2J <a@b> 1 +0000\n"
+    for ref, tree in zip(("main", "unsorted"), trees, strict=True):
+        text = b"tree %s\nauthor %scommitter %sencoding none\n\n\xff <script>\x1b[2J" % (str(tree).encode(), who, who)
+        commit = git.odb.write(pygit2.enums.ObjectType.COMMIT, text)
+        git.references.create(f"refs/heads/{ref}", commit, force=True)
+    hub = start_hub("--mirror", upstream.url, "--mirror-organization", "a", root=tmp_path / "mirror")
+    for served_by in (hub, upstream):
+        api = f"{served_by.url}/api/kernels/a/one"
+        for rest in ("", "?expand=true", "?recursive=true", "/build", "/build?expand=true"):
+            answer = requests.get(f"{api}/tree/main{rest}")
+            assert answer.ok, (rest, answer.text)
+            listed = [entry["path"] for entry in answer.json()]
+            assert set(listed) <= {"build", "-", "README.md", "build/plain", "build/-"}, listed
+            assert requests.get(f"{api}/tree/unsorted{rest}").status_code in {200, 404}
+        assert requests.get(f"{api}/commits/main").json()[0]["authors"]
+        for page in ("/kernels/a/one", f"/kernels/a/one/commit/{git.references['refs/heads/main'].target}"):
+            answer = requests.get(served_by.url + page)
+            assert answer.status_code == 200 and "<script" not in answer.text
+        for name in hostile:
+            address = f"/kernels/a/one/resolve/main/{requests.utils.quote(name, safe='')}"
+            assert ask(served_by, f"GET {address}")[0] in {400, 404} or name == b"-", name
+        assert '"level": "error"' not in served_by.log.read_text()
+    assert hub.api(None).snapshot_download("a/one", repo_type="kernel", cache_dir=tmp_path / "cache")
+    assert not list(tmp_path.rglob("x"))
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"upstream", "mirror", "cache"}

@@ -150,6 +150,35 @@ def test_no_umask_lets_others_write(copy_project: Callable[..., Path], tmp_path:
     assert "others can write to the cache" in done.stderr
 
 
+@pytest.mark.parametrize("place", ["read-only", "foreign", "elsewhere"])
+def test_odd_places_of_the_cache(copy_project: Callable[..., Path], tmp_path: Path, place: str) -> None:
+    """A cache that cannot be written, is another user's, or is on another file system than the project."""
+    project, cache = copy_project("python-only"), tmp_path / "cache"
+    cache.mkdir()
+    as_root = [shutil.which("unshare") or "unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mounts = {
+        "read-only": f"mount --bind {cache} {cache} && mount -o remount,bind,ro {cache}",
+        "elsewhere": f"mount -t tmpfs -o mode=700 cache {cache}",
+        "foreign": "true",
+    }
+    if place != "foreign" and subprocess.run([*as_root, mounts[place]], capture_output=True, check=False).returncode:
+        pytest.skip("this machine has no user namespaces")
+    if place == "foreign" and os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    if place == "foreign":
+        os.chown(cache, 54321, 54321)
+    command = [BUILDER, "build", project, "--variant", CPU_ALONE, "--no-load", "--json"]
+    line = command if place == "foreign" else [*as_root, f'{mounts[place]} && exec "$@"', "sh", *command]
+    done = subprocess.run(line, env=environment(cache), capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done
+    assert ("others can write to the cache" in done.stderr) == (place == "foreign")
+    if place == "read-only":
+        assert done.returncode and str(cache) in str(json.loads(done.stdout)), done
+        assert not (project / "build").exists()
+    else:
+        assert done.returncode == 0, done
+
+
 def test_long_paths(copy_project: Callable[..., Path], tmp_path: Path) -> None:
     """A directory that a build can work in, and one that is too long for a path."""
     project = copy_project("python-only")

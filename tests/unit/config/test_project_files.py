@@ -8,6 +8,7 @@ import pytest
 
 from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError
+from kernel_builder.hub import card, card_figures, project_sources
 from tests.support.sample_project import MINIMAL, mistake, write_project
 
 
@@ -34,6 +35,28 @@ def test_a_symbolic_link_out_of_the_project_is_refused(home: Path, tmp_path: Pat
     error = mistake(home, MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]'))
     assert error.where == f"{home}/{where}"
     assert "is a symbolic link out of the project" in error.message
+
+
+def test_no_link_publishes_what_git_keeps_or_is_outside(home: Path, tmp_path: Path) -> None:
+    """A checkout's `.git/config` may hold a token, and would be in the package, on `main` and in the card."""
+    (home / "build.toml").write_text(MINIMAL)
+    project = read_project(home)
+    (home / ".git").mkdir()
+    secrets = [home / ".git" / "config", tmp_path / "outside"]
+    for secret in secrets:
+        secret.write_text("token")
+        link = home / "torch-ext" / "my_relu" / "linked.py"
+        for place in (link, home / "CARD.md", home / "benchmarks" / "results" / "a.json"):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(secret)
+            assert place.relative_to(home).as_posix() not in project_sources.published_files(home)
+            assert not card_figures.find(project) or card_figures.find(project)[0].data is None
+            if place == home / "CARD.md":
+                with pytest.raises(ConfigError, match="is a symbolic link out of the project"):
+                    card.authors_text(project)
+            elif place == link:
+                assert "is a symbolic link out of the project" in mistake(home, MINIMAL).message
+            place.unlink()
 
 
 @pytest.mark.parametrize("link", ["relu.cpp", "inc", "torch-ext/my_relu/layers", "torch-ext/my_relu"])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 # Repositories may belong to another user than the server's.
 _SETTINGS = ("safe.directory=*", "core.hooksPath=/dev/null", "pack.threads=1", "gc.auto=0")
@@ -75,3 +76,14 @@ def limit(pid: int, limits: Mapping[int, int]) -> None:
     with suppress(ProcessLookupError):
         for number, value in limits.items():
             resource.prlimit(pid, number, (value, value))
+
+
+def end_children() -> None:
+    """Kill the processes of git that this process has started, each with those that it has started."""
+    for listed in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, listed.read_text().split()):
+            with suppress(ProcessLookupError):
+                if os.getpgid(pid) == pid:
+                    os.killpg(pid, signal.SIGKILL)
+                else:
+                    os.kill(pid, signal.SIGKILL)

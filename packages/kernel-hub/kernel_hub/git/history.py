@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 
 import pygit2
 from pygit2.enums import SortMode
 
-from kernel_hub.git.objects import CommitInfo, commit_info, peeled, persistently
+from kernel_hub import names
+from kernel_hub.git.objects import CommitInfo, commit_info, entry_name, peeled, persistently
 from kernel_hub.git.trees import check_size
 
 # What `last_changes` does at most, in lookups of a folder in a commit: some 50 ms. A commit costs as much as ten.
@@ -44,7 +47,8 @@ class GitHistory:
         root = peeled(self._git, commit, pygit2.Tree)
         pending: dict[str, dict[str, pygit2.Oid]] = {}  # of each folder, what its entries are in this revision
         for path in paths:
-            pending.setdefault(posixpath.dirname(path), {})[posixpath.basename(path)] = root[path].id
+            with suppress(KeyError):  # in a tree without order, git does not find all entries
+                pending.setdefault(posixpath.dirname(path), {})[posixpath.basename(path)] = root[path].id
         same = {folder: _subtree(root, folder) for folder in pending}
         changes: dict[str, CommitInfo] = {}
         spent = 0
@@ -57,7 +61,7 @@ class GitHistory:
                 tree = None if parent is None else _subtree(parent, folder)
                 if tree is not None and tree == same[folder]:
                     continue
-                before = {} if tree is None else {entry.name: entry.id for entry in tree}
+                before = {} if tree is None else {entry_name(entry): entry.id for entry in tree}
                 spent += len(before)
                 for name in [name for name, oid in entries.items() if before.get(name) != oid]:
                     changes[posixpath.join(folder, name)] = commit_info(item)
@@ -84,7 +88,12 @@ class GitHistory:
         check_size(self._git, commit, *([] if start is None else [str(start)]))
         before = None if start is None else peeled(self._git, start, pygit2.Tree)
         diff = changed.tree.diff_to_tree(swap=True) if before is None else before.diff_to_tree(changed.tree)
-        return [(delta.status_char(), delta.new_file.path or delta.old_file.path) for delta in diff.deltas]
+        paths = [os.fsdecode(delta.new_file.raw_path or delta.old_file.raw_path) for delta in diff.deltas]
+        return [
+            (delta.status_char(), path)
+            for delta, path in zip(diff.deltas, paths, strict=True)
+            if all(map(names.is_entry, path.split("/")))
+        ]
 
 
 def _subtree(root: pygit2.Tree, folder: str) -> pygit2.Tree | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 import pygit2
 from pygit2.enums import ObjectType
+
+from kernel_hub import names
 
 Result = TypeVar("Result")
 Object = TypeVar("Object", pygit2.Commit, pygit2.Tree, pygit2.Blob)
@@ -56,6 +59,12 @@ class TreeEntry:
         return self.large.size if self.large else self.size
 
 
+def entry_name(item: pygit2.Object) -> str | None:
+    """Return the name of an entry of a tree, or None for one that this Hub gives to nobody."""
+    name = os.fsdecode(item.raw_name or b"")
+    return name if names.is_entry(name) else None
+
+
 def tree_entry(path: str, oid: pygit2.Oid, database: pygit2.Odb, *, is_folder: bool) -> TreeEntry:
     """Describe a git object that a tree holds at a path. A blob is not read: the database knows its size."""
     if is_folder:
@@ -100,8 +109,13 @@ class CommitInfo:
 
 def commit_info(item: pygit2.Commit) -> CommitInfo:
     """Describe a git commit."""
-    title, _, message = item.message.partition("\n")
-    return CommitInfo(str(item.id), title, message.strip(), item.author.name, item.commit_time)
+    title, _, message = _shown(item.raw_message).partition("\n")
+    return CommitInfo(str(item.id), title, message.strip(), _shown(item.author.raw_name), item.commit_time)
+
+
+def _shown(text: bytes) -> str:
+    """Return a text of a commit, which another Hub may have written in any encoding, or in none."""
+    return text.decode("utf-8", "replace").replace("\0", "")
 
 
 @dataclass(frozen=True)

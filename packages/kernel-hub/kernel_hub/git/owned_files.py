@@ -6,6 +6,7 @@ file is not enough to read it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ class OwnedFiles:
                 continue
             seen.add(tree.id)
             for item in tree:
-                path = f"{folder}{item.name}"
+                path = f"{folder}{os.fsdecode(item.raw_name or b'')}"
                 if isinstance(item, pygit2.Tree):
                     pending.append((item, f"{path}/", full))
                 elif item.id not in seen:

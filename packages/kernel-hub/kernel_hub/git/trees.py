@@ -16,7 +16,7 @@ import pygit2
 from pygit2.enums import FileMode
 
 from kernel_hub import names
-from kernel_hub.git.objects import TreeEntry, peeled, persistently, tree_entry
+from kernel_hub.git.objects import TreeEntry, entry_name, peeled, persistently, tree_entry
 from kernel_hub.refusals import Refusal, no_entry, too_large
 
 MOST_ENTRIES = 250_000  # of one list: 60 MB
@@ -168,16 +168,16 @@ def check_size(git: pygit2.Repository, *commits: str) -> None:
 
 
 def _listed(tree: pygit2.Tree, recursive: bool) -> _Listed:
-    """List the entries of a tree in git's order, without submodules."""
+    """List the entries of a tree in git's order, without submodules and names that lead elsewhere."""
     paths: list[str] = []
     oids, folders = bytearray(), bytearray()
     open_folders: list[tuple[str, Iterator[pygit2.Object]]] = [("", iter(tree))]
     while open_folders:
         prefix, items = open_folders[-1]
         for item in items:
-            if item.filemode == FileMode.COMMIT:
+            if item.filemode == FileMode.COMMIT or (name := entry_name(item)) is None:
                 continue
-            path, is_folder = f"{prefix}{item.name}", isinstance(item, pygit2.Tree)
+            path, is_folder = f"{prefix}{name}", isinstance(item, pygit2.Tree)
             paths.append(path)
             oids += item.id.raw
             folders.append(is_folder)
