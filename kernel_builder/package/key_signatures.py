@@ -105,7 +105,7 @@ def key_bundle(content: bytes, key: PrivateKey) -> str:
     digest = {"algorithm": "SHA2_256", "digest": base64.b64encode(hashlib.sha256(content).digest()).decode()}
     bundle = {
         "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
-        "verificationMaterial": {"publicKey": {"hint": fingerprint(key.public_key())}},
+        "verificationMaterial": {"publicKey": {"hint": fingerprint(key.public_key())}, "tlogEntries": []},
         "messageSignature": {"messageDigest": digest, "signature": base64.b64encode(signature).decode()},
     }
     return json.dumps(bundle)
