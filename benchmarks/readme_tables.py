@@ -133,15 +133,17 @@ def models(report: Mapping[str, Any]) -> str:
         ]
         for variant in ("accelerated", COMPILE)
     }
+    releases = listed(
+        [f"Torch {machine['torch']}", *(f"{name} {machine[name]}" for name in ("diffusers", "transformers"))]
+    )
     return "\n".join(
         [
             tables.as_markdown(table),
             "",
-            f"Milliseconds of one forward, {machine['device']}, bfloat16, Torch {machine['torch']}, diffusers "
-            f"{machine['diffusers']}, transformers {machine['transformers']}. With graphs, a forward takes "
+            f"Milliseconds of one forward, {machine['device']}, bfloat16, {releases}. With graphs, a forward takes "
             f"{spread(with_graphs.values())} times as long as with the fastest of eager and both modes of "
-            f"`torch.compile`: median and range of {len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, "
-            f"the first compiled one {spread(first[COMPILE], 0)} s.",
+            f"`torch.compile`: median and range of {len(with_graphs)} cases. The first accelerated call takes "
+            f"{spread(first['accelerated'], 1)} s, the first compiled one {spread(first[COMPILE], 0)} s.",
         ]
     )
 
