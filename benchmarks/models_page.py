@@ -111,12 +111,23 @@ def ratios(report: Mapping[str, Any], first: str, *others: str) -> dict[str, flo
     return divided
 
 
+def beside_the_fastest(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return case -> time with graphs divided by the fastest of eager and the modes of compile.
+
+    Cases that were not compiled are left out: eager alone is no measure.
+    """
+    compiled = ratios(report, "graphs", "compile", "reduce-overhead")
+    fastest = ratios(report, "graphs", "eager", "compile", "reduce-overhead")
+    return {case: ratio for case, ratio in fastest.items() if case in compiled}
+
+
 def _mean_target(what: str, ratios: dict[str, float], mean: float, most: float | None = None) -> Target:
     wanted = f"mean at most {mean}" + (f", each at most {most}" if most else "")
     if not ratios:
         return Target(what, wanted, "-", None)
     value, worst = statistics.geometric_mean(ratios.values()), max(ratios, key=lambda case: ratios[case])
-    measured = f"{value:.3f}; most {ratios[worst]:.3f} ({TITLES[worst]})"
+    median = statistics.median(ratios.values())
+    measured = f"{value:.3f}, median {median:.3f}; most {ratios[worst]:.3f} ({TITLES[worst]})"
     return Target(what, wanted, measured, value <= mean and (most is None or ratios[worst] <= most))
 
 
@@ -149,8 +160,7 @@ def find_targets(report: Mapping[str, Any]) -> Iterator[Target]:
         / differences["eager"]
         for case, differences in report.get("accuracy", {}).items()
     }
-    best = ("compile", "reduce-overhead")
-    yield _mean_target("with graphs / the better mode of compile", ratios(report, "graphs", *best), 0.90, 0.98)
+    yield _mean_target("with graphs / the fastest of eager and compile", beside_the_fastest(report), 0.90, 0.98)
     yield _mean_target("without graphs / eager", ratios(report, "accelerated", "eager"), 0.65)
     yield _each_target("without graphs / compile, 7,000 tokens and more", long, 0.97)
     yield _each_target(

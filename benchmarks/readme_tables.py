@@ -125,21 +125,25 @@ def models(report: Mapping[str, Any]) -> str:
         best = min((times[variant] for variant in compiled if variant in times), default=None)
         shown = [times.get(EAGER), best, times.get("accelerated"), times.get("graphs")]
         table.append([TITLES[case], *("-" if time is None else f"{time:.1f}" for time in shown)])
-    with_graphs = models_page.ratios(report, "graphs", *compiled)
+    with_graphs = models_page.beside_the_fastest(report)
+    machine = report["machine"]
     first = {
         variant: [
             calls[variant] for result in report["time"].values() if variant in (calls := result["first-call-seconds"])
         ]
         for variant in ("accelerated", COMPILE)
     }
+    releases = listed(
+        [f"Torch {machine['torch']}", *(f"{name} {machine[name]}" for name in ("diffusers", "transformers"))]
+    )
     return "\n".join(
         [
             tables.as_markdown(table),
             "",
-            f"Milliseconds of one forward, {report['machine']['device']}, bfloat16. With graphs, a forward takes "
-            f"{spread(with_graphs.values())} times as long as with the better mode of `torch.compile`: median and "
-            f"range of {len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, "
-            f"the first compiled one {spread(first[COMPILE], 0)} s.",
+            f"Milliseconds of one forward, {machine['device']}, bfloat16, {releases}. With graphs, a forward takes "
+            f"{spread(with_graphs.values())} times as long as with the fastest of eager and both modes of "
+            f"`torch.compile`: median and range of {len(with_graphs)} cases. The first accelerated call takes "
+            f"{spread(first['accelerated'], 1)} s, the first compiled one {spread(first[COMPILE], 0)} s.",
         ]
     )
 

@@ -21,7 +21,7 @@ from kernel_builder.package.metadata import PackageMetadata
 NAME = "load"
 
 # What the client says of a variant for another back end than Torch's.
-_OTHER_BACKEND = "does not match selected backend"
+_OTHER_BACKEND = re.compile(r"does not match selected backend \((\w+)\)")
 
 
 def check_load(package: CheckedPackage) -> Iterator[Finding]:
@@ -38,7 +38,10 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         )
     text = answer["text"]
     if answer["outcome"] == "skipped":
-        raise NotApplicable(f"no {variant.title} Torch here: {text}" if _OTHER_BACKEND in text else text)
+        if (other := _OTHER_BACKEND.search(text)) is None:
+            raise NotApplicable(text)
+        has = f"has no {variant.title}" if other[1] == "cpu" else f"is for {other[1]}"
+        raise NotApplicable(f"this machine's Torch {has}")
     if answer["outcome"] == "failed":
         foreign = _foreign(package, answer.get("missing", ()))
         if foreign:

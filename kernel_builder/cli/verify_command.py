@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     "--signer",
     "signers",
     multiple=True,
-    metavar="URI",
-    help="A trusted workflow; may be repeated. [default: those that the public client trusts]",
+    metavar="URI|FILE",
+    help="A trusted workflow, or a file with a trusted public key; may be repeated. "
+    "[default: the workflows that the public client trusts]",
 )
 @click.option("--require-signature", is_flag=True, help="Fail if a variant has no signature.")
 @json_option
@@ -44,6 +45,7 @@ def verify(name: str, source: Path | None, signers: tuple[str, ...], require_sig
     \b
     kernel-builder verify kernels-community/rmsnorm@v1
     kernel-builder verify kernels-community/rmsnorm@v1 --source kernels/rmsnorm
+    kernel-builder verify my-org/rmsnorm@v1 --signer signing.pub --require-signature
     """
     from kernel_builder.hub.verification import verify as check
     from kernel_builder.progress import shown

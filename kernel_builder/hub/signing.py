@@ -1,15 +1,14 @@
-"""Signing packages, in the format that the public client's `kernels verify-signature` reads.
+"""Signing packages: by Sigstore, as the public client's `kernels verify-signature` reads it, or by a key of one's own.
 
-The signed file is `metadata.json`, whose digest covers every other file. There are no keys to keep: Sigstore issues a
-certificate that is valid for minutes, for an identity that an OpenID provider confirms. In continuous integration that
-is the workflow's.
+The signed file is `metadata.json`, whose digest covers every other file. Sigstore needs no key: it issues a certificate
+that is valid for minutes, for an identity that an OpenID provider confirms. In continuous integration that is the
+workflow's.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,14 @@ from typing import Any
 from kernel_builder import checks
 from kernel_builder.errors import CheckError, VerificationError
 from kernel_builder.files import write_atomically
+from kernel_builder.package.key_signatures import (
+    PrivateKey,
+    fingerprint,
+    is_signed_by,
+    key_bundle,
+    read_bundle,
+    refers_to_key,
+)
 from kernel_builder.package.tree_digest import SIGNATURE
 
 
@@ -26,7 +33,7 @@ class Signed:
     """The result of `sign`.
 
     Attributes:
-        identity: The identity of the signatures; None if nothing had to be signed.
+        identity: The identity of the signatures, or the key's fingerprint; None if nothing had to be signed.
         signed: Variants that were signed.
         unchanged: Variants that had a signature of the same metadata already.
     """
@@ -40,13 +47,16 @@ class Signed:
         return asdict(self)
 
 
-def sign(packages: Sequence[Path], *, identity_token: str | None = None) -> Signed:
+def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: PrivateKey | None = None) -> Signed:
     """Sign all of the packages, or none; each signature is written beside the package's metadata.
+
+    A package has one signature. The one that is there is replaced if it is of other metadata, or by another key.
 
     Args:
         packages: The directories of the packages.
         identity_token: A token of an OpenID provider that Sigstore trusts. None: the one that the machine offers, as
             runners of GitHub and GitLab, and machines of Google and Buildkite do.
+        key: The key to sign with, in place of Sigstore.
 
     Raises:
         CheckError: If the files of a package do not match its digest.
@@ -63,26 +73,32 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None) -> Sign
                 where=str(package),
                 hint="build the package again; nothing has been signed",
             )
-        (unchanged if _is_signed(package) else wanted).append(package)
+        (unchanged if _is_signed(package, key) else wanted).append(package)
     names = tuple(package.name for package in unchanged)
     if not wanted:
         return Signed(None, (), names)
-    identity, signatures = _signatures(
-        [(package / "metadata.json").read_bytes() for package in wanted], identity_token or _ambient_token()
-    )
+    contents = [(package / "metadata.json").read_bytes() for package in wanted]
+    if key is not None:
+        identity = f"key {fingerprint(key.public_key())}"
+        signatures = [key_bundle(content, key) for content in contents]
+    else:
+        identity, signatures = _signatures(contents, identity_token or _ambient_token())
     for package, signature in zip(wanted, signatures, strict=True):
         write_atomically(package / SIGNATURE, signature)
     return Signed(identity, tuple(package.name for package in wanted), names)
 
 
-def _is_signed(package: Path) -> bool:
-    """Return whether a package has a signature of its current metadata."""
+def _is_signed(package: Path, key: PrivateKey | None) -> bool:
+    """Return whether a package has a signature of its current metadata: of this key, or without one, of Sigstore."""
+    bundle = read_bundle(package / SIGNATURE)
+    metadata = (package / "metadata.json").read_bytes()
+    if key is not None or refers_to_key(bundle):
+        return key is not None and is_signed_by(bundle, metadata, [key.public_key()])
     try:
-        bundle = json.loads((package / SIGNATURE).read_bytes())
         digest = base64.b64decode(bundle["messageSignature"]["messageDigest"]["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return False
-    return digest == hashlib.sha256((package / "metadata.json").read_bytes()).digest()
+    return digest == hashlib.sha256(metadata).digest()
 
 
 def _ambient_token() -> str:
@@ -101,7 +117,7 @@ def _ambient_token() -> str:
             "this machine has no identity provider, so nothing can be signed",
             where="sign",
             hint="sign in continuous integration, in a job that may request an identity (`id-token: write` on GitHub), "
-            "or give a token by --identity-token or $SIGSTORE_ID_TOKEN",
+            "or give a token by --identity-token or $SIGSTORE_ID_TOKEN, or sign with a key of your own by --key",
         )
     return token
 

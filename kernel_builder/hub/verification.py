@@ -20,7 +20,7 @@ from kernel_builder.errors import HubError, KernelBuilderError, VerificationErro
 from kernel_builder.files import temporary_directory
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.package.metadata import PackageMetadata
-from kernel_builder.package.signatures import signature_verdict
+from kernel_builder.package.signatures import Signers, read_signers, signature_verdict
 from kernel_builder.package.tree_digest import hash_tree
 from kernel_builder.plural import counted
 
@@ -94,8 +94,8 @@ def verify(
         name: `ORG/NAME` for the newest version, or `ORG/NAME@REVISION`.
         source: The directory of the kernel's project, to build the variants again and compare. In a git repository,
             each variant is built at the commit that it names; otherwise from the files as they are.
-        signers: Trusted workflows, as `https://github.com/ORG/REPO/.github/workflows/FILE@REF`. Empty: those that the
-            public client trusts.
+        signers: Who may have signed: workflows, as `https://github.com/ORG/REPO/.github/workflows/FILE@REF`, and files
+            with public keys. Empty: the workflows that the public client trusts.
         require_signature: Fail variants without a signature.
         progress: Receives reports about downloads of toolchains, and the steps of new builds.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
@@ -106,6 +106,7 @@ def verify(
         VerificationError: If the revision has no packages, or a signer is malformed.
         KernelBuilderError: If `source` cannot be built.
     """
+    trusted = read_signers(signers)
     repo_id, _, revision = name.partition("@")
     repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
     revision = _commit(repository, revision or None)
@@ -120,7 +121,7 @@ def verify(
                 where=f"{repo_id}@{revision}",
                 hint="packages are on the branch of their version: ORG/NAME@v1",
             )
-        verdicts = [_verdict(package, signers, require_signature) for package in packages]
+        verdicts = [_verdict(package, trusted, require_signature) for package in packages]
         if source is not None:
             verdicts = _rebuild(verdicts, root / "build", source, repo_id.partition("/")[0], temporary, progress)
     return Verification(repo_id, revision, tuple(verdicts))
@@ -141,7 +142,7 @@ def _commit(repository: RemoteRepository, revision: str | None) -> str:
     return branches.get(revision, revision)
 
 
-def _verdict(package: Path, signers: Sequence[str], require_signature: bool) -> VariantVerdict:
+def _verdict(package: Path, signers: Signers, require_signature: bool) -> VariantVerdict:
     report = checks.run(package, only=("digest",))
     wrong = tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
     metadata = PackageMetadata.read(package) or PackageMetadata()

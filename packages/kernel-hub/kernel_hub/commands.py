@@ -90,8 +90,9 @@ def _bytes(megabytes: int | None) -> int | None:
     "--mirror-signer",
     "signers",
     multiple=True,
-    metavar="URL",
-    help="The workflow that signs the copied packages.  [default: those that the public client trusts]",
+    metavar="URL|FILE",
+    help="The workflow that signs the copied packages, or a file with a public key; may be repeated.  "
+    "[default: the workflows that the public client trusts]",
 )
 @click.option("--mirror-require-signature", is_flag=True, help="Serve no copied packages without a signature.")
 @click.option(
@@ -159,7 +160,7 @@ def serve(
 
 
 def _check_mirror(url: str | None, organizations: tuple[str, ...], signers: tuple[str, ...]) -> None:
-    from kernel_builder.package.signatures import check_signers
+    from kernel_builder.package.signatures import read_signers
 
     if url is None or not url.startswith(("https://", "http://")):
         raise ConfigError(
@@ -171,7 +172,7 @@ def _check_mirror(url: str | None, organizations: tuple[str, ...], signers: tupl
             where="--mirror-organization",
             hint="--mirror-organization kernels-community; names in other organisations stay on this Hub",
         )
-    check_signers(signers)
+    read_signers(signers)
 
 
 def _token_file(path: Path | None) -> Path:

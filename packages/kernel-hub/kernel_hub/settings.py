@@ -83,7 +83,7 @@ class MirrorSettings:
         url: The address of the other Hub.
         organizations: The organisations whose kernels are copied. Names of no others are sent to the other Hub.
         refresh_seconds: How long branches and tags are served before the other Hub is asked again.
-        signers: The workflows that may sign, as `verify --signer` takes them. Empty: those the public client trusts.
+        signers: Who may sign, as `verify --signer` takes them. Empty: the workflows that the public client trusts.
         require_signatures: Whether packages without a signature are refused.
     """
 

@@ -15,7 +15,7 @@ def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, mon
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     # Every process would compile programs to learn which vector instructions the compiler supports.
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    file = tmp_path / "scale.json"
+    file = tmp_path / "a directory to make" / "scale.json"
     done = benchmark(scale(), *MEASURED, "--against", "compile", "--jobs", "2", "--json", file, "--shapes", "64x512")
     assert done.exit_code == 0, done.stderr
     assert "[2/2] compiling peers" in done.stderr

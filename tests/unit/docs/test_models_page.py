@@ -31,3 +31,13 @@ def test_the_site_adds_the_plot_and_what_was_measured(models_page: ModuleType) -
     with pytest.raises(ValueError, match=r"docs/models.md must have <!-- plot --> once"):
         models_page.fill("# Models\n", report)
     assert models_page.draw_svg(report).startswith(b"<?xml")
+
+
+def test_eager_counts_among_the_peers_of_a_case_that_was_compiled(models_page: ModuleType) -> None:
+    times = {
+        "compile is slower": {"eager": 4.0, "compile": 5.0, "reduce-overhead": 6.0, "graphs": 3.0},
+        "compile is faster": {"eager": 4.0, "compile": 2.0, "graphs": 1.0},
+        "not compiled": {"eager": 4.0, "graphs": 1.0},
+    }
+    report = {"time": {case: {"milliseconds": milliseconds} for case, milliseconds in times.items()}}
+    assert models_page.beside_the_fastest(report) == {"compile is slower": 0.75, "compile is faster": 0.5}

@@ -15,7 +15,7 @@ from threading import Lock
 
 from kernels_data import Metadata
 
-from kernel_builder.package.signatures import signature_verdict
+from kernel_builder.package.signatures import read_signers, signature_verdict
 from kernel_hub.git.objects import TreeEntry
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import busy, not_admitted
@@ -32,7 +32,8 @@ class Admission:
 
     def __init__(self, settings: MirrorSettings) -> None:
         self._settings = settings
-        policy = repr((sorted(settings.signers), settings.require_signatures))
+        self._signers = read_signers(settings.signers)
+        policy = repr((self._signers.names, settings.require_signatures))
         self._policy = hashlib.sha256(policy.encode()).hexdigest()[:8]
         self._refused: OrderedDict[str, str] = OrderedDict()
         self._lock = Lock()  # clients ask for many files of a package at once
@@ -84,7 +85,7 @@ class Admission:
             with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
                 (Path(temporary) / _METADATA).write_bytes(metadata)
                 (Path(temporary) / _SIGNATURE).write_bytes(repository.trees.read(signature))
-                verdict = signature_verdict(Path(temporary), self._settings.signers)
+                verdict = signature_verdict(Path(temporary), self._signers)
             if verdict.startswith("cannot be checked"):
                 raise busy(f"the signature of {folder} of {repository.repo_id} {verdict}; try again")
             if verdict != "valid":

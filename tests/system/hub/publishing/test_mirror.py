@@ -252,8 +252,33 @@ def test_options_of_a_mirror(tmp_path: Path) -> None:
         (["--mirror", "ftp://x", "--mirror-organization", "a"], "expected the address"),
         (
             ["--mirror", "http://x", "--mirror-organization", "a", "--mirror-signer", "me"],
-            "not the address of a workflow",
+            "neither the address of a workflow",
         ),
     ):
         done = CliRunner().invoke(main, [*serve, *options])
         assert done.exit_code and words in done.output, done.output
+
+
+def test_packages_signed_by_a_key_are_served_by_its_public_key(
+    start_hub: Callable[..., RunningHub], start_mirror: Callable[..., RunningHub], tmp_path: Path
+) -> None:
+    """Without Sigstore: nothing of it is asked for."""
+    upstream = start_hub(root=tmp_path / "upstream")
+    folder = write_kernel(tmp_path / "one")
+    for name in ("signing", "other"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", name], cwd=tmp_path, check=True)
+    unsigned = publish_kernel(upstream, folder)
+    by_other = by_key = ""
+    for name in ("other", "signing"):
+        done = CliRunner().invoke(main, ["sign", str(folder), "--key", str(tmp_path / name)])
+        assert done.exit_code == 0, done.output
+        by_other, by_key = by_key, publish_kernel(upstream, folder)
+    signer = ["--mirror-signer", str(tmp_path / "signing.pub"), "--mirror-require-signature"]
+    mirror = start_mirror(upstream, *signer, HTTPS_PROXY="http://127.0.0.1:9")
+    assert load(mirror, tmp_path / "home") == "2.0\n"
+    assert _refused(mirror, by_key) == ""
+    assert "not by one of the trusted keys" in _refused(mirror, by_other)
+    assert "it has no signature" in _refused(mirror, unsigned)
+    mirror.stop()
+    mirror = start_mirror(upstream)
+    assert "by a key, and none is trusted" in _refused(mirror, by_key)

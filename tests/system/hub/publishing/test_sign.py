@@ -16,6 +16,7 @@ from kernel_builder.cli import main
 from kernel_builder.errors import CheckError, VerificationError
 from kernel_builder.hub.signing import sign
 from kernel_builder.hub.verification import verify
+from kernel_builder.package.tree_digest import SIGNATURE
 from tests.support.running_hub import RunningHub
 
 from . import sigstore_instance
@@ -120,3 +121,86 @@ def test_a_signed_package_keeps_its_signature(doubling: Path) -> None:
         bundle = {"messageSignature": {"messageDigest": {"algorithm": "SHA2_256", "digest": digest}}}
         (package / "metadata.json.sigstore").write_text(json.dumps(bundle))
     assert sign(packages).unchanged == tuple(package.name for package in packages)
+
+
+def make_key(directory: Path, name: str, *command: str, passphrase: str = "") -> Path:
+    """Make a key by OpenSSH, or by another command that writes a private key to standard output."""
+    key = directory / name
+    if command:
+        key.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
+        public = ["openssl", "pkey", "-in", str(key), "-pubout", "-out", f"{key}.pub"]
+        subprocess.run([*public, "-passin", f"pass:{passphrase}"], check=True, capture_output=True)
+    else:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    return key
+
+
+ECDSA = ("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+
+
+def signed_by(project: Path, key: Path, given: str | None = None) -> str:
+    done = CliRunner().invoke(main, ["sign", str(project), "--key", str(key)], input=given)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_key_of_ones_own_signs_without_a_network(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
+    """Verified by its public key alone; the client loads the package, and says that it cannot check the signature."""
+    key, other = make_key(tmp_path, "signing"), make_key(tmp_path, "other", *ECDSA)
+    assert signed_by(doubling, other).count("signed ") == 2
+    assert signed_by(doubling, key).count("signed ") == 2  # the key that was asked for replaces the other one
+    assert signed_by(doubling, key).count("unchanged ") == 2
+    put(hub, doubling, REPO)
+
+    def verdicts(*signers: str) -> set[str]:
+        return {verdict.signature for verdict in verify(REPO, endpoint=hub.url, signers=signers).variants}
+
+    assert verdicts(f"{key}.pub") == verdicts(f"{other}.pub", f"{key}.pub") == {"valid"}
+    assert verdicts(f"{other}.pub") == {"not by one of the trusted keys, or of another metadata.json"}
+    assert verdicts() == {"by a key, and none is trusted; name the signer's public key"}
+    assert not verify(REPO, endpoint=hub.url).ok
+    environment = {**hub.environment, "HTTPS_PROXY": "http://127.0.0.1:9"}  # no Sigstore
+    command = [sys.executable, "-m", "kernel_builder", "verify", REPO, "--signer", f"{key}.pub", "--require-signature"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.count("signature   valid") == 2, done.stdout + done.stderr
+
+    status, output = client_verdict(hub, "{}")
+    assert status == 1 and output.count("expected certificate in bundle") == 2, output
+    code = f"import kernels, torch; print(kernels.get_kernel('{REPO}', version=1, trust_remote_code=True))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], env=hub.environment, capture_output=True, text=True, check=False
+    )
+    assert loaded.returncode == 0, loaded.stderr
+
+    edit(doubling / "build" / CPU, "_ops.py", "Return the", "Returns the")
+    signature = (doubling / "build" / CUDA / SIGNATURE).read_bytes()
+    (doubling / "build" / CPU / SIGNATURE).write_bytes(signature)
+    put(hub, doubling, REPO)
+    assert verdicts(f"{key}.pub") == {"valid", "not by one of the trusted keys, or of another metadata.json"}
+
+
+def test_openssl_checks_the_signature_of_a_key(doubling: Path, tmp_path: Path) -> None:
+    key = make_key(tmp_path, "signing", *ECDSA, "-aes256", "-pass", "pass:secret", passphrase="secret")
+    signed_by(doubling, key, "secret\n")
+    package = doubling / "build" / CPU
+    bundle = json.loads((package / SIGNATURE).read_text())
+    (tmp_path / "signature").write_bytes(base64.b64decode(bundle["messageSignature"]["signature"]))
+    command = ["openssl", "dgst", "-sha256", "-verify", f"{key}.pub", "-signature", str(tmp_path / "signature")]
+    subprocess.run([*command, str(package / "metadata.json")], check=True)
+
+
+def test_what_is_no_key_is_named(doubling: Path, tmp_path: Path) -> None:
+    locked = make_key(tmp_path, "locked", *ECDSA, "-aes256", "-pass", "pass:secret", passphrase="secret")
+    rsa = make_key(tmp_path, "rsa", "openssl", "genpkey", "-algorithm", "RSA")
+    for key, given, message in (
+        (tmp_path / "none", None, "the key cannot be read: No such file"),
+        (locked, "wrong\n", "the passphrase is wrong"),
+        (rsa, None, "expected a key of Ed25519 or of ECDSA on P-256"),
+        (Path(f"{locked}.pub"), None, "the private key cannot be read"),
+    ):
+        done = CliRunner().invoke(main, ["sign", str(doubling), "--key", str(key)], input=given)
+        assert done.exit_code == 10 and message in done.output, done.output
+    assert not list(doubling.rglob("*.sigstore"))
+    for signer, message in ((locked, "is a private key"), (tmp_path / "none", "nor a file with a public key")):
+        done = CliRunner().invoke(main, ["verify", REPO, "--signer", str(signer)])
+        assert done.exit_code == 10 and message in done.output, done.output

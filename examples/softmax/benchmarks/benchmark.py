@@ -1,0 +1,28 @@
+"""The workloads of the benchmark. Run `kernel-builder benchmark .` or `kernels benchmark .` after a build."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from workload import Workload
+
+# Rows and columns.
+CPU = [(1024, 1024), (4096, 4096)]
+SHAPES = {"forward": {"cuda": [], "cpu": CPU}, "backward": {"cuda": [], "cpu": CPU}}
+
+
+class Softmax(Workload):
+    title = "softmax"
+    shapes = SHAPES
+    small = (1, 64)
+
+    def inputs(self, rows, columns):
+        return (torch.randn(rows, columns, device=self.device).to(self.dtype),)
+
+    def ours(self, x):
+        return self.kernel.softmax(x)
+
+    def eager(self, x):
+        return torch.softmax(x, -1)
