@@ -1,10 +1,11 @@
-"""Check that a binary needs only libraries that its users have: Torch's, those of its device and the C++ runtime."""
+"""Check that a binary needs only libraries that its users have: its framework's, its device's and the C++ runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
+from kernel_builder.config.variant import TvmFfiAbi
 
 NAME = "dependencies"
 
@@ -14,6 +15,8 @@ _RUNTIME = frozenset(
 ) | {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 # The wheels of Torch have libgomp.so.1; a process that has loaded it does not load another library of that name.
 _TORCH = frozenset({"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libgomp.so.1"})
+
+_TVM_FFI = frozenset({"libtvm_ffi.so"})
 
 
 def check_dependencies(package: CheckedPackage) -> Iterator[Finding]:
@@ -28,7 +31,10 @@ def check_dependencies(package: CheckedPackage) -> Iterator[Finding]:
 
 def _allowed(package: CheckedPackage) -> frozenset[str]:
     release = package.variant.release if package.variant else None
-    return _RUNTIME.union(_TORCH, *(backend.needed_libraries(release) for backend in package.backends))
+    on_tvm_ffi = package.variant is not None and isinstance(package.variant.framework, TvmFfiAbi)
+    return _RUNTIME.union(
+        _TVM_FFI if on_tvm_ffi else _TORCH, *(backend.needed_libraries(release) for backend in package.backends)
+    )
 
 
 def _reason(package: CheckedPackage, library: str) -> str:
@@ -38,7 +44,7 @@ def _reason(package: CheckedPackage, library: str) -> str:
             if variant.release and backend.name == variant.backend:
                 return f"which Torch for {backend.title} {variant.release.major} does not depend on"
             return f"which a {variant.backend} variant does not have"
-    return "which neither Torch nor the C++ runtime provides"
+    return "which neither the framework nor the C++ runtime provides"
 
 
 def _hint(package: CheckedPackage, library: str) -> str:
