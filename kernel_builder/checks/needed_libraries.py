@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
-from kernel_builder.config.variant import TvmFfiAbi
 
 NAME = "dependencies"
 
@@ -31,10 +30,8 @@ def check_dependencies(package: CheckedPackage) -> Iterator[Finding]:
 
 def _allowed(package: CheckedPackage) -> frozenset[str]:
     release = package.variant.release if package.variant else None
-    on_tvm_ffi = package.variant is not None and isinstance(package.variant.framework, TvmFfiAbi)
-    return _RUNTIME.union(
-        _TVM_FFI if on_tvm_ffi else _TORCH, *(backend.needed_libraries(release) for backend in package.backends)
-    )
+    framework = _TVM_FFI if package.is_on_tvm_ffi else _TORCH
+    return _RUNTIME.union(framework, *(backend.needed_libraries(release) for backend in package.backends))
 
 
 def _reason(package: CheckedPackage, library: str) -> str:
@@ -44,7 +41,7 @@ def _reason(package: CheckedPackage, library: str) -> str:
             if variant.release and backend.name == variant.backend:
                 return f"which Torch for {backend.title} {variant.release.major} does not depend on"
             return f"which a {variant.backend} variant does not have"
-    return "which neither the framework nor the C++ runtime provides"
+    return f"which neither {'TVM FFI' if package.is_on_tvm_ffi else 'Torch'} nor the C++ runtime provides"
 
 
 def _hint(package: CheckedPackage, library: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
-from kernel_builder.config.variant import Release, TvmFfiAbi
+from kernel_builder.config.variant import Release
 from kernel_builder.elf import SharedObject
 
 NAME = "python-abi"
@@ -19,7 +19,7 @@ _FUNCTION = "__tvm_ffi_"
 def check_python_abi(package: CheckedPackage) -> Iterator[Finding]:
     for binary in package.binaries:
         yield from _symbols(binary, package.policy.python)
-        on_tvm_ffi = package.variant is not None and isinstance(package.variant.framework, TvmFfiAbi)
+        on_tvm_ffi = package.is_on_tvm_ffi
         yield from _name(binary, package.metadata.id if package.metadata else None, ".so" if on_tvm_ffi else ".abi3.so")
         yield from _functions(binary) if on_tvm_ffi else _initialiser(binary)
 

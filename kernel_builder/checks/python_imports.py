@@ -18,7 +18,6 @@ from pathlib import Path
 from kernel_builder import toml_file
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.import_statements import ImportStatement, executed_files, of_source
-from kernel_builder.config.variant import TvmFfiAbi
 from kernel_builder.plural import counted
 
 NAME = "python-imports"
@@ -103,7 +102,7 @@ def _python_name(package: CheckedPackage) -> str:
 
 def _dependency_modules(package: CheckedPackage) -> frozenset[str]:
     names: tuple[str, ...] = package.metadata.python_depends if package.metadata else ()
-    if package.variant and isinstance(package.variant.framework, TvmFfiAbi):
+    if package.is_on_tvm_ffi:
         names = (*names, "tvm-ffi")  # without it, the client does not load the variant
     own = {module for name in names for module in known_dependencies().get(name, ())}
     return frozenset(own.union(*(_table()["dependency"].get(name, ()) for name in names)))

@@ -53,19 +53,19 @@ def check_undefined(package: CheckedPackage) -> Iterator[Finding]:
         readable = demangle(unexplained)
         unknown = [readable[name] for name in unexplained if not _is_known(package, binary, name)]
         if unknown:
-            yield _undefined(binary, unknown)
+            yield _undefined(binary, unknown, "tvm-ffi" if package.is_on_tvm_ffi else "torch")
         for name in unexplained:
             yield from _symbol(package, binary, name, readable[name])
 
 
-def _undefined(binary: SharedObject, names: Sequence[str]) -> Finding:
+def _undefined(binary: SharedObject, names: Sequence[str], table: str) -> Finding:
     """Return one finding for all symbols that nothing defines: a source that is left out has many."""
     be, them, calls = ("is", "it", "call") if len(names) == 1 else ("are", "them", "calls")
     return Finding(
         NAME,
         binary.name,
         f"{some_of(names, _NAMED)} {be} undefined: no source of the kernel and no library defines {them}",
-        f"add the source that defines {them} to `src` of [torch], [tvm-ffi] or a [kernel.*] table, or drop the {calls}",
+        f"add the source that defines {them} to `src` of [{table}] or of a [kernel.*] table, or drop the {calls}",
     )
 
 
