@@ -38,7 +38,7 @@ from kernel_builder.files import write_atomically
 
 RESULTS = ROOT / "benchmarks" / "results" / "community.json"
 
-_CUDA = 13  # the major release that the builder has a compiler for
+_CUDA = 13  # the major release that the builder has nvcc for; clang compiles for CUDA 12
 _TAIL = 2_000  # characters of a failed command that the results keep
 
 # Loads a package as `get_kernel` does. On a machine without a GPU, the client refuses CUDA packages; their symbols can

@@ -154,6 +154,7 @@ def _outside(outside: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[s
     yield _row("variants that are built", f"{len(variants)}", f"{len(built)}", len(built) == len(variants))
     yield _row("built packages for the CPU that load", f"{len(of_cpu)}", f"{loaded}", loaded == len(of_cpu))
     yield _row("`setup.py` that `port` understands", f"{len(ported)}", f"{taken}", taken == len(ported))
+    yield f"\n{notes['port']['compared']}"
     yield "\n| repository | commit | projects | accepted | updated | built | loaded | `setup.py` | |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for name, entry in sorted(repositories.items()):

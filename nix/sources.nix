@@ -17,7 +17,7 @@ let
       text = replaceStrings [ "\\\n" "\\\r\n" ] [ "" "" ] content;
       directive = "(#|%:|[?][?]=)[[:space:]]*(include|include_next|import|embed)[[:space:]]*";
     in {
-      namespace = length (split "TORCH_EXTENSION_NAME" content) > 1;
+      namespace = length (split "(TORCH|TVM_FFI)_EXTENSION_NAME" content) > 1;
       names = map (groups: elemAt groups 2) (filter isList (split "${directive}[<\"]([^>\"\n]+)[>\"]" text));
       computed = length (split "${directive}[A-Za-z_]" text) > 1; # `#include MACRO` can name any file
     };

@@ -21,7 +21,7 @@ from kernel_builder.config.release import Release
 
 if TYPE_CHECKING:
     from kernel_builder.config.project import Kernel
-    from kernel_builder.config.variant import FullAbi, Noarch, StableAbi
+    from kernel_builder.config.variant import Abi
     from kernel_builder.toolchain import HeaderLibrary, HostCompiler, Obstacle, Toolchains
 
 
@@ -181,6 +181,10 @@ class CompiledBackend(Backend):
         """Return why a release cannot be compiled for on this machine, or None if it can. No network."""
         return None
 
+    def obstacle_without_torch(self, toolchains: Toolchains, release: Release | None) -> Obstacle | None:
+        """Return why a binary for a release cannot have the device's runtime itself, or None if it can. No network."""
+        return None
+
     def toolkit(self, toolchains: Toolchains, release: Release | None) -> Toolkit | None:
         """Return what compiles for a release, fetched if need be; None if g++ is enough.
 
@@ -229,6 +233,10 @@ class CompiledBackend(Backend):
         """Return the libraries of Torch that a binary names as needed, besides those of all back ends."""
         return ()
 
+    def static_runtime(self, toolkit: Toolkit | None) -> Path | None:
+        """Return the static library of the device's runtime, for a binary without Torch, which would bring it."""
+        return None
+
     # Checks.
 
     def needed_libraries(self, release: Release | None) -> frozenset[str]:
@@ -239,7 +247,7 @@ class CompiledBackend(Backend):
         """Return what to do about a library that a binary must not need, or None."""
         return None
 
-    def symbol_families(self, framework: FullAbi | StableAbi | Noarch | None) -> Sequence[SymbolFamily]:
+    def symbol_families(self, framework: Abi | None) -> Sequence[SymbolFamily]:
         """Return the symbols that a binary may leave undefined, because Torch has loaded the libraries."""
         return ()
 

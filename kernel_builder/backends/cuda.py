@@ -38,7 +38,7 @@ from kernel_builder.backends.host_code import (
 from kernel_builder.config import compiler_flags, toml_schema
 from kernel_builder.config.release import Release, is_within
 from kernel_builder.config.toml_schema import Key
-from kernel_builder.config.variant import FullAbi, Noarch, StableAbi
+from kernel_builder.config.variant import Abi, FullAbi, StableAbi, TvmFfiAbi
 from kernel_builder.errors import ConfigError, VariantError
 
 if TYPE_CHECKING:
@@ -403,7 +403,7 @@ _OF_RUNTIME = re.compile(r"(?:__)?cuda[A-Z]")
 
 
 @cache
-def _families(framework: FullAbi | StableAbi | Noarch | None) -> tuple[SymbolFamily, ...]:
+def _families(framework: Abi | None) -> tuple[SymbolFamily, ...]:
     libraries: Mapping[str, Mapping[str, Any]] = CUDA.data["library"]
     prefixes = {stem: known for stem, entry in libraries.items() if (known := entry.get("symbols", stem))}
     families = []
@@ -423,11 +423,11 @@ def _families(framework: FullAbi | StableAbi | Noarch | None) -> tuple[SymbolFam
     return tuple(families)
 
 
-def _is_loaded(entry: Mapping[str, Any], framework: FullAbi | StableAbi | Noarch | None) -> bool:
+def _is_loaded(entry: Mapping[str, Any], framework: Abi | None) -> bool:
     """Return whether libtorch_cuda.so loads a library in every Torch release that a binary has to load in."""
-    if not entry.get("loaded", True):
+    if not entry.get("loaded", True) or isinstance(framework, TvmFfiAbi):
         return False
-    if framework is None or isinstance(framework, Noarch):
+    if not isinstance(framework, (FullAbi, StableAbi)):
         return True
     if "since" in entry and framework.release < Release.parse(entry["since"]):
         return False
@@ -518,6 +518,10 @@ class _Cuda(CompiledBackend):
         assert release
         return toolchains.cuda_obstacle(release)
 
+    def obstacle_without_torch(self, toolchains: Toolchains, release: Release | None) -> Obstacle | None:
+        assert release
+        return toolchains.static_cuda_obstacle(release)
+
     def toolkit(self, toolchains: Toolchains, release: Release | None) -> CudaToolkit:
         assert release
         return toolchains.cuda(release)
@@ -577,6 +581,9 @@ class _Cuda(CompiledBackend):
     def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
         return ("libtorch_cuda.so",) if stable else ("libc10_cuda.so", "libtorch_cuda.so")
 
+    def static_runtime(self, toolkit: Toolkit | None) -> Path:
+        return _own(toolkit).lib / "libcudart_static.a"
+
     def needed_libraries(self, release: Release | None) -> frozenset[str]:
         names = {"libtorch_cuda.so", "libc10_cuda.so"}
         for stem, entry in self.data["library"].items():
@@ -594,7 +601,7 @@ class _Cuda(CompiledBackend):
             return "leave the CUDA runtime's symbols undefined: they resolve through libtorch_cuda.so"
         return None
 
-    def symbol_families(self, framework: FullAbi | StableAbi | Noarch | None) -> tuple[SymbolFamily, ...]:
+    def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
         return _families(framework)
 
     def lacking(self, symbol: str, release: Release) -> str | None:

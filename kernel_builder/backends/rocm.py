@@ -36,7 +36,7 @@ from kernel_builder.backends.host_code import (
     token,
 )
 from kernel_builder.config import compiler_flags, toml_schema
-from kernel_builder.config.project import TorchFramework
+from kernel_builder.config.project import TorchFramework, TvmFfi
 from kernel_builder.config.toml_schema import Key
 from kernel_builder.demangle import demangle
 from kernel_builder.errors import ToolchainError, VariantError
@@ -45,7 +45,7 @@ from kernel_builder.plural import counted
 if TYPE_CHECKING:
     from kernel_builder.config.project import Kernel, Project, TorchNoarch
     from kernel_builder.config.release import Release
-    from kernel_builder.config.variant import FullAbi, Noarch, StableAbi
+    from kernel_builder.config.variant import Abi
     from kernel_builder.toolchain import Clang, HostCompiler, Obstacle, Toolchains
 
 NOT_RUN = "compiled and checked, not run on AMD hardware"
@@ -253,6 +253,8 @@ def _spills(objects: Sequence[code_objects.CodeObject]) -> Iterator[DeviceFindin
 
 class _Rocm(CompiledBackend):
     def why_not_compiled(self, project: Project) -> str:
+        if isinstance(project.framework, TvmFfi):
+            return "without Torch, which brings the HIP runtime, a binary would need a static one, and there is none"
         if isinstance(project.framework, TorchFramework) and self.name not in project.framework.stable_abi:
             return (
                 "it is on the full C++ ABI, and no package index has a Torch for ROCm, whose headers (c10/hip) that "
@@ -296,7 +298,7 @@ class _Rocm(CompiledBackend):
         return limited or wanted[:1]
 
     def obstacle(self, toolchains: Toolchains, release: Release | None) -> Obstacle | None:
-        return toolchains.component_obstacle(_HIP)
+        return toolchains.component_obstacle(_HIP) or toolchains.clang_obstacle()
 
     def toolkit(self, toolchains: Toolchains, release: Release | None) -> RocmToolkit:
         """Return the one toolkit of all releases: a binary that only uses what 7.1 has works with later ones of 7."""
@@ -365,7 +367,7 @@ class _Rocm(CompiledBackend):
             return "leave the HIP runtime's symbols undefined: they resolve through libtorch_hip.so"
         return None
 
-    def symbol_families(self, framework: FullAbi | StableAbi | Noarch | None) -> tuple[SymbolFamily, ...]:
+    def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
         return (_runtime(),)
 
     def in_device_code(self, binary: Path, archs: Sequence[str]) -> Iterator[DeviceFinding]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernel_builder import backends
+from kernel_builder.build import commands
 from kernel_builder.config import known_backends, matrix, offered
 from kernel_builder.config.project import Project
-from kernel_builder.config.variant import StableAbi, Variant, this_platform
+from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
 from kernel_builder.errors import VariantError
 from kernel_builder.plural import listed
 from kernel_builder.toolchain.tools import Obstacle
@@ -48,7 +49,12 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
         return missing
     if unusable := toolchains.host_obstacle(variant.platform):
         return unusable
-    return backends.compiled(variant.backend).obstacle(toolchains, variant.release)
+    backend = backends.compiled(variant.backend)
+    unusable = backend.obstacle(toolchains, variant.release)
+    if unusable is None and isinstance(variant.framework, TvmFfiAbi):
+        headers = toolchains.component_obstacle(commands.tvm_ffi_headers(variant.framework))
+        return headers or backend.obstacle_without_torch(toolchains, variant.release)
+    return unusable
 
 
 def missing_dependency(project: Project, backend: str, toolchains: Toolchains) -> Obstacle | None:
@@ -144,5 +150,5 @@ def _nothing(
     return VariantError(
         message,
         where=where,
-        hint=f"this builder compiles [torch] extensions for {compiled}, and packages [torch-noarch] for all backends",
+        hint=f"it compiles [torch] and [tvm-ffi] for {compiled}, and packages [torch-noarch] for all backends",
     )

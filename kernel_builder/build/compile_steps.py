@@ -18,25 +18,32 @@ from kernel_builder.backends.host_code import CXX_SUFFIXES, GXX, system_includes
 from kernel_builder.build import commands, include_scan
 from kernel_builder.build.graph import PYTHON, TORCH, CompileStep, digest
 from kernel_builder.config import compiler_flags, kernel_sources, known_backends, matrix
-from kernel_builder.config.project import Kernel, Project, TorchFramework
-from kernel_builder.config.variant import Noarch, Release, Variant, this_platform
+from kernel_builder.config.project import CompiledFramework, Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Variant, this_platform
 from kernel_builder.errors import ConfigError, ToolchainError
 from kernel_builder.toolchain.own_headers import escaped
+from kernel_builder.toolchain.tools import HeaderLibrary
 
 if TYPE_CHECKING:
-    from kernel_builder.toolchain import HeaderLibrary, HostCompiler, Toolchains, TorchHeaders
+    from kernel_builder.toolchain import HostCompiler, Toolchains, TorchHeaders
 
 
 @dataclass(frozen=True)
 class _Tools:
-    """The toolchain of one variant. The functions fetch headers, so they are called only for sources that need them."""
+    """The toolchain of one variant. The functions fetch headers, so they are called only for sources that need them.
+
+    Attributes:
+        torch: None for a project on TVM FFI.
+        tvm_ffi: The headers of TVM FFI, which all sources of such a project see.
+    """
 
     backend: CompiledBackend
     host: HostCompiler
     toolkit: Toolkit | None
-    torch: Callable[[], TorchHeaders]
+    torch: Callable[[], TorchHeaders] | None
     toolkit_libraries: Callable[[], HeaderLibrary | None]
     dependency: Callable[[str], HeaderLibrary]
+    tvm_ffi: HeaderLibrary | None
 
 
 # The public builder searches this directory of a project for headers, after the ones of `include`.
@@ -57,21 +64,24 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
         ConfigError: If a source cannot be compiled by any compiler of its backend.
         ToolchainError: If a compiler or header is missing.
     """
-    framework = project.framework
-    assert isinstance(framework, TorchFramework)
-    assert not isinstance(variant.framework, Noarch)
+    framework, abi = project.framework, variant.framework
+    assert not isinstance(framework, TorchNoarch)
+    assert not isinstance(abi, Noarch)
     # A project on the stable ABI also publishes its stable binary under the names of single Torch releases.
     stable = framework.stable_abi.get(variant.backend)
-    release = stable or variant.framework.release
+    release = stable or abi.release
     backend = backends.compiled(variant.backend)
     toolkit = backend.toolkit(toolchains, variant.release)
     tools = _Tools(
         backend,
         toolchains.host(variant.platform),
         toolkit,
-        cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
+        None
+        if isinstance(abi, TvmFfiAbi)
+        else cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
         cache(lambda: backend.toolkit_libraries(toolchains, toolkit) if toolkit else None),
         cache(toolchains.dependency),
+        _tvm_ffi(toolchains, abi) if isinstance(abi, TvmFfiAbi) else None,
     )
     defines = _defines(backend, stable)
     steps: list[CompileStep] = []
@@ -89,7 +99,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
 
 def check(project: Project) -> None:
     """Raise a ConfigError for a flag or a source of a project that no build of it would accept."""
-    if isinstance(project.framework, TorchFramework):
+    if not isinstance(project.framework, TorchNoarch):
         for backend in (name for name in project.backends if known_backends.get(name).compiles):
             kernels = (kernel for kernel in project.kernels if kernel.backend == backend)
             for kernel in (_binding(project.framework, backend), *kernels):
@@ -104,10 +114,15 @@ def _check(project: Project, kernel: Kernel, backend: CompiledBackend) -> None:
             _check_source(project, kernel, source, backend)
 
 
-def _binding(framework: TorchFramework, backend: str) -> Kernel:
-    """Return the sources of `[torch]` as a kernel of a backend."""
+def _tvm_ffi(toolchains: Toolchains, abi: TvmFfiAbi) -> HeaderLibrary:
+    headers = toolchains.component(commands.tvm_ffi_headers(abi))
+    return HeaderLibrary("tvm-ffi", headers.root, (headers.root / "include",), headers.identity)
+
+
+def _binding(framework: CompiledFramework, backend: str) -> Kernel:
+    """Return the sources of `[torch]` or `[tvm-ffi]` as a kernel of a backend."""
     return Kernel(
-        name="torch",
+        name=framework.table,
         backend=backend,
         depends=("torch",),
         src=framework.src,
@@ -116,11 +131,12 @@ def _binding(framework: TorchFramework, backend: str) -> Kernel:
     )
 
 
-def with_namespace(draft: CompileStep, module: str) -> CompileStep:
+def with_namespace(draft: CompileStep, module: str, framework: Abi) -> CompileStep:
     """Return a step with the op namespace in its command if its files mention it."""
     if not draft.uses_namespace:
         return draft
-    argv = (*draft.argv, f"-DTORCH_EXTENSION_NAME={module}")
+    macro = "TVM_FFI_EXTENSION_NAME" if isinstance(framework, TvmFfiAbi) else "TORCH_EXTENSION_NAME"
+    argv = (*draft.argv, f"-D{macro}={module}")
     return replace(draft, argv=argv, key=digest("namespace", draft.key, module))
 
 
@@ -133,7 +149,7 @@ def _defines(backend: CompiledBackend, stable: Release | None) -> tuple[str, ...
 
 def _table(kernel: Kernel) -> str:
     """Return the table of `build.toml` that declares a kernel's sources."""
-    return "torch" if kernel.name == "torch" else f"kernel.{kernel.name}"
+    return kernel.name if kernel.name in (TorchFramework.table, TvmFfi.table) else f"kernel.{kernel.name}"
 
 
 def _check_source(project: Project, kernel: Kernel, source: str, backend: CompiledBackend) -> None:
@@ -169,7 +185,7 @@ def _draft(
     if _REGISTRATION not in dict(scanned.files):
         generated[f"src/{_REGISTRATION}"] = header
     outside = _outside(project, kernel, source, scanned, tools)
-    if scanned.torch:
+    if scanned.torch and tools.torch:
         kernel = _without_older_standards(kernel, outside.standard)
     is_for_device = PurePosixPath(source).suffix in tools.backend.suffixes
     if is_for_device:
@@ -236,7 +252,7 @@ def _outside(project: Project, kernel: Kernel, source: str, scanned: include_sca
     outside = _Outside([tools.host.identity], {}, [], tools.host.headers)
     if tools.backend.recipe:
         outside.identities.append(tools.backend.recipe)
-    if scanned.torch:
+    if scanned.torch and tools.torch:
         torch = tools.torch()
         outside.standard = matrix.cxx_standard(torch.release)
         outside.identities.append(torch.identity)
@@ -244,7 +260,7 @@ def _outside(project: Project, kernel: Kernel, source: str, scanned: include_sca
         outside.includes += system_includes(TORCH, torch.include[0], torch.include)
     of_toolkit = tools.toolkit_libraries() if scanned.toolkit_libraries else None
     libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
-    for library in [*libraries, *([of_toolkit] if of_toolkit else [])]:
+    for library in filter(None, [tools.tvm_ffi, *libraries, of_toolkit]):
         place = token(library.name)
         outside.identities.append(library.identity)
         outside.roots[place] = library.root

@@ -209,7 +209,7 @@ def _hint(words: str, *, stable: bool) -> str | None:
         return (
             f"{missing[1] or missing[2]} is neither in the project nor in the headers of this variant; list the file "
             "in `src` and its directory in `include`, or with the stable ABI include only torch/csrc/stable and "
-            "torch/headeronly"
+            "torch/headeronly, and in a [tvm-ffi] project nothing of Torch"
         )
     return None
 

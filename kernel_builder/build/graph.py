@@ -40,7 +40,7 @@ class CompileStep:
         generated: Path in the step's directory -> content of files that the builder adds.
         headers: Extended regular expressions for the paths of the machine's headers that it may read: the compiler's
             and the C library's.
-        uses_namespace: The files mention `TORCH_EXTENSION_NAME`, so the command has to define it.
+        uses_namespace: The files mention the macro of the op namespace, so the command has to define it.
         title: What progress and errors call the step.
     """
 

@@ -41,6 +41,7 @@ _INCLUDE = re.compile(
     rb"<([^>\n]+)>|\"([^\"\n]+)\"|([^\s<\"]))",
     re.M,
 )
+_NAMESPACE = re.compile(rb"(TORCH|TVM_FFI)_EXTENSION_NAME")
 # Directives of the assembler that read a file.
 _ASSEMBLED = re.compile(rb"\.\s*incbin\b|[\s\";]\.include\s*\\?\"|\\[nt]\.include\s*\\?\"")
 
@@ -53,7 +54,7 @@ class Scan:
         files: (project-relative path, SHA-256) of the source and of the project's files that it includes, sorted.
         torch: It includes a Torch header.
         python: It includes `Python.h`, directly or through a Torch header.
-        namespace: Some of the files mention `TORCH_EXTENSION_NAME`.
+        namespace: Some of the files mention `TORCH_EXTENSION_NAME` or `TVM_FFI_EXTENSION_NAME`.
         toolkit_libraries: It may include a header of `library_headers`.
     """
 
@@ -101,7 +102,7 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         quoted=tuple(quoted),
         computed=computed,
         # In comments too: nix/sources.nix has to agree, and it does not parse comments.
-        namespace=b"TORCH_EXTENSION_NAME" in content,
+        namespace=_NAMESPACE.search(content) is not None,
         assembled=assembled or (b"incbin" in bare and _ASSEMBLED.search(bare) is not None),
     )
 

@@ -6,7 +6,7 @@ identical steps run once: a source that does not include Torch is compiled once 
 the stable ABI is linked once for all variants that it serves.
 
 The op namespace is unique by content, so it can only be known when all steps are. The steps are first planned without
-it; the digest of their keys names the module; then the steps whose files mention `TORCH_EXTENSION_NAME` get it in their
+it; the digest of their keys names the module; then the steps whose files mention its macro get it in their
 command. A change to one source therefore compiles that source and the binding, and links.
 """
 
@@ -18,11 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder import backends
+from kernel_builder.backends import token
 from kernel_builder.build import commands, compile_steps, recorded_sources
 from kernel_builder.build.graph import CROSS_COMPILER, SYSROOT, Binary, Graph, PlannedVariant, digest
 from kernel_builder.config import kernel_sources, known_backends
-from kernel_builder.config.project import Project, TorchFramework, TorchNoarch
-from kernel_builder.config.variant import Noarch, Variant, this_platform
+from kernel_builder.config.project import Project, TorchNoarch
+from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant, this_platform
 from kernel_builder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,34 +99,44 @@ def _module_name(project: Project, backend: str, python: Mapping[str, str], *inp
 
 
 def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolchains: Toolchains) -> Binary:
+    framework = project.framework
+    assert not isinstance(framework, TorchNoarch)
     drafts = compile_steps.drafts(project, variant, toolchains)
     if not drafts:
         raise ConfigError(
             f"there is nothing to compile for the {variant.backend} backend",
-            where=f"{project.root / 'build.toml'}: [torch] src",
-            hint="list the source that registers the ops, for example torch-ext/torch_binding.cpp",
+            where=f"{project.root / 'build.toml'}: [{framework.table}] src",
+            hint=f"list the source that registers the functions, for example {framework.package_directory}/binding.cpp",
         )
-    assert isinstance(project.framework, TorchFramework)
-    stable = variant.backend in project.framework.stable_abi
+    stable = variant.backend in framework.stable_abi
     backend = backends.compiled(variant.backend)
-    libraries = commands.torch_libraries(backend, stable=stable)
+    libraries = commands.framework_libraries(variant.framework, backend, stable=stable)
     host = toolchains.host(variant.platform)
-    sysroot = toolchains.sysroot(variant.platform, tuple(backend.linked_libraries)).root
+    sysroot = toolchains.sysroot(variant.platform, tuple(backend.linked_libraries.union(libraries))).root
     # The store names a sysroot by its recipe and the host compiler.
     tools = [host.identity, sysroot.name, sysroot.parent.name]
-    inputs = [tools, [draft.key for draft in drafts], commands.LINK_FLAGS, libraries]
+    argv: tuple[str, ...] = commands.LINK_FLAGS
+    roots = {SYSROOT: sysroot}
+    toolkit = backend.toolkit(toolchains, variant.release) if isinstance(variant.framework, TvmFfiAbi) else None
+    if toolkit and (runtime := backend.static_runtime(toolkit)):
+        place = token(toolkit.name)
+        tools.append(toolkit.identity)
+        roots[place] = toolkit.root
+        argv = (*argv, f"-L{place}/{runtime.parent.relative_to(toolkit.root)}")
+        libraries = (*libraries, runtime.name)
+    inputs = [tools, [draft.key for draft in drafts], argv, libraries]
     module = _module_name(project, variant.backend, python, inputs)
-    objects = tuple(compile_steps.with_namespace(draft, module) for draft in drafts)
+    objects = tuple(compile_steps.with_namespace(draft, module, variant.framework) for draft in drafts)
     return Binary(
         key=digest("link", commands.RECIPE, module, [step.key for step in objects], inputs),
         module=module,
         platform=host.platform,
         objects=objects,
         cxx=host.path,
-        argv=commands.LINK_FLAGS,
+        argv=argv,
         libraries=libraries,
         linked_if_called=backend.linked_if_called,
-        roots={SYSROOT: sysroot},
-        generated={"exports.map": commands.EXPORTS},
+        roots=roots,
+        generated={"exports.map": commands.exports(variant.framework)},
         title=f"{project.name} {variant.target}",
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from kernel_builder.build.graph import CompileStep, digest
 from kernel_builder.config import kernel_sources, known_backends
-from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch
+from kernel_builder.config.project import Kernel, Project, TorchNoarch
 from kernel_builder.config.variant import Variant
 
 SETTINGS, FILES = "settings", "files"
@@ -71,8 +71,13 @@ def _settings(project: Project, variant: Variant) -> str:
     }
     if isinstance(framework, TorchNoarch):
         settings["capabilities"] = known_backends.get(backend).noarch_archs(framework)
-    elif isinstance(framework, TorchFramework):
-        settings["torch"] = [framework.src, framework.include, framework.cxx_flags, framework.stable_abi.get(backend)]
+    else:
+        settings[framework.table] = [
+            framework.src,
+            framework.include,
+            framework.cxx_flags,
+            framework.stable_abi.get(backend),
+        ]
         kernels = kernel_sources.of_backend(project, backend, variant.release)
         # A build with --capability is not published at all.
         settings["kernels"] = [_described(kernel) for kernel in kernels]

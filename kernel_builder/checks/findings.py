@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernel_builder import backends
-from kernel_builder.config.variant import Release, Variant
+from kernel_builder.config.variant import Release, TvmFfiAbi, Variant
 
 if TYPE_CHECKING:
     from kernel_builder.backends import CompiledBackend
@@ -79,6 +79,11 @@ class CheckedPackage:
     load_answers: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
     project: Project | None = None
     probe: ProbeProcess | None = None
+
+    @property
+    def is_on_tvm_ffi(self) -> bool:
+        """Whether the variant is for TVM FFI, and not for Torch."""
+        return self.variant is not None and isinstance(self.variant.framework, TvmFfiAbi)
 
     @cached_property
     def binaries(self) -> tuple[SharedObject, ...]:

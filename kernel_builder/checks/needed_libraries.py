@@ -1,4 +1,4 @@
-"""Check that a binary needs only libraries that its users have: Torch's, those of its device and the C++ runtime."""
+"""Check that a binary needs only libraries that its users have: its framework's, its device's and the C++ runtime."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _RUNTIME = frozenset(
 # The wheels of Torch have libgomp.so.1; a process that has loaded it does not load another library of that name.
 _TORCH = frozenset({"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libgomp.so.1"})
 
+_TVM_FFI = frozenset({"libtvm_ffi.so"})
+
 
 def check_dependencies(package: CheckedPackage) -> Iterator[Finding]:
     allowed = _allowed(package)
@@ -28,7 +30,8 @@ def check_dependencies(package: CheckedPackage) -> Iterator[Finding]:
 
 def _allowed(package: CheckedPackage) -> frozenset[str]:
     release = package.variant.release if package.variant else None
-    return _RUNTIME.union(_TORCH, *(backend.needed_libraries(release) for backend in package.backends))
+    framework = _TVM_FFI if package.is_on_tvm_ffi else _TORCH
+    return _RUNTIME.union(framework, *(backend.needed_libraries(release) for backend in package.backends))
 
 
 def _reason(package: CheckedPackage, library: str) -> str:
@@ -38,7 +41,7 @@ def _reason(package: CheckedPackage, library: str) -> str:
             if variant.release and backend.name == variant.backend:
                 return f"which Torch for {backend.title} {variant.release.major} does not depend on"
             return f"which a {variant.backend} variant does not have"
-    return "which neither Torch nor the C++ runtime provides"
+    return f"which neither {'TVM FFI' if package.is_on_tvm_ffi else 'Torch'} nor the C++ runtime provides"
 
 
 def _hint(package: CheckedPackage, library: str) -> str:

@@ -1,4 +1,4 @@
-"""Check that a module uses only Python's limited API, and that Python finds its initialiser.
+"""Check that a module uses only Python's limited API, and that Python finds its initialiser, or TVM FFI its functions.
 
 The limited API's names and the releases that introduced them are abi3info's data, which abi3audit also uses.
 """
@@ -12,13 +12,16 @@ from kernel_builder.config.variant import Release
 from kernel_builder.elf import SharedObject
 
 NAME = "python-abi"
-_SUFFIX = ".abi3.so"
+# Of names by which TVM FFI looks for the functions of a library.
+_FUNCTION = "__tvm_ffi_"
 
 
 def check_python_abi(package: CheckedPackage) -> Iterator[Finding]:
     for binary in package.binaries:
         yield from _symbols(binary, package.policy.python)
-        yield from _module(binary, package.metadata.id if package.metadata else None)
+        on_tvm_ffi = package.is_on_tvm_ffi
+        yield from _name(binary, package.metadata.id if package.metadata else None, ".so" if on_tvm_ffi else ".abi3.so")
+        yield from _functions(binary) if on_tvm_ffi else _initialiser(binary)
 
 
 def _symbols(binary: SharedObject, oldest: Release) -> Iterator[Finding]:
@@ -49,14 +52,28 @@ def _macro(oldest: Release) -> str:
     return f"Py_LIMITED_API=0x{oldest.major:02X}{oldest.minor:02X}0000"
 
 
-def _module(binary: SharedObject, identity: str | None) -> Iterator[Finding]:
-    if identity is not None and binary.name != identity + _SUFFIX:
+def _name(binary: SharedObject, identity: str | None, suffix: str) -> Iterator[Finding]:
+    if identity is not None and binary.name != identity + suffix:
         yield Finding(
             NAME,
             binary.name,
-            f"is not named after the `id` in metadata.json; expected {identity}{_SUFFIX}",
+            f"is not named after the `id` in metadata.json; expected {identity}{suffix}",
             "build the package again",
         )
+
+
+def _functions(binary: SharedObject) -> Iterator[Finding]:
+    if not any(name.startswith(_FUNCTION) for name in binary.exported):
+        yield Finding(
+            NAME,
+            binary.name,
+            "exports no function of TVM FFI",
+            "write TVM_FFI_DLL_EXPORT_TYPED_FUNC(name, function) into a source of [tvm-ffi] `src`: those of the global "
+            "registry have one name for all versions of a kernel",
+        )
+
+
+def _initialiser(binary: SharedObject) -> Iterator[Finding]:
     expected = "PyInit_" + binary.name.partition(".")[0]
     initialisers = {name for name in binary.exported if name.startswith("PyInit_")}
     if initialisers != {expected}:

@@ -101,7 +101,9 @@ def _python_name(package: CheckedPackage) -> str:
 
 
 def _dependency_modules(package: CheckedPackage) -> frozenset[str]:
-    names = package.metadata.python_depends if package.metadata else ()
+    names: tuple[str, ...] = package.metadata.python_depends if package.metadata else ()
+    if package.is_on_tvm_ffi:
+        names = (*names, "tvm-ffi")  # without it, the client does not load the variant
     own = {module for name in names for module in known_dependencies().get(name, ())}
     return frozenset(own.union(*(_table()["dependency"].get(name, ()) for name in names)))
 

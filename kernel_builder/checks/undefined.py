@@ -15,7 +15,7 @@ from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend, SymbolFamily
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
-from kernel_builder.config.variant import FullAbi, Noarch, StableAbi
+from kernel_builder.config.variant import Abi
 from kernel_builder.demangle import demangle
 from kernel_builder.elf import SharedObject
 from kernel_builder.plural import some_of
@@ -38,6 +38,12 @@ _FAMILIES = (
         "SLEEF, which Torch contains", re.compile(r"Sleef_[a-z]"), re.compile(r"libtorch_cpu\.so"), _LINK_TORCH
     ),
 )
+_TVM_FFI = SymbolFamily(
+    "TVM FFI",
+    re.compile(r"TVMFFI[A-Z]|_Z(?:T[ISV])?N[KVrRO]*3tvm3ffi"),
+    re.compile(r"libtvm_ffi\.so"),
+    "make it a [tvm-ffi] project, which links libtvm_ffi.so",
+)
 _TORCH = SymbolFamily("Torch", re.compile(rf"{TORCH_CPP.pattern}|{TORCH_C.pattern}"), _TORCH_LIBRARIES, _LINK_TORCH)
 
 
@@ -47,19 +53,19 @@ def check_undefined(package: CheckedPackage) -> Iterator[Finding]:
         readable = demangle(unexplained)
         unknown = [readable[name] for name in unexplained if not _is_known(package, binary, name)]
         if unknown:
-            yield _undefined(binary, unknown)
+            yield _undefined(binary, unknown, "tvm-ffi" if package.is_on_tvm_ffi else "torch")
         for name in unexplained:
             yield from _symbol(package, binary, name, readable[name])
 
 
-def _undefined(binary: SharedObject, names: Sequence[str]) -> Finding:
+def _undefined(binary: SharedObject, names: Sequence[str], table: str) -> Finding:
     """Return one finding for all symbols that nothing defines: a source that is left out has many."""
     be, them, calls = ("is", "it", "call") if len(names) == 1 else ("are", "them", "calls")
     return Finding(
         NAME,
         binary.name,
         f"{some_of(names, _NAMED)} {be} undefined: no source of the kernel and no library defines {them}",
-        f"add the source that defines {them} to `src` of [torch] or of a [kernel.*] table, or drop the {calls}",
+        f"add the source that defines {them} to `src` of [{table}] or of a [kernel.*] table, or drop the {calls}",
     )
 
 
@@ -68,7 +74,7 @@ def _family_of(package: CheckedPackage, name: str) -> SymbolFamily | None:
     # Those of the package first: back ends share some names.
     known = sorted(package.known_backends, key=lambda backend: backend not in package.backends)
     of_backends = (family for backend in known for family in _of_backend(backend, framework))
-    return next((family for family in (*_FAMILIES, *of_backends, _TORCH) if family.names.match(name)), None)
+    return next((family for family in (*_FAMILIES, _TVM_FFI, *of_backends, _TORCH) if family.names.match(name)), None)
 
 
 def _is_known(package: CheckedPackage, binary: SharedObject, name: str) -> bool:
@@ -130,7 +136,7 @@ def _lacking(package: CheckedPackage, binary: SharedObject, name: str) -> Iterat
 
 
 @cache
-def _of_backend(backend: CompiledBackend, framework: FullAbi | StableAbi | Noarch | None) -> tuple[SymbolFamily, ...]:
+def _of_backend(backend: CompiledBackend, framework: Abi | None) -> tuple[SymbolFamily, ...]:
     """Return the libraries of a device, and Torch's own part for it."""
     families = tuple(backend.symbol_families(framework))
     if backend.torch_part is None:

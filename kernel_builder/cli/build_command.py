@@ -70,7 +70,7 @@ def print_summary(summary: BuildSummary) -> None:
     _print_unavailable(summary)
     _print_table(summary)
     _print_skipped(summary)
-    binaries = len({built.module for built in summary.packages if (built.path / f"{built.module}.abi3.so").is_file()})
+    binaries = len({built.module for built in summary.packages if any(built.path.glob(f"{built.module}.*so"))})
     cost = "by a compiler cache" if summary.cpu_seconds is None else f"in {summary.cpu_seconds:.1f} s of processor time"
     click.echo(
         f"{counted(len(summary.packages), 'variant')} from {counted(binaries, 'binary')}; "

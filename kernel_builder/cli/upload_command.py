@@ -25,6 +25,7 @@ from kernel_builder.cli.shared_options import (
 )
 from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError
+from kernel_builder.files import write_atomically
 from kernel_builder.hub.publication import BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
@@ -73,14 +74,22 @@ _publish_options = together(
         help="Publish even if the packages of the repository come from other sources, as another project's do.",
     ),
     quiet_option,
-    click.option("--output-json", "--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    click.option(
+        "--output-json",
+        metavar="PATH",
+        is_flag=False,
+        flag_value="",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write the result as JSON to PATH, as the public builder does. Without a PATH: as --json.",
+    ),
 )
 
 
 @click.command()
 @_publish_options
 @click.option("--build", is_flag=True, help="First build the packages that are in DIR/build again, where they changed.")
-def upload(directory: Path, build: bool, quiet: bool, as_json: bool, **options: Any) -> None:
+def upload(directory: Path, build: bool, quiet: bool, as_json: bool, output_json: Path | None, **options: Any) -> None:
     """Publish the packages of a project to a Hub.
 
     DIR is the project (default: here). All checks run first. The packages become one commit on the branch of their
@@ -100,8 +109,8 @@ def upload(directory: Path, build: bool, quiet: bool, as_json: bool, **options: 
         print_notices([read_project(directory)])
     request = PublishRequest(directory, **options)
     if build:
-        _build(request, _buildable_here(directory), quiet=quiet or as_json)
-    _upload(request, quiet=quiet, as_json=as_json)
+        _build(request, _buildable_here(directory), quiet=quiet or as_json or output_json == Path())
+    _upload(request, quiet=quiet, as_json=as_json, output_json=output_json)
 
 
 def _buildable_here(directory: Path) -> tuple[str, ...]:
@@ -123,6 +132,7 @@ def build_and_upload(
     directory: Path,
     quiet: bool,
     as_json: bool,
+    output_json: Path | None,
     variants: tuple[str, ...],
     backends: tuple[str, ...],
     whole: bool,
@@ -138,8 +148,9 @@ def build_and_upload(
     kernel-builder build-and-upload kernels/rmsnorm --backend cuda
     """
     request = PublishRequest(directory, **options)
-    _build(request, variants, quiet=quiet or as_json, backends=backends, whole=whole, jobs=jobs)
-    _upload(request, quiet=quiet, as_json=as_json)
+    silent = quiet or as_json or output_json == Path()
+    _build(request, variants, quiet=silent, backends=backends, whole=whole, jobs=jobs)
+    _upload(request, quiet=quiet, as_json=as_json, output_json=output_json)
 
 
 def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, **options: Any) -> None:
@@ -169,12 +180,15 @@ def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, *
         raise SystemExit(summary.error.exit_code)
 
 
-def _upload(request: PublishRequest, *, quiet: bool, as_json: bool) -> None:
+def _upload(request: PublishRequest, *, quiet: bool, as_json: bool, output_json: Path | None) -> None:
     from huggingface_hub.utils import disable_progress_bars
 
+    as_json = as_json or output_json == Path()
     if quiet or as_json:
         disable_progress_bars()
     published = publish(request, Silent() if quiet else Lines(sys.stderr))
+    if output_json and output_json != Path():
+        write_atomically(output_json, json.dumps(published.as_public_summary(), indent=2) + "\n")
     if as_json:
         click.echo(json.dumps(published.as_dict(), indent=2))
     elif not quiet:

@@ -115,7 +115,7 @@ def _backends(value: Any, place: TomlPlace) -> tuple[str, ...]:
 _MOST_LETTERS = 200
 _name = toml_schema.matching(
     rf"(?=.{{1,{_MOST_LETTERS}}}$){NAME}",
-    f'a name of small letters, digits and dashes like "my-kernel", of at most {_MOST_LETTERS} letters',
+    f'a name of small letters, digits and dashes like "my-kernel", of 2 to {_MOST_LETTERS} letters',
 )
 _word = toml_schema.matching(r"\S+", "a name without spaces")
 _repo_id = toml_schema.matching(REPO_ID, 'a repository\'s name like "org/my-kernel"')

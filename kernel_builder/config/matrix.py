@@ -1,10 +1,12 @@
-"""Reads `matrix.toml`: the Torch releases and the platforms that the Hub asks for."""
+"""Reads `matrix.toml`: the releases of Torch and of TVM FFI, and the platforms that the Hub asks for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from kernel_builder import toml_file
 from kernel_builder.config.release import Release
@@ -20,6 +22,8 @@ class Matrix:
         oldest_stable: The oldest Torch release whose stable ABI can be targeted.
         torch: The Torch releases, ascending.
         cxx: Torch release -> the C++ standard that its headers need.
+        tvm_ffi: The release of TVM FFI that projects without Torch are compiled for.
+        component: What these are compiled with, as in the tables of back ends.
     """
 
     hub_releases: int
@@ -27,6 +31,8 @@ class Matrix:
     oldest_stable: Release
     torch: tuple[Release, ...]
     cxx: dict[Release, int]
+    tvm_ffi: Release
+    component: Mapping[str, Any]
 
 
 @lru_cache(maxsize=1)
@@ -39,6 +45,8 @@ def load() -> Matrix:
         oldest_stable=Release.parse(data["stable-abi"]["oldest"]),
         torch=tuple(sorted(map(Release.parse, data["torch"]))),
         cxx={Release.parse(release): entry.get("cxx", 17) for release, entry in data["torch"].items()},
+        tvm_ffi=Release.parse(data["tvm-ffi"]["release"]),
+        component=data["component"],
     )
 
 

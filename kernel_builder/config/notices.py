@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kernel_builder.config import known_backends, offered
-from kernel_builder.config.project import Project, TvmFfi
+from kernel_builder.config.project import Project
 from kernel_builder.plural import some_of
 
 # Names of projects in one line; the others are counted.
@@ -16,9 +16,6 @@ def of_project(project: Project) -> Iterator[str]:
     """Yield what is accepted in `build.toml` and still worth a word, and what is not built."""
     yield from project.warnings
     yield from offered.empty_backends(project).values()
-    if isinstance(project.framework, TvmFfi):
-        yield "this builder does not build [tvm-ffi] extensions"
-        return
     for kernel in project.kernels:
         if kernel.backend not in project.backends:
             yield f"[kernel.{kernel.name}] is for {kernel.backend}, which is not in [general] backends: it is not built"

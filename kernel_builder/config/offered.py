@@ -5,19 +5,20 @@
   CUDA, that is the oldest release of each major in the matrix, because every later minor release can load it.
 - A project on the full C++ ABI: for each of the newest Torch releases, one variant for each release of a backend that
   Torch is published for.
+- A project on TVM FFI: as on the stable ABI, without a Torch release.
 - Compiled projects offer these for each platform.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_builder.config import known_backends, matrix
 from kernel_builder.config.known_backends import Backend
-from kernel_builder.config.project import Project, TorchFramework, TorchNoarch
+from kernel_builder.config.project import CompiledFramework, Project, TorchFramework, TorchNoarch
 from kernel_builder.config.release import Release, is_within
-from kernel_builder.config.variant import FullAbi, Noarch, StableAbi, Variant
+from kernel_builder.config.variant import FullAbi, Noarch, StableAbi, TvmFfiAbi, Variant
 from kernel_builder.errors import ConfigError, VariantError
 
 
@@ -60,7 +61,7 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
 
 def _compiled(project: Project, backend: str, whole: bool) -> set[Variant]:
     known = known_backends.get(backend)
-    if not isinstance(project.framework, TorchFramework) or known.why_not_compiled(project):
+    if isinstance(project.framework, TorchNoarch) or known.why_not_compiled(project):
         return set()
     return {
         Variant(framework, backend, release, platform)
@@ -73,7 +74,7 @@ def _compiled(project: Project, backend: str, whole: bool) -> set[Variant]:
 
 def empty_backends(project: Project) -> dict[str, str]:
     """Return the backends that version ranges leave without a variant that the Hub asks for, each with the reason."""
-    if not isinstance(project.framework, TorchFramework):
+    if isinstance(project.framework, TorchNoarch):
         return {}
     torch = f"the matrix has Torch {', '.join(map(str, matrix.torch_releases()))}"
     empty = {}
@@ -88,8 +89,10 @@ def empty_backends(project: Project) -> dict[str, str]:
     return empty
 
 
-def _frameworks(framework: TorchFramework, backend: str, whole: bool) -> list[StableAbi | FullAbi]:
+def _frameworks(framework: CompiledFramework, backend: str, whole: bool) -> list[StableAbi | FullAbi | TvmFfiAbi]:
     known = matrix.load()
+    if not isinstance(framework, TorchFramework):
+        return [TvmFfiAbi(known.tvm_ffi)]
     in_range = [release for release in known.torch if is_within(release, framework.minver, framework.maxver)]
     floor = framework.stable_abi.get(backend)
     if floor is None:
@@ -99,7 +102,7 @@ def _frameworks(framework: TorchFramework, backend: str, whole: bool) -> list[St
 
 
 def _releases(
-    project: Project, framework: StableAbi | FullAbi, backend: Backend, whole: bool
+    project: Project, framework: StableAbi | FullAbi | TvmFfiAbi, backend: Backend, whole: bool
 ) -> Sequence[Release | None]:
     if isinstance(framework, FullAbi):
         return backend.allowed(project, backend.published().get(framework.release, ()))
@@ -135,18 +138,13 @@ def shares(directory: str, project: Project, *, whole: bool = False) -> tuple[Sh
 
 
 def skipped_backends(project: Project) -> tuple[str, ...]:
-    """Return the backends of a compiled project that this builder does not compile it for.
-
-    These are all backends of a project with `[tvm-ffi]`.
-    """
+    """Return the backends of a compiled project that this builder does not compile it for."""
     if isinstance(project.framework, TorchNoarch):
         return ()
     return tuple(
         backend
         for backend in project.backends
-        if not isinstance(project.framework, TorchFramework)
-        or not known_backends.get(backend).compiles
-        or known_backends.get(backend).why_not_compiled(project)
+        if not known_backends.get(backend).compiles or known_backends.get(backend).why_not_compiled(project)
     )
 
 
@@ -170,9 +168,29 @@ def check_offered(project: Project, variant: Variant) -> None:
         if not isinstance(variant.framework, Noarch):
             raise refuse("the project is Python only and has no compiled variants", listed)
         return
-    if not isinstance(project.framework, TorchFramework) or isinstance(variant.framework, Noarch):
+    if isinstance(variant.framework, Noarch):
         raise refuse("the project is compiled and has no Python-only variants", listed)
-    floor = project.framework.stable_abi.get(variant.backend)
+    if isinstance(project.framework, TorchFramework) is isinstance(variant.framework, TvmFfiAbi):
+        raise refuse(f"the project is a [{project.framework.table}] project", listed)
+    if isinstance(project.framework, TorchFramework):
+        _check_torch(project.framework, variant, refuse, listed)
+    elif variant.framework.release != (offered := matrix.load().tvm_ffi):
+        raise refuse(f"this builder compiles for TVM FFI {offered}", listed)
+    backend = known_backends.get(variant.backend)
+    if reason := backend.why_not_compiled(project):
+        raise refuse(f"this builder does not compile the project for {backend.name}: {reason}", listed)
+    if backend.platforms and variant.platform not in backend.platforms:
+        raise refuse(f"{backend.title} is on {' and '.join(backend.platforms)} only", listed)
+    if variant.release not in backend.allowed(project, [variant.release]):
+        raise refuse(backend.forbids(variant.release), listed)
+
+
+def _check_torch(
+    framework: TorchFramework, variant: Variant, refuse: Callable[[str, str], VariantError], listed: str
+) -> None:
+    """Raise an error for a variant of a Torch release that a project does not support."""
+    assert not isinstance(variant.framework, Noarch)
+    floor = framework.stable_abi.get(variant.backend)
     release = variant.framework.release
     if isinstance(variant.framework, StableAbi) and variant.framework.release != floor:
         raise refuse(
@@ -181,12 +199,5 @@ def check_offered(project: Project, variant: Variant) -> None:
         )
     if floor and release < floor:
         raise refuse(f"the project's stable ABI starts at Torch {floor}", listed)
-    if not floor and not is_within(release, project.framework.minver, project.framework.maxver):
+    if not floor and not is_within(release, framework.minver, framework.maxver):
         raise refuse(f"[torch] minver and maxver rule out Torch {release}", listed)
-    backend = known_backends.get(variant.backend)
-    if reason := backend.why_not_compiled(project):
-        raise refuse(f"this builder does not compile the project for {backend.name}: {reason}", listed)
-    if backend.platforms and variant.platform not in backend.platforms:
-        raise refuse(f"{backend.title} is on {' and '.join(backend.platforms)} only", listed)
-    if variant.release not in backend.allowed(project, [variant.release]):
-        raise refuse(backend.forbids(variant.release), listed)

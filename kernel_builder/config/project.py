@@ -84,6 +84,7 @@ class TvmFfi:
 
     table: ClassVar = "tvm-ffi"
     package_directory: ClassVar = "tvm-ffi-ext"
+    stable_abi: ClassVar[Mapping[str, Release]] = {}
 
     src: tuple[str, ...]
     include: tuple[str, ...] = ()
@@ -91,7 +92,8 @@ class TvmFfi:
     cxx_flags: tuple[str, ...] = ()
 
 
-Framework = TorchFramework | TorchNoarch | TvmFfi
+CompiledFramework = TorchFramework | TvmFfi
+Framework = CompiledFramework | TorchNoarch
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,21 @@ The names follow the grammar of `kernels.variants.parse_variant`:
     torch214-cxx11-cu130-x86_64-linux        full C++ ABI of one Torch release
     torch-stable-abi210-cu130-x86_64-linux   stable ABI, this Torch release and later
     torch-cuda                               Python only
+    tvm-ffi01-cu130-x86_64-linux             without Torch, for TVM FFI 0.1
 """
 
 from __future__ import annotations
 
 import platform as _platform
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernel_builder.config import known_backends
 from kernel_builder.config.release import Release
 from kernel_builder.errors import VariantError
 
-__all__ = ["PLATFORMS", "FullAbi", "Noarch", "Release", "StableAbi", "Variant", "this_platform"]
+__all__ = ["PLATFORMS", "Abi", "FullAbi", "Noarch", "Release", "StableAbi", "TvmFfiAbi", "Variant", "this_platform"]
 
 PLATFORMS = ("x86_64-linux", "aarch64-linux")
 
@@ -51,11 +53,26 @@ class StableAbi:
 
 
 @dataclass(frozen=True)
+class TvmFfiAbi:
+    """The C interface of one release of TVM FFI, without Torch."""
+
+    release: Release
+
+    def __str__(self) -> str:
+        return f"tvm-ffi{self.release.digits}"
+
+
+@dataclass(frozen=True)
 class Noarch:
     """Python only, any Torch."""
 
     def __str__(self) -> str:
         return "torch"
+
+
+Abi = FullAbi | StableAbi | TvmFfiAbi | Noarch
+# By the groups of names of compiled variants.
+_ABIS: Mapping[str, type[FullAbi | StableAbi | TvmFfiAbi]] = {"torch": FullAbi, "stable": StableAbi, "tvm": TvmFfiAbi}
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,7 @@ class Variant:
         platform: For example `x86_64-linux`; None for a Python-only variant.
     """
 
-    framework: FullAbi | StableAbi | Noarch
+    framework: Abi
     backend: str
     release: Release | None = None
     platform: str | None = None
@@ -104,7 +121,7 @@ class Variant:
         if noarch and known_backends.find(noarch[1]):
             return Variant(Noarch(), noarch[1])
         match = re.fullmatch(
-            r"(?:torch(?P<torch>\d\d+)-cxx11|torch-stable-abi(?P<stable>\d\d+))"
+            r"(?:torch(?P<torch>\d\d+)-cxx11|torch-stable-abi(?P<stable>\d\d+)|tvm-ffi(?P<tvm>\d\d+))"
             r"-(?P<backend>[a-z0-9]+)-(?P<platform>[a-z0-9_]+-[a-z]+)",
             name,
         )
@@ -124,11 +141,8 @@ class Variant:
                 where=name,
                 hint="`kernel-builder list-variants DIR` lists the variants of a project",
             )
-        framework = (
-            FullAbi(Release.from_digits(match["torch"]))
-            if match["torch"]
-            else StableAbi(Release.from_digits(match["stable"]))
-        )
+        abi = next(known for group, known in _ABIS.items() if match[group])
+        framework = abi(Release.from_digits(match["torch"] or match["stable"] or match["tvm"]))
         return Variant(framework, backend.name, backend.release_of(spelled), match["platform"])
 
 

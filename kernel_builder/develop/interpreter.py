@@ -16,7 +16,7 @@ from kernel_builder import files
 from kernel_builder.build.graph import digest
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project, distribution_name
-from kernel_builder.config.variant import FullAbi, Release, Variant
+from kernel_builder.config.variant import FullAbi, Release, TvmFfiAbi, Variant
 from kernel_builder.develop.choice import loadable
 from kernel_builder.errors import ToolchainError
 from kernel_builder.progress import Progress
@@ -39,6 +39,8 @@ def find(project: Project, variant: Variant, cache: Path, progress: Progress, *,
         return Path(sys.executable)
     torch, build = torch_build(variant)
     depends = [*project.python_depends, *project.backend_python_depends.get(variant.backend, ())]
+    if isinstance(variant.framework, TvmFfiAbi):
+        depends.append("tvm-ffi")
     packages = [f"torch=={torch}.*", "kernels", "numpy", "pytest", *map(distribution_name, depends)]
     key = digest(sys.version, sys.base_prefix, packages, build)[:16]
     directory = cache / "environments" / f"torch{torch.digits}-{build}-{key}"

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from kernel_builder import backends
-from kernel_builder.config.project import Project, TorchFramework
-from kernel_builder.config.variant import Noarch, Variant
+from kernel_builder.build import commands
+from kernel_builder.config.project import Project, TorchNoarch
+from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant
 from kernel_builder.errors import ConfigError
 from kernel_builder.toolchain import Toolchains
 
@@ -27,11 +28,14 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
     changed = _local_kernels(project, project.root / "build")
     if isinstance(variant.framework, Noarch):
         return {**os.environ, **changed}
-    assert isinstance(project.framework, TorchFramework)
+    assert not isinstance(project.framework, TorchNoarch)
     host = toolchains.host()
-    stable = project.framework.stable_abi.get(variant.backend)
-    torch = toolchains.torch(stable or variant.framework.release, "stable" if stable else "full")
-    include = [resources.files("kernel_builder") / "templates", *torch.include]
+    if isinstance(variant.framework, TvmFfiAbi):
+        include: list[object] = [toolchains.component(commands.tvm_ffi_headers(variant.framework)).root / "include"]
+    else:
+        stable = project.framework.stable_abi.get(variant.backend)
+        torch = toolchains.torch(stable or variant.framework.release, "stable" if stable else "full")
+        include = [resources.files("kernel_builder") / "templates", *torch.include]
     path: list[Path] = []
     backend = backends.compiled(variant.backend)
     if toolkit := backend.toolkit(toolchains, variant.release):

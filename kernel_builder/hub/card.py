@@ -15,7 +15,7 @@ from kernel_builder.config import known_backends
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import check_link
-from kernel_builder.config.variant import Noarch, StableAbi, Variant
+from kernel_builder.config.variant import Noarch, StableAbi, TvmFfiAbi, Variant
 from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.hub import card_figures
 from kernel_builder.hub.api_changes import AllowedApiChange
@@ -150,11 +150,12 @@ def _needs(name: str) -> dict[str, str]:
     except VariantError:
         return {}
     backend = known_backends.get(variant.backend)
+    framework = variant.framework
     needs = {_TORCH: "any"}
-    if not isinstance(variant.framework, Noarch):
-        needs[_TORCH] = str(variant.framework.release)
-        if isinstance(variant.framework, StableAbi):
-            needs[_TORCH] += " and later"
+    if isinstance(framework, TvmFfiAbi):
+        needs = {"TVM FFI": str(framework.release)}
+    elif not isinstance(framework, Noarch):
+        needs[_TORCH] = f"{framework.release} and later" if isinstance(framework, StableAbi) else str(framework.release)
     if backend.compiles and backend.prefix:
         needs[backend.title] = backend.runs_with(variant.release) if variant.release else "any"
     return needs

@@ -134,9 +134,22 @@ class Published:
     card_findings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as `--output-json` prints it."""
+        """Return the result as `--json` prints it."""
 
         def with_dashes(fields: list[tuple[str, Any]]) -> dict[str, Any]:
             return {key.replace("_", "-"): value for key, value in fields}
 
         return asdict(self, dict_factory=with_dashes)
+
+    def as_public_summary(self) -> dict[str, Any]:
+        """Return the result as the file of the public builder's `--output-json` has it, with our keys besides."""
+        branches = [result for result in (self.main, self.builds) if result]
+        requests = [{"branch": done.branch, "url": done.pull_request} for done in branches if done.pull_request]
+        changed = any(done.revision for done in branches)
+        return {
+            **self.as_dict(),
+            "status": "pull_request_created" if requests else "uploaded" if changed else "no_changes",
+            "repo_id": self.repo_id,
+            "branch": self.builds.branch,
+            "pull_requests": requests,
+        }

@@ -11,6 +11,7 @@ from typing import Any
 
 from kernel_builder.build.graph import PlannedVariant, digest
 from kernel_builder.config.project import KernelDependency
+from kernel_builder.config.variant import TvmFfiAbi
 from kernel_builder.errors import PackageError
 from kernel_builder.files import read_unchanged
 from kernel_builder.package.metadata import CAPABILITIES_LIMITED, NAME, SOURCES, PackageMetadata
@@ -18,7 +19,7 @@ from kernel_builder.package.metadata import CAPABILITIES_LIMITED, NAME, SOURCES,
 # Raise when a change here changes the files of a package for equal inputs.
 _RECIPE = 1
 
-_TEMPLATES = ("_ops.py", "_ops_noarch.py", "compat_init.py")
+_TEMPLATES = ("_ops.py", "_ops_noarch.py", "_ops_tvm_ffi.py", "compat_init.py")
 
 # The first release of `kernels` that gives a kernel those that it depends on; in three parts, as the client reads it.
 _DEPENDENCIES_SINCE = "0.17.0"
@@ -42,7 +43,8 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
     from kernels_data import Digest, DigestAlgorithm
 
     project = planned.project
-    templates = {"_ops.py": "_ops.py" if binary else "_ops_noarch.py"}
+    on_tvm_ffi = isinstance(planned.variant.framework, TvmFfiAbi)
+    templates = {"_ops.py": "_ops_noarch.py" if binary is None else "_ops_tvm_ffi.py" if on_tvm_ffi else "_ops.py"}
     # Python prefers a directory to a module of the same name, so the directory would hide the project's module.
     if f"{project.python_name}.py" not in planned.python:
         templates[f"{project.python_name}/__init__.py"] = "compat_init.py"
@@ -60,8 +62,9 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(read_unchanged(source, planned.python[name]))
     if binary is not None:
-        shutil.copyfile(binary, directory / f"{planned.module}.abi3.so")
-        (directory / f"{planned.module}.abi3.so").chmod(0o755)
+        library = directory / f"{planned.module}{'.so' if on_tvm_ffi else '.abi3.so'}"
+        shutil.copyfile(binary, library)
+        library.chmod(0o755)
     computed = Digest.hash_variant(DigestAlgorithm.SHA256, directory)
     files = {"algorithm": "sha256", "files": dict(sorted(computed.files.items()))}
     (directory / NAME).write_text(replace(_metadata(planned), digest=files).to_json(), encoding="utf-8")

@@ -194,9 +194,13 @@ class Toolchains:
         return ComponentFiles(self.fetch(tree), pinned.version, tree.identity)
 
     def component_obstacle(self, name: str) -> Obstacle | None:
-        """Return why clang with a component cannot be had on this machine, or None if it can. No network."""
-        if name not in self.lock.components:
-            return Obstacle(f"needs {name}, which the lock does not have", _UPDATE)
+        """Return why a component cannot be had, or None if it can. No network."""
+        return (
+            None if name in self.lock.components else Obstacle(f"needs {name}, which the lock does not have", _UPDATE)
+        )
+
+    def clang_obstacle(self) -> Obstacle | None:
+        """Return why clang cannot be had on this machine, or None if it can. No network."""
         if self.lock.clang is None or this_platform() not in self.lock.clang.platforms:
             return Obstacle(f"needs clang, which is not pinned for {this_platform()}", _UPDATE)
         return None
@@ -304,7 +308,7 @@ class Toolchains:
             return Obstacle(
                 f"needs {name}, which no package index has",
                 f"`git clone --depth 1 --branch v{library.version} https://github.com/NVIDIA/cutlass DIR`, and give "
-                f"`--dependency {name}=DIR`",
+                f"`--dependency {name}=DIR`; or depend on one that the index has: {', '.join(self.lock.dependencies)}",
             )
         return Obstacle(
             f"needs {name}, which this builder does not have",
@@ -340,6 +344,19 @@ class Toolchains:
             ToolchainError: If the directory that the user named is not a toolkit.
         """
         return cuda_choice.obstacle(self.lock, self.system_cuda(), release, self._cuda_compiler)
+
+    def static_cuda_obstacle(self, release: Release) -> Obstacle | None:
+        """Return why the static runtime of a CUDA release cannot be had, or None if it can. No network.
+
+        Raises:
+            ToolchainError: If the directory that the user named is not a toolkit.
+        """
+        if self._clang_for(release) is None:
+            return None
+        return Obstacle(
+            f"needs the static runtime of CUDA {release}, since it does not link Torch, and no package index has it",
+            f"install the CUDA toolkit {release} and name its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
+        )
 
     def cuda_kinds(self, release: Release) -> list[str]:
         """Return the kinds of the pinned trees that variants of a CUDA release are compiled with."""

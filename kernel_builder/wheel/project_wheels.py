@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.checks.findings import AbiPolicy
-from kernel_builder.config.project import Project
+from kernel_builder.config.project import Project, TvmFfi
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import ConfigError, PackageError
@@ -71,12 +71,18 @@ def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWhee
     """Check the packages of a project, and write one wheel for each platform.
 
     Raises:
-        ConfigError: If the project depends on other kernels, or the name or version is not valid.
+        ConfigError: If the project depends on other kernels or is without Torch, or the name or version is not valid.
         CheckError: If there is no package, or one fails a check.
         PackageError: If packages are not of this project as it is now, or were built for some capabilities only.
     """
     project = read_project(request.directory, request.owner)
     _refuse_kernel_depends(project)
+    if isinstance(project.framework, TvmFfi):
+        raise ConfigError(
+            "a wheel chooses among its variants by the installed Torch, which a [tvm-ffi] project does not need",
+            where=str(project.root / "build.toml"),
+            hint="publish it to a Hub: `kernel-builder upload`",
+        )
     checked = packages.without_untested(
         packages.checked_packages(
             project, progress, load=request.load, allow=request.allow, purpose=packages.FOR_WHEELS

@@ -90,7 +90,7 @@ def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
     copy_project: Copy, tmp_path: Path, kernel_builder: Run
 ) -> None:
     project, cache = depend(copy_project("stable-scale"), "cutlass_4_5"), tmp_path / "cold"
-    hint = "--dependency cutlass_4_5=DIR"
+    hint = "--dependency cutlass_4_5=DIR`; or depend on one that the index has: cutlass_3_5, "
     with untouched(project):
         named = kernel_builder(cache, "build", project, "--variant", CUDA)
         every = kernel_builder(cache, "build", project, "--backend", "cuda")

@@ -55,6 +55,19 @@ def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Pro
     assert names(stable) == {"torch-stable-abi210-cpu", "torch-stable-abi210-cu126", "torch-stable-abi210-cu130"}
 
 
+def test_a_project_without_torch_offers_one_variant_for_each_cuda_major(full: Project) -> None:
+    project = read_project(PROJECTS / "tvm-scale")
+    assert names(project) == {"tvm-ffi01-cpu", "tvm-ffi01-cu126", "tvm-ffi01-cu130"}
+    assert names(project) < names(project, whole=True)
+    for other, name, words in (
+        (project, "tvm-ffi02-cpu-x86_64-linux", "compiles for TVM FFI 0.1"),
+        (project, "torch215-cxx11-cpu-x86_64-linux", r"is a \[tvm-ffi\] project"),
+        (full, "tvm-ffi01-cpu-x86_64-linux", r"is a \[torch\] project"),
+    ):
+        with pytest.raises(VariantError, match=words):
+            offered.check_offered(other, Variant.parse(name))
+
+
 def test_a_full_abi_project_offers_the_last_two_releases(full: Project) -> None:
     assert names(full) == {
         short(release, backend) for release in (BEFORE, NEWEST) for backend in ("cpu", *cuda_backends(release))
@@ -227,13 +240,13 @@ def test_backends_that_are_not_built_are_named(tmp_path: Path) -> None:
     project = replace(read_project(PROJECTS / "stable-scale"), backends=("cpu", "rocm"))
     assert offered.skipped_backends(project) == ("rocm",)
     assert not offered.skipped_backends(replace(project, framework=TorchNoarch()))
-    assert offered.skipped_backends(replace(project, framework=TvmFfi(src=()))) == ("cpu", "rocm")
+    assert offered.skipped_backends(replace(project, framework=TvmFfi(src=()))) == ("rocm",)
 
 
 def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
     many = [replace(stable, name=f"k{number}", backends=("cpu", "rocm", "metal")) for number in range(6)]
-    tvm = replace(stable, name="tvm", framework=TvmFfi(src=()), warnings=("something",))
-    assert notices([*many, tvm]) == [
+    other = replace(stable, name="other", warnings=("something",))
+    assert notices([*many, other]) == [
         "6 projects (k0, k1, k2 and 3 more): [kernel.scale_cuda] is for cuda, which is not in [general] backends: it "
         "is not built",
         "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm: it is on the full C++ ABI, and no "
@@ -241,8 +254,7 @@ def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
         '{ rocm = "2.10" } builds it on the stable ABI',
         "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal: Metal's compiler is Apple's and "
         "runs on macOS only; Python with torch.mps.compile_shader in a [torch-noarch] project needs none",
-        "tvm: something",
-        "tvm: this builder does not build [tvm-ffi] extensions",
+        "other: something",
     ]
 
 

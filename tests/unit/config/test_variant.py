@@ -7,7 +7,7 @@ from kernels.variants import parse_variant
 
 from kernel_builder.backends import cuda as cuda_backend
 from kernel_builder.config import matrix
-from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
+from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, TvmFfiAbi, Variant
 from kernel_builder.errors import VariantError
 
 
@@ -24,6 +24,11 @@ from kernel_builder.errors import VariantError
             Variant(StableAbi(Release(2, 10)), "cuda", Release(12, 6), "x86_64-linux"),
         ),
         ("torch-xpu", Variant(Noarch(), "xpu")),
+        ("tvm-ffi01-cpu-aarch64-linux", Variant(TvmFfiAbi(Release(0, 1)), "cpu", None, "aarch64-linux")),
+        (
+            "tvm-ffi01-cu130-x86_64-linux",
+            Variant(TvmFfiAbi(Release(0, 1)), "cuda", Release(13, 0), "x86_64-linux"),
+        ),
     ],
 )
 def test_names_are_parsed_and_written(name: str, variant: Variant) -> None:

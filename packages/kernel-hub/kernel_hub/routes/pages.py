@@ -18,7 +18,7 @@ from fastapi import APIRouter, Path, Request
 from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from kernel_builder.config.variant import Noarch, StableAbi, Variant
+from kernel_builder.config.variant import Noarch, StableAbi, TvmFfiAbi, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
 from kernel_hub.git.objects import TreeEntry
@@ -293,6 +293,8 @@ def _variant_row(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
     framework = variant.framework
     if isinstance(framework, Noarch):
         torch = "any"
+    elif isinstance(framework, TvmFfiAbi):
+        torch = f"none, TVM FFI {framework.release}"
     else:
         torch = f"{framework.release} and later" if isinstance(framework, StableAbi) else str(framework.release)
     if variant.release:

@@ -172,6 +172,17 @@ def test_packages_with_different_apis_are_not_published(hub: RunningHub, doublin
     assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
 
 
+def test_the_client_loads_a_kernel_without_torch(hub: RunningHub, without_torch: Path) -> None:
+    subprocess.run([BUILDER, "upload", without_torch, "--repo-id", REPO], env=hub.environment, check=True)
+    program = f"import numpy; from kernels import get_kernel; k = get_kernel('{REPO}', version=1, backend='cpu')"
+    program += "; x = numpy.ones(2, numpy.float32); print(k.scaled(x, 3.0, numpy.empty_like(x)).tolist())"
+    command = [sys.executable, "-c", program]
+    loaded = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
+    assert loaded.stdout.strip() == "[3.0, 3.0]", loaded.stderr
+    card = Path(hub.api().hf_hub_download(REPO, "README.md", repo_type="kernel", local_dir=without_torch)).read_text()
+    assert "| variant | TVM FFI | size |" in card, card
+
+
 def test_two_concurrent_publishers_both_succeed(hub: RunningHub, doubling: Path) -> None:
     other = Path(shutil.copytree(doubling, doubling.with_name("other")))
     shutil.rmtree(doubling / "build" / CUDA)
@@ -187,11 +198,18 @@ def test_pull_requests_do_not_change_the_branches(hub: RunningHub, quick: Path) 
     before = tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")
     edit(quick / "build" / CUDA, "__init__.py", "Doubling in Python", "Doubling")
     (quick / "torch-ext/python_only/__init__.py").write_text((quick / "build" / CUDA / "__init__.py").read_text())
-    result = put(hub, quick, create_pr=True)
-    assert result.builds.pull_request and result.main and result.main.pull_request
+    summary = quick.parent / "summary.json"
+    command = [BUILDER, "upload", quick, "--repo-id", DOUBLING, "--no-load", "--create-pr", "--output-json", summary]
+    subprocess.run(command, env=hub.environment, check=True, stdout=subprocess.DEVNULL)
     assert (tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")) == before
-    assert result.builds.revision
-    assert tree(hub, DOUBLING, result.builds.revision) != before[0]
+    told = json.loads(summary.read_text())
+    # The keys of the public builder, which scripts read.
+    assert (told["status"], told["repo_id"], told["branch"]) == ("pull_request_created", DOUBLING, "v1")
+    assert [(request["branch"], bool(request["url"])) for request in told["pull_requests"]] == [
+        ("main", True),
+        ("v1", True),
+    ]
+    assert tree(hub, DOUBLING, told["builds"]["revision"]) != before[0]
 
 
 def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
