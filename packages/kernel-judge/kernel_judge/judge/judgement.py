@@ -84,6 +84,7 @@ class JudgeRequest:
         compile_seconds: How long to wait for `torch.compile` once the candidate is checked.
         sandbox: One of the sandboxes; None for the strongest.
         inputs_of_task_only: Whether to leave out inputs and parameters that the task's own do not have.
+        is_built: Whether to judge the packages in the candidate's `build/`, which another machine has built.
     """
 
     candidate: Path
@@ -98,6 +99,7 @@ class JudgeRequest:
     compile_seconds: float | None = None
     sandbox: str | None = None
     inputs_of_task_only: bool = False
+    is_built: bool = False
 
 
 def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
@@ -218,6 +220,8 @@ class _Trial:
                     examination.check_outside(self._task, self._choice.getrandbits(48), request.build_seconds)
             self.suspicious += examination.suspicious
             self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
+            if request.is_built and self._candidate.is_project:
+                self.suspicious.append("The judge did not build its packages: nothing says that they are of its sources.")
             if not request.rounds:
                 return SpeedReport()
             self._progress.say("timing")
@@ -233,13 +237,14 @@ class _Trial:
 
     def _built(self, directory: Path) -> Path:
         try:
-            return self._candidate.prepared(directory, self._device)
+            return self._candidate.prepared(directory, self._device, is_built=self._request.is_built)
         except KernelBuilderError as error:
             output = error.output.strip()[-1500:] if isinstance(error, BuildError) else ""
             text = f"{error}{f' ({error.hint})' if error.hint else ''}{f': {output}' if output else ''}"
             text = text.replace(str(directory), "")
             if isinstance(error, (ToolchainError, VariantError)):
-                raise _CannotJudgeError(f"this machine cannot build it for {self._device}: {text}") from error
+                verb = "load" if self._request.is_built else "build"
+                raise _CannotJudgeError(f"this machine cannot {verb} it for {self._device}: {text}") from error
             raise RejectedError("build-failed", text) from error
 
     def _worker(self, readable: Sequence[Path]) -> WorkerProcess:
