@@ -221,7 +221,9 @@ class _Trial:
             self.suspicious += examination.suspicious
             self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
             if request.is_built and self._candidate.is_project:
-                self.suspicious.append("The judge did not build its packages: nothing says that they are of its sources.")
+                self.suspicious.append(
+                    "The judge did not build its packages: nothing says that they are of its sources."
+                )
             if not request.rounds:
                 return SpeedReport()
             self._progress.say("timing")
