@@ -224,6 +224,8 @@ def test_a_candidate_for_a_gpu_is_not_judged_without_one(tmp_path: Path) -> None
     verdict = judge(JudgeRequest(candidate, SCALED, inputs=2, rounds=0))
     assert (verdict.verdict, verdict.rejected_as, verdict.is_right) == ("not judged", None, False)
     assert verdict.reason.startswith("it needs a GPU, and Torch finds none: ")
+    done = run(candidate, "--task", SCALED, "--device", "cuda", "--json")
+    assert done.exit_code == 11 and "it is to run on a GPU, and Torch finds none" in done.stdout
     assert Verdict.from_json(verdict.to_json()).as_dict() == verdict.as_dict()
 
 

@@ -18,7 +18,6 @@ from kernel_builder import sandbox
 from kernel_builder.cache_directory import default_cache
 from kernel_builder.errors import (
     BuildError,
-    ConfigError,
     KernelBuilderError,
     MeasureError,
     ToolchainError,
@@ -112,12 +111,14 @@ def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
     started = time.monotonic()
     task = read_task(request.task)
     candidate = read_candidate(request.candidate)
-    device = _device(task, request.device)
+    device = request.device or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
     trial = _Trial(request, task, candidate, device, choice, progress)
     rejected: RejectedError | None = None
     word, reason, speed = RIGHT, "", SpeedReport()
     try:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise _CannotJudgeError("it is to run on a GPU, and Torch finds none: --device cpu judges it on the CPU")
         speed = trial.run()
     except _CannotJudgeError as error:
         word, reason = NOT_JUDGED, str(error)
@@ -288,15 +289,6 @@ def prepare_references(task: Task, device: str, choice: random.Random) -> tuple[
     return references, sentences
 
 
-def _device(task: Task, wanted: str | None) -> str:
-    device = wanted or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "needs a GPU, and Torch finds none", where=str(task.path), hint="judge it on the CPU with --device cpu"
-        )
-    return device
-
-
 def _arena_bytes(device: str) -> int:
     if device == "cpu":
         return 0
@@ -306,5 +298,7 @@ def _arena_bytes(device: str) -> int:
 def _device_name(device: str) -> str:
     if device == "cpu":
         return f"cpu, {torch.get_num_threads()} threads"
+    if not torch.cuda.is_available():
+        return "no GPU"
     name: Any = torch.cuda.get_device_name()
     return str(name)

@@ -24,11 +24,11 @@ _CALLS_AN_INPUT = 6  # the candidate's, eager's, and one in float64, which takes
 _BEYOND = 10  # times these, for a task whose sizes cannot be made smaller
 
 
-def fitted_to_memory(task: Task, device: str) -> dict[str, Any]:
-    """Return the sizes of a task, halved until a call fits the memory of a verdict on this device; runs nothing.
+def fitted(task: Task, device: str) -> dict[str, Any]:
+    """Return the sizes of a task, halved until a call fits the time and memory of a verdict on this device.
 
     Raises:
-        ConfigError: If no sizes do.
+        ConfigError: If no sizes do, or the reference fails.
     """
     current = {**task.sizes(), **task.settings.sizes}
     fixed: set[str] = set()
@@ -43,16 +43,6 @@ def fitted_to_memory(task: Task, device: str) -> dict[str, Any]:
                 hint="assign the sizes at the top level of the file, or set smaller ones in [sizes] of its task.toml",
             )
         current = smaller
-    return current
-
-
-def fitted(task: Task, device: str) -> dict[str, Any]:
-    """Return the sizes of a task, halved until a call fits the time and memory of a verdict on this device.
-
-    Raises:
-        ConfigError: If no sizes do, or the reference fails.
-    """
-    current, fixed = fitted_to_memory(task, device), set[str]()
     while (seconds := Reference(task, current, None, device, 0).seconds) > _MOST_SECONDS[device]:
         # Small integers only where a call is far too long: they change the problem more than its size.
         least = 2 * _SMALLEST if seconds <= _BEYOND * _MOST_SECONDS[device] else 4
