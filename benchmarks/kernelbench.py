@@ -124,7 +124,7 @@ def survey(task: Task) -> dict:
     except TimeoutError:
         return row | {"left-out": TOO_LONG}
     except Exception as error:  # of the problem's own code
-        return row | {"left-out": f"{type(error).__name__}: {error}"[:300]}
+        return row | {"left-out": str(error).replace(f"{task.path}: ", "")[:300]}
 
 
 def judged(task: Task, worker: WorkerProcess, inputs: int, seed: int) -> dict:
@@ -161,7 +161,8 @@ def verdicts(tasks: list[Task], arguments: argparse.Namespace) -> Iterator[dict]
                 with limited(arguments.seconds):
                     row = judged(task, worker, arguments.inputs, arguments.seed)
             except ConfigError as error:
-                row = {"verdict": TOO_LARGE, "reason": str(error)[:300]}
+                is_late = TimeoutError.__name__ in str(error)  # in a call of the reference
+                row = {"verdict": TOO_LONG if is_late else TOO_LARGE, "reason": str(error)[:300]}
             except TimeoutError:
                 row = {"verdict": TOO_LONG}
             except WorkerFailure as failure:
@@ -171,6 +172,8 @@ def verdicts(tasks: list[Task], arguments: argparse.Namespace) -> Iterator[dict]
             if row["verdict"] not in (RIGHT, TOO_LARGE):  # it may be at work, or gone
                 stack.close()
                 worker = None
+            if "reason" in row:
+                row["reason"] = row["reason"].replace(f"{task.path}: ", "")
             yield row
 
 
@@ -196,17 +199,20 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=4, help="random inputs of the task's own kind")
     parser.add_argument("--seconds", type=int, default=90, help="limit of judging one problem")
     parser.add_argument("--minutes", type=float, default=math.inf, help="judge no problem after this time")
+    parser.add_argument("--go-on", action="store_true", help="keep what the saved results have")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     levels = {level: list(kernelbench(arguments.checkout, [level])) for level in arguments.levels}
+    saved = json.loads(RESULTS.read_text())["problems"] if arguments.go_on else []
+    known = {(row["level"], row["problem"]): row for row in saved}
     rows = {}
     for task in [task for tasks in levels.values() for task in tasks]:
-        rows[task.path] = survey(task)
+        rows[task.path] = known.get((task.level, task.name)) or survey(task)
         print(rows[task.path], flush=True)
     save(arguments, levels, rows)
     # Problems of all levels in turn, so that a run that is ended early has judged a part of each.
     places = [(place / len(tasks), task) for tasks in levels.values() for place, task in enumerate(tasks)]
-    order = [task for _, task in sorted(places, key=lambda pair: pair[0])]
+    order = [task for _, task in sorted(places, key=lambda pair: pair[0]) if "verdict" not in rows[task.path]]
     for task, verdict in zip(order, verdicts(order, arguments), strict=False):
         rows[task.path] |= verdict
         print(rows[task.path], flush=True)

@@ -7,9 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.develop.choice import built_variants, loadable
-from kernel_builder.develop.local_build import build_for_device
-from kernel_builder.errors import ConfigError, VariantError
+from kernel_builder.develop.local_build import build_for_device, require_built
+from kernel_builder.errors import ConfigError
 from kernel_judge.judge.candidate_files import candidate_digest, ignored
 from kernel_judge.judge.verdict import NO_KERNEL
 
@@ -58,7 +57,7 @@ class Candidate:
             return Path(shutil.copy(self.file, directory))
         copy = directory / self.path.resolve().name
         if is_built:
-            _check_packages(self.path, device)
+            require_built(self.path, device)
         shutil.copytree(self.path, copy, ignore=ignored)
         if is_built:
             shutil.copytree(self.path / "build", copy / "build")
@@ -102,17 +101,6 @@ def read_candidate(path: Path) -> Candidate:
     if not path.is_file():
         raise ConfigError("does not exist; expected a candidate", where=str(path), hint="name a file or a directory")
     return Candidate(path, path, candidate_digest(path), is_project=False)
-
-
-def _check_packages(project: Path, device: str) -> None:
-    built = [variant for variant in built_variants(project) if variant.backend == device]
-    if not loadable(built):
-        names = ", ".join(variant.name for variant in built) or "none"
-        raise VariantError(
-            f"has no package for {device} that this machine loads (built: {names})",
-            where=str(project / "build"),
-            hint="leave out --no-build, or build for the Torch and the CUDA of this machine",
-        )
 
 
 def _defines_model(file: Path) -> bool:
