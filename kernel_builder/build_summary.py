@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder.build.buildable import UnavailableVariant
+from kernel_builder.build.resources import SourceResources
 from kernel_builder.errors import BuildError, KernelBuilderError, SeveralErrors, StoreError
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class BuildSummary:
         seconds: Wall time of the whole build.
         warnings: Title of a step -> what its compiler printed.
         sandbox: What this build's `steps` and `load` checks ran in; None for no sandbox, or if nothing ran.
+        resources: What each kernel takes of the GPU, if that was asked for.
         notices: What the projects' authors should know: warnings about `build.toml`, and what is not built.
     """
 
@@ -122,6 +124,7 @@ class BuildSummary:
     seconds: float
     warnings: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    resources: tuple[SourceResources, ...] = ()
     sandbox: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
@@ -160,5 +163,6 @@ class BuildSummary:
             "seconds": round(self.seconds, 3),
             "warnings": dict(self.warnings),
             "notices": list(self.notices),
+            "resources": [source.as_dict() for source in self.resources],
             "sandbox": dict(self.sandbox),
         }

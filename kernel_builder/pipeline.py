@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel_builder import checks, files
-from kernel_builder.build import ninja_run, provenance, recorded_sources
+from kernel_builder.build import ninja_run, provenance, recorded_sources, resources
 from kernel_builder.build.cache import binary_path
 from kernel_builder.build.confinement import for_steps
 from kernel_builder.build.graph import Graph, PlannedVariant
@@ -94,6 +94,17 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         failed = {(failure.project, failure.variant) for failure in failures}
         results = {target.key: target for target in (*targets, *packaged) if target.key not in failed}
         packages = tuple(_built(target, list(results.values())) for target in results.values())
+        reported = (
+            resources.report(
+                Graph(tuple(target.planned for target in results.values())),
+                cache,
+                jobs=request.jobs or ninja_run.default_jobs(),
+                confinement=confinement,
+                progress=progress,
+            )
+            if request.resources
+            else ()
+        )
     skipped = {selection.name: offered.skipped_backends(selection.project) for selection in selected.selections}
     return BuildSummary(
         packages=packages,
@@ -106,6 +117,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         seconds=time.monotonic() - started,
         warnings=outcome.warnings,
         notices=tuple(told),
+        resources=reported,
         sandbox=confinement.described(request.compiler_cache),
     )
 

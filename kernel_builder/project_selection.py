@@ -49,6 +49,7 @@ class BuildRequest:
         provenance: What the packages' metadata records of builder and sources; None for what git says.
         sandbox: Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), or not at all
             without one (`require`), or never (`off`).
+        resources: Also report what each kernel takes of the GPU, for which device code is compiled once more.
     """
 
     directories: tuple[Path, ...]
@@ -67,6 +68,7 @@ class BuildRequest:
     allow: tuple[str, ...] = ()
     provenance: Mapping[str, Any] | None = None
     sandbox: SandboxMode = "auto"
+    resources: bool = False
 
 
 @dataclass(frozen=True)

@@ -378,6 +378,7 @@ _BY_NVCC = Compiler(
     threads="--threads={}",
     directories=("keep",),
     to_assembler=r"-Xcompiler=-Wa\,--MD\,{}",
+    report=("-Xptxas=-v",),
     for_editors=_for_editors,
 )
 _BY_CLANG = Compiler(
@@ -388,6 +389,7 @@ _BY_CLANG = Compiler(
         "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
     },
     works_with_sccache=False,
+    report=("-Xcuda-ptxas", "-v"),
     # For a source that nvcc accepts.
     hint="clang compiles the variants of CUDA 12: guard what it does not take with #ifndef __clang__; or compile "
     'with an nvcc of CUDA 12 (`--cuda-home DIR`); or leave CUDA 12 out by [general.cuda] minver = "13.0"',

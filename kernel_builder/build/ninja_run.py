@@ -135,13 +135,16 @@ def run(
     )
 
 
-def compile_alone(step: CompileStep, work: Path, output: Path, threads: int) -> None:
-    """Run one compile step without ninja or a cache.
+def compile_alone(
+    step: CompileStep, work: Path, output: Path, threads: int, confinement: Confinement | None = None
+) -> str:
+    """Run one compile step without ninja or a cache; return what the compiler printed.
 
     Args:
         work: An empty directory to work in.
         output: The object, which appears when it is whole.
         threads: How many processors to use at most.
+        confinement: The sandbox of the compiler; None for none.
 
     Raises:
         BuildError: If the compiler fails; it carries the command and the compiler's words.
@@ -149,11 +152,12 @@ def compile_alone(step: CompileStep, work: Path, output: Path, threads: int) -> 
     """
     check_path(work)
     directory = work / step.key
-    stage_compile(step, directory, None, threads=threads)
+    stage_compile(step, directory, None, threads=threads, confinement=confinement or Confinement())
     done = subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=_environment(), check=False)
     if done.returncode:
         raise failure(Graph(()), step, directory, "")
     shutil.move(compiled(directory), output)
+    return (directory / "log").read_text(errors="replace")
 
 
 @dataclass

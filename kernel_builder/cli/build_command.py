@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernel_builder.build.resources import SourceResources
 from kernel_builder.checks import CheckReport
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _ERRORS = 5  # so many are printed in full
 _NAMED = 3  # so many variants that are not built here are named
 _SHORT = 100  # characters of a reason in the table
+_THREADS = 256  # of a block; `--json` has the occupancy for others, too
 
 
 def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
@@ -70,13 +72,32 @@ def print_summary(summary: BuildSummary) -> None:
     _print_unavailable(summary)
     _print_table(summary)
     _print_skipped(summary)
+    for source in summary.resources:
+        if source.kernels:
+            _print_resources(source)
     binaries = len({built.module for built in summary.packages if any(built.path.glob(f"{built.module}.*so"))})
-    cost = "by a compiler cache" if summary.cpu_seconds is None else f"in {summary.cpu_seconds:.1f} s of processor time"
+    is_cached = summary.cpu_seconds is None
+    cost = "or taken from the compiler cache" if is_cached else f"in {summary.cpu_seconds:.1f} s of processor time"
     click.echo(
         f"{counted(len(summary.packages), 'variant')} from {counted(binaries, 'binary')}; "
         f"{counted(summary.compiles, 'file')} compiled {cost}; "
         f"{summary.seconds:.1f} s in all{_confined(summary)}"
     )
+
+
+def _print_resources(source: SourceResources) -> None:
+    rows = [("capability", "registers", "spills", "stack", "shared", f"occupancy at {_THREADS}", "kernel")]
+    for kernel in source.kernels:
+        shares = kernel.occupancy()
+        spills = f"{kernel.spill_stores + kernel.spill_loads} B"
+        occupancy = f"{shares[_THREADS]:.0%}" if shares else "unknown"
+        figures = (str(kernel.registers), spills, f"{kernel.stack} B", f"{kernel.shared} B", occupancy)
+        rows.append((kernel.capability, *figures, kernel.kernel))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    click.echo(f"{source.title}:")
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        click.echo(f"  {'  '.join([*cells, row[-1]])}")
 
 
 def _confined(summary: BuildSummary) -> str:
@@ -107,6 +128,8 @@ def _print_skipped(summary: BuildSummary) -> None:
             reasons.setdefault(reason, []).append(built.variant)
     for reason, names in reasons.items():
         click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {reason}", fg="yellow")
+    if any(" Torch here: " in reason for reason in reasons):
+        click.echo("    that is no fault of theirs: all other checks ran, and a machine with such a Torch loads them")
     loadable = {name for reason, names in reasons.items() for name in _loadable(reason, names)}
     if loadable and not any("load" in built.passed for built in summary.packages):
         click.echo(f"    `--variant {min(loadable)}` builds one for the Torch that is installed")
@@ -206,6 +229,12 @@ def _cut(text: str) -> str:
     help="Run compilers and load packages without network, home and other files: where the system permits it, or not "
     "at all without. A compiler cache's server runs compilers outside of it, so `require` uses none.",
 )
+@click.option(
+    "--resources",
+    is_flag=True,
+    help="Also print registers, spills, stack, shared memory and occupancy of each CUDA kernel and capability, as "
+    "ptxas reports them. Compiles CUDA sources once more.",
+)
 @json_option
 def build(
     directories: tuple[Path, ...],
@@ -224,6 +253,7 @@ def build(
     cross_python: Path | None,
     allow: tuple[str, ...],
     sandbox: SandboxMode,
+    resources: bool,
     as_json: bool,
     **toolchain: Any,
 ) -> None:
@@ -242,7 +272,7 @@ def build(
     kernel-builder build kernels/rmsnorm --all-platforms
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
-    kernel-builder build . --capability 9.0
+    kernel-builder build . --capability 9.0 --resources
     kernel-builder build strangers-kernel --sandbox require
     """
     from kernel_builder.toolchain import Toolchains
@@ -265,6 +295,7 @@ def build(
             cross_python=cross_python.absolute() if cross_python else None,
             allow=allow,
             sandbox=sandbox,
+            resources=resources,
         ),
         lambda progress: Toolchains(progress=progress, **toolchain),
     )

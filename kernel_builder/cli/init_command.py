@@ -53,7 +53,7 @@ class _Init(click.Command):
     "on_kit",
     is_flag=True,
     help="Start from an operator on the kit, device code for several kernels; its files are copied into the project, "
-    "or linked if ../kit in the same git repository has them.",
+    "or linked if ../kit in the same git repository has them. It needs both back ends, CPU and CUDA.",
 )
 @click.option(
     "--from",

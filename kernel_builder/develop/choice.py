@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from kernel_builder.build import buildable
 from kernel_builder.checks.load import rejections
@@ -53,21 +54,16 @@ def built(project: Project, name: str | None) -> Variant:
         PackageError: If it has not been built.
     """
     build = project.root / "build"
-    present = {path.parent.name: path.parent for path in build.glob(f"*/{metadata.NAME}")}
     if name:
         variant = Variant.parse(name)
-        if name not in present:
+        if not (build / name / metadata.NAME).is_file():
             raise PackageError(
                 "has not been built",
                 where=str(build / name),
                 hint=f"build it first: kernel-builder build {project.root} --variant {name}",
             )
         return variant
-    variants = []
-    for directory in present:
-        with suppress(VariantError):
-            variants.append(Variant.parse(directory))
-    variants = [variant for variant in variants if variant.platform in (None, this_platform())]
+    variants = [variant for variant in built_variants(project.root) if variant.platform in (None, this_platform())]
     if not variants:
         raise PackageError(
             f"has no package for {this_platform()}",
@@ -76,6 +72,15 @@ def built(project: Project, name: str | None) -> Variant:
         )
     at_hand = [variant for variant in variants if known_backends.get(variant.backend).is_present()]
     return newest(loadable(variants) or at_hand or variants)
+
+
+def built_variants(directory: Path) -> list[Variant]:
+    """Return the variants that have a package in the `build` of a project."""
+    variants = []
+    for file in sorted((directory / "build").glob(f"*/{metadata.NAME}")):
+        with suppress(VariantError):
+            variants.append(Variant.parse(file.parent.name))
+    return variants
 
 
 def loadable(variants: Sequence[Variant], python: str = sys.executable) -> list[Variant]:

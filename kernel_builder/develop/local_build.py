@@ -1,4 +1,4 @@
-"""Build a project for the Torch that is installed here."""
+"""Build a project for the Torch that is installed here, or find that it has been built for it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kernel_builder.build import buildable
 from kernel_builder.config.project_files import read_project
-from kernel_builder.develop.choice import loadable
-from kernel_builder.errors import BuildError
+from kernel_builder.develop.choice import built_variants, loadable
+from kernel_builder.errors import BuildError, VariantError
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 
@@ -36,4 +36,20 @@ def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[st
             f"this machine builds no {backend} variant of the project",
             where=str(directory),
             hint=f"add a [kernel] with backend = {backend!r}",
+        )
+
+
+def require_built(directory: Path, backend: str) -> None:
+    """Check that a project has a package of one backend that the installed Torch loads.
+
+    Raises:
+        VariantError: If it has none.
+    """
+    built = [variant for variant in built_variants(directory) if variant.backend == backend]
+    if not loadable(built):
+        names = ", ".join(variant.name for variant in built) or "none"
+        raise VariantError(
+            f"has no package for {backend} that this machine loads (built: {names})",
+            where=str(directory / "build"),
+            hint="build for the Torch and the CUDA of this machine",
         )

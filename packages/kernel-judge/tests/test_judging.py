@@ -16,6 +16,7 @@ from judge_samples import HERE, note, quick, scale_project
 from kernel_builder import sandbox
 from kernel_builder.cli import main
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
+from kernel_builder.develop.local_build import build_for_device
 from kernel_judge.judge import judgement
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.speed_report import SpeedReport
@@ -171,6 +172,18 @@ def test_a_kernel_project_is_built_and_judged(tmp_path: Path) -> None:
     assert str(tmp_path) not in refused.reason and "nothing" in refused.reason
 
 
+def test_packages_that_another_machine_has_built_are_judged_without_a_build(tmp_path: Path) -> None:
+    project = scale_project(tmp_path)
+    absent = run(project, "--task", SCALED, *QUICK, "--no-build")
+    assert absent.exit_code == 11 and "has no package for cpu that this machine loads (built: none)" in absent.stdout
+    build_for_device(project, "cpu")
+    source = project / "scale" / "scale_cpu.cpp"
+    source.write_text(source.read_text().replace("out[i] = factor * in[i]", "out[i] = nothing"))
+    verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0, is_built=True))
+    assert verdict.is_right, verdict.reason
+    assert any(sentence.startswith("The judge did not build its packages") for sentence in verdict.suspicious)
+
+
 @pytest.fixture
 def cuda_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have processes that are started see a Torch for CUDA."""
@@ -211,6 +224,8 @@ def test_a_candidate_for_a_gpu_is_not_judged_without_one(tmp_path: Path) -> None
     verdict = judge(JudgeRequest(candidate, SCALED, inputs=2, rounds=0))
     assert (verdict.verdict, verdict.rejected_as, verdict.is_right) == ("not judged", None, False)
     assert verdict.reason.startswith("it needs a GPU, and Torch finds none: ")
+    done = run(candidate, "--task", SCALED, "--device", "cuda", "--json")
+    assert done.exit_code == 11 and "it is to run on a GPU, and Torch finds none" in done.stdout
     assert Verdict.from_json(verdict.to_json()).as_dict() == verdict.as_dict()
 
 

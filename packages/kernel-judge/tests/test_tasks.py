@@ -12,7 +12,7 @@ from judge_samples import HERE
 from kernel_builder.errors import ConfigError
 from kernel_judge.judge.comparison import ErrorRule, difference
 from kernel_judge.judge.reference import Reference
-from kernel_judge.judge.scaling import fitted, unseen
+from kernel_judge.judge.scaling import cut_lengths, fitted, unseen
 from kernel_judge.judge.task import kernelbench, read_task
 from kernel_judge.judge.verdict import Speedup, Verdict
 
@@ -88,6 +88,24 @@ def test_the_example_tasks_can_be_judged_at_other_sizes_in_float64(file: Path) -
             reference = Reference(task, sizes, dtype, "cpu", 1)
             assert reference.has_exact and not reference.mutates
             assert len(reference.results) > len(reference.arguments(1).tensors), "results and gradients"
+
+
+def test_only_first_lengths_of_inputs_are_cut_where_integers_may_be_places(problem: Path) -> None:
+    problem.write_text(
+        PROBLEM.replace("self.linear(x)", "x[i]")
+        .replace("forward(self, x)", "forward(self, x, i)")
+        .replace("[torch.rand(batch, width)]", "[torch.rand(40, 7), torch.randint(0, 12, (24,))]")
+    )
+    task = read_task(problem)
+    chosen = cut_lengths(task, {"width": 2}, "cpu", 3, random.Random(1))
+    assert chosen and {length for lengths in chosen for length in lengths} <= {40, 24}, "not the 7"
+    problem.write_text(
+        PROBLEM.replace("[torch.rand(batch, width)]", "[torch.rand(40, 2), torch.rand(40, 2)]")
+        .replace("self.linear(x)", "x + y")
+        .replace("forward(self, x)", "forward(self, x, y)")
+    )
+    chosen = cut_lengths(read_task(problem), {"width": 2}, "cpu", 3, random.Random(1))
+    assert chosen and all(lengths.keys() <= {40, 2} for lengths in chosen), "both inputs, together"
 
 
 def test_random_masks_have_no_result_in_float64(problem: Path) -> None:

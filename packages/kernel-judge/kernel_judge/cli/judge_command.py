@@ -74,6 +74,12 @@ def _print(verdict: Verdict) -> None:
     is_flag=True,
     help="KernelBench's rule: leave out inputs and parameters that the task itself never has, such as negative ones.",
 )
+@click.option(
+    "--no-build",
+    "is_built",
+    is_flag=True,
+    help="Judge the packages in CANDIDATE/build, which another machine has built: this one needs no compiler.",
+)
 @click.option("--seed", type=int, help="Repeat a choice of inputs and shapes. [default: unforeseeable]")
 @click.option("--build-seconds", type=float, default=600.0, show_default=True, help="Limit of importing the candidate.")
 @click.option("--call-seconds", type=float, default=30.0, show_default=True, help="Limit of a call.")

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.develop.local_build import build_for_device
+from kernel_builder.develop.local_build import build_for_device, require_built
 from kernel_builder.errors import ConfigError
 from kernel_judge.judge.candidate_files import candidate_digest, ignored
 from kernel_judge.judge.verdict import NO_KERNEL
@@ -43,17 +43,26 @@ class Candidate:
     digest: str
     is_project: bool
 
-    def prepared(self, directory: Path, device: str) -> Path:
+    def prepared(self, directory: Path, device: str, *, is_built: bool = False) -> Path:
         """Copy the candidate to a directory, build it there if it is a project, and return the file with `ModelNew`.
 
+        Args:
+            is_built: Whether to take the packages in the project's `build/` instead of building.
+
         Raises:
-            KernelBuilderError: If the project cannot be built, or its package does not pass the builder's checks.
+            KernelBuilderError: If the project cannot be built, or its package does not pass the builder's checks; or if
+                it is built, and has no package that this machine loads.
         """
         if not self.is_project:
             return Path(shutil.copy(self.file, directory))
         copy = directory / self.path.resolve().name
+        if is_built:
+            require_built(self.path, device)
         shutil.copytree(self.path, copy, ignore=ignored)
-        build_for_device(copy, device, capabilities=() if device == "cpu" else (_capability(),))
+        if is_built:
+            shutil.copytree(self.path / "build", copy / "build")
+        else:
+            build_for_device(copy, device, capabilities=() if device == "cpu" else (_capability(),))
         return copy / self.file.name
 
     def suspicions(self, dtype: str) -> list[str]:

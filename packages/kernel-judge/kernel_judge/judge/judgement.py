@@ -18,7 +18,6 @@ from kernel_builder import sandbox
 from kernel_builder.cache_directory import default_cache
 from kernel_builder.errors import (
     BuildError,
-    ConfigError,
     KernelBuilderError,
     MeasureError,
     ToolchainError,
@@ -84,6 +83,7 @@ class JudgeRequest:
         compile_seconds: How long to wait for `torch.compile` once the candidate is checked.
         sandbox: One of the sandboxes; None for the strongest.
         inputs_of_task_only: Whether to leave out inputs and parameters that the task's own do not have.
+        is_built: Whether to judge the packages in the candidate's `build/`, which another machine has built.
     """
 
     candidate: Path
@@ -98,6 +98,7 @@ class JudgeRequest:
     compile_seconds: float | None = None
     sandbox: str | None = None
     inputs_of_task_only: bool = False
+    is_built: bool = False
 
 
 def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
@@ -110,12 +111,14 @@ def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
     started = time.monotonic()
     task = read_task(request.task)
     candidate = read_candidate(request.candidate)
-    device = _device(task, request.device)
+    device = request.device or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
     trial = _Trial(request, task, candidate, device, choice, progress)
     rejected: RejectedError | None = None
     word, reason, speed = RIGHT, "", SpeedReport()
     try:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise _CannotJudgeError("it is to run on a GPU, and Torch finds none: --device cpu judges it on the CPU")
         speed = trial.run()
     except _CannotJudgeError as error:
         word, reason = NOT_JUDGED, str(error)
@@ -218,6 +221,10 @@ class _Trial:
                     examination.check_outside(self._task, self._choice.getrandbits(48), request.build_seconds)
             self.suspicious += examination.suspicious
             self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
+            if request.is_built and self._candidate.is_project:
+                self.suspicious.append(
+                    "The judge did not build its packages: nothing says that they are of its sources."
+                )
             if not request.rounds:
                 return SpeedReport()
             self._progress.say("timing")
@@ -233,13 +240,14 @@ class _Trial:
 
     def _built(self, directory: Path) -> Path:
         try:
-            return self._candidate.prepared(directory, self._device)
+            return self._candidate.prepared(directory, self._device, is_built=self._request.is_built)
         except KernelBuilderError as error:
             output = error.output.strip()[-1500:] if isinstance(error, BuildError) else ""
             text = f"{error}{f' ({error.hint})' if error.hint else ''}{f': {output}' if output else ''}"
             text = text.replace(str(directory), "")
             if isinstance(error, (ToolchainError, VariantError)):
-                raise _CannotJudgeError(f"this machine cannot build it for {self._device}: {text}") from error
+                verb = "load" if self._request.is_built else "build"
+                raise _CannotJudgeError(f"this machine cannot {verb} it for {self._device}: {text}") from error
             raise RejectedError("build-failed", text) from error
 
     def _worker(self, readable: Sequence[Path]) -> WorkerProcess:
@@ -281,15 +289,6 @@ def prepare_references(task: Task, device: str, choice: random.Random) -> tuple[
     return references, sentences
 
 
-def _device(task: Task, wanted: str | None) -> str:
-    device = wanted or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "needs a GPU, and Torch finds none", where=str(task.path), hint="judge it on the CPU with --device cpu"
-        )
-    return device
-
-
 def _arena_bytes(device: str) -> int:
     if device == "cpu":
         return 0
@@ -299,5 +298,7 @@ def _arena_bytes(device: str) -> int:
 def _device_name(device: str) -> str:
     if device == "cpu":
         return f"cpu, {torch.get_num_threads()} threads"
+    if not torch.cuda.is_available():
+        return "no GPU"
     name: Any = torch.cuda.get_device_name()
     return str(name)

@@ -60,7 +60,7 @@ class Contender(NamedTuple):
     @property
     def program(self) -> str:
         """The agent's program. Its arguments are not for publication: they may have a key."""
-        if self.agent.startswith(mailbox.PREFIX):
+        if mailbox.is_mailbox(self.agent):
             return "mailbox"
         return Path(shlex.split(self.agent)[0]).name
 

@@ -16,14 +16,19 @@ from pathlib import Path
 
 from kernel_builder.files import write_atomically
 
-PREFIX = "mailbox:"
+_PREFIX = "mailbox:"
 DONE = "DONE"
 _POLL = 0.2  # seconds
 
 
+def is_mailbox(agent: str) -> bool:
+    """Return whether an agent is a mailbox."""
+    return agent.startswith(_PREFIX)
+
+
 def mailbox_command(agent: str) -> list[str]:
     """Return the command that stands for `mailbox:DIR`; the directory is relative to the current one."""
-    directory = Path(agent.removeprefix(PREFIX)).absolute()
+    directory = Path(agent.removeprefix(_PREFIX)).absolute()
     return [sys.executable, "-m", "kernel_judge.search.mailbox", str(directory)]
 
 

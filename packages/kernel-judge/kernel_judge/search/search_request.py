@@ -92,7 +92,7 @@ def agent_command(agent: str) -> list[str]:
     Raises:
         ConfigError: If there is no such program.
     """
-    if agent.startswith(mailbox.PREFIX):
+    if mailbox.is_mailbox(agent):
         return mailbox.mailbox_command(agent)
     try:
         program, *arguments = shlex.split(agent)

@@ -20,6 +20,7 @@ from kernel_judge.judge.verdict import RIGHT, WRONG, Verdict, cause
 from kernel_judge.search import workspace as files
 from kernel_judge.search.limited_process import Ended, kill_marked, run_limited
 from kernel_judge.search.local_judge import Judge, Judged
+from kernel_judge.search.mailbox import is_mailbox
 from kernel_judge.search.run_log import AGENT_ENDED, REFERENCE_PEER, TRY_ENDED, Event, RunLog
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest, agent_command
 from kernel_judge.search.workspace import Workspace
@@ -126,9 +127,11 @@ class Supervisor:
         key = {"attempt": attempt.number, "try": number}
         if event := self.log.find(AGENT_ENDED, **key):
             return event
-        before = Workspace(self.request.run, attempt.number, number - 1).frozen_candidate() if number > 1 else None
-        prompt = files.prompt_text(self.request, attempt, self.task_name, self._feedback(attempt.number, number - 1))
-        workspace.prepare(prompt, attempt.context, files.judge_script(self.request), before)
+        if not (is_mailbox(attempt.agent) and workspace.is_prepared()):  # who answers may be at work between two starts
+            before = Workspace(self.request.run, attempt.number, number - 1).frozen_candidate() if number > 1 else None
+            feedback = self._feedback(attempt.number, number - 1)
+            prompt = files.prompt_text(self.request, attempt, self.task_name, feedback)
+            workspace.prepare(prompt, attempt.context, files.judge_script(self.request), before)
         ended = self._call(attempt.agent, workspace)
         if ended.stopped == "search":
             raise _Stopped

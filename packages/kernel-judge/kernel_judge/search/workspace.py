@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_builder.files import remove_tree
+from kernel_builder.files import remove_tree, write_atomically
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest
@@ -62,7 +62,11 @@ class Workspace:
         script = self.directory / "judge"
         script.write_text(judge)
         script.chmod(0o755)
-        (self.directory / PROMPT).write_text(prompt)
+        write_atomically(self.directory / PROMPT, prompt)  # last: `is_prepared` looks for it
+
+    def is_prepared(self) -> bool:
+        """Return whether `prepare` has ended, in this start of the search or in an earlier one."""
+        return (self.directory / PROMPT).is_file()
 
     def freeze(self) -> Path | None:
         """Copy what the agent has written to where it no longer changes; return the copy.

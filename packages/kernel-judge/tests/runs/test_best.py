@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from agents import BODIES, MODEL
-from searches import agent, logged, quick_request, quoted, run_search
+from searches import agent, logged, quick_request, quoted, run_search, start_search
 
 from kernel_builder.errors import ConfigError
 from kernel_judge.search.search_request import parse_context
@@ -160,6 +161,19 @@ def test_who_is_no_command_takes_part_by_a_mailbox(tmp_path: Path) -> None:
     assert result.best and result.best["speed"] == 2.0
     assert list(box.iterdir()) == []
     assert "Written by an agent (`mailbox`)" in (result.run / "best" / "CARD.md").read_text()
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_what_is_written_for_a_mailbox_survives_the_end_of_the_search(tmp_path: Path) -> None:
+    box, workspace = tmp_path / "box", Workspace(tmp_path / "run", 1, 1)
+    with start_search(tmp_path, f"mailbox:{box}") as killed:
+        while not list(box.glob("*.json")):
+            time.sleep(0.05)
+        killed.kill()
+    (workspace.directory / "candidate.py").write_text("# right 2")
+    (workspace.directory / "DONE").touch()
+    result = run_search(quick_request(tmp_path, f"mailbox:{box}"))
+    assert result.best and result.best["speed"] == 2.0
 
 
 @pytest.mark.usefixtures("judge_calls")

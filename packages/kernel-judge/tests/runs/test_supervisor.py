@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import signal
@@ -17,8 +18,10 @@ from searches import agent, logged, marked_processes, quick_request, quoted, run
 
 from kernel_builder.confine import landlock_version
 from kernel_builder.errors import ConfigError
+from kernel_builder.progress import Silent
 from kernel_judge.search import limited_process
 from kernel_judge.search.run_log import LOG, RunLog, read_events
+from kernel_judge.search.search_run import search
 from kernel_judge.search.workspace import Workspace
 
 GOOD, SLOW, WRONG = quoted("# right 2.5"), quoted("# right 0.5"), quoted("# wrong")
@@ -169,6 +172,22 @@ def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch:
     before = (tmp_path / "judge-calls").read_bytes()
     run_search(quick_request(tmp_path, *agents, **settings))
     assert (tmp_path / "judge-calls").read_bytes() == before
+
+
+@pytest.mark.usefixtures("judge_calls")
+def test_a_busy_machine_is_named_once_before_agents_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    said: list[str] = []
+
+    class Told(Silent):
+        def say(self, message: str) -> None:
+            said.append(message)
+
+    search(quick_request(tmp_path, quoted("# right 2"), quoted("# wrong")), Told())
+    assert said[0].startswith(
+        "Speeds will be uncertain: the machine is busy before the search has begun (load 1000.0, "
+    )
+    assert sum("uncertain" in text for text in said) == 1
 
 
 @pytest.mark.usefixtures("judge_calls")
