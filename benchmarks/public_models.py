@@ -1,4 +1,4 @@
-"""The public models that `models.py` and `generate.py` time: real configurations, random weights, real sizes of inputs."""
+"""Public models that `models.py` and `generate.py` time: real configurations, random weights, inputs of real sizes."""
 
 from __future__ import annotations
 
