@@ -352,7 +352,8 @@ class _Rewriter(ast.NodeTransformer):
         return ast.Attribute(ast.Name(_KERNELS, ast.Load()), name, ast.Load())
 
     def _call(self, name: str, kernels: Sequence[str], node: ast.AST, *arguments: ast.expr) -> ast.expr:
-        self._matches += 1
+        # A kernel of ours outweighs an epilogue: the activation of a gate is computed with the product.
+        self._matches += 2 if kernels else 1
         if not self._counting:
             self.does.setdefault(_DOES[name], set()).update(kernels)
         function = ast.Attribute(ast.Name(_KERNELS, ast.Load()), name, ast.Load())
@@ -364,13 +365,15 @@ class _Rewriter(ast.NodeTransformer):
         modulated = self._modulated(node)
         if modulated is not None:
             return modulated
+        if isinstance(node.op, ast.Mult):
+            # Before the operands are visited: a GELU of a projection alone would go to its epilogue.
+            if self._activation_of(node.left) is not None:
+                return self._call("gated", ["geglu"], node, self._begun(node.left), self.visit(node.right))
+            if self._activation_of(node.right) is not None:
+                return self._call("gated_reversed", ["geglu"], node, self.visit(node.left), self._begun(node.right))
         self.generic_visit(node)
         left, right = node.left, node.right
         if isinstance(node.op, ast.Mult):
-            if self._activation_of(left) is not None:
-                return self._call("gated", ["geglu"], node, self._begun(left), right)
-            if self._activation_of(right) is not None:
-                return self._call("gated_reversed", ["geglu"], node, left, self._begun(right))
             self._miss_activation(left)
             self._miss_activation(right)
         if isinstance(node.op, ast.Add) and self._has_norm:
@@ -382,7 +385,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _begun(self, call: Any) -> ast.expr:
         begun = ast.Attribute(ast.Name(_KERNELS, ast.Load()), "begun", ast.Load())
-        return ast.Call(begun, [self._activation_of(call), call.args[0]], [])
+        return ast.Call(begun, [self._activation_of(call), self.visit(call.args[0])], [])
 
     def _miss_activation(self, node: ast.AST) -> None:
         activation = self._resolve(node.func) if isinstance(node, ast.Call) and len(node.args) == 1 else None
@@ -427,9 +430,11 @@ class _Rewriter(ast.NodeTransformer):
             new = self._call("rotated", ["rope3d"], node, self._constant(call), node.func, *node.args)
             new.keywords = node.keywords
             return new
-        if gated.HAS_EPILOGUE and self._activation_of(node) is not None and isinstance(node.args[0], ast.Call):
+        if gated.HAS_EPILOGUE and len(node.args) == 1 and not node.keywords and isinstance(node.args[0], ast.Call):
             projected = node.args[0]
-            if isinstance(self._resolve(projected.func), nn.Linear) and len(projected.args) == 1 and not node.keywords:
+            is_linear = isinstance(self._resolve(projected.func), nn.Linear) and len(projected.args) == 1
+            activation = self._resolve(node.func)
+            if is_linear and activation is not _MISSING and gated.activation_of(activation) == "tanh":
                 return self._call("activated_projection", (), node, node.func, projected.func, projected.args[0])
         return node
 
