@@ -64,7 +64,8 @@ def test_gated_linear(dtype, activation):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_constant_weights(dtype):
     """Weights may be read early, but not x: each product reads the one before. A strided weight is copied."""
-    for weight in (random(256, 256, dtype=dtype).div(16), random(256, 512, dtype=dtype)[:, ::2].div(16)):
+    whole = random(256, 512, dtype=dtype).div(64)
+    for weight in (whole[:, :256], whole[:, ::2]):
         start = random(3, 256, dtype=dtype)
         results = []
         for constant in (False, True):
@@ -75,7 +76,7 @@ def test_constant_weights(dtype):
                 x = kernel.linears(x, [weight, weight[:5]], constant_weights=constant)[0]
                 x = kernel.linears(x, [weight], constant_weights=constant)[0]
             results.append(x)
-        assert torch.equal(*results)
+        assert results[0].isfinite().all() and torch.equal(*results)
 
 
 def test_far_gates():
