@@ -1,11 +1,13 @@
 """Times `generate` of public language models, with and without `blocks.accelerate`, on a GPU.
 
     python benchmarks/generate.py --case llama-8b --json generate.json
-    python benchmarks/generate.py --case qwen3-4b --case gemma3-4b --case qwen3-moe --json generate.json
+    python benchmarks/generate.py --case qwen3-4b --variant compiled --budget 500 --json generate.json
+    python benchmarks/generate.py --case qwen3-moe --variant graphs --profile --json generate.json
+    python benchmarks/generate.py --accuracy --json generate.json
 
 It needs Torch, transformers and the public `kernels` client, which finds the packages through LOCAL_KERNELS or on the
 Hub, and not the builder. The models have the configurations of public models and random weights in bfloat16. A case
-takes one to three minutes, most of it for compiling; results are added to the JSON.
+takes one to three minutes, most of it for compiling. Figures are added to those that the JSON has of the same machine.
 """
 
 from __future__ import annotations
@@ -13,14 +15,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from model_reports import kernel, machine, update
+from public_models import gemma3_config, llama_config, make_model, qwen3_config, qwen3_moe_config
 from torch import Tensor, nn
 
 NEW_TOKENS = 128
@@ -48,76 +55,22 @@ class Case:
     batch: int
     prompt: int
 
+    def model(self, layers: int) -> Any:
+        """Return the model on the default device in the default dtype."""
+        from transformers import AutoModelForCausalLM
 
-def _llama(layers: int) -> Any:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-    )
+        return AutoModelForCausalLM.from_config(self.config(layers))
 
 
-def _qwen3(layers: int) -> Any:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(
-        vocab_size=151936,
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-    )
-
-
-def _gemma3(layers: int) -> Any:
-    from transformers import Gemma3TextConfig
-
-    return Gemma3TextConfig(
-        vocab_size=262208,
-        hidden_size=2560,
-        intermediate_size=10240,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        sliding_window=1024,
-    )
-
-
-def _qwen3_moe(layers: int) -> Any:
-    from transformers import Qwen3MoeConfig
-
-    return Qwen3MoeConfig(
-        vocab_size=151936,
-        hidden_size=2048,
-        intermediate_size=6144,
-        moe_intermediate_size=768,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        head_dim=128,
-        num_experts=128,
-        num_experts_per_tok=8,
-        norm_topk_prob=True,
-    )
-
+_qwen3_4b = partial(qwen3_config, hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True)
 
 CASES = {
-    "llama-8b": Case(_llama, 32, 32, 1, 200),
-    "qwen3-4b": Case(_qwen3, 36, 36, 8, 300),
-    "gemma3-4b": Case(_gemma3, 34, 34, 1, 200),
-    "qwen3-moe": Case(_qwen3_moe, 12, 48, 1, 200),
+    "llama-8b": Case(llama_config, 32, 32, 1, 200),
+    "qwen3-4b": Case(_qwen3_4b, 36, 36, 8, 300),
+    "gemma3-4b": Case(gemma3_config, 34, 34, 1, 200),
+    "qwen3-moe": Case(qwen3_moe_config, 12, 48, 1, 200),
 }
+_LAYERS_COMPARED = 4  # with float32
 
 
 def main() -> None:
@@ -127,50 +80,72 @@ def main() -> None:
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="Only this variant; may be repeated.")
     parser.add_argument("--json", type=Path, required=True, help="Add the results to this file.")
     parser.add_argument("--layers", type=int, help="Use as many layers as this, to try the script.")
-    parser.add_argument("--profile", action="store_true", help="Also print the GPU's kernels of a token with graphs.")
+    parser.add_argument("--budget", type=float, help="Give up a variant after so many seconds.")
+    parser.add_argument("--profile", action="store_true", help="Also count the GPU's kernels of a token with graphs.")
+    parser.add_argument(
+        "--accuracy", action="store_true", help="Compare logits with float32 instead, with four layers unless --layers."
+    )
     arguments = parser.parse_args()
     for name in arguments.case or list(CASES):
-        _measure(name, CASES[name], arguments)
+        if arguments.accuracy:
+            accuracy = _compare_with_float32(CASES[name], arguments.layers or _LAYERS_COMPARED)
+            print(name, json.dumps(accuracy), flush=True)
+            _add(arguments.json, name, {"accuracy": accuracy})
+        else:
+            _measure(name, CASES[name], arguments)
         torch.cuda.empty_cache()
 
 
 def _add(path: Path, name: str, result: dict[str, Any]) -> None:
-    import transformers
+    """Add figures of a case. One that could not be measured replaces none that was."""
 
-    report = json.loads(path.read_text()) if path.exists() else {}
-    report["machine"] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    report["new-tokens"] = NEW_TOKENS
-    report.setdefault("cases", {})[name] = result
-    path.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    def change(report: dict[str, Any]) -> None:
+        here = machine("transformers")
+        if report.setdefault("machine", here) != here:
+            raise SystemExit(f"{path} has figures of {report['machine']}, not of {here}: write to another file")
+        report["new-tokens"] = NEW_TOKENS
+        case = report.setdefault("cases", {}).setdefault(name, {})
+        case.update({key: value for key, value in result.items() if key not in case or not _failed(value)})
 
-
-def _blocks() -> Any:
-    from kernels import get_kernel
-
-    return get_kernel("kernels-community/blocks", version=1)
+    update(path, change)
 
 
-def _measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
-    """Measure the variants of a case, and add each to the JSON when it is measured."""
-    from transformers import AutoModelForCausalLM
+def _failed(value: Any) -> bool:
+    return isinstance(value, dict) and "error" in value
 
-    torch.manual_seed(0)
-    layers = arguments.layers or case.layers
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(case.config(layers), dtype=torch.bfloat16).eval()
+
+@contextmanager
+def _at_most(seconds: float | None) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"did not end within the {seconds:g} s of its budget")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _make(case: Case, layers: int) -> tuple[Any, dict[str, Any]]:
+    """Return the model of a case, and the arguments of its `generate`."""
+    model = make_model(case, "cuda", torch.bfloat16, layers)
     vocabulary = model.config.vocab_size
     # With an id that ends a sequence every loop has to look for it. A sequence that ends early would not count.
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = [vocabulary - 1, vocabulary - 2]
     prompt = torch.randint(3, vocabulary - 9, (case.batch, case.prompt), device="cuda")
-    inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+    return model, {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+
+
+def _measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
+    """Measure the variants of a case, and add each to the JSON when it is measured."""
+    layers = arguments.layers or case.layers
+    model, inputs = _make(case, layers)
     copy_speed = _copy_speed()
     floor = _read_per_token(model) / copy_speed
-    result: dict[str, Any] = {
+    about = {
         "batch": case.batch,
         "prompt": case.prompt,
         "layers": layers,
@@ -182,18 +157,18 @@ def _measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
     _generate(model, inputs, 4)  # CUDA and its libraries are loaded
     expected = None
     for variant in arguments.variant or VARIANTS:
+        outputs = None
         try:
-            result[variant], outputs = _measure_variant(variant, model, inputs, arguments.profile)
+            with _at_most(arguments.budget):
+                result, outputs = _measure_variant(variant, model, inputs, arguments.profile)
         except Exception as error:  # a variant that does not run has no time
-            result[variant] = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
-            print(name, variant, result[variant], flush=True)
-            continue
+            result = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
         if variant == "eager":
             expected = outputs
         elif outputs is not None and expected is not None:
-            result[variant]["beside-eager"] = _compare(outputs, expected, case.prompt)
-        print(name, variant, json.dumps(result[variant]), flush=True)
-        _add(arguments.json, name, result)
+            result["beside-eager"] = _compare(outputs, expected, case.prompt)
+        print(name, variant, json.dumps(result), flush=True)
+        _add(arguments.json, name, {**about, variant: result})
 
 
 def _measure_variant(variant: str, model: nn.Module, inputs: dict[str, Any], profiled: bool) -> tuple[dict, Any]:
@@ -204,7 +179,7 @@ def _measure_variant(variant: str, model: nn.Module, inputs: dict[str, Any], pro
     watch = _Watch()
     report = None
     if variant in ("accelerated", "graphs"):
-        report = _blocks().accelerate(model, graphs=with_graphs)
+        report = kernel("blocks").accelerate(model, graphs=with_graphs)
     result: dict[str, Any] = {"accelerate-seconds": watch.seconds()}
     try:
         _generate(model, inputs, NEW_TOKENS, **options, **GREEDY, streamer=watch)
@@ -223,7 +198,9 @@ def _measure_variant(variant: str, model: nn.Module, inputs: dict[str, Any], pro
                 }
         result["peak-bytes"] = torch.cuda.max_memory_allocated()
         if profiled and with_graphs:
-            _print_profile(model, inputs)
+            result["profile"] = {
+                kind: _profile(model, inputs, **how) for kind, how in (("greedy", GREEDY), ("sampling", SAMPLING))
+            }
         outputs = None
         if variant in ("eager", "graphs"):
             output = _generate(model, inputs, NEW_TOKENS, **options, **GREEDY, **kept)
@@ -233,7 +210,7 @@ def _measure_variant(variant: str, model: nn.Module, inputs: dict[str, Any], pro
         return result, outputs
     finally:
         if report is not None:
-            _blocks().restore(model)
+            kernel("blocks").restore(model)
 
 
 class _Watch:
@@ -293,6 +270,46 @@ def _compare(outputs: Any, expected: Any, prompt: int) -> dict[str, Any]:
     return {"equal": equal, "of": theirs.shape[0] * (theirs.shape[1] - prompt), "first": gaps, "explained": explained}
 
 
+def _compare_with_float32(case: Case, layers: int) -> dict[str, Any]:
+    """Compare the logits of each token with those of the same weights in float32, after the same tokens.
+
+    The tokens are those that graphs choose in greedy mode, which a processor forces upon the others. One may differ
+    from the eager model's choice where its two best logits differ by no more than the rounding of both.
+    """
+    from transformers import LogitsProcessor, LogitsProcessorList
+
+    class Forced(LogitsProcessor):  # type: ignore[misc]
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            forced = torch.full_like(scores, float("-inf"))
+            return forced.scatter(1, chosen[:, input_ids.shape[1], None], 0)
+
+    model, inputs = _make(case, layers)
+    options = {**GREEDY, "return_dict_in_generate": True, "output_logits": True}
+    kernel("blocks").accelerate(model, graphs=True)
+    # A step runs, then is captured, then is replayed.
+    outputs = [_generate(model, inputs, NEW_TOKENS, **options) for _ in range(2)]
+    kernel("blocks").restore(model)
+    chosen, logits = outputs[-1].sequences, {"graphs": torch.stack(outputs[-1].logits)}
+    options["logits_processor"] = LogitsProcessorList([Forced()])
+    logits["eager"] = torch.stack(_generate(model, inputs, NEW_TOKENS, **options).logits).float()
+    model.float()
+    reference = torch.stack(_generate(model, inputs, NEW_TOKENS, **options).logits)
+    differences = {variant: (of - reference).abs() for variant, of in logits.items()}
+    best = logits["eager"].topk(2)
+    differs = best.indices[..., 0] != chosen[:, case.prompt :].T
+    rounding = sum(difference.amax(-1) for difference in differences.values())
+    unexplained = differs & (best.values[..., 0] - best.values[..., 1] > rounding)
+    return {
+        "layers": layers,
+        "rms-error": {variant: float(of.square().mean().sqrt()) for variant, of in differences.items()},
+        "largest-error": {variant: float(of.max()) for variant, of in differences.items()},
+        "rms-logit": float(reference.square().mean().sqrt()),
+        "tokens": differs.numel(),
+        "equal": int((~differs).sum()),
+        "unexplained": int(unexplained.sum()),
+    }
+
+
 def _copy_speed() -> float:
     """Return the bytes that a copy reads and writes a second, the best of some."""
     source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
@@ -321,10 +338,10 @@ def _read_per_token(model: Any) -> float:
     return total
 
 
-def _print_profile(model: Any, inputs: dict[str, Any], count: int = 32) -> None:
-    """Print the milliseconds a token of the GPU's kernels, and of its idle time between them."""
+def _profile(model: Any, inputs: dict[str, Any], count: int = 32, **how: Any) -> dict[str, Any]:
+    """Return the milliseconds a token of the GPU's kernels, and print them."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
-        _generate(model, inputs, count, **GREEDY)
+        _generate(model, inputs, count, **how)
         torch.cuda.synchronize()
     events = [event for event in profiled.events() if event.device_type.name == "CUDA"]
     events.sort(key=lambda event: event.time_range.start)
@@ -333,14 +350,20 @@ def _print_profile(model: Any, inputs: dict[str, Any], count: int = 32) -> None:
     span = events[-1].time_range.end - events[0].time_range.start
     by_name: dict[str, list[float]] = {}
     for event in events:
-        by_name.setdefault(event.name, []).append(event.time_range.end - event.time_range.start)
+        by_name.setdefault(event.name[:150], []).append(event.time_range.end - event.time_range.start)
     tokens = count / 2
-    busy = sum(map(sum, by_name.values())) / 1000 / tokens
-    each = len(events) / tokens
-    print(f"GPU: {span / 1000 / tokens:.3f} ms a token, busy {busy:.3f}, {each:.0f} kernels")
-    for name, times in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:40]:
+    result = {
+        "ms-per-token": span / 1000 / tokens,
+        "busy": sum(map(sum, by_name.values())) / 1000 / tokens,
+        "launches": len(events) / tokens,
+    }
+    print(f"GPU: {', '.join(f'{value:.3f} {name}' for name, value in result.items())}")
+    slowest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:40]
+    for name, times in slowest:
         mean = sum(times) / len(times)
-        print(f"  {sum(times) / 1000 / tokens:7.4f} ms  {len(times) / tokens:6.1f} x {mean:7.2f} us  {name[:150]}")
+        print(f"  {sum(times) / 1000 / tokens:7.4f} ms  {len(times) / tokens:6.1f} x {mean:7.2f} us  {name}")
+    kernels = {name: {"ms": sum(times) / 1000 / tokens, "launches": len(times) / tokens} for name, times in slowest}
+    return {**result, "kernels": kernels}
 
 
 if __name__ == "__main__":

@@ -74,6 +74,9 @@ def _targets(cases: Mapping[str, Any]) -> Iterator[str]:
     if seconds:
         verdict = "met" if max(seconds) <= 3 else "missed"
         yield f"| from `accelerate` to the first token | at most 3 s | {max(seconds):.1f} s | {verdict} |"
+    for name, case in cases.items():
+        if "accuracy" in case:
+            yield _accuracy(f"{_TITLES[name]}, {case['accuracy']['layers']} layers", case["accuracy"])
     compared = [case["graphs"]["beside-eager"] for case in cases.values() if "beside-eager" in case["graphs"]]
     if compared:
         explained = "all" if all(each["explained"] for each in compared) else "not all"
@@ -82,6 +85,13 @@ def _targets(cases: Mapping[str, Any]) -> Iterator[str]:
             "| tokens that differ from eager's where the two best logits differ by more than the rounding | none | "
             f"{explained} first differences within it | {verdict} |"
         )
+
+
+def _accuracy(of: str, accuracy: Mapping[str, Any]) -> str:
+    ratio, unexplained = accuracy["rms-error"]["graphs"] / accuracy["rms-error"]["eager"], accuracy["unexplained"]
+    verdict = "met" if ratio <= 1.1 and unexplained == 0 else "missed"
+    measured = f"{ratio:.2f}; {unexplained} of {accuracy['tokens']:,} tokens differ by more than the rounding"
+    return f"| {of}: error against float32, with graphs / eager | at most 1.1 | {measured} | {verdict} |"
 
 
 def _ratio(value: float | None, other: float | None) -> float | None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from model_reports import kernel, machine, update
 from public_models import CASES, Case, make, make_inputs, make_model
 from torch import Tensor, multiprocessing, nn
 
@@ -67,30 +68,18 @@ def main() -> None:
 
 
 def _add(path: Path, command: str, results: dict[str, Any]) -> None:
-    report = json.loads(path.read_text()) if path.exists() else {}
-    report["machine"], report["packages"] = _machine(), _packages()
-    report.setdefault(command, {}).update(results)
-    path.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    def change(report: dict[str, Any]) -> None:
+        report["machine"], report["packages"] = machine("diffusers", "transformers"), _packages()
+        report.setdefault(command, {}).update(results)
 
-
-def _machine() -> dict[str, str]:
-    from importlib.metadata import version
-
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return {"device": name, **{package: version(package) for package in ("torch", "diffusers", "transformers")}}
-
-
-def _kernel(name: str) -> Any:
-    from kernels import get_kernel
-
-    return get_kernel(f"kernels-community/{name}", version=1)
+    update(path, change)
 
 
 def _packages() -> dict[str, Any]:
     """Return what the packages record of their sources, which the page compares with those of the repository."""
     packages = {}
     for name in ("adaln", "blocks", "decode", "geglu", "rmsnorm", "rope3d"):
-        directory = Path(_kernel(name).__file__).parent
+        directory = Path(kernel(name).__file__).parent
         metadata = json.loads((directory / "metadata.json").read_text())
         packages[name] = {
             "variant": directory.name,
@@ -231,7 +220,7 @@ def _prepare(variant: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[Ca
     said = ""
     if variant in ("accelerated", "graphs", "compile-accelerated"):
         options = {"graphs": True} if variant == "graphs" else {}
-        said = str(_kernel("blocks").accelerate(model, **options))
+        said = str(kernel("blocks").accelerate(model, **options))
     if variant in ("compile", "compile-accelerated"):
         model = torch.compile(model)
     if variant == "reduce-overhead":
@@ -304,7 +293,7 @@ def _train(case: Case, variants: list[str], device: str, layers: int | None) -> 
     times = {}
     for variant in _chosen(variants, "eager", "accelerated"):
         if variant == "accelerated":
-            _kernel("blocks").accelerate(model)
+            kernel("blocks").accelerate(model)
         for _ in range(2):
             step()
         times[variant] = statistics.median(_elapsed(step, 3, device) for _ in range(5))
@@ -386,7 +375,7 @@ def _pipeline(device: str, layers: int | None) -> dict[str, float]:
     seconds = {}
     for variant in ("eager", "accelerated", "graphs"):
         if variant != "eager":
-            report = _kernel("blocks").accelerate(pipe, graphs=variant == "graphs")
+            report = kernel("blocks").accelerate(pipe, graphs=variant == "graphs")
             print(report, flush=True)
         with torch.no_grad():
             run()

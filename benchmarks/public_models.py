@@ -1,4 +1,4 @@
-"""The public models that `models.py` times: real configurations with random weights, and inputs of real sizes."""
+"""Public models that `models.py` and `generate.py` time: real configurations, random weights, inputs of real sizes."""
 
 from __future__ import annotations
 
@@ -77,19 +77,9 @@ def _wan_inputs(frames: int) -> Callable[[nn.Module, torch.dtype], dict[str, Any
 
 
 def _qwen3(layers: int) -> nn.Module:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            hidden_size=4096,
-            intermediate_size=12288,
-            num_hidden_layers=layers,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-            vocab_size=151936,
-        )
-    )
+    return Qwen3ForCausalLM(qwen3_config(layers, hidden_size=4096, intermediate_size=12288))
 
 
 def _prefill(tokens: int) -> Callable[[nn.Module, torch.dtype], dict[str, Any]]:
@@ -161,22 +151,9 @@ def _qwen_image_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _qwen3_moe(layers: int) -> nn.Module:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import Qwen3MoeForCausalLM
 
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            hidden_size=2048,
-            moe_intermediate_size=768,
-            num_hidden_layers=layers,
-            num_attention_heads=32,
-            num_key_value_heads=4,
-            head_dim=128,
-            num_experts=128,
-            num_experts_per_tok=8,
-            norm_topk_prob=True,
-            vocab_size=151936,
-        )
-    )
+    return Qwen3MoeForCausalLM(qwen3_moe_config(layers))
 
 
 def _qwen3_vl(layers: int) -> nn.Module:
@@ -244,14 +221,81 @@ CASES = {
 }
 
 
+# --- configurations of language models -------------------------------------------------------------------------------
+
+
+def llama_config(layers: int) -> Any:
+    """Return the configuration of Llama 3.1 8B."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+    )
+
+
+def qwen3_config(layers: int, **sizes: Any) -> Any:
+    """Return the configuration of a Qwen3 model, given what differs between their sizes."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        vocab_size=151936,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        **sizes,
+    )
+
+
+def gemma3_config(layers: int) -> Any:
+    """Return the configuration of the text model of Gemma 3 4B."""
+    from transformers import Gemma3TextConfig
+
+    return Gemma3TextConfig(
+        vocab_size=262208,
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        sliding_window=1024,
+    )
+
+
+def qwen3_moe_config(layers: int) -> Any:
+    """Return the configuration of Qwen3-30B-A3B."""
+    from transformers import Qwen3MoeConfig
+
+    return Qwen3MoeConfig(
+        vocab_size=151936,
+        hidden_size=2048,
+        moe_intermediate_size=768,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+    )
+
+
 def make(case: Case, device: str, dtype: torch.dtype, layers: int | None = None) -> tuple[nn.Module, dict[str, Any]]:
     """Return the model and its inputs."""
     model = make_model(case, device, dtype, layers)
     return model, make_inputs(case, model, device, dtype)
 
 
-def make_model(case: Case, device: str, dtype: torch.dtype, layers: int | None = None) -> nn.Module:
-    """Return the model in evaluation mode, with the same parameters in every call."""
+def make_model(case: Any, device: str, dtype: torch.dtype, layers: int | None = None) -> Any:
+    """Return the model of a case of this module or of `generate.py`, with the same parameters in every call."""
     torch.manual_seed(0)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

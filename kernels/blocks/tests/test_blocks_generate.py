@@ -351,20 +351,56 @@ def test_static_cache_and_chunked_prefill(blocks, name):
     assert counts.captured == 1
 
 
-def own_cache(kind):
-    def make(model):
-        return {
-            "cache": DynamicCache(config=model.config) if kind is DynamicCache else kind(model.config, max_cache_len=64)
-        }
+def own_cache(model, kind):
+    return kind(model.config, max_cache_len=64) if kind is StaticCache else kind(config=model.config)
 
-    return make
+
+def states_of(cache):
+    """Return copies of what each layer has cached, in order."""
+    length = int(cache.get_seq_length())
+    return [(layer.keys[:, :, :length].clone(), layer.values[:, :, :length].clone()) for layer in cache.layers]
+
+
+@pytest.mark.parametrize("window", [None, 20, 80])
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_cache_of_the_caller(blocks, kind, window):
+    """It has the states of the text afterwards, and the next call goes on from them."""
+    model = lively("gemma3", sliding_window=window) if window else lively()
+
+    def talk(prompt, mask):
+        cache, turns = own_cache(model, kind), []
+        for count in (24, 8, 8):
+            tokens = generate(model, prompt, attention_mask=mask, cache=cache, max_new_tokens=count)
+            turns.append((tokens, states_of(cache)))
+            prompt = torch.cat([tokens, tokens[:, :3]], 1)
+            mask = torch.nn.functional.pad(mask, (0, prompt.shape[1] - mask.shape[1]), value=1)
+        return turns
+
+    starts = [(PROMPT, torch.ones_like(PROMPT)), (BATCH, PADDED)]
+    expected = [talk(*start) for start in starts]
+    counts = accelerated(blocks, model)
+    for _ in range(2):
+        for start, theirs in zip(starts, expected, strict=True):
+            for (own, own_states), (their, their_states) in zip(talk(*start), theirs, strict=True):
+                assert torch.equal(own, their)
+                torch.testing.assert_close(own_states, their_states)
+    assert not counts.eager
+    assert counts.calls == 12
+
+
+def test_cache_without_layers_yet(blocks):
+    model = lively()
+    expected = generate(model)
+    counts = accelerated(blocks, model)
+    cache = DynamicCache()
+    assert torch.equal(generate(model, cache=cache), expected)
+    assert cache.get_seq_length() == expected.shape[1] - 1
+    assert not counts.eager
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (own_cache(DynamicCache), "the caller gave a cache"),
-        (own_cache(StaticCache), "the caller gave a cache"),
         ({"cache_implementation": "dynamic"}, "the caller asked for a cache: dynamic"),
         ({"use_cache": False}, "it has no cache"),
         ({"num_beams": 2}, "beams"),
@@ -374,8 +410,7 @@ def own_cache(kind):
 )
 def test_calls_as_before(blocks, options, reason):
     model = lively()
-    options = options if isinstance(options, dict) else options(model)
-    expected = copy.deepcopy(model).generate(PROMPT, max_new_tokens=8, do_sample=False, **copy.deepcopy(options))
+    expected = model.generate(PROMPT, max_new_tokens=8, do_sample=False, **options)
     counts = accelerated(blocks, model)
     actual = model.generate(PROMPT, max_new_tokens=8, do_sample=False, **options)
     assert torch.equal(getattr(actual, "sequences", actual), getattr(expected, "sequences", expected))

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from text_models import lively, model_of
 from torch import nn
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -312,6 +312,39 @@ def test_generate(blocks, name):
     blocks.restore(model)
     assert counts.memory == 0
     assert torch.equal(generate_on_gpu(model), expected[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_generate_in_other_ways(blocks, name):
+    """Limits, chunks, caches, outputs and inference mode give the tokens of transformers' own loop."""
+    model = lively(name).cuda()
+    caches = [
+        lambda: DynamicCache(config=model.config),
+        lambda: StaticCache(config=model.config, max_cache_len=128),
+    ]
+
+    def results():
+        uncompiled = {"disable_compile": True}
+        tokens = [generate_on_gpu(model, max_time=1e9), generate_on_gpu(model, prefill_chunk_size=4)]
+        tokens.append(generate_on_gpu(model, cache_implementation="static", **uncompiled))
+        outputs = generate_on_gpu(model, return_dict_in_generate=True, output_scores=True)
+        for make in caches:
+            options = {"max_new_tokens": 30, "eos_token_id": None, "cache": make(), **uncompiled}
+            first = model.generate(PROMPT.cuda(), **options)
+            tokens += [first, model.generate(torch.cat([first, first[:, 2:5]], 1), **options)]
+        with torch.inference_mode():
+            tokens.append(generate_on_gpu(model))
+        return [*tokens, outputs.sequences], torch.stack(outputs.scores)
+
+    expected, expected_scores = results()
+    report = blocks.accelerate(model, graphs=True)
+    for _ in range(3):
+        tokens, scores = results()
+        for own, theirs in zip(tokens, expected, strict=True):
+            assert torch.equal(own, theirs)
+        torch.testing.assert_close(scores, expected_scores, rtol=1e-4, atol=1e-4)
+    print(report)
+    assert not next(iter(report.generation.values())).eager
 
 
 def test_generate_with_candidates(blocks):

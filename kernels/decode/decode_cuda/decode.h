@@ -6,7 +6,8 @@
 
 namespace decode_step {
 
-int linear(const Linear& problem, void* stream);
+// `constant_weights`: whether no kernel that may still run writes the weights. Reading them begins at once then.
+int linear(const Linear& problem, bool constant_weights, void* stream);
 
 // For 16-bit dtypes, from capability 8.0 on; heads of at most 256 elements that start at 16-byte boundaries.
 int attention(const Attention& problem, void* stream);

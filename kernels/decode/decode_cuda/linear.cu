@@ -1,8 +1,9 @@
 // Linear layers of at most eight rows of x, on CUDA.
 //
 // Beyond naive/decode.cu: each weight is read once for all rows of x, by tensor cores whose multiplicand of 16 rows is
-// a tile of the weights and that of 8 columns is x; a thread has the next vectors in flight while it multiplies;
-// several layers of one x, the gate of an MLP, bias and residual are one launch.
+// a tile of the weights and that of 8 columns is x; a thread has the next vectors in flight while it multiplies, and
+// the first ones of constant weights while the previous kernel runs; several layers of one x, the gate of an MLP, bias
+// and residual are one launch.
 //
 // Reads:    each weight once; x once per block.
 // Writes:   `out`.
@@ -38,6 +39,7 @@ struct Layers {
   const void* residual;
   void* out;
   Activation activation;
+  bool constant_weights;
 };
 
 // What a block computes.
@@ -103,13 +105,14 @@ __device__ __forceinline__ uint4 load_weights([[maybe_unused]] const void* from)
 constexpr int kWarps = 16, kThreads = kWarps * kWarp;
 constexpr int kVectors = 2;              // of each row of weights that a thread loads at a time
 constexpr int kStep = 4 * 8 * kVectors;  // inputs that a warp multiplies at a time
+constexpr int kStride = kWarps * kStep;  // from these inputs to the next ones of the warp
 constexpr int kSumStride = kTile + 4;    // so that the warps' stores hit different banks
 
 // Lane 4 * g + t has vectors of rows g and g + 8 of the tile and of row g of x. The inputs of one vector of 8 are
 // spread over two products of 16, in the same way for weights and x: the order in which inputs are added does not
-// matter, and no vector has to be shuffled.
-template <typename T, bool kGated>
-__global__ void __launch_bounds__(kThreads, 2) tensor_core_kernel(const __grid_constant__ Layers layers) {
+// matter, and no vector has to be shuffled. kAhead steps are in flight, and kBlocks blocks per SM have the registers.
+template <typename T, bool kGated, int kAhead, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks) tensor_core_kernel(const __grid_constant__ Layers layers) {
   trigger_next_grid();
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, t = lane % 4;
@@ -123,34 +126,37 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_core_kernel(const __grid_c
   const T* x = static_cast<const T*>(layers.x) + g * layers.inputs + first;
   const bool has_row = g < layers.rows;
   int left = static_cast<int>(layers.inputs) - first;  // inputs from here on
-  grid_wait();
 
-  uint4 next_low[kVectors], next_high[kVectors];
+  constexpr int kLoads = kAhead * kVectors;
+  const auto offset = [](int i) { return i / kVectors * kStride + i % kVectors * 32; };
+  uint4 next_low[kLoads], next_high[kLoads];
   const auto load_next = [&] {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      next_low[i] = i * 32 < left ? load_weights(low + i * 32) : uint4{};
-      next_high[i] = i * 32 < left ? load_weights(high + i * 32) : uint4{};
+    for (int i = 0; i < kLoads; ++i) {
+      next_low[i] = offset(i) < left ? load_weights(low + offset(i)) : uint4{};
+      next_high[i] = offset(i) < left ? load_weights(high + offset(i)) : uint4{};
     }
   };
-  float sums[4]{};
+  if (!layers.constant_weights) grid_wait();
   load_next();
+  if (layers.constant_weights) grid_wait();
+  float sums[4]{};
   // All threads of a warp take part in its products.
-  for (int k = warp * kStep; k < layers.inputs; k += kWarps * kStep) {
-    uint4 low_words[kVectors], high_words[kVectors], x_words[kVectors];
+  for (int k = warp * kStep; k < layers.inputs; k += kAhead * kStride) {
+    uint4 low_words[kLoads], high_words[kLoads], x_words[kLoads];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    for (int i = 0; i < kLoads; ++i) {
       low_words[i] = next_low[i];
       high_words[i] = next_high[i];
-      x_words[i] = has_row && i * 32 < left ? load_word(reinterpret_cast<const uint4*>(x + i * 32)) : uint4{};
+      x_words[i] = has_row && offset(i) < left ? load_word(reinterpret_cast<const uint4*>(x + offset(i))) : uint4{};
     }
-    low += kWarps * kStep;
-    high += kWarps * kStep;
-    x += kWarps * kStep;
-    left -= kWarps * kStep;
+    low += kAhead * kStride;
+    high += kAhead * kStride;
+    x += kAhead * kStride;
+    left -= kAhead * kStride;
     load_next();
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
+    for (int i = 0; i < kLoads; ++i) {
       multiply<T>(sums, low_words[i].x, high_words[i].x, low_words[i].y, high_words[i].y, x_words[i].x, x_words[i].y);
       multiply<T>(sums, low_words[i].z, high_words[i].z, low_words[i].w, high_words[i].w, x_words[i].z, x_words[i].w);
     }
@@ -225,7 +231,7 @@ bool has_aligned_rows(const Linear& problem, int64_t element_bytes) {
 }
 
 template <typename T, bool kGated>
-void launch(const Linear& problem, cudaStream_t stream) {
+void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
   Layers layers{};
   layers.inputs = problem.inputs;
   layers.outputs = problem.outputs;
@@ -234,6 +240,7 @@ void launch(const Linear& problem, cudaStream_t stream) {
   layers.residual = problem.residual;
   layers.out = problem.out;
   layers.activation = problem.activation;
+  layers.constant_weights = constant_weights;
   int64_t blocks = 0, outputs = 0;
   for (int i = 0; i < kMostWeights; ++i) {
     layers.weights[i] = problem.weights[i];
@@ -251,7 +258,15 @@ void launch(const Linear& problem, cudaStream_t stream) {
   const bool vectors = has_aligned_rows(problem, sizeof(T));
   if constexpr (sizeof(T) == 2) {
     if (vectors && compiled_capability() >= 80) {
-      launch_with_pdl(tensor_core_kernel<T, kGated>, grid, kThreads, 0, stream, layers);
+      int sms = 0;
+      if (sm_count(&sms) != cudaSuccess) return;  // the error is also left for cudaGetLastError
+      // A block that has an SM for itself has the registers of two: 5 % faster for 1,024 outputs of 4,096 inputs
+      // (H100). The order in which it adds up is the same.
+      if (grid <= static_cast<unsigned>(sms)) {
+        launch_with_pdl(tensor_core_kernel<T, kGated, 2, 1>, grid, kThreads, 0, stream, layers);
+      } else {
+        launch_with_pdl(tensor_core_kernel<T, kGated, 1, 2>, grid, kThreads, 0, stream, layers);
+      }
       return;
     }
   }
@@ -264,13 +279,13 @@ void launch(const Linear& problem, cudaStream_t stream) {
 
 }  // namespace
 
-int linear(const Linear& problem, void* stream) {
+int linear(const Linear& problem, bool constant_weights, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     if (problem.activation == Activation::none) {
-      launch<T, false>(problem, static_cast<cudaStream_t>(stream));
+      launch<T, false>(problem, constant_weights, static_cast<cudaStream_t>(stream));
     } else {
-      launch<T, true>(problem, static_cast<cudaStream_t>(stream));
+      launch<T, true>(problem, constant_weights, static_cast<cudaStream_t>(stream));
     }
   });
 }

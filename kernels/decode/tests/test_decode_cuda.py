@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_decode import DEVICE, eager_attention, eager_linear, gpu, kernel, random
+from reference_decode import DEVICE, assert_as_good, doubles, eager_attention, eager_linear, gpu, kernel, random
 from test_decode_compile import step, step_inputs
 
 
@@ -54,6 +54,20 @@ def test_graph():
         graph.replay()
         assert torch.equal(captured, expected)
         assert torch.equal(key, caches[0]) and torch.equal(value, caches[1])
+
+
+@gpu
+@pytest.mark.parametrize("inputs", [1000, 4096])
+def test_more_blocks_than_sms(inputs):
+    """Another kernel computes them than few blocks, with the same bits."""
+    weight = random(torch.cuda.get_device_properties(0).multi_processor_count * 16 + 1, inputs, dtype=torch.bfloat16)
+    for rows in (1, 8):
+        x = random(rows, inputs, dtype=torch.bfloat16)
+        out = kernel.linear(x, weight)
+        assert_as_good(out, eager_linear(x, weight), eager_linear(*doubles([x, weight])))
+        assert torch.equal(out[:, :1000], kernel.linear(x, weight[:1000]))
+        gated = kernel.gated_linear(x, weight, weight)
+        assert torch.equal(gated[:, :500], kernel.gated_linear(x, weight[:500], weight[:500]))
 
 
 @gpu

@@ -61,6 +61,24 @@ def test_gated_linear(dtype, activation):
                 assert_as_good(out, eager_gated(*arguments, activation), eager_gated(*doubles(arguments), activation))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_constant_weights(dtype):
+    """Weights may be read early, but not x: each product reads the one before. A strided weight is copied."""
+    whole = random(256, 512, dtype=dtype).div(64)
+    for weight in (whole[:, :256], whole[:, ::2]):
+        start = random(3, 256, dtype=dtype)
+        results = []
+        for constant in (False, True):
+            x = start
+            for _ in range(10):
+                x = kernel.linear(x, weight, weight[0], residual=start, constant_weights=constant)
+                x = kernel.gated_linear(x, weight, weight, activation="gelu", constant_weights=constant)
+                x = kernel.linears(x, [weight, weight[:5]], constant_weights=constant)[0]
+                x = kernel.linears(x, [weight], constant_weights=constant)[0]
+            results.append(x)
+        assert results[0].isfinite().all() and torch.equal(*results)
+
+
 def test_far_gates():
     """Gates at which an exponential overflows or a gelu is a tiny difference."""
     values = torch.tensor([[-200.0, -90.0, -20.0, -5.0, 0.0, 5.0, 90.0, 200.0]], device=DEVICE)

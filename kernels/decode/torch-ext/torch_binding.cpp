@@ -58,26 +58,29 @@ Linear problem_of(Tensor& x) {
   return problem;
 }
 
-// Adds a layer. Replaces tensors by contiguous copies if their elements are not adjacent.
-void add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTensor& bias, const char* bias_name,
+// Adds a layer. Replaces tensors by contiguous copies if their elements are not adjacent. Returns whether the weight is
+// read in place.
+bool add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTensor& bias, const char* bias_name,
                const Tensor& x) {
   check_dtype(weight, weight_name, x, "x");
   if (weight.dim() != 2 || weight.size(1) != problem.inputs) {
     fail(weight_name, "must have shape [outputs, " + std::to_string(problem.inputs) + "], not " + text(weight.sizes()));
   }
-  if (!adjacent_elements(weight)) weight = torch::stable::contiguous(weight);
+  const bool in_place = adjacent_elements(weight);
+  if (!in_place) weight = torch::stable::contiguous(weight);
   auto& layer = problem.weights[problem.count++];
   layer.data = weight.const_data_ptr();
   layer.rows = weight.size(0);
   layer.stride = weight.stride(0);
   problem.outputs += layer.rows;
-  if (!bias.has_value()) return;
+  if (!bias.has_value()) return in_place;
   check_dtype(*bias, bias_name, x, "x");
   if (bias->dim() != 1 || bias->size(0) != layer.rows) {
     fail(bias_name, "must have shape [" + std::to_string(layer.rows) + "], not " + text(bias->sizes()));
   }
   if (!adjacent_elements(*bias)) bias = torch::stable::contiguous(*bias);
   layer.bias = bias->const_data_ptr();
+  return in_place;
 }
 
 // The sizes of x with `outputs` in the place of the last one.
@@ -98,7 +101,7 @@ class OutputSizes {
 };
 
 // Allocates the result and computes it. Replaces the residual by a contiguous copy if it is not contiguous.
-Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual) {
+Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual, [[maybe_unused]] bool constant_weights) {
   const OutputSizes sizes(x, problem.outputs);
   if (residual.has_value()) {
     check_dtype(*residual, "residual", x, "x");
@@ -113,7 +116,7 @@ Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual) {
   if (problem.rows == 0 || problem.outputs == 0) return out;
   problem.out = out.mutable_data_ptr();
 #if defined(CUDA_KERNEL)
-  check(decode_step::linear(problem, current_stream(x)));
+  check(decode_step::linear(problem, constant_weights, current_stream(x)));
 #else
   // A gate costs as much as its projection: both are counted in `outputs` of the problem's weights.
   const int64_t cost = problem.inputs * (problem.activation == Activation::none ? 1 : 2);
@@ -125,23 +128,23 @@ Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual) {
 
 // x @ weight.T + bias + residual, and the same with weight2 and weight3 next to it in the last dimension.
 Tensor linear(Tensor x, Tensor weight, MaybeTensor bias, MaybeTensor residual, MaybeTensor weight2, MaybeTensor bias2,
-              MaybeTensor weight3, MaybeTensor bias3) {
+              MaybeTensor weight3, MaybeTensor bias3, bool constant_weights) {
   Linear problem = problem_of(x);
   if (!weight2.has_value() && (bias2.has_value() || weight3.has_value())) {
     fail("weight2", "must be given with what follows it");
   }
   if (!weight3.has_value() && bias3.has_value()) fail("weight3", "must be given with what follows it");
   [[maybe_unused]] const auto device = enter(x);
-  add_layer(problem, weight, "weight", bias, "bias", x);
-  if (weight2.has_value()) add_layer(problem, *weight2, "weight2", bias2, "bias2", x);
-  if (weight3.has_value()) add_layer(problem, *weight3, "weight3", bias3, "bias3", x);
-  return run(problem, x, residual);
+  constant_weights &= add_layer(problem, weight, "weight", bias, "bias", x);
+  if (weight2.has_value()) constant_weights &= add_layer(problem, *weight2, "weight2", bias2, "bias2", x);
+  if (weight3.has_value()) constant_weights &= add_layer(problem, *weight3, "weight3", bias3, "bias3", x);
+  return run(problem, x, residual, constant_weights);
 }
 
 // activation(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias). `activation`: the number of a
 // decode_step::Activation.
 Tensor gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int64_t activation, MaybeTensor gate_bias,
-                    MaybeTensor up_bias) {
+                    MaybeTensor up_bias, bool constant_weights) {
   if (activation <= static_cast<int64_t>(Activation::none) ||
       activation > static_cast<int64_t>(Activation::gelu_tanh)) {
     fail("activation", "must be the number of a decode_step::Activation but `none`, not " + std::to_string(activation));
@@ -149,14 +152,14 @@ Tensor gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int64_t acti
   Linear problem = problem_of(x);
   [[maybe_unused]] const auto device = enter(x);
   problem.activation = static_cast<Activation>(activation);
-  add_layer(problem, gate_weight, "gate_weight", gate_bias, "gate_bias", x);
-  add_layer(problem, up_weight, "up_weight", up_bias, "up_bias", x);
+  constant_weights &= add_layer(problem, gate_weight, "gate_weight", gate_bias, "gate_bias", x);
+  constant_weights &= add_layer(problem, up_weight, "up_weight", up_bias, "up_bias", x);
   if (problem.weights[0].rows != problem.weights[1].rows) {
     fail("up_weight", "must have shape " + text(gate_weight.sizes()) + ", not " + text(up_weight.sizes()));
   }
   problem.outputs = problem.weights[0].rows;
   MaybeTensor no_residual;
-  return run(problem, x, no_residual);
+  return run(problem, x, no_residual, constant_weights);
 }
 
 // --- attention -------------------------------------------------------------------------------------------------------
@@ -324,10 +327,10 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   // Callers leave out options that have their default value: Torch takes 0.2 us to convert each one it is given.
   ops.def(
       "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, Tensor? weight2=None,"
-      " Tensor? bias2=None, Tensor? weight3=None, Tensor? bias3=None) -> Tensor");
+      " Tensor? bias2=None, Tensor? weight3=None, Tensor? bias3=None, bool constant_weights=False) -> Tensor");
   ops.def(
       "gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int activation, Tensor? gate_bias=None,"
-      " Tensor? up_bias=None) -> Tensor");
+      " Tensor? up_bias=None, bool constant_weights=False) -> Tensor");
   ops.def("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor");
   ops.def(
       "cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value,"

@@ -88,7 +88,8 @@ class _Call:
         max_length: The number of tokens at which it ends.
         deadline: The time at which it ends, or None.
         windows: The sliding window of each layer, or None.
-        given: The cache of transformers, which is empty.
+        given: The cache of transformers.
+        is_filled: Whether the caller gets it.
     """
 
     input_ids: Tensor
@@ -102,6 +103,7 @@ class _Call:
     deadline: Optional[float]
     windows: tuple
     given: Any
+    is_filled: bool
 
     @property
     def prompt_length(self) -> int:
@@ -378,10 +380,11 @@ class _Generation:
         if call.streamer is not None:
             call.streamer.end()
         sequences = state.tokens.ids[:, :length].clone()
+        if call.is_filled:
+            state.cache.end(cached + length - tokens.shape[1])
+            state.cache.fill(call.given)
         if isinstance(first, Tensor):
             return sequences
-        state.cache.end(cached + length - tokens.shape[1])
-        state.cache.fill(call.given)
         kept = {"sequences": sequences, plan.cache_name: call.given}
         count = length - call.input_ids.shape[1]
         if plan.keeps_scores:
@@ -394,6 +397,7 @@ class _Generation:
         """Let transformers compute the prefill and choose the first token."""
         library = sys.modules["transformers.generation.stopping_criteria"]
         call = self._call
+        self._state.cache.take(call.given)
         criteria = library.StoppingCriteriaList([library.MaxLengthCriteria(call.input_ids.shape[1] + 1)])
         return self._own(
             call.input_ids,
@@ -504,12 +508,13 @@ def _prepare(
     for name in ("output_attentions", "output_hidden_states", "is_assistant"):
         if getattr(config, name, None):
             raise Refused(f"{name} is set")
-    given, windows = _cache_of(model, kwargs[cache_name], config)
     max_length = criteria.max_length
     if max_length is None:
         raise Refused("it has no maximal length")
     if max_length < input_ids.shape[1] + 2:
         raise Refused("it is about one token")
+    given = kwargs[cache_name]
+    windows = _windows_of(model, given, config, input_ids, max_length, kwargs)
     eos, deadline, by_hand = None, None, None
     for criterion in criteria:
         kind = type(criterion).__name__
@@ -531,7 +536,7 @@ def _prepare(
     plan = Plan(
         cache_name=cache_name,
         adds_masks=model.config.get_text_config(decoder=True)._attn_implementation == "eager",
-        by_type=_takes_masks_by_type(model, cache_name, given, windows, input_ids.shape[0]),
+        by_type=_takes_masks_by_type(model, cache_name, windows, input_ids.shape[0]),
         options=options,
         forms=tuple(forms),
         eos=eos,
@@ -541,7 +546,20 @@ def _prepare(
         keeps_logits=bool(returns_dict and config.output_logits),
         by_hand=by_hand,
     )
-    return _Call(input_ids, processors, criteria, config, streamer, kwargs, plan, max_length, deadline, windows, given)
+    return _Call(
+        input_ids=input_ids,
+        processors=processors,
+        criteria=criteria,
+        config=config,
+        streamer=streamer,
+        kwargs=kwargs,
+        plan=plan,
+        max_length=max_length,
+        deadline=deadline,
+        windows=windows,
+        given=given,
+        is_filled=bool(returns_dict or getattr(given, "_is_user_defined", False)),
+    )
 
 
 def _check_methods(model: nn.Module, own: Callable[..., Any]) -> None:
@@ -563,29 +581,32 @@ def _check_methods(model: nn.Module, own: Callable[..., Any]) -> None:
         raise Refused("it has hooks")
 
 
-def _cache_of(model: nn.Module, cache: Any, config: Any) -> tuple[Any, tuple]:
-    """Return the empty cache that `generate` has made, and the windows of its layers."""
-    from transformers import DynamicCache, StaticCache
-
+def _windows_of(
+    model: nn.Module, cache: Any, config: Any, input_ids: Tensor, max_length: int, kwargs: dict[str, Any]
+) -> tuple:
+    """Return the windows of the layers of a cache that `generate` has made or the caller has given."""
     from .generation_cache import windows_of
 
-    asked = config.cache_implementation
-    if getattr(cache, "_is_user_defined", False):
-        raise Refused("the caller gave a cache")
-    if asked == "static" and type(cache) is StaticCache and not config.return_dict_in_generate:
-        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    elif asked is not None or type(cache) is not DynamicCache:
-        raise Refused(f"the caller asked for a cache: {asked or type(cache).__name__}")
-    if cache.offloading or cache.get_seq_length() != 0:
-        raise Refused("its cache is offloaded or not empty")
-    return cache, windows_of(cache)
+    if config.cache_implementation not in (None, "static"):
+        raise Refused(f"the caller asked for a cache: {config.cache_implementation}")
+    text, embeddings = model.config.get_text_config(decoder=True), kwargs.get("inputs_embeds")
+    ahead = 0 if embeddings is None else embeddings.shape[1] - input_ids.shape[1]
+    windows = windows_of(cache, text, input_ids.shape[0], max_length + ahead - 1)
+    cached, mask = int(cache.get_seq_length()), kwargs.get("attention_mask")
+    is_whole = cached < input_ids.shape[1] and (mask is None or mask.shape[1] == input_ids.shape[1])
+    if cached and (embeddings is not None or not is_whole):
+        raise Refused("the cache holds tokens that the call does not have")
+    return windows
 
 
-def _takes_masks_by_type(model: nn.Module, cache_name: str, cache: Any, windows: tuple, batch: int) -> bool:
+def _takes_masks_by_type(model: nn.Module, cache_name: str, windows: tuple, batch: int) -> bool:
     """Return whether the forward of a model takes a mask for each type of its layers."""
+    from transformers import DynamicCache
+
     library = sys.modules["transformers.masking_utils"]
     make = getattr(model, "create_masks_for_generate", library.create_masks_for_generate)
     like = torch.empty((batch, 1, 0), dtype=model.dtype, device=model.device)
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     masks = make(config=model.config, inputs_embeds=like, attention_mask=None, position_ids=None, **{cache_name: cache})
     if isinstance(masks, dict):
         if not masks.keys() <= {"full_attention", "sliding_attention"}:

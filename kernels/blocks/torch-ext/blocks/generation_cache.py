@@ -13,30 +13,54 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticCache,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
 from .calls import Refused
 
 
-def windows_of(cache: Cache) -> tuple[Optional[int], ...]:
-    """Return the sliding window of each layer of a `DynamicCache`, or None for a layer that keeps all tokens.
+def windows_of(cache: Cache, config: Any, batch: int, length: int) -> tuple[Optional[int], ...]:
+    """Return the sliding window of each layer of a cache of transformers, or None for a layer that keeps all tokens.
+
+    Args:
+        cache: The cache.
+        config: That of the language model.
+        batch: The number of sequences.
+        length: How many tokens have to be cached.
 
     Raises:
-        Refused: If a layer keeps something else.
+        Refused: If a layer keeps something else, or has no room.
     """
-    windows = []
+    if type(cache) not in (DynamicCache, StaticCache):
+        raise Refused(f"its cache is a {type(cache).__name__}")
+    if cache.offloading:
+        raise Refused("its cache is offloaded")
     for layer in cache.layers:
-        if type(layer) is DynamicLayer:
-            windows.append(None)
-        elif type(layer) is DynamicSlidingWindowLayer:
-            windows.append(int(layer.sliding_window))
-        else:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer):
             raise Refused(f"its cache has a {type(layer).__name__}")
-    if not windows:
-        raise Refused("its cache does not know its layers")
+        if getattr(layer, "record_past", False):
+            raise Refused("its cache keeps what a sliding window has left")
+        if layer.is_initialized and layer.keys.shape[0] != batch:
+            raise Refused("its cache is for another number of sequences")
+        if type(layer) is StaticLayer and layer.max_cache_len < length:
+            raise Refused("its cache is too small")
+    # A static layer does not know its window if it has less room, and a dynamic cache may have no layers yet.
+    layers = DynamicCache(config=config).layers
+    windows = tuple(int(layer.sliding_window) if layer.is_sliding else None for layer in layers)
+    kinds = [layer.is_sliding for layer in cache.layers] or [False] * len(layers)
+    if not layers or kinds != [layer.is_sliding for layer in layers]:
+        raise Refused("its cache has other layers than a new one of its model")
     if len({window for window in windows if window is not None}) > 1:
         raise Refused("its layers have different sliding windows")
-    return tuple(windows)
+    return windows
 
 
 @dataclass(frozen=True)
@@ -149,10 +173,18 @@ class FixedLayer(CacheLayerMixin):
             piece.copy_(part)
         return needed
 
-    def states(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return copies of the keys and values of the first `length` tokens, or of those in the window of the next."""
-        kept = length if self._window is None else min(length, self._window - 1)
-        return tuple(torch.cat(_pieces(memory, length - kept, length), 2) for memory in (self.keys, self.values))
+    def take(self, layer: CacheLayerMixin, length: int) -> None:
+        """Copy the states of a layer of transformers that has cached `length` tokens."""
+        kept = length if self._window is None else min(length, layer.keys.shape[2])
+        self.length = length - kept
+        self.update(layer.keys[:, :, :kept], layer.values[:, :, :kept])
+
+    def states_since(self, first: int) -> tuple[Tensor, Tensor]:
+        """Return copies of the keys and values of the tokens from `first` on, of those that are still here."""
+        kept = min(self.length - first, self.slots)
+        return tuple(
+            torch.cat(_pieces(memory, self.length - kept, self.length), 2) for memory in (self.keys, self.values)
+        )
 
     def grow(self, slots: int) -> None:
         """Move to larger memory. Called after the shared capacity has grown, with the old number of slots."""
@@ -284,12 +316,24 @@ class FixedCache(Cache):
         for layer in self.layers:
             layer.length = length
 
-    def fill(self, cache: DynamicCache) -> None:
-        """Give an empty `DynamicCache` with the same layers a copy of what this one holds."""
+    def take(self, cache: Cache) -> None:
+        """Copy what a cache of transformers with the same layers holds."""
+        length = int(cache.get_seq_length())
+        if length:
+            for layer, given in zip(self.layers, cache.layers):
+                layer.take(given, length)
+
+    def fill(self, cache: Cache) -> None:
+        """Give a cache of transformers with the same layers a copy of what this one holds and it has not."""
+        length = int(cache.get_seq_length())
         for index, layer in enumerate(self.layers):
-            cache.update(*layer.states(layer.length), index)
-            if layer.is_sliding:
-                cache.layers[index].cumulative_length = layer.length
+            cache.update(*layer.states_since(length), index)
+            given = cache.layers[index]
+            # It counts what it was given, which may be the last window alone.
+            if type(given) is DynamicSlidingWindowLayer:
+                given.cumulative_length = layer.length
+            elif type(given) is StaticSlidingWindowLayer:
+                given.cumulative_length_int = layer.length
 
     def _make_masks(self) -> None:
         keys = self.layers[0].keys

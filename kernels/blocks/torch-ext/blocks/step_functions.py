@@ -78,7 +78,7 @@ class _Product:
     bias: Optional[Tensor]
 
     def compute(self) -> None:
-        self.out.copy_(decode.linear(self.x, self.weight, self.bias))
+        self.out.copy_(_product(self.x, self.weight, self.bias))
 
 
 class _Functions(TorchFunctionMode):
@@ -124,8 +124,9 @@ class _Functions(TorchFunctionMode):
             return ready[1]
         group = self._groups.get(id(weight))
         if group is None or group[0][1] is not bias:
-            return decode.linear(input, weight, bias)
-        products = decode.linears(input, [weight for weight, _ in group], [bias for _, bias in group])
+            return _product(input, weight, bias)
+        weights, biases = zip(*group)
+        products = decode.linears(input, weights, biases, constant_weights=_are_constant(*weights))
         self._input = input
         self._ready = {id(other[0]): (other[1], product) for other, product in zip(group[1:], products[1:])}
         return products[0]
@@ -140,14 +141,21 @@ class _Functions(TorchFunctionMode):
                 if product is not None and other is not product.out and _can_add(product.out, other):
                     self._finish(other)
                     del self._products[id(product.out)]
-                    return decode.linear(product.x, product.weight, product.bias, residual=other)
+                    return _product(product.x, product.weight, product.bias, other)
         if _is_gate(function) and None not in products:
             gate, up = products
             if gate.x is up.x and gate.weight.shape == up.weight.shape and args[2] in _ACTIVATIONS:
                 for product in products:
                     del self._products[id(product.out)]
-                activation = _ACTIVATIONS[args[2]]
-                return decode.gated_linear(gate.x, gate.weight, up.weight, gate.bias, up.bias, activation=activation)
+                return decode.gated_linear(
+                    gate.x,
+                    gate.weight,
+                    up.weight,
+                    gate.bias,
+                    up.bias,
+                    activation=_ACTIVATIONS[args[2]],
+                    constant_weights=_are_constant(gate.weight, up.weight),
+                )
         return None
 
     def _finish(self, tensor: Any) -> None:
@@ -197,7 +205,7 @@ class _FirstFunctions(TorchFunctionMode):
             self._groups.append([])
             self._input, self._copy = input, input.clone()
         self._groups[-1].append((weight, bias))
-        product = decode.linear(input, weight, bias)
+        product = _product(input, weight, bias)
         self._unread[id(product)] = product, weight, input, self._copy
         return product
 
@@ -222,6 +230,16 @@ def _can_take(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> bool:
             for tensor in ((weight,) if bias is None else (weight, bias))
         )
     )
+
+
+def _are_constant(*weights: Tensor) -> bool:
+    # Nothing writes the parameters of a model in a step, and a step begins with kernels of Torch, which wait for all
+    # that was launched before.
+    return all(type(weight) is nn.Parameter for weight in weights)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Optional[Tensor], residual: Optional[Tensor] = None) -> Tensor:
+    return decode.linear(x, weight, bias, residual=residual, constant_weights=_are_constant(weight))
 
 
 def _can_add(product: Any, other: Any) -> bool:

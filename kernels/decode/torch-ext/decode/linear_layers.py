@@ -13,7 +13,14 @@ from ._ops import add_op_namespace_prefix, ops
 from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    constant_weights: bool = False,
+) -> Tensor:
     """Return `x @ weight.T + bias + residual`, contiguous, rounded once.
 
     Args:
@@ -21,6 +28,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
         weight: [outputs, inputs], of the dtype of `x`. The elements of a row must be adjacent to be read in place.
         bias: [outputs], of the dtype of `x`.
         residual: [..., outputs], of the dtype of `x`.
+        constant_weights: Whether no kernel that may still run writes `weight`. On CUDA reading it then begins before
+            the previous kernel of the stream ends. True of the parameters of a model in inference.
 
     With at most eight rows in `x`, the kernel computes it in float32, and reads each weight once. With more rows, in
     autocast, in forward-mode differentiation, and where a tensor needs a gradient, `torch.nn.functional` computes it.
@@ -34,12 +43,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, residual: T
         or need_derivative(x, weight, bias, residual)
     ):
         return _linear_by_torch(x, weight, bias, residual)
+    if constant_weights:
+        return _linear(x, weight, bias, residual, constant_weights=True)
     if residual is not None:
         return _linear(x, weight, bias, residual)
     return _linear(x, weight) if bias is None else _linear(x, weight, bias)
 
 
-def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None) -> tuple[Tensor, ...]:
+def linears(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None = None,
+    *,
+    constant_weights: bool = False,
+) -> tuple[Tensor, ...]:
     """Return `linear(x, weight, bias)` for each of one to three weights, by one kernel.
 
     The results are views of one tensor where the kernel computes them, next to each other in its last dimension.
@@ -48,6 +65,7 @@ def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
         x: As in `linear`.
         weights: One to three, each as in `linear`.
         biases: One for each weight, or None.
+        constant_weights: As in `linear`.
 
     Raises:
         ValueError: If there are no weights or more than three, or if there are not as many biases.
@@ -67,9 +85,9 @@ def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     ):
         return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases))
     if count == 1:
-        return (_linear(x, weights[0], biases[0]),)
+        return (_linear(x, weights[0], biases[0], constant_weights=constant_weights),)
     further = [tensor for pair in zip(weights[1:], biases[1:]) for tensor in pair]
-    out = _linear(x, weights[0], biases[0], None, *further)
+    out = _linear(x, weights[0], biases[0], None, *further, constant_weights=constant_weights)
     return out.split([weight.shape[0] for weight in weights], -1)
 
 
@@ -81,6 +99,7 @@ def gated_linear(
     up_bias: Tensor | None = None,
     *,
     activation: str = "silu",
+    constant_weights: bool = False,
 ) -> Tensor:
     """Return `activation(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias)`, contiguous, rounded once.
 
@@ -94,6 +113,7 @@ def gated_linear(
         gate_bias: As `bias` in `linear`.
         up_bias: The same.
         activation: `"silu"`, `"gelu"` (exact, with erf) or `"gelu_tanh"` (its approximation).
+        constant_weights: As in `linear`.
 
     With more than eight rows, in autocast and for derivatives, as in `linear`, `torch.nn.functional` computes it.
 
@@ -110,9 +130,9 @@ def gated_linear(
         or need_derivative(x, gate_weight, up_weight, gate_bias, up_bias)
     ):
         return _gated_linear_by_torch(x, gate_weight, up_weight, number, gate_bias, up_bias)
-    if gate_bias is None and up_bias is None:
+    if gate_bias is None and up_bias is None and not constant_weights:
         return _gated_linear(x, gate_weight, up_weight, number)
-    return _gated_linear(x, gate_weight, up_weight, number, gate_bias, up_bias)
+    return _gated_linear(x, gate_weight, up_weight, number, gate_bias, up_bias, constant_weights)
 
 
 # `kMostRows` and the numbers of `Activation` in decode/problem.h.
@@ -126,7 +146,9 @@ _gated_linear = ops.gated_linear.default
 # --- by Torch --------------------------------------------------------------------------------------------------------
 
 
-def _linear_by_torch(x, weight, bias=None, residual=None, weight2=None, bias2=None, weight3=None, bias3=None):
+def _linear_by_torch(
+    x, weight, bias=None, residual=None, weight2=None, bias2=None, weight3=None, bias3=None, constant_weights=False
+):
     out = F.linear(x, weight, bias)
     if weight2 is not None:
         out = torch.cat([out, F.linear(x, weight2, bias2)], -1)
@@ -135,7 +157,7 @@ def _linear_by_torch(x, weight, bias=None, residual=None, weight2=None, bias2=No
     return out if residual is None else out + residual
 
 
-def _gated_linear_by_torch(x, gate_weight, up_weight, activation, gate_bias=None, up_bias=None):
+def _gated_linear_by_torch(x, gate_weight, up_weight, activation, gate_bias=None, up_bias=None, constant_weights=False):
     gate = F.linear(x, gate_weight, gate_bias)
     if activation == _ACTIVATIONS["silu"]:
         gate = F.silu(gate)
@@ -170,7 +192,9 @@ def _check_layer(x, weight, weight_name, bias, bias_name):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("linear"))
-def _linear_fake(x, weight, bias=None, residual=None, weight2=None, bias2=None, weight3=None, bias3=None):
+def _linear_fake(
+    x, weight, bias=None, residual=None, weight2=None, bias2=None, weight3=None, bias3=None, constant_weights=False
+):
     _check_x(x)
     _check_layer(x, weight, "weight", bias, "bias")
     outputs = weight.shape[0]
@@ -191,7 +215,7 @@ def _linear_fake(x, weight, bias=None, residual=None, weight2=None, bias2=None, 
 
 
 @torch.library.register_fake(add_op_namespace_prefix("gated_linear"))
-def _gated_linear_fake(x, gate_weight, up_weight, activation, gate_bias=None, up_bias=None):
+def _gated_linear_fake(x, gate_weight, up_weight, activation, gate_bias=None, up_bias=None, constant_weights=False):
     _check_x(x)
     _check_layer(x, gate_weight, "gate_weight", gate_bias, "gate_bias")
     _check_layer(x, up_weight, "up_weight", up_bias, "up_bias")

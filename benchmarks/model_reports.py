@@ -1,0 +1,32 @@
+"""What `models.py` and `generate.py` have in common: the packages, the machine, and the file of results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def kernel(name: str) -> Any:
+    """Return a package of kernels-community."""
+    from kernels import get_kernel
+
+    return get_kernel(f"kernels-community/{name}", version=1)
+
+
+def machine(*packages: str) -> dict[str, str]:
+    """Return the GPU, and the versions of Torch and of other packages."""
+    from importlib.metadata import version
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"device": name, "torch": torch.__version__, **{package: version(package) for package in packages}}
+
+
+def update(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the report in a file, which is empty if there is no file."""
+    report = json.loads(path.read_text()) if path.exists() else {}
+    change(report)
+    path.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
