@@ -8,7 +8,7 @@
 # make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a test needs it (Debian, Ubuntu)
 # make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
 # make landlock-test the tests that depend on the sandbox, on Landlock where bubblewrap is installed as well
-# make device-code   compile all device code with nvcc and clang, warnings as errors (minutes)
+# make device-code   compile all device code with nvcc and clang, warnings as errors, and for ROCm (minutes)
 #
 # All set themselves up in .venv. TORCH selects the Torch to test with (make test TORCH=torch==2.14.1), JOBS the number of
 # tests that run at a time, and PYTEST more options for pytest.
@@ -73,7 +73,8 @@ landlock-test: .venv/ready
 		tests/integration/build_command/test_bad_projects.py -n $(JOBS) --dist loadfile $(PYTEST)
 
 device-code: .venv/ready
-	.venv/bin/python -m pytest -m device_code tests/integration/build_command/test_device_code.py $(PYTEST)
+	.venv/bin/python -m pytest -m device_code tests/integration/build_command/test_device_code.py \
+		tests/integration/build_command/test_rocm.py $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .

@@ -104,12 +104,12 @@ def run_json(command: list[str | Path], environment: Mapping[str, str], failed: 
 
 
 def variants_of_today() -> list[str]:
-    """Return the names of the variants for this machine that are not of an old CUDA."""
+    """Return the names of the variants for this machine's CPU and the newest CUDA."""
     command: list[str | Path] = [BUILDER, "list-variants", PROJECT, "--arch", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows = [row for row in json.loads(done.stdout) if row["buildable"]]
     newest = max((row["cuda"] for row in rows if row["cuda"]), key=Version, default=None)
-    return [row["variant"] for row in rows if row["cuda"] in (None, newest)]
+    return [row["variant"] for row in rows if row["backend"] == "cpu" or (newest and row["cuda"] == newest)]
 
 
 def print_heading(console: Console, title: str, *commands: str) -> None:
