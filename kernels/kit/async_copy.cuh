@@ -31,17 +31,34 @@ __device__ __forceinline__ void prefetch_row_to_l2(const T* row, int64_t element
   prefetch_to_l2(reinterpret_cast<const void*>(from), static_cast<uint32_t>(end - from));
 }
 
-// An address in the shared window. It is 32 bits wide and takes half the registers of a generic pointer.
-__device__ __forceinline__ uint32_t shared_address(const void* shared) {
+// An address in the shared window. It is 32 bits wide and takes half the registers of a generic pointer. For ROCm it is
+// a pointer, of which the compiler finds out by itself that it points to shared memory.
+#if defined(USE_ROCM)
+using SharedAddress = char*;
+__device__ __forceinline__ SharedAddress shared_address(const void* shared) {
+  return static_cast<char*>(const_cast<void*>(shared));
+}
+template <typename Word>
+__device__ __forceinline__ Word* shared_pointer(SharedAddress address) {
+  return reinterpret_cast<Word*>(address);
+}
+#else
+using SharedAddress = uint32_t;
+__device__ __forceinline__ SharedAddress shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
+template <typename Word>
+__device__ __forceinline__ Word* shared_pointer(SharedAddress address) {
+  return static_cast<Word*>(__cvta_shared_to_generic(address));
+}
+#endif
 
 // Copies one word from global to shared memory asynchronously, without a register. `cp_async_wait` covers the calling
-// thread's own copies only. Before capability 8.0 the copy is synchronous.
+// thread's own copies only. Before capability 8.0, and for ROCm, the copy is synchronous.
 // kCacheL1: also allocate in L1 (cp.async.ca), for data that other threads of the SM load too. 16-byte copies bypass L1
 // otherwise; smaller ones always allocate there.
 template <typename Word, bool kCacheL1 = false>
-__device__ __forceinline__ void cp_async(uint32_t to, const void* from) {
+__device__ __forceinline__ void cp_async(SharedAddress to, const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   if constexpr (sizeof(Word) == 16 && !kCacheL1) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -49,7 +66,7 @@ __device__ __forceinline__ void cp_async(uint32_t to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(sizeof(Word)) : "memory");
   }
 #else
-  *static_cast<Word*>(__cvta_shared_to_generic(to)) = *static_cast<const Word*>(from);
+  *shared_pointer<Word>(to) = *static_cast<const Word*>(from);
 #endif
 }
 
@@ -74,6 +91,12 @@ __device__ __forceinline__ void cp_async_wait() {
 }
 
 // Streaming stores (st.global.cs): L2 evicts these lines first, so results do not displace inputs.
+#if defined(USE_ROCM)
+template <typename Word>
+__device__ __forceinline__ void store_word_streaming(Word* to, Word word) {
+  *to = word;
+}
+#else
 __device__ __forceinline__ void store_word_streaming(uint16_t* to, uint16_t word) {
   asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
 }
@@ -88,6 +111,7 @@ __device__ __forceinline__ void store_word_streaming(uint4* to, uint4 word) {
                "r"(word.w)
                : "memory");
 }
+#endif
 
 template <typename T, int kWidth>
 __device__ __forceinline__ void store_streaming(T* to, const Vector<T, kWidth>& vector) {

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kit/platform.cuh"
 #include "kit/rows.h"
 
 // clang does not unroll loops that contain inline assembly, and warns at every such `#pragma unroll`.
@@ -22,8 +23,6 @@
 namespace kit {
 
 constexpr int kVectorBytes = 16;
-constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
 
 template <typename T>
 constexpr Type kTypeOf = std::is_same_v<T, float>    ? Type::float32
@@ -81,7 +80,7 @@ __device__ __forceinline__ __half encode<__half>(float value) {
 }
 template <>
 __device__ __forceinline__ __nv_bfloat16 encode<__nv_bfloat16>(float value) {
-  return __float2bfloat16_rn(value);
+  return __float2bfloat16(value);
 }
 
 // Returns element i of a vector. 16-bit elements are read as parts of words: otherwise nvcc takes two instructions for
@@ -115,7 +114,7 @@ __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kW
         const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
         memcpy(&vector.elements[i], &pair, sizeof(pair));
       } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
+        const __nv_bfloat162 pair = __float22bfloat162_rn(make_float2(values[i], values[i + 1]));
         memcpy(&vector.elements[i], &pair, sizeof(pair));
       }
     }
@@ -123,6 +122,12 @@ __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kW
   return vector;
 }
 
+#if defined(USE_ROCM)
+template <typename Word>
+__device__ __forceinline__ void store_word(Word* to, Word word) {
+  *to = word;
+}
+#else
 // nvcc's __stwb, which clang lacks.
 __device__ __forceinline__ void store_word(uint16_t* to, uint16_t word) {
   asm volatile("st.global.wb.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
@@ -138,6 +143,7 @@ __device__ __forceinline__ void store_word(uint4* to, uint4 word) {
                "r"(word.w)
                : "memory");
 }
+#endif
 
 // Loads and stores move a vector as one word. With a plain assignment nvcc sometimes stores element by element.
 template <typename T, int kWidth>
@@ -161,7 +167,7 @@ __device__ __forceinline__ void store(T* to, const Vector<T, kWidth>& vector) {
 // registers or spills them. Those of this result are computed in the loop, as nvcc does.
 __device__ __forceinline__ int computed_here(int offset) {
 #if defined(__clang__)
-  asm volatile("" : "+r"(offset));
+  hide(offset);
 #endif
   return offset;
 }

@@ -17,7 +17,7 @@ template <int kSums>
 __device__ __forceinline__ void sum_over_lanes(float (&sums)[kSums], int width) {
   for (int distance = width / 2; distance > 0; distance /= 2) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
+    for (int i = 0; i < kSums; ++i) sums[i] += shuffle_xor(sums[i], distance);
   }
 }
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ void synchronize_group() {
   if (blockDim.x <= kWarp) {
     __syncwarp();
   } else {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
+    synchronize_warps(threadIdx.y, blockDim.x);
   }
 }
 
@@ -40,7 +40,7 @@ __device__ __forceinline__ void sum_over_group(float (&sums)[4], float4* scratch
 #pragma unroll 1
     while ((distance /= 2) > 0) {
 #pragma unroll
-      for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+      for (float& sum : sums) sum += shuffle_xor(sum, distance);
     }
     if (warps <= 1 || over_warps) return;
     float4* const row_scratch = scratch + threadIdx.y * warps;

@@ -10,6 +10,7 @@
 
 #include <atomic>
 
+#include "kit/platform.cuh"
 #include "kit/rows.h"
 
 namespace kit {
@@ -119,6 +120,24 @@ __device__ __forceinline__ void trigger_next_grid() {
 template <typename = void>
 __global__ void empty_kernel() {}
 
+#if defined(USE_ROCM)
+
+// No row of a launch table is for AMD GPUs only: they take those that are for all capabilities.
+inline int compiled_capability() { return 0; }
+
+// Unlike cudaError_t, hipError_t must not be ignored, unless the compiler is told so.
+#pragma clang diagnostic ignored "-Wunused-value"
+
+// AMD GPUs start a kernel when the previous one has ended.
+template <typename... Parameters>
+cudaError_t launch_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
+                            cudaStream_t stream, Parameters... parameters) {
+  hipLaunchKernelGGL(kernel, blocks, threads, shared_bytes, stream, parameters...);
+  return cudaPeekAtLastError();
+}
+
+#else
+
 // Returns the capability that the code running on the current device was compiled for, e.g. 90; for JIT-compiled PTX
 // that of the PTX. 0 if unknown. The answer is cached per device.
 inline int compiled_capability() {
@@ -154,5 +173,7 @@ cudaError_t launch_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 thr
   void* arguments[] = {&parameters...};
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }
+
+#endif
 
 }  // namespace kit

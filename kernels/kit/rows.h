@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(__HIPCC__)
 #define KIT_HOST_DEVICE __host__ __device__ __forceinline__
 #else
 #define KIT_HOST_DEVICE inline __attribute__((always_inline))

@@ -5,6 +5,11 @@
 // Must not: compute; call anything of Torch newer than 2.10.
 #pragma once
 
+// Torch's functions for CUDA have the same names in Torch for ROCm, and are declared with this only.
+#if defined(ROCM_KERNEL)
+#define USE_CUDA
+#endif
+
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -57,7 +62,7 @@ inline Type element_type(const Tensor& tensor, const char* argument) {
 
 // Throws unless the tensor is on a device of the backend that this binding is compiled for.
 inline void check_backend(const Tensor& tensor, const char* argument) {
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
   if (!tensor.is_cuda()) fail(argument, "must be on a CUDA device");
 #else
   if (!tensor.is_cpu()) fail(argument, "must be on the CPU");
@@ -113,7 +118,7 @@ inline Rows rows_of(Tensor& tensor) {
   return rows;
 }
 
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 
 // Throws if a launch returned an error.
 inline void check(int error) {

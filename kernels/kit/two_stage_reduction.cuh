@@ -8,12 +8,27 @@
 
 #include <cstdint>
 
+#include "kit/platform.cuh"
+
 namespace kit {
 
 constexpr int kPartialWidth = 4;  // columns per thread
 
 // Loads if `in_range`, else leaves the value. The assembly is volatile so that the compiler issues all loads of a batch
 // before it uses the first.
+#if defined(USE_ROCM)
+__device__ __forceinline__ void load_predicated(bool in_range, const float* from, float& value) {
+  if (in_range) value = *from;
+}
+__device__ __forceinline__ void load_predicated(bool in_range, const float* from, float (&values)[kPartialWidth]) {
+  if (!in_range) return;
+  const float4 four = *reinterpret_cast<const float4*>(from);
+  values[0] = four.x;
+  values[1] = four.y;
+  values[2] = four.z;
+  values[3] = four.w;
+}
+#else
 __device__ __forceinline__ void load_predicated(bool in_range, const float* from, float& value) {
   asm volatile(
       "{\n"
@@ -36,6 +51,7 @@ __device__ __forceinline__ void load_predicated(bool in_range, const float* from
       : "l"(from), "r"(static_cast<int>(in_range))
       : "memory");
 }
+#endif
 
 // Adds parts `first`, `first + stride`, ... below `parts` to `sums`. A part is one block's partial sums of all `hidden`
 // columns. `from` points to this thread's first column in part `first`, with `columns_left` columns from there to the
@@ -52,7 +68,7 @@ __device__ __forceinline__ void add_partials(const float* from, int64_t step, in
       for (int i = 0; i < kBatch; ++i) {
         load(part + i * stride < parts, more[i]);
         from += step;
-        asm volatile("" : "+l"(from));  // else nvcc computes each address by a multiplication
+        hide(from);  // else nvcc computes each address by a multiplication
       }
     };
     if (hidden % kPartialWidth == 0) {

@@ -32,8 +32,8 @@ inline bool same_alignment(const Rows& rows, const void* like, int64_t hidden, i
 // Copies the first `bytes` bytes of a word, an even number, to shared memory and fills the rest with zeros. For the end
 // of a tensor, where the whole word must not be read.
 template <typename Word>
-__device__ __forceinline__ void copy_zero_filled(uint32_t to, const void* from, uint32_t bytes) {
-  auto* const halves = static_cast<uint16_t*>(__cvta_shared_to_generic(to));
+__device__ __forceinline__ void copy_zero_filled(SharedAddress to, const void* from, uint32_t bytes) {
+  auto* const halves = shared_pointer<uint16_t>(to);
 #pragma unroll 1
   for (uint32_t i = 0; i < sizeof(Word) / 2; ++i) {
     halves[i] = 2 * i < bytes ? static_cast<const uint16_t*>(from)[i] : uint16_t{0};

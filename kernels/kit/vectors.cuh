@@ -33,6 +33,23 @@ __device__ __forceinline__ uint4 word_of(const VectorOf<T>& vector) {
   return word;
 }
 
+#if defined(USE_ROCM)
+
+__device__ __forceinline__ uint4 load_word(const uint4* from) { return *from; }
+__device__ __forceinline__ uint4 load_word_nc(const uint4* from) { return *from; }
+
+// The second argument gives the type.
+template <typename Word>
+__device__ __forceinline__ Word load_shared(SharedAddress from, Word) {
+  return *shared_pointer<const Word>(from);
+}
+template <typename Word>
+__device__ __forceinline__ void store_shared(SharedAddress to, Word word) {
+  *shared_pointer<Word>(to) = word;
+}
+
+#else
+
 // Loads a vector with an ordinary load. The memory clobber keeps it in program order; the compiler would move a plain
 // load after asynchronous copies, which need no registers.
 __device__ __forceinline__ uint4 load_word(const uint4* from) {
@@ -55,7 +72,7 @@ __device__ __forceinline__ uint4 load_word_nc(const uint4* from) {
 }
 
 // Shared memory by its 32-bit addresses.
-__device__ __forceinline__ uint4 load_shared(uint32_t from, uint4) {
+__device__ __forceinline__ uint4 load_shared(SharedAddress from, uint4) {
   uint4 word;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
@@ -63,22 +80,30 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from, uint4) {
                : "memory");
   return word;
 }
-__device__ __forceinline__ uint2 load_shared(uint32_t from, uint2) {
+__device__ __forceinline__ uint2 load_shared(SharedAddress from, uint2) {
   uint2 word;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "r"(from) : "memory");
   return word;
 }
 
-__device__ __forceinline__ void store_shared(uint32_t to, uint4 word) {
+__device__ __forceinline__ uint16_t load_shared(SharedAddress from, uint16_t) {
+  uint16_t half;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(from) : "memory");
+  return half;
+}
+
+__device__ __forceinline__ void store_shared(SharedAddress to, uint4 word) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
                : "memory");
 }
-__device__ __forceinline__ void store_shared(uint32_t to, uint2 word) {
+__device__ __forceinline__ void store_shared(SharedAddress to, uint2 word) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(word.x), "r"(word.y) : "memory");
 }
-__device__ __forceinline__ void store_shared(uint32_t to, float value) {
+__device__ __forceinline__ void store_shared(SharedAddress to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
+
+#endif
 
 // Returns the number of elements between a vector boundary and the start of `row`.
 template <int kWidth, typename T>
@@ -137,7 +162,7 @@ __device__ __forceinline__ void decode_words(uint4 word, float (&values)[kVector
 
 // Reads a vector of T from shared memory.
 template <typename T, int kWidth>
-__device__ __forceinline__ void decode_shared(uint32_t from, float (&values)[kWidth]) {
+__device__ __forceinline__ void decode_shared(SharedAddress from, float (&values)[kWidth]) {
   const auto word = load_shared(from, typename Word<sizeof(T) * kWidth>::Type{});
   Vector<T, kWidth> vector;
   memcpy(&vector, &word, sizeof(word));
@@ -186,7 +211,7 @@ __device__ __forceinline__ void encode_words(const float (&values)[kDynamicWidth
 }
 
 // Reads a vector from shared memory; the second word of float32 is `distance` bytes after the first.
-__device__ __forceinline__ void read_shared(uint32_t from, uint32_t distance, DynamicType type,
+__device__ __forceinline__ void read_shared(SharedAddress from, uint32_t distance, DynamicType type,
                                             float (&values)[kDynamicWidth]) {
   uint4 words[2]{load_shared(from, uint4{}), {}};
   if (type.is_float32) words[1] = load_shared(from + distance, uint4{});

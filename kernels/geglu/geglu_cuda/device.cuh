@@ -26,11 +26,7 @@ using namespace kit;
 
 // Approximate instructions of the GPU. Their error is below that of `Fast`'s polynomial.
 struct CudaIntrinsics {
-  static __device__ __forceinline__ float exp2(float x) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-    return power;
-  }
+  static __device__ __forceinline__ float exp2(float x) { return exp2_approximate(x); }
   static __device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
 };
 

@@ -12,7 +12,7 @@
 #include "geglu/problem.h"
 #include "kit/tensors.h"
 #include "registration.h"
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 #include "geglu_cuda/geglu.h"
 #else
 #include "geglu_cpu/geglu.h"
@@ -88,7 +88,7 @@ void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> ten
   }
 }
 
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 
 template <class Problem>
 void launch(int (*kernel)(const Problem&, void*), const Problem& problem, const Tensor& x) {
@@ -195,7 +195,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("geglu_pair_backward(Tensor grad, Tensor gate, Tensor up, int activation) -> (Tensor, Tensor)");
 }
 
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #else
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
