@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel, Project, TorchFramework
@@ -26,8 +27,8 @@ _DEVICE_SUFFIXES = frozenset({".cu", ".hip"})
 _SOURCE_SUFFIXES = _DEVICE_SUFFIXES | {".cc", ".cpp", ".cxx"}
 _NOT_COPIED = shutil.ignore_patterns("build", "naive", ".*", "__pycache__", "*.egg-info")
 
-# Faults of kernels that the compiler finds, and values of variables that nothing has written: NaN, or 0xfe bytes.
-_FLAGS = ("-O1", "-fsanitize=bounds,alignment,integer-divide-by-zero", "-ftrivial-auto-var-init=pattern")
+# The emulator defines what these sanitizers call. Variables that nothing has written have bytes of 0xfe.
+FLAGS = ("-O1", "-fsanitize=bounds,alignment,integer-divide-by-zero,thread", "-ftrivial-auto-var-init=pattern")
 _DEFINES = {
     "cuda": ("-UCPU_KERNEL", "-DCUDA_KERNEL", "-DUSE_CUDA"),
     "rocm": ("-UCPU_KERNEL", "-DROCM_KERNEL", "-DUSE_CUDA", "-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"),
@@ -48,12 +49,13 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
     kernels = _kernels(project, backend, warp_size)
     assert isinstance(project.framework, TorchFramework)
     chosen = kernels[0].backend
-    defines = (*_DEFINES[chosen], "-DKERNEL_BUILDER_EMULATOR", f"-DEMULATED_WARP_SIZE={warp_size}")
+    stands_in = ("-DCUDA_KERNEL",) if chosen not in project.backends else ()
+    defines = (*_DEFINES[chosen], *stands_in, "-DKERNEL_BUILDER_EMULATOR", f"-DEMULATED_WARP_SIZE={warp_size}")
     for old in directory.iterdir() if directory.is_dir() else ():
         if old.name != "build":
             shutil.rmtree(old) if old.is_dir() else old.unlink()
     shutil.copytree(project.root, directory, ignore=_NOT_COPIED, dirs_exist_ok=True)
-    listed = {name for table in (project.framework, *kernels) for name in table.src}
+    listed = {*project.framework.src, *(name for kernel in kernels for name in kernel.src)}
     for path in [path for path in directory.rglob("*") if path.suffix in _SOURCE_SUFFIXES | HEADER_SUFFIXES]:
         name = path.relative_to(directory).as_posix()
         is_header = path.suffix in HEADER_SUFFIXES
@@ -62,12 +64,17 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
             text = path.read_text(encoding="utf-8", errors="surrogateescape")
             translated = translate(name, text, is_device_source=is_device_source, is_header=is_header)
             (directory / _renamed(name)).write_text(translated, encoding="utf-8", errors="surrogateescape")
-    shutil.copytree(_TEMPLATES, directory / _DIRECTORY)
-    for header, stand_in in STAND_INS.items():
-        (directory / _DIRECTORY / header).parent.mkdir(parents=True, exist_ok=True)
-        (directory / _DIRECTORY / header).write_text(f'#include "{stand_in}"\n')
+    write_headers(directory / _DIRECTORY)
     (directory / "build.toml").write_text(_build_toml(project, project.framework, kernels, defines))
     build_for_device(directory, "cpu")
+
+
+def write_headers(directory: Path) -> None:
+    """Write the emulator's sources, and the headers that it stands in for."""
+    shutil.copytree(_TEMPLATES, directory, dirs_exist_ok=True)
+    for header, stand_in in STAND_INS.items():
+        (directory / header).parent.mkdir(parents=True, exist_ok=True)
+        (directory / header).write_text(f'#include "{stand_in}"\n')
 
 
 def default_directory(project: Project, backend: str | None, warp_size: int, cache: Path) -> Path:
@@ -80,7 +87,8 @@ def run_tests(directory: Path, arguments: Sequence[str]) -> int:
     """Run pytest on the tests of an emulated project, and return its exit status."""
     no_devices = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "pytest", "-p", "kernel_builder.develop.emulated_tests", "--rootdir=."]
-    return subprocess.run([*command, "tests", *arguments], cwd=directory, env={**os.environ, **no_devices}).returncode
+    environment = {**os.environ, **no_devices}
+    return subprocess.run([*command, "tests", *arguments], cwd=directory, env=environment, check=False).returncode
 
 
 def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kernel]:
@@ -88,18 +96,31 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
     where = str(project.root / "build.toml")
     if not isinstance(project.framework, TorchFramework):
         raise ConfigError("has no sources for the emulator", where=where, hint="it compiles kernels of a [torch] table")
-    by_backend = {name: [kernel for kernel in project.kernels if kernel.backend == name] for name in ("rocm", "cuda")}
-    present = [name for name, kernels in by_backend.items() if kernels and backend in (None, name)]
-    if not present:
-        wanted = backend or "cuda or rocm"
-        raise ConfigError(f"has no {wanted} kernel to emulate", where=where, hint="name another --backend")
-    if warp_size == 64 and present[0] != "rocm":
+    if backend == "cuda" and warp_size == 64:
         raise ConfigError(
-            "a warp of CUDA has 32 threads; expected a kernel for ROCm",
-            where=where,
-            hint='add a [kernel.NAME] table with backend = "rocm" and the same sources, or use --warp-size 32',
+            "a warp of CUDA has 32 threads", where="--warp-size 64", hint="leave out --backend, or use --backend rocm"
         )
-    return by_backend[present[0]]
+    by_backend = {
+        name: [replace(kernel, backend=wanted) for kernel in project.kernels if kernel.backend == name]
+        for wanted, name in _candidates(backend, warp_size)
+    }
+    chosen = next((kernels for kernels in by_backend.values() if kernels), None)
+    if not chosen:
+        raise ConfigError(
+            f"has no kernel for {backend or 'cuda or rocm'} to emulate", where=where, hint="name another --backend"
+        )
+    return chosen
+
+
+def _candidates(backend: str | None, warp_size: int) -> list[tuple[str, str]]:
+    """Return (back end to emulate, back end of the kernels) in the order of preference.
+
+    Sources for CUDA may stand in for those for ROCm, as hipify would translate them.
+    """
+    as_rocm = [("rocm", "rocm"), ("rocm", "cuda")]
+    if backend == "rocm" or (backend is None and warp_size == 64):
+        return as_rocm
+    return [("cuda", "cuda")] if backend else [("rocm", "rocm"), ("cuda", "cuda")]
 
 
 def _renamed(name: str) -> str:
@@ -122,11 +143,11 @@ def _build_toml(
         "src": [*framework.src, f"{_DIRECTORY}/emulator.cpp"],
         "cxx-flags": [*_kept(framework.cxx_flags), *defines],
     }
-    if stable := framework.stable_abi.get(kernels[0].backend):
+    if stable := framework.stable_abi.get(kernels[0].backend, framework.stable_abi.get("cuda")):
         torch["stable-abi"] = str(stable)
     lines = [*_table("general", general), *_table("torch", torch)]
     for kernel in kernels:
-        flags = [*_kept((*kernel.cxx_flags, *kernel.cuda_flags, *kernel.hip_flags)), *defines, *_FLAGS]
+        flags = [*_kept((*kernel.cxx_flags, *kernel.cuda_flags, *kernel.hip_flags)), *defines, *FLAGS]
         values = {
             "backend": "cpu",
             "depends": list(kernel.depends),

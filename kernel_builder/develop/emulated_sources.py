@@ -61,7 +61,7 @@ def translate(name: str, text: str, *, is_device_source: bool, is_header: bool) 
     if is_header:
         return text
     first = _FIRST_OF_DEVICE if is_device_source else _FIRST
-    return f'{first}#line 1 "src/{name}"\n{text}'
+    return f'{first}#line 1 "{name}"\n{text}'
 
 
 def _dynamic(match: re.Match[str]) -> str:
@@ -150,12 +150,11 @@ def _kernel_begins(text: str, end: int) -> int:
 
 def _with_entries(text: str) -> str:
     """Let each kernel begin with telling its name."""
-    done = []
-    for part in re.split(r"(?=\b__global__\b)", text):
-        if part.startswith("__global__") and (at := _body_begins(part)) is not None:
-            part = f"{part[:at]} emulator::enter_kernel(__func__);{part[at:]}"
-        done.append(part)
-    return "".join(done)
+    head, *kernels = re.split(r"(?=\b__global__\b)", text)
+    for kernel in kernels:
+        at = _body_begins(kernel)
+        head += kernel if at is None else f"{kernel[:at]} emulator::enter_kernel(__func__);{kernel[at:]}"
+    return head
 
 
 def _body_begins(text: str) -> int | None:

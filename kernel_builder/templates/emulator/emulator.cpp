@@ -45,6 +45,7 @@ struct Fiber {
   char* stack = nullptr;
   bool started = false;
   uint3 thread;
+  unsigned number;
   State state;
   // What it waits for, and the result.
   Site site;
@@ -56,6 +57,15 @@ struct Fiber {
 struct Variable {
   const void* key;
   char* at;
+};
+
+// The last access of each kind to a byte of shared memory: the thread, and what it had synchronized with.
+struct Access {
+  uint64_t phase = 0, warp_phase = 0;
+  unsigned thread = 0;
+};
+struct Accesses {
+  Access read, write;
 };
 
 // The launch that runs, and what is kept from one to the next.
@@ -70,6 +80,8 @@ void* kernel_context;
 const char* kernel_name;
 char *arena, *static_end, *dynamic_begin;
 std::vector<Variable> variables;
+std::vector<Accesses> accesses(kArena);
+uint64_t phase, warp_phases[kMostThreads / 32];  // they count barriers of the block and collectives of each warp
 std::string failure;
 unsigned long order;  // odd: threads run in descending order
 int last_error;
@@ -85,8 +97,11 @@ std::string text(uint3 at) {
   return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
 }
 
+// The path in the project of a file that is compiled in a directory of the builder's.
+const char* shown(const char* file) { return strncmp(file, "src/", 4) == 0 ? file + 4 : file; }
+
 std::string text(const Site& site) {
-  return std::string(site.intrinsic) + " (" + site.file + ":" + std::to_string(site.line) + ")";
+  return std::string(site.intrinsic) + " (" + shown(site.file) + ":" + std::to_string(site.line) + ")";
 }
 
 std::string text(const Fiber& fiber) {
@@ -142,8 +157,8 @@ uint64_t group_of(const Warp& warp, const Fiber& fiber) {
   uint64_t group = 0;
   for (unsigned i = 0; i < warp.count; ++i) {
     const Fiber& other = warp.lane(i);
-    const bool same_line = other.state == State::in_collective && other.mask == 0 && other.site.line == fiber.site.line &&
-                           strcmp(other.site.file, fiber.site.file) == 0;
+    const bool same_line = other.state == State::in_collective && other.mask == 0 &&
+                           other.site.line == fiber.site.line && strcmp(other.site.file, fiber.site.file) == 0;
     if (fiber.mask == 0 ? same_line : (fiber.mask >> i & 1) != 0 && other.state != State::ended) group |= 1ull << i;
   }
   return group;
@@ -155,6 +170,7 @@ bool waits_for_same(const Fiber& fiber, const Fiber& other) {
 }
 
 void complete(const Warp& warp, uint64_t group) {
+  ++warp_phases[warp.first / EMULATED_WARP_SIZE];
   uint64_t values[64], results[64];
   uint64_t ballot = 0;
   for (unsigned i = 0; i < warp.count; ++i) {
@@ -266,6 +282,7 @@ void run_block(const std::vector<Warp>& warps, size_t shared_bytes) {
   dynamic_begin = arena + kArena - (shared_bytes + 15) / 16 * 16;
   memset(arena, 0xff, kArena);  // NaN in all types of floating point
   for (unsigned i = 0; i < threads; ++i) fibers[i]->state = State::ready;
+  ++phase;
   const bool descending = order++ % 2 != 0;
   const auto nth = [&](unsigned i, size_t count) { return descending ? static_cast<unsigned>(count) - 1 - i : i; };
   for (;;) {
@@ -293,6 +310,24 @@ void run_block(const std::vector<Warp>& warps, size_t shared_bytes) {
     if (ended == threads) return;
     if (waiting != threads) stop_deadlock(warps);
     for (unsigned i = 0; i < threads; ++i) fibers[i]->value = agree, fibers[i]->state = State::ready;
+    ++phase;
+  }
+}
+
+// Finds a read and a write of two threads with no barrier between them. Two writes are none: they may be equal.
+void access(const void* at, size_t bytes, bool writes) {
+  const auto offset = static_cast<size_t>(static_cast<const char*>(at) - arena);
+  if (!self || offset >= kArena) return;
+  const unsigned thread = self->number, warp = thread / EMULATED_WARP_SIZE;
+  for (size_t i = offset; i < offset + bytes && i < kArena; ++i) {
+    const Access& other = writes ? accesses[i].read : accesses[i].write;
+    if (other.phase == phase && other.thread != thread &&
+        (other.thread / EMULATED_WARP_SIZE != warp || other.warp_phase == warp_phases[warp])) {
+      const std::string name = text(fibers[other.thread]->thread);
+      fail("%s shared memory that thread %s has %s, with no barrier between them", writes ? "writes" : "reads",
+           name.c_str(), writes ? "read" : "written");
+    }
+    (writes ? accesses[i].write : accesses[i].read) = {phase, warp_phases[warp], thread};
   }
 }
 
@@ -352,8 +387,8 @@ int barrier(Site site, bool predicate) {
 
 uint64_t collective(Collective which, Site site, uint64_t mask, uint64_t value, int source) {
   if (mask != 0 && (mask >> current.lane & 1) == 0) {
-    fail("calls %s (%s:%d) with the mask %#llx, which does not have its own lane %d", site.intrinsic, site.file,
-         site.line, static_cast<unsigned long long>(mask), current.lane);
+    fail("calls %s with the mask %#llx, which does not have its own lane %d", text(site).c_str(),
+         static_cast<unsigned long long>(mask), current.lane);
   }
   self->which = which;
   self->site = site;
@@ -416,7 +451,10 @@ int Launch::run(void (*call)(void*), void* context) const {
     makecontext(&fiber->context, body, 0);
     fibers.push_back(std::move(fiber));
   }
-  for (unsigned i = 0; i < threads; ++i) fibers[i]->thread = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+  for (unsigned i = 0; i < threads; ++i) {
+    fibers[i]->number = i;
+    fibers[i]->thread = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+  }
   std::vector<Warp> warps;
   for (unsigned first = 0; first < threads; first += EMULATED_WARP_SIZE) {
     warps.push_back({first, std::min<unsigned>(threads - first, EMULATED_WARP_SIZE)});
@@ -441,8 +479,19 @@ const char* cudaGetErrorString(cudaError_t error) {
                                                   : "an error of the emulated runtime";
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  *properties = {"emulator", "emulator", 9, 0, 4, EMULATED_WARP_SIZE, 1024, 2048, 32 << 20, size_t{1} << 33,
-                 emulator::kStaticBytes, emulator::kSharedBytes, emulator::kSharedBytes};
+  *properties = {"emulator",
+                 "emulator",
+                 9,
+                 0,
+                 4,
+                 EMULATED_WARP_SIZE,
+                 1024,
+                 2048,
+                 32 << 20,
+                 size_t{1} << 33,
+                 emulator::kStaticBytes,
+                 emulator::kSharedBytes,
+                 emulator::kSharedBytes};
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -501,15 +550,42 @@ struct Overflow {
 
 extern "C" void __ubsan_handle_out_of_bounds(const OutOfBounds* data, uintptr_t index) {
   emulator::fail("index %zd is out of the bounds of %s (%s:%u)", static_cast<ptrdiff_t>(index), data->array->name,
-                 data->location.file, data->location.line);
+                 emulator::shown(data->location.file), data->location.line);
 }
 extern "C" void __ubsan_handle_type_mismatch_v1(const Mismatch* data, uintptr_t address) {
   emulator::fail("accesses %s at the address %#zx, which is no multiple of %d (%s:%u)", data->type->name,
-                 static_cast<size_t>(address), 1 << data->log_alignment, data->location.file, data->location.line);
+                 static_cast<size_t>(address), 1 << data->log_alignment, emulator::shown(data->location.file),
+                 data->location.line);
 }
 extern "C" void __ubsan_handle_divrem_overflow(const Overflow* data, uintptr_t, uintptr_t) {
-  emulator::fail("divides by zero (%s:%u)", data->location.file, data->location.line);
+  emulator::fail("divides by zero (%s:%u)", emulator::shown(data->location.file), data->location.line);
 }
+
+// What -fsanitize=thread calls: each access to memory, and atomic operations, as of static variables.
+
+#define EMULATOR_ACCESS(bytes)                                                                         \
+  extern "C" void __tsan_read##bytes(const void* at) { emulator::access(at, bytes, false); }           \
+  extern "C" void __tsan_write##bytes(const void* at) { emulator::access(at, bytes, true); }           \
+  extern "C" void __tsan_unaligned_read##bytes(const void* at) { emulator::access(at, bytes, false); } \
+  extern "C" void __tsan_unaligned_write##bytes(const void* at) { emulator::access(at, bytes, true); }
+EMULATOR_ACCESS(1)
+EMULATOR_ACCESS(2)
+EMULATOR_ACCESS(4)
+EMULATOR_ACCESS(8)
+EMULATOR_ACCESS(16)
+extern "C" void __tsan_read_range(const void* at, size_t bytes) { emulator::access(at, bytes, false); }
+extern "C" void __tsan_write_range(const void* at, size_t bytes) { emulator::access(at, bytes, true); }
+extern "C" void __tsan_vptr_read(void**) {}
+extern "C" void __tsan_vptr_update(void**, void*) {}
+extern "C" void __tsan_func_entry(void*) {}
+extern "C" void __tsan_func_exit() {}
+extern "C" void __tsan_init() {}
+#define EMULATOR_ATOMIC(bits, T)                                                                              \
+  extern "C" T __tsan_atomic##bits##_load(const T* at, int) { return __atomic_load_n(at, __ATOMIC_SEQ_CST); } \
+  extern "C" void __tsan_atomic##bits##_store(T* at, T value, int) { __atomic_store_n(at, value, __ATOMIC_SEQ_CST); }
+EMULATOR_ATOMIC(8, uint8_t)
+EMULATOR_ATOMIC(32, uint32_t)
+EMULATOR_ATOMIC(64, uint64_t)
 
 // Torch's interface, as emulator_torch.h renames it.
 extern "C" int32_t emulated_create_device_guard(int32_t, void** guard) { return *guard = nullptr, 0; }

@@ -33,22 +33,14 @@ struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
-#define EMULATOR_VECTORS(name, T)                                                          \
-  struct name##1 {                                                                         \
-    T x;                                                                                   \
-  };                                                                                       \
-  struct alignas(2 * sizeof(T)) name##2 {                                                  \
-    T x, y;                                                                                \
-  };                                                                                       \
-  struct name##3 {                                                                         \
-    T x, y, z;                                                                             \
-  };                                                                                       \
-  struct alignas(sizeof(T) == 8 ? 16 : 4 * sizeof(T)) name##4 {                            \
-    T x, y, z, w;                                                                          \
-  };                                                                                       \
-  constexpr name##1 make_##name##1(T x) { return {x}; }                                    \
-  constexpr name##2 make_##name##2(T x, T y) { return {x, y}; }                            \
-  constexpr name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                    \
+#define EMULATOR_VECTORS(name, T)                                                \
+  struct name##1 { T x; };                                                       \
+  struct alignas(2 * sizeof(T)) name##2 { T x, y; };                             \
+  struct name##3 { T x, y, z; };                                                 \
+  struct alignas(sizeof(T) == 8 ? 16 : 4 * sizeof(T)) name##4 { T x, y, z, w; }; \
+  constexpr name##1 make_##name##1(T x) { return {x}; }                          \
+  constexpr name##2 make_##name##2(T x, T y) { return {x, y}; }                  \
+  constexpr name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }          \
   constexpr name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 EMULATOR_VECTORS(char, signed char)
 EMULATOR_VECTORS(uchar, unsigned char)
@@ -199,8 +191,12 @@ uint64_t emulated_mask(Mask mask) {
 }
 
 inline void __syncwarp(EMULATOR_HERE) {
-  constexpr uint64_t kAll = EMULATED_WARP_SIZE == 64 ? ~uint64_t{0} : 0xffffffffu;
-  emulator::collective(emulator::Collective::sync, here.of("__syncwarp"), kAll, 0);
+#if defined(USE_ROCM)
+  constexpr uint64_t kLanes = 0;  // a fence, which does not wait for lanes that are elsewhere
+#else
+  constexpr uint64_t kLanes = 0xffffffffu;
+#endif
+  emulator::collective(emulator::Collective::sync, here.of("__syncwarp"), kLanes, 0);
 }
 template <typename Mask, typename = std::enable_if_t<std::is_integral_v<Mask>>>
 void __syncwarp(Mask mask, EMULATOR_HERE) {
@@ -215,12 +211,12 @@ template <typename T>
 T shuffle(Shuffle kind, Site site, uint64_t mask, T value, int by, int width) {
   static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>, "shuffles take at most 8 bytes");
   if (width <= 0 || width > EMULATED_WARP_SIZE || (width & (width - 1)) != 0) {
-    fail("%s at %s:%d: the width %d is no power of two up to the warp's %d lanes", site.intrinsic, site.file, site.line,
-         width, EMULATED_WARP_SIZE);
+    fail("%s (%s:%d) has the width %d, which is no power of two up to the warp's %d lanes", site.intrinsic, site.file,
+         site.line, width, EMULATED_WARP_SIZE);
   }
   const int lane = current.lane, first = lane & ~(width - 1), end = first + width;
-  int source = kind == Shuffle::index ? first + (by & (width - 1))
-               : kind == Shuffle::up  ? lane - by
+  int source = kind == Shuffle::index  ? first + (by & (width - 1))
+               : kind == Shuffle::up   ? lane - by
                : kind == Shuffle::down ? lane + by
                                        : lane ^ by;
   if (source >= end || (kind == Shuffle::up && source < first)) source = lane;
@@ -270,11 +266,11 @@ EmulatedMask __match_any_sync(Mask mask, T value, EMULATOR_HERE) {
   return static_cast<EmulatedMask>(emulator::collective(emulator::Collective::match, here.of("__match_any_sync"),
                                                         emulated_mask(mask), emulator::bits<uint64_t>(value)));
 }
-#define EMULATOR_REDUCE(name, T, which)                                                                 \
-  template <typename Mask>                                                                              \
-  T name(Mask mask, T value, EMULATOR_HERE) {                                                           \
-    return static_cast<T>(emulator::collective(emulator::Collective::which, here.of(#name),             \
-                                               emulated_mask(mask), static_cast<uint64_t>(value)));     \
+#define EMULATOR_REDUCE(name, T, which)                                                                          \
+  template <typename Mask>                                                                                       \
+  T name(Mask mask, T value, EMULATOR_HERE) {                                                                    \
+    return static_cast<T>(emulator::collective(emulator::Collective::which, here.of(#name), emulated_mask(mask), \
+                                               static_cast<uint64_t>(value)));                                   \
   }
 EMULATOR_REDUCE(__reduce_add_sync, unsigned, add)
 EMULATOR_REDUCE(__reduce_add_sync, int, add)
@@ -288,18 +284,18 @@ EMULATOR_REDUCE(__reduce_xor_sync, unsigned, bit_xor)
 #undef EMULATOR_REDUCE
 
 // Atomics: only one fiber runs at a time.
-#define EMULATOR_ATOMIC(name, result)                                                  \
-  template <typename T>                                                                \
-  __attribute__((no_sanitize("thread"))) T name(T* at, std::common_type_t<T> value) {  \
-    const T old = *at;                                                                 \
-    *at = static_cast<T>(result);                                                      \
-    return old;                                                                        \
+#define EMULATOR_ATOMIC(name, result)                                                 \
+  template <typename T>                                                               \
+  __attribute__((no_sanitize("thread"))) T name(T* at, std::common_type_t<T> value) { \
+    const T old = *at;                                                                \
+    *at = static_cast<T>(result);                                                     \
+    return old;                                                                       \
   }
 EMULATOR_ATOMIC(atomicAdd, old + value)
 EMULATOR_ATOMIC(atomicSub, old - value)
 EMULATOR_ATOMIC(atomicMin, value < old ? value : old)
 EMULATOR_ATOMIC(atomicMax, old < value ? value : old)
-EMULATOR_ATOMIC(atomicAnd, old & value)
+EMULATOR_ATOMIC(atomicAnd, old& value)
 EMULATOR_ATOMIC(atomicOr, old | value)
 EMULATOR_ATOMIC(atomicXor, old ^ value)
 EMULATOR_ATOMIC(atomicExch, value)
@@ -440,4 +436,6 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
 #include "emulator_types.h"
 
 // Of asm. The C library and that of C++ write __asm__.
-#define asm static_assert(false, "no PTX in the emulator: give a plain body where KERNEL_BUILDER_EMULATOR is defined");
+#define asm            \
+  static_assert(false, \
+                "no inline assembly: write a plain body for the emulator, or use the one for ROCm (--backend rocm)");

@@ -1,4 +1,5 @@
-// The functions of CUDA's and HIP's runtime. There is one device; memory is that of the host, and nothing is asynchronous.
+// The functions of CUDA's and HIP's runtime. There is one device; memory is that of the host, and nothing is
+// asynchronous.
 #pragma once
 
 using cudaError_t = int;
@@ -145,6 +146,11 @@ using hipStream_t = cudaStream_t;
 using hipDeviceProp_t = cudaDeviceProp;
 using hipFuncAttributes = cudaFuncAttributes;
 enum : int { hipSuccess = cudaSuccess };
+template <typename Kernel, typename... Arguments>
+void hipLaunchKernelGGL(Kernel kernel, dim3 grid, dim3 block, size_t shared_bytes, hipStream_t stream,
+                        Arguments... arguments) {
+  emulator::Launch{grid, block, shared_bytes, stream}(kernel, arguments...);
+}
 #define hipGetLastError cudaGetLastError
 #define hipPeekAtLastError cudaPeekAtLastError
 #define hipGetErrorString cudaGetErrorString

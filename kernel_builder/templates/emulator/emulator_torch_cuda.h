@@ -30,9 +30,9 @@ inline cudaDeviceProp* getCurrentDeviceProperties() {
 }
 }  // namespace at::cuda
 
-#define C10_CUDA_CHECK(call)                                              \
-  do {                                                                    \
-    const cudaError_t error = call;                                       \
+#define C10_CUDA_CHECK(call)                                                \
+  do {                                                                      \
+    const cudaError_t error = call;                                         \
     TORCH_CHECK(error == cudaSuccess, "CUDA: ", cudaGetErrorString(error)); \
   } while (false)
 #define AT_CUDA_CHECK(call) C10_CUDA_CHECK(call)

@@ -29,54 +29,54 @@ inline uint16_t float_to_bfloat16(float value) {
 
 }  // namespace emulator
 
-#define EMULATOR_TYPE(T, T2, name, hip)                                                                \
-  struct T {                                                                                           \
-    uint16_t x;                                                                                        \
-    T() = default;                                                                                     \
-    template <typename Number, typename = std::enable_if_t<std::is_arithmetic_v<Number>>>              \
-    T(Number value) : x(emulator::float_to_##name(static_cast<float>(value))) {}                       \
-    operator float() const { return emulator::name##_to_float(x); }                                    \
-    T operator-() const { return emulator::bits<T>(static_cast<uint16_t>(x ^ 0x8000u)); }              \
-    T& operator+=(T other) { return *this = *this + other; }                                           \
-    T& operator*=(T other) { return *this = *this * other; }                                           \
-    friend T operator+(T a, T b) { return float(a) + float(b); }                                       \
-    friend T operator-(T a, T b) { return float(a) - float(b); }                                       \
-    friend T operator*(T a, T b) { return float(a) * float(b); }                                       \
-    friend T operator/(T a, T b) { return float(a) / float(b); }                                       \
-    friend bool operator<(T a, T b) { return float(a) < float(b); }                                    \
-    friend bool operator>(T a, T b) { return float(a) > float(b); }                                    \
-    friend bool operator<=(T a, T b) { return float(a) <= float(b); }                                  \
-    friend bool operator>=(T a, T b) { return float(a) >= float(b); }                                  \
-    friend bool operator==(T a, T b) { return float(a) == float(b); }                                  \
-    friend bool operator!=(T a, T b) { return float(a) != float(b); }                                  \
-  };                                                                                                   \
-  struct alignas(4) T2 {                                                                               \
-    T x, y;                                                                                            \
-  };                                                                                                   \
-  inline float __##hip##2float(T x) { return x; }                                                      \
-  inline T __float2##hip(float x) { return x; }                                                        \
-  inline T __float2##hip##_rn(float x) { return x; }                                                   \
-  inline T2 __floats2##hip##2_rn(float x, float y) { return {x, y}; }                                  \
-  inline T2 __float22##hip##2_rn(float2 x) { return {x.x, x.y}; }                                      \
-  inline T2 __##hip##2##hip##2(T x) { return {x, x}; }                                                 \
-  inline T2 __halves2##hip##2(T x, T y) { return {x, y}; }                                             \
-  inline float2 __##hip##22float2(T2 x) { return {x.x, x.y}; }                                         \
-  inline T __low2##hip(T2 x) { return x.x; }                                                           \
-  inline T __high2##hip(T2 x) { return x.y; }                                                          \
-  inline T __ushort_as_##hip(uint16_t x) { return emulator::bits<T>(x); }                              \
-  inline uint16_t __##hip##_as_ushort(T x) { return x.x; }                                             \
-  inline T __hadd(T a, T b) { return a + b; }                                                          \
-  inline T __hsub(T a, T b) { return a - b; }                                                          \
-  inline T __hmul(T a, T b) { return a * b; }                                                          \
-  inline T __hdiv(T a, T b) { return a / b; }                                                          \
-  inline T __hmax(T a, T b) { return fmaxf(a, b); }                                                    \
-  inline T __hmin(T a, T b) { return fminf(a, b); }                                                    \
-  inline T __hneg(T a) { return -a; }                                                                  \
-  inline T __hfma(T a, T b, T c) { return static_cast<float>(fma(double(a), double(b), double(c))); }  \
-  inline T2 __hadd2(T2 a, T2 b) { return {a.x + b.x, a.y + b.y}; }                                     \
-  inline T2 __hmul2(T2 a, T2 b) { return {a.x * b.x, a.y * b.y}; }                                     \
-  inline T2 __hadd2_rn(T2 a, T2 b) { return __hadd2(a, b); }                                           \
-  inline T2 __hmul2_rn(T2 a, T2 b) { return __hmul2(a, b); }                                           \
+#define EMULATOR_TYPE(T, T2, name, hip)                                                               \
+  struct T {                                                                                          \
+    uint16_t x;                                                                                       \
+    T() = default;                                                                                    \
+    template <typename Number, typename = std::enable_if_t<std::is_arithmetic_v<Number>>>             \
+    T(Number value) : x(emulator::float_to_##name(static_cast<float>(value))) {}                      \
+    operator float() const { return emulator::name##_to_float(x); }                                   \
+    T operator-() const { return emulator::bits<T>(static_cast<uint16_t>(x ^ 0x8000u)); }             \
+    T& operator+=(T other) { return *this = *this + other; }                                          \
+    T& operator*=(T other) { return *this = *this * other; }                                          \
+    friend T operator+(T a, T b) { return float(a) + float(b); }                                      \
+    friend T operator-(T a, T b) { return float(a) - float(b); }                                      \
+    friend T operator*(T a, T b) { return float(a) * float(b); }                                      \
+    friend T operator/(T a, T b) { return float(a) / float(b); }                                      \
+    friend bool operator<(T a, T b) { return float(a) < float(b); }                                   \
+    friend bool operator>(T a, T b) { return float(a) > float(b); }                                   \
+    friend bool operator<=(T a, T b) { return float(a) <= float(b); }                                 \
+    friend bool operator>=(T a, T b) { return float(a) >= float(b); }                                 \
+    friend bool operator==(T a, T b) { return float(a) == float(b); }                                 \
+    friend bool operator!=(T a, T b) { return float(a) != float(b); }                                 \
+  };                                                                                                  \
+  struct alignas(4) T2 {                                                                              \
+    T x, y;                                                                                           \
+  };                                                                                                  \
+  inline float __##hip##2float(T x) { return x; }                                                     \
+  inline T __float2##hip(float x) { return x; }                                                       \
+  inline T __float2##hip##_rn(float x) { return x; }                                                  \
+  inline T2 __floats2##hip##2_rn(float x, float y) { return {x, y}; }                                 \
+  inline T2 __float22##hip##2_rn(float2 x) { return {x.x, x.y}; }                                     \
+  inline T2 __##hip##2##hip##2(T x) { return {x, x}; }                                                \
+  inline T2 __halves2##hip##2(T x, T y) { return {x, y}; }                                            \
+  inline float2 __##hip##22float2(T2 x) { return {x.x, x.y}; }                                        \
+  inline T __low2##hip(T2 x) { return x.x; }                                                          \
+  inline T __high2##hip(T2 x) { return x.y; }                                                         \
+  inline T __ushort_as_##hip(uint16_t x) { return emulator::bits<T>(x); }                             \
+  inline uint16_t __##hip##_as_ushort(T x) { return x.x; }                                            \
+  inline T __hadd(T a, T b) { return a + b; }                                                         \
+  inline T __hsub(T a, T b) { return a - b; }                                                         \
+  inline T __hmul(T a, T b) { return a * b; }                                                         \
+  inline T __hdiv(T a, T b) { return a / b; }                                                         \
+  inline T __hmax(T a, T b) { return fmaxf(a, b); }                                                   \
+  inline T __hmin(T a, T b) { return fminf(a, b); }                                                   \
+  inline T __hneg(T a) { return -a; }                                                                 \
+  inline T __hfma(T a, T b, T c) { return static_cast<float>(fma(double(a), double(b), double(c))); } \
+  inline T2 __hadd2(T2 a, T2 b) { return {a.x + b.x, a.y + b.y}; }                                    \
+  inline T2 __hmul2(T2 a, T2 b) { return {a.x * b.x, a.y * b.y}; }                                    \
+  inline T2 __hadd2_rn(T2 a, T2 b) { return __hadd2(a, b); }                                          \
+  inline T2 __hmul2_rn(T2 a, T2 b) { return __hmul2(a, b); }                                          \
   inline T2 __hfma2(T2 a, T2 b, T2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; }
 EMULATOR_TYPE(__half, __half2, half, half)
 EMULATOR_TYPE(__nv_bfloat16, __nv_bfloat162, bfloat16, bfloat16)
