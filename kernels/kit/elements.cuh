@@ -193,6 +193,37 @@ __device__ __forceinline__ uint4 shift_words(uint4 low, uint4 high, unsigned mis
   return make_uint4(parts[0], parts[1], parts[2], parts[3]);
 }
 
+// Products and sums that are not fused with what is done to them, of float32 or of pairs of 16-bit elements, which are
+// rounded once. In float32, products of two such elements are exact.
+#if defined(USE_ROCM)
+__device__ __forceinline__ float rounded_product(float a, float b) {
+#pragma clang fp contract(off)
+  return a * b;
+}
+__device__ __forceinline__ __half2 rounded_product(__half2 a, __half2 b) {
+  return __floats2half2_rn(__low2float(a) * __low2float(b), __high2float(a) * __high2float(b));
+}
+__device__ __forceinline__ __nv_bfloat162 rounded_product(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return __float22bfloat162_rn(make_float2(__low2float(a) * __low2float(b), __high2float(a) * __high2float(b)));
+}
+__device__ __forceinline__ __half2 rounded_sum(__half2 a, __half2 b) {
+  return __floats2half2_rn(__low2float(a) + __low2float(b), __high2float(a) + __high2float(b));
+}
+__device__ __forceinline__ __nv_bfloat162 rounded_sum(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return __float22bfloat162_rn(make_float2(__low2float(a) + __low2float(b), __high2float(a) + __high2float(b)));
+}
+#else
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+template <typename Pair>
+__device__ __forceinline__ Pair rounded_product(Pair a, Pair b) {
+  return __hmul2_rn(a, b);
+}
+template <typename Pair>
+__device__ __forceinline__ Pair rounded_sum(Pair a, Pair b) {
+  return __hadd2_rn(a, b);
+}
+#endif
+
 // Floats in one load or store: at most 16 bytes. A vector of 16-bit elements becomes several vectors of floats.
 template <int kWidth>
 constexpr int kFloats = kWidth < 4 ? kWidth : 4;

@@ -86,7 +86,7 @@ inline cudaError_t current_device_properties(DeviceProperties* properties) {
           10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
           attribute(cudaDevAttrMultiProcessorCount),
           attribute(cudaDevAttrL2CacheSize),
-          attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+          attribute(kSharedBytesPerSm),
       };
     }
     return all;

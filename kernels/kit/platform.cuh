@@ -18,7 +18,6 @@
 namespace kit {
 
 constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
 
 #if defined(USE_ROCM)
 
@@ -26,7 +25,10 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 #define __grid_constant__
 
 // The second argument of __launch_bounds__ counts blocks in CUDA, and wavefronts in HIP.
-#define LAUNCH_BOUNDS(threads, blocks_per_sm) __launch_bounds__(threads)
+#define LAUNCH_BOUNDS(threads, ...) __launch_bounds__(threads)
+
+// What a block can have: two compute units together have more on some GPUs.
+constexpr auto kSharedBytesPerSm = cudaDevAttrMaxSharedMemoryPerBlock;
 
 template <typename Value>
 __device__ __forceinline__ Value shuffle(Value value, int lane) {
@@ -55,7 +57,11 @@ __device__ __forceinline__ float exp2_approximate(float x) { return exp2f(x); }
 
 #else
 
-#define LAUNCH_BOUNDS(threads, blocks_per_sm) __launch_bounds__(threads, blocks_per_sm)
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+#define LAUNCH_BOUNDS(threads, ...) __launch_bounds__(threads, __VA_ARGS__)
+
+constexpr auto kSharedBytesPerSm = cudaDevAttrMaxSharedMemoryPerMultiprocessor;
 
 template <typename Value>
 __device__ __forceinline__ Value shuffle(Value value, int lane) {
@@ -95,5 +101,11 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 }
 
 #endif
+
+// Returns the rows that a block can have when the threads of each row synchronize by themselves: where a barrier is
+// that of the block, one row of several warps.
+__host__ __device__ constexpr int rows_with_barriers(int rows, int threads_of_row) {
+  return kHasNamedBarriers || threads_of_row <= kWarp ? rows : 1;
+}
 
 }  // namespace kit

@@ -35,6 +35,10 @@ __device__ __forceinline__ uint4 word_of(const VectorOf<T>& vector) {
 
 #if defined(USE_ROCM)
 
+template <typename Element>
+__device__ __forceinline__ Element load_element(const Element* from) {
+  return *from;
+}
 __device__ __forceinline__ uint4 load_word(const uint4* from) { return *from; }
 __device__ __forceinline__ uint4 load_word_nc(const uint4* from) { return *from; }
 
@@ -49,6 +53,18 @@ __device__ __forceinline__ void store_shared(SharedAddress to, Word word) {
 }
 
 #else
+
+// Loads from global memory by an address that was read from shared memory: the compiler cannot infer its memory space.
+__device__ __forceinline__ uint32_t load_element(const uint32_t* from) {
+  uint32_t word;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+__device__ __forceinline__ uint16_t load_element(const uint16_t* from) {
+  uint16_t word;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(word) : "l"(from) : "memory");
+  return word;
+}
 
 // Loads a vector with an ordinary load. The memory clobber keeps it in program order; the compiler would move a plain
 // load after asynchronous copies, which need no registers.

@@ -112,7 +112,7 @@ void launch_ring(const BackwardArguments& arguments, const Grid& grid, const Dev
   const auto kernel = backward_ring_kernel<Config, T, kFast>;
   const int threads = grid.group * grid.groups;
   if ((known.load(std::memory_order_relaxed) & known_if_this) == 0 &&
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                            device.shared_bytes_per_sm - kReservedBytes) == cudaSuccess) {
     known.fetch_or(known_if_this, std::memory_order_relaxed);
   }

@@ -46,7 +46,8 @@ struct BackwardOffsets {
 };
 
 // Sums over a group: up to a warp of threads, a power of two, or several warps, which then use a named barrier of their
-// own. All threads of a group call this together and get the same sums.
+// own. All threads of a group call this together and get the same sums. All groups of a block call it equally often:
+// for ROCm, a barrier is that of the block.
 class GroupSums {
  public:
   using Scratch = float2[2][kMaxBlockThreads / kWarp];
@@ -60,8 +61,7 @@ class GroupSums {
     const int warps = group_ / kWarp;
     float2* scratch = scratch_[half_];
     if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = make_float2(sums[0], sums[1]);
-    // Barrier 0 is the one of __syncthreads.
-    asm volatile("bar.sync %0, %1;" ::"r"(index_ + 1), "r"(group_) : "memory");
+    synchronize_warps(index_, group_);
     scratch += index_ * warps;
     sums[0] = sums[1] = 0.0f;
     for (int i = 0; i < warps; ++i) {
@@ -163,7 +163,7 @@ __device__ __forceinline__ void write_partial_of_group(const BackwardArguments& 
 #pragma unroll
       for (int j = 0; j < kHalf; ++j) {
         const float first = weight_sums[i][j], second = weight_sums[i][j + kHalf];
-        const float received = __shfl_xor_sync(kAllLanes, odd ? first : second, 1);
+        const float received = shuffle_xor(odd ? first : second, 1);
         lower[j] = odd ? received : first;
         upper[j] = odd ? second : received;
       }

@@ -15,7 +15,7 @@ namespace rmsnorm {
 // some of the parts, then one thread per column adds the sums of the warps. Most of the time is launch latency, so as
 // little work as possible follows the grid wait. kBatch: parts that a thread loads at a time.
 template <typename W, int kAcross, int kDown, int kBatch>
-__global__ void __launch_bounds__(kAcross* kDown, 1)
+__global__ void LAUNCH_BOUNDS(kAcross* kDown, 1)
     reduce_kernel(const float* partial, int64_t parts, int64_t hidden, W* out) {
   constexpr int kThreads = kAcross * kDown, kColumns = kAcross * kPartialWidth;
   __shared__ alignas(16) float warp_sums[kThreads / kWarp][kColumns];
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kAcross* kDown, 1)
   const float* from = partial + row * hidden + first_column + across;
   int64_t step = kDown * hidden;
   trigger_next_grid();
-  asm volatile("" : "+l"(from), "+l"(step));  // computed before the wait
+  hide(from, step);  // computed before the wait
   grid_wait();
   float sums[kPartialWidth] = {};
   if (columns_left > 0) {
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kAcross* kDown, 1)
 #pragma unroll
   for (int distance = kAcross; distance < kWarp; distance *= 2) {
 #pragma unroll
-    for (int j = 0; j < kPartialWidth; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], distance);
+    for (int j = 0; j < kPartialWidth; ++j) sums[j] += shuffle_xor(sums[j], distance);
   }
   if (threadIdx.x % kWarp < kAcross) {
     *reinterpret_cast<float4*>(&warp_sums[threadIdx.x / kWarp][across]) =

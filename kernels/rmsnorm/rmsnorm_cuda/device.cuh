@@ -29,7 +29,7 @@ __device__ __forceinline__ void make_opaque(Vector<T, kWidth>& vector) {
   if constexpr (sizeof(vector) == 16 && sizeof(T) < 4) {
     uint4 word;
     memcpy(&word, &vector, sizeof(word));
-    asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
+    hide(word);
     memcpy(&vector, &word, sizeof(word));
   }
 }

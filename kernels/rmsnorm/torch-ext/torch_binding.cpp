@@ -10,7 +10,7 @@
 #include "kit/tensors.h"
 #include "registration.h"
 #include "rmsnorm/problem.h"
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 #include "rmsnorm_cuda/rmsnorm.h"
 #else
 #include "rmsnorm_cpu/rmsnorm.h"
@@ -47,7 +47,7 @@ rmsnorm::Weight weight_of(MaybeTensor& weight, double offset, const Tensor& x) {
   return result;
 }
 
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 
 void launch(const rmsnorm::Forward& problem, const Tensor& x) { check(rmsnorm::forward(problem, current_stream(x))); }
 
@@ -213,7 +213,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       " float offset=0.0) -> (Tensor, Tensor)");
 }
 
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #else
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
