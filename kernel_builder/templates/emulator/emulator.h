@@ -126,8 +126,10 @@ using Invoke = void (*)(const void* kernel, void** arguments);
 void remember(const void* kernel, Invoke invoke);
 Invoke recall(const void* kernel);
 template <typename T>
-const void* erase(T* pointer) {
-  return pointer;
+auto erase(T pointer) {
+  using Void =
+      std::conditional_t<std::is_const_v<std::remove_pointer_t<T>> || !std::is_pointer_v<T>, const void*, void*>;
+  return reinterpret_cast<Void>(pointer);
 }
 template <typename... Parameters, size_t... i>
 void invoke(const void* kernel, void** arguments, std::index_sequence<i...>) {

@@ -61,6 +61,8 @@ inline uint16_t float_to_bfloat16(float value) {
   inline T2 __##hip##2##hip##2(T x) { return {x, x}; }                                                \
   inline T2 __halves2##hip##2(T x, T y) { return {x, y}; }                                            \
   inline float2 __##hip##22float2(T2 x) { return {x.x, x.y}; }                                        \
+  inline float __low2float(T2 x) { return x.x; }                                                      \
+  inline float __high2float(T2 x) { return x.y; }                                                     \
   inline T __low2##hip(T2 x) { return x.x; }                                                          \
   inline T __high2##hip(T2 x) { return x.y; }                                                         \
   inline T __ushort_as_##hip(uint16_t x) { return emulator::bits<T>(x); }                             \
