@@ -22,7 +22,7 @@ from kernel_builder.config.project_files import read_project
 @click.option(
     "--backend",
     type=click.Choice(["cuda", "rocm"]),
-    help="The kernels to emulate. [default: those for rocm if there are any]",
+    help="The kernels to emulate. [default: rocm if there are any, else cuda]",
 )
 @click.option(
     "--output",

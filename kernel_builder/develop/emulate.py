@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
         )
     by_backend = {
         name: [replace(kernel, backend=wanted) for kernel in project.kernels if kernel.backend == name]
-        for wanted, name in _candidates(backend, warp_size)
+        for wanted, name in _candidates(project, backend, warp_size)
     }
     chosen = next((kernels for kernels in by_backend.values() if kernels), None)
     if not chosen:
@@ -112,15 +113,22 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
     return chosen
 
 
-def _candidates(backend: str | None, warp_size: int) -> list[tuple[str, str]]:
+def _candidates(project: Project, backend: str | None, warp_size: int) -> list[tuple[str, str]]:
     """Return (back end to emulate, back end of the kernels) in the order of preference.
 
     Sources for CUDA may stand in for those for ROCm, as hipify would translate them.
     """
-    as_rocm = [("rocm", "rocm"), ("rocm", "cuda")]
-    if backend == "rocm" or (backend is None and warp_size == 64):
-        return as_rocm
-    return [("cuda", "cuda")] if backend else [("rocm", "rocm"), ("cuda", "cuda")]
+    if backend == "cuda":
+        return [("cuda", "cuda")]
+    as_rocm = backend == "rocm" or warp_size == 64 or _has_plain_bodies(project)
+    return [("rocm", "rocm"), ("rocm" if as_rocm else "cuda", "cuda")]
+
+
+def _has_plain_bodies(project: Project) -> bool:
+    """Return whether sources for CUDA have bodies for ROCm beside those in inline assembly, as the kit has."""
+    files = (project.root / name for kernel in project.kernels if kernel.backend == "cuda" for name in kernel.src)
+    text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    return "USE_ROCM" in text and re.search(r"\basm\b", text) is not None
 
 
 def _renamed(name: str) -> str:
