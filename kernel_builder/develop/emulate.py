@@ -73,9 +73,9 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
 def write_headers(directory: Path) -> None:
     """Write the emulator's sources, and the headers that it stands in for."""
     shutil.copytree(_TEMPLATES, directory, dirs_exist_ok=True)
-    for header, stand_in in STAND_INS.items():
+    for header in STAND_INS:
         (directory / header).parent.mkdir(parents=True, exist_ok=True)
-        (directory / header).write_text(f'#include "{stand_in}"\n')
+        (directory / header).write_text('#include "emulator.h"\n')
 
 
 def default_directory(project: Project, backend: str | None, warp_size: int, cache: Path) -> Path:
@@ -97,6 +97,12 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
     where = str(project.root / "build.toml")
     if not isinstance(project.framework, TorchFramework):
         raise ConfigError("has no sources for the emulator", where=where, hint="it compiles kernels of a [torch] table")
+    if not project.framework.stable_abi:
+        raise ConfigError(
+            "it is on the full C++ ABI, whose functions for CUDA the emulator does not have",
+            where=where,
+            hint='use the stable ABI: [torch] stable-abi = "2.10"',
+        )
     if backend == "cuda" and warp_size == 64:
         raise ConfigError(
             "a warp of CUDA has 32 threads", where="--warp-size 64", hint="leave out --backend, or use --backend rocm"
@@ -147,12 +153,11 @@ def _build_toml(
         "python-depends": list(project.python_depends),
     }
     torch: dict[str, object] = {
+        "stable-abi": str(min(framework.stable_abi.values())),
         "include": [*framework.include, _DIRECTORY],
         "src": [*framework.src, f"{_DIRECTORY}/emulator.cpp"],
         "cxx-flags": [*_kept(framework.cxx_flags), *defines],
     }
-    if stable := framework.stable_abi.get(kernels[0].backend, framework.stable_abi.get("cuda")):
-        torch["stable-abi"] = str(stable)
     lines = [*_table("general", general), *_table("torch", torch)]
     for kernel in kernels:
         flags = [*_kept((*kernel.cxx_flags, *kernel.cuda_flags, *kernel.hip_flags)), *defines, *FLAGS]

@@ -14,16 +14,11 @@ from kernel_builder.errors import ConfigError
 _FIRST = '#include "emulator_torch.h"\n'
 _FIRST_OF_DEVICE = f'{_FIRST}#include "emulator.h"\n'
 
-_EMULATED = "emulator.h"
-# Headers that the emulator stands in for -> its own.
-STAND_INS = {
-    **dict.fromkeys(("cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h"), _EMULATED),
-    **dict.fromkeys(("device_launch_parameters.h", "math_constants.h"), _EMULATED),
-    **dict.fromkeys(("hip/hip_runtime.h", "hip/hip_fp16.h", "hip/hip_bf16.h"), _EMULATED),
-    **dict.fromkeys(("ATen/cuda/CUDAContext.h", "ATen/cuda/Exceptions.h"), "emulator_torch_cuda.h"),
-    **dict.fromkeys(("c10/cuda/CUDAGuard.h", "c10/cuda/CUDAStream.h"), "emulator_torch_cuda.h"),
-    "c10/cuda/CUDAException.h": "emulator_torch_cuda.h",
-}
+# Headers of CUDA and HIP that the emulator's own stands in for.
+STAND_INS = (
+    *("cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h"),
+    *("hip/hip_runtime.h", "hip/hip_fp16.h", "hip/hip_bf16.h"),
+)
 
 _DYNAMIC = re.compile(
     r"\bextern\s+__shared__\s+(?:(?:__align__|alignas)\s*\([^)]*\)\s*)?([^;=\[\]]+?)\s*\b(\w+)\s*\[\s*\]\s*;"
@@ -36,7 +31,6 @@ _IDENTIFIER = re.compile(r"[\w:]+$")
 _SIMPLE = (
     (re.compile(r"(TORCH_LIBRARY_IMPL\w*\s*\(\s*\w+\s*,\s*)(?:CUDA|HIP)\b"), r"\1CPU"),
     (re.compile(r"(\.|->)is_cuda\(\)"), r"\1is_cpu()"),
-    (re.compile(r"\bkCUDA\b"), "kCPU"),
     (re.compile(r"\bDeviceType::CUDA\b"), "DeviceType::CPU"),
     (re.compile(r"\b__noinline__\b(?!\s*\))"), "__attribute__((noinline))"),
     # A kernel's parameters have to be known where it is launched.

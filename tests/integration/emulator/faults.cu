@@ -97,6 +97,77 @@ __global__ void warp_of_32(float* x) {
 
 __global__ void mask_of_32(float* x) { x[threadIdx.x] = __shfl_sync(MaskType{0xffffffffu}, x[threadIdx.x], 0); }
 
+// Right kernels, whose results `main` computes again. Shared and global memory, votes, shuffles, sums and conversions.
+
+struct Results {
+  uint64_t ballot[kThreads], same[kThreads];
+  int any[kThreads], all[kThreads], up[kThreads], down[kThreads], sum[kThreads], least[kThreads], count[kThreads];
+  int total;
+};
+
+__global__ void collectives(Results* results) {
+  __shared__ int total;
+  const int i = threadIdx.x;
+  if (i == 0) total = 0;
+  results->ballot[i] = __ballot_sync(kMask, i % 3 == 0);
+  results->same[i] = __match_any_sync(kMask, i % 4);
+  results->any[i] = __any_sync(kMask, i == 100);
+  results->all[i] = __all_sync(kMask, i >= 64);
+  results->up[i] = __shfl_up_sync(kMask, i, 1u);
+  results->down[i] = __shfl_down_sync(kMask, i, 2u, 16);
+  results->sum[i] = __reduce_add_sync(kMask, i);
+  results->least[i] = __reduce_min_sync(kMask, -i);
+  results->count[i] = __syncthreads_count(i < 5);
+  atomicAdd(&total, i);
+  __syncthreads();
+  if (i == 0) results->total = total;
+}
+
+const char* wrong_collective() {
+  static Results results;
+  collectives<<<1, kThreads>>>(&results);
+  for (int i = 0; i < kThreads; ++i) {
+    const int first = i / EMULATED_WARP_SIZE * EMULATED_WARP_SIZE, last = first + EMULATED_WARP_SIZE - 1;
+    uint64_t ballot = 0, same = 0;
+    for (int j = first; j <= last; ++j) {
+      ballot |= uint64_t{j % 3 == 0} << (j - first);
+      same |= uint64_t{j % 4 == i % 4} << (j - first);
+    }
+    if (results.ballot[i] != ballot) return "ballot";
+    if (results.same[i] != same) return "match_any";
+    if (results.any[i] != (first <= 100 && 100 <= last)) return "any";
+    if (results.all[i] != (first >= 64)) return "all";
+    if (results.up[i] != (i == first ? i : i - 1)) return "shfl_up";
+    if (results.down[i] != (i % 16 < 14 ? i + 2 : i)) return "shfl_down";
+    if (results.sum[i] != (first + last) * EMULATED_WARP_SIZE / 2) return "reduce_add";
+    if (results.least[i] != -last) return "reduce_min";
+    if (results.count[i] != 5) return "syncthreads_count";
+  }
+  return results.total == kThreads * (kThreads - 1) / 2 ? nullptr : "atomicAdd";
+}
+
+__device__ int arrived[2];
+
+__global__ void order(float* x) {
+  const int before = atomicAdd(&arrived[blockIdx.x], 1);
+  if (threadIdx.x == 0) x[blockIdx.x] = before;
+}
+
+const char* wrong_conversion() {
+  for (unsigned bits = 0; bits < 0x10000u; ++bits) {
+    const auto half = __ushort_as_half(static_cast<uint16_t>(bits));
+    const auto bfloat16 = __ushort_as_bfloat16(static_cast<uint16_t>(bits));
+    if (half == half && __float2half(half).x != bits) return "half";
+    if (bfloat16 == bfloat16 && __float2bfloat16(bfloat16).x != bits) return "bfloat16";
+  }
+  // Ties go to the even neighbour.
+  const bool rounds = __float2half(1.0f + 0x1p-11f).x == 0x3c00 && __float2half(1.0f + 0x3p-11f).x == 0x3c02 &&
+                      __float2half(0x1p-25f).x == 0 && __float2half(0x3p-25f).x == 2 &&
+                      __float2half(65519.0f).x == 0x7bff && __float2half(65520.0f).x == 0x7c00 &&
+                      __float2bfloat16(1.0f + 0x1p-8f).x == 0x3f80 && __float2bfloat16(1.0f + 0x3p-8f).x == 0x3f82;
+  return rounds && __byte_perm(0x33221100u, 0x77665544u, 0x7531u) == 0x77553311u ? nullptr : "rounding";
+}
+
 int main(int, char** arguments) {
   alignas(16) float x[kThreads];
   for (int i = 0; i < kThreads; ++i) x[i] = 1.0f;
@@ -105,6 +176,12 @@ int main(int, char** arguments) {
 #define RUN(kernel) \
   if (which == #kernel) kernel<<<1, kThreads, kThreads * sizeof(float)>>>(x)
   try {
+    if (which == "collectives") return puts(wrong_collective() ? wrong_collective() : "right") < 0;
+    if (which == "conversions") return puts(wrong_conversion() ? wrong_conversion() : "right") < 0;
+    if (which == "order") {
+      order<<<2, kThreads>>>(x);
+      return printf("%g %g\n", x[0], x[1]) < 0;
+    }
     if (which == "right") right<2><<<dim3(2), dim3(32, 4).x * 4>>>(x);
     if (which == "divides_by_zero") divides_by_zero<<<1, 1>>>(numbers);
     RUN(no_barrier);
