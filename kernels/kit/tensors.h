@@ -5,12 +5,6 @@
 // Must not: compute; call anything of Torch newer than 2.10.
 #pragma once
 
-// Torch's functions for CUDA have the same names in Torch for ROCm, and are declared with this only.
-#if defined(ROCM_KERNEL)
-#define USE_CUDA
-#endif
-
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -19,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kit/gpu_shims.h"
 #include "kit/rows.h"
 
 namespace kit {

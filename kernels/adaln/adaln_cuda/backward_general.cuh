@@ -72,7 +72,7 @@ struct GeneralBackward {
 };
 
 // Copies the first `left` bytes of a word, and zeros the rest.
-__device__ __forceinline__ void copy_tail(uint32_t to, const char* from, int64_t left) {
+__device__ __forceinline__ void copy_tail(SharedAddress to, const char* from, int64_t left) {
   if (left >= kVectorBytes) {
     cp_async<uint4>(to, from);
   } else if (left <= 0) {
@@ -92,14 +92,8 @@ __device__ __forceinline__ void wait_for_all_but(int pending) {
   }
 }
 
-__device__ __forceinline__ uint16_t load_shared_half(uint32_t from) {
-  uint16_t half;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(from) : "memory");
-  return half;
-}
-
 // Reads 16 bytes of shared memory, `misalignment` bytes after the start of an aligned word.
-__device__ __forceinline__ uint4 load_shared_unaligned(uint32_t from, unsigned misalignment) {
+__device__ __forceinline__ uint4 load_shared_unaligned(SharedAddress from, unsigned misalignment) {
   const uint4 word = load_shared(from, uint4{});
   if (misalignment == 0) return word;
   return shift_words(word, load_shared(from + 16, uint4{}), misalignment);
@@ -119,15 +113,15 @@ struct GeneralRows {
   int64_t hidden;
   int group, thread, threads, number;  // threads of a row; thread in it; of the block
   int vectors;
-  uint32_t rows_group;         // the group of rows, as of a span
-  int64_t first, stride;       // the block's first row in its group; to its next one
-  uint32_t base, ring, moved;  // shared memory: of the block; of the group; where rows are moved to
+  uint32_t rows_group;              // the group of rows, as of a span
+  int64_t first, stride;            // the block's first row in its group; to its next one
+  SharedAddress base, ring, moved;  // shared memory: of the block; of the group; where rows are moved to
   // The next copy.
   int64_t next_row;
   int next_piece = 0, next_pass = 0, next_stage = 0;
   int pieces, passes;
 
-  __device__ __forceinline__ GeneralRows(const GeneralBackward& problem, uint32_t memory)
+  __device__ __forceinline__ GeneralRows(const GeneralBackward& problem, SharedAddress memory)
       : problem(problem), layout(problem.layout), hidden(problem.hidden) {
     group = blockDim.x;
     thread = threadIdx.x;
@@ -154,7 +148,7 @@ struct GeneralRows {
     return static_cast<const char*>(source.rows.data) +
            source.rows.offset(source.per_row ? row : static_cast<int64_t>(rows_group)) * source.type.element_bytes();
   }
-  __device__ __forceinline__ uint32_t place_of(const Source& source, uint32_t slot) const {
+  __device__ __forceinline__ SharedAddress place_of(const Source& source, SharedAddress slot) const {
     return (source.resident ? base : slot) + source.offset;
   }
 
@@ -165,7 +159,7 @@ struct GeneralRows {
     const int words = source.type.words(), step = group * words * kVectorBytes, begin = thread * words * kVectorBytes;
     const int64_t skipped = static_cast<int64_t>(next_piece) * vectors * step + begin;
     const int64_t left = hidden * source.type.element_bytes() + misalignment - skipped;
-    const uint32_t to = place_of(source, ring + next_stage * layout.stage_bytes) + begin;
+    const SharedAddress to = place_of(source, ring + next_stage * layout.stage_bytes) + begin;
     from += skipped - misalignment;
     const int count = vectors * words + (problem.unaligned && thread == 0 ? 1 : 0);  // and the word after the last
 #pragma unroll 1
@@ -193,7 +187,7 @@ struct GeneralRows {
   }
 
   // Moves a row that begins within a word, so that it begins with a word; a resident row is moved in place.
-  __device__ __forceinline__ void move(const Source& source, int64_t row, uint32_t from, uint32_t to) const {
+  __device__ __forceinline__ void move(const Source& source, int64_t row, SharedAddress from, SharedAddress to) const {
     const auto misalignment =
         static_cast<unsigned>(reinterpret_cast<uintptr_t>(address_of(source, row)) % kVectorBytes);
     const int words = source.type.words();
@@ -211,12 +205,12 @@ struct GeneralRows {
   }
 
   // Waits for the next piece of the group's row, and returns its slot. `has_row`: the group has a row.
-  __device__ __forceinline__ uint32_t next_slot(int64_t row, bool has_row, int& stage, bool& started) {
+  __device__ __forceinline__ SharedAddress next_slot(int64_t row, bool has_row, int& stage, bool& started) {
     if (problem.unaligned) synchronize_group();
 #pragma unroll 1
     for (int ahead = started ? 1 : layout.stages; ahead > 0; --ahead) fetch(!started && ahead == layout.stages);
     wait_for_all_but(layout.stages - 1);
-    uint32_t slot = ring + stage * layout.stage_bytes;
+    SharedAddress slot = ring + stage * layout.stage_bytes;
     stage = stage + 1 == layout.stages ? 0 : stage + 1;
     if (problem.unaligned) {
       synchronize_group();
@@ -241,11 +235,11 @@ struct GeneralVector {
   static constexpr int kWidth = kDynamicWidth;
 
   const GeneralRows& rows;
-  uint32_t slot;
+  SharedAddress slot;
   int index;       // of the thread's vectors of a piece
   int64_t column;  // of the row
 
-  __device__ __forceinline__ uint32_t place_of(Operand k) const {
+  __device__ __forceinline__ SharedAddress place_of(Operand k) const {
     const Source& source = rows.problem.sources[k];
     return rows.place_of(source, slot) + (index * rows.group + rows.thread) * source.type.words() * kVectorBytes;
   }
@@ -288,7 +282,7 @@ struct GeneralVector {
       for (int j = 0; j < kWidth; ++j) x[j] = column + j < rows.hidden ? x[j] - pivot : 0.0f;
     }
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) slope[j] = __fmul_rn(grad[j], weight[j] * (1.0f + slope[j]));
+    for (int j = 0; j < kWidth; ++j) slope[j] = rounded_product(grad[j], weight[j] * (1.0f + slope[j]));
   }
 };
 
@@ -378,7 +372,7 @@ __device__ __forceinline__ void finish_vector(const GeneralVector& vector, const
 
 // Writes a piece of a row's unaligned results from shared memory to global memory: aligned words of the result, and
 // single elements at its ends.
-__device__ __forceinline__ void write_unaligned(const GeneralRows& rows, uint32_t slot, int64_t row, bool has_row,
+__device__ __forceinline__ void write_unaligned(const GeneralRows& rows, SharedAddress slot, int64_t row, bool has_row,
                                                 int piece) {
   const GeneralBackward& problem = rows.problem;
   const int width = kDynamicWidth, group = rows.group;
@@ -393,7 +387,7 @@ __device__ __forceinline__ void write_unaligned(const GeneralRows& rows, uint32_
     const int size = source.type.element_bytes(), bytes = columns * size;
     char* const to =
         static_cast<char*>(problem.results[k]) + ((source.per_row ? row * problem.hidden : 0) + skipped) * size;
-    const uint32_t from = rows.place_of(source, slot);
+    const SharedAddress from = rows.place_of(source, slot);
     const auto misalignment = static_cast<int>(reinterpret_cast<uintptr_t>(to) % kVectorBytes);
 #pragma unroll 1
     for (int begin = rows.thread * kVectorBytes - misalignment; begin < bytes; begin += group * kVectorBytes) {
@@ -404,7 +398,7 @@ __device__ __forceinline__ void write_unaligned(const GeneralRows& rows, uint32_
       }
 #pragma unroll 1
       for (int i = max(begin, 0); i < min(begin + kVectorBytes, bytes); i += 2) {
-        *reinterpret_cast<uint16_t*>(to + i) = load_shared_half(from + i);
+        *reinterpret_cast<uint16_t*>(to + i) = load_shared(from + i, uint16_t{});
       }
     }
   }
@@ -423,14 +417,14 @@ __device__ __forceinline__ bool find_moments(const GeneralRows& rows, int pass, 
   if (pass == 1) return false;
   bool again = problem.centered && !(4.0f * moments.mean * moments.mean <= variance);
   if (again) moments.pivot = moments.mean;
-  if (rows.group <= kWarp) again = __any_sync(kAllLanes, again);
+  if (rows.group <= kWarp) again = any_lane(again);
   if (rows.pieces > 1) again = problem.centered;
   return again;
 }
 
 // Processes the vectors of a piece of a row: in pass 0 and 1 adds to the row's sums, in pass 2 writes its gradients.
-__device__ __forceinline__ void visit_piece(const GeneralRows& rows, const GeneralSums& sums, uint32_t slot, int piece,
-                                            int pass, int64_t row, bool has_row, bool first_row,
+__device__ __forceinline__ void visit_piece(const GeneralRows& rows, const GeneralSums& sums, SharedAddress slot,
+                                            int piece, int pass, int64_t row, bool has_row, bool first_row,
                                             const GeneralMoments& moments, float (&totals)[4]) {
   constexpr int kWidth = kDynamicWidth;
 #pragma unroll 1
@@ -485,7 +479,7 @@ __global__ void __launch_bounds__(kBackwardGeneralTable[kRow].max_threads)
     const int64_t row = rows.row_of(block_row);
     const bool has_row = block_row + threadIdx.y < problem.rows;
     GeneralMoments moments;
-    uint32_t slot = 0;
+    SharedAddress slot{};
 #pragma unroll 1
     for (int pass = 0; pass < 3; ++pass) {
       float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of x, its squares, slopes, and their products with x
@@ -595,6 +589,7 @@ inline GeneralLayout general_layout(const Backward& problem, const BackwardGener
   const int64_t groups = problem.sums.groups, blocks = std::max<int64_t>(1, sms / groups);
   const int64_t useful = (problem.rows / groups + blocks - 1) / blocks;  // rows, where there are few
   int rows = static_cast<int>(std::min<int64_t>(config.max_threads / layout.group, (useful + step - 1) / step * step));
+  rows = rows_with_barriers(rows, layout.group);
   for (; whole && rows > 0; rows -= step) {
     for (int stages = config.max_stages; stages > (rows > step ? 1 : 0); --stages) {
       if (bytes_of_layout(layout, rows, stages) <= max_bytes) return layout;

@@ -47,9 +47,7 @@ struct RingBackward {
 
 // Synchronizes the threads of one row. All rows of a block execute the same number of these barriers: compute-sanitizer
 // counts them when it looks for races on the shared memory that all threads use at the end.
-__device__ __forceinline__ void synchronize_row(int row, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
-}
+__device__ __forceinline__ void synchronize_row(int row, int threads) { synchronize_warps(row, threads); }
 
 // The tensors of which the ring has rows.
 constexpr int ring_tensors(Branch branch) { return branch == Branch::none ? 2 : branch == Branch::plain ? 3 : 4; }
@@ -94,9 +92,12 @@ struct RingPosition : RingTypes<T, kRow, kBranch> {
   uint32_t first_row, stride;
   // Shared memory: [quads of a thread][threads of a row] of factors, twice with a branch; the rings,
   // [rows][stages][tensors][vectors of a thread][threads of a row].
-  uint32_t slot_bytes, stage_bytes, factors, factor_bytes, ring;
+  uint32_t slot_bytes, stage_bytes;
+  SharedAddress factors;
+  uint32_t factor_bytes;
+  SharedAddress ring;
 
-  __device__ __forceinline__ RingPosition(const RingBackward& problem, uint32_t memory) {
+  __device__ __forceinline__ RingPosition(const RingBackward& problem, SharedAddress memory) {
     hidden = problem.hidden;
     group = blockDim.x;
     threads = blockDim.x * blockDim.y;
@@ -184,7 +185,7 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
   }
 
   // Starts the copies of the next row. A last vector that ends past the tensors is left to fetch_tail.
-  __device__ __forceinline__ void fetch(uint32_t to) {
+  __device__ __forceinline__ void fetch(SharedAddress to) {
 #pragma unroll
     for (int k = 0; k < kTensors; ++k) {
       if (next_row < problem.group_rows && has(problem, k)) {
@@ -204,7 +205,7 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
     for (uint32_t stage = 1; stage < problem.stages; ++stage) fetch(at.ring + (stage - 1) * at.stage_bytes);
   }
 
-  __device__ __forceinline__ void fetch_tail(uint32_t slot, uint32_t row) const {
+  __device__ __forceinline__ void fetch_tail(SharedAddress slot, uint32_t row) const {
     if constexpr (Types::kUnaligned) {
       if (row != at.last_row) return;
 #pragma unroll 1
@@ -273,7 +274,8 @@ struct RingFactors : RingTypes<T, kRow, kBranch> {
 
   const RingBackward& problem;
   const RingPosition<T, kRow, kBranch>& at;
-  uint32_t quad_bytes, weights;
+  uint32_t quad_bytes;
+  SharedAddress weights;
 
   __device__ __forceinline__ RingFactors(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at)
       : problem(problem), at(at), quad_bytes(at.group * sizeof(float4)) {
@@ -284,7 +286,7 @@ struct RingFactors : RingTypes<T, kRow, kBranch> {
   static __device__ __forceinline__ bool is_mixed(Type type) {
     return sizeof(T) != sizeof(float) && type == Type::float32;
   }
-  static __device__ __forceinline__ void copy(uint32_t to, const void* data, Type type, int64_t index) {
+  static __device__ __forceinline__ void copy(SharedAddress to, const void* data, Type type, int64_t index) {
     using Four = typename Word<4 * sizeof(T)>::Type;
     if (data == nullptr) return;
     if (is_mixed(type)) {
@@ -293,7 +295,7 @@ struct RingFactors : RingTypes<T, kRow, kBranch> {
       cp_async<Four>(to, static_cast<const T*>(data) + index);
     }
   }
-  static __device__ __forceinline__ void read(uint32_t from, Type type, float (&values)[4]) {
+  static __device__ __forceinline__ void read(SharedAddress from, Type type, float (&values)[4]) {
     if (is_mixed(type)) {
       decode_shared<float>(from, values);
     } else {
@@ -337,22 +339,23 @@ struct RingFactors : RingTypes<T, kRow, kBranch> {
 
 // Multiplies a vector by its factors in shared memory.
 template <int kWidth>
-__device__ __forceinline__ void multiply_by_factors(uint32_t from, int group, float (&values)[kWidth]) {
+__device__ __forceinline__ void multiply_by_factors(SharedAddress from, int group, float (&values)[kWidth]) {
 #pragma unroll
   for (int j = 0; j < kWidth; j += 4) {
     float factor[4];
     decode_shared<float>(from + j / 4 * group * static_cast<int>(sizeof(float4)), factor);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) values[j + k] = __fmul_rn(values[j + k], factor[k]);
+    for (int k = 0; k < 4; ++k) values[j + k] = rounded_product(values[j + k], factor[k]);
   }
 }
 
 // Sums over the threads of a row.
 struct RowSums {
   int lane, padded_warps;
-  bool high, odd;             // of the lane's quarter of the warp
-  uint32_t own;               // offset of what the thread writes
-  uint32_t exchange, halves;  // address of the half in use; its difference to the other
+  bool high, odd;           // of the lane's quarter of the warp
+  uint32_t own;             // offset of what the thread writes
+  SharedAddress exchange;   // the half in use
+  SharedDifference halves;  // to the other
 
   template <typename Scratch>
   __device__ __forceinline__ RowSums(Scratch& scratch, int lane, int padded_warps)
@@ -361,16 +364,16 @@ struct RowSums {
     odd = (lane & 8) != 0;
     own = threadIdx.x / kWarp * sizeof(float4) + lane / 8 * sizeof(float);
     exchange = shared_address(&scratch[0][threadIdx.y * padded_warps]);
-    halves = exchange ^ (exchange + sizeof(scratch[0]));
+    halves = shared_difference(exchange, exchange + sizeof(scratch[0]));
   }
 
   __device__ __forceinline__ void add(const float (&totals)[4], int group, float (&sums)[4]) {
     // Each quarter of the lanes keeps one of the four.
-    const float first = (high ? totals[2] : totals[0]) + __shfl_xor_sync(kAllLanes, high ? totals[0] : totals[2], 16);
-    const float second = (high ? totals[3] : totals[1]) + __shfl_xor_sync(kAllLanes, high ? totals[1] : totals[3], 16);
-    float total = (odd ? second : first) + __shfl_xor_sync(kAllLanes, odd ? first : second, 8);
+    const float first = (high ? totals[2] : totals[0]) + shuffle_xor(high ? totals[0] : totals[2], 16);
+    const float second = (high ? totals[3] : totals[1]) + shuffle_xor(high ? totals[1] : totals[3], 16);
+    float total = (odd ? second : first) + shuffle_xor(odd ? first : second, 8);
 #pragma unroll
-    for (int distance = 4; distance > 0; distance /= 2) total += __shfl_xor_sync(kAllLanes, total, distance);
+    for (int distance = 4; distance > 0; distance /= 2) total += shuffle_xor(total, distance);
     if (lane % 8 == 0) store_shared(exchange + own, total);
     synchronize_row(threadIdx.y, group);
     sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
@@ -382,7 +385,7 @@ struct RowSums {
 #pragma unroll
       for (int k = 0; k < 4; ++k) sums[k] += (four[0][k] + four[1][k]) + (four[2][k] + four[3][k]);
     }
-    exchange ^= halves;  // a slow warp may still read this half while the next sums are written
+    move_to_other(exchange, halves);  // a slow warp may still read this half while the next sums are written
   }
 };
 
@@ -465,7 +468,7 @@ __device__ __forceinline__ void write_vector(const RingPosition<T, kRow, kBranch
 // Writes the gradients of a row, from its stage of the ring, and adds to the sums over rows.
 template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void finish_row(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
-                                           uint32_t slot, int64_t offset, const RingMoments& moments,
+                                           SharedAddress slot, int64_t offset, const RingMoments& moments,
                                            const typename RingTypes<T, kRow, kBranch>::Elements& x,
                                            const typename RingTypes<T, kRow, kBranch>::Elements& slope,
                                            typename RingTypes<T, kRow, kBranch>::Sums& sums) {
@@ -630,8 +633,8 @@ __global__ void __launch_bounds__(kRingKernelTable[kRow].max_threads)
   typename Types::Sums sums = {};
   int64_t offset =
       (static_cast<int64_t>(at.rows_group) * problem.group_rows + at.first_row) * at.hidden + at.first_column;
-  const uint32_t end = at.ring + problem.stages * at.stage_bytes;
-  uint32_t slot = at.ring, free_slot = end - at.stage_bytes;
+  const SharedAddress end = at.ring + problem.stages * at.stage_bytes;
+  SharedAddress slot = at.ring, free_slot = end - at.stage_bytes;
   for (uint32_t row = at.first_row; row < problem.group_rows; row += at.stride) {
     loader.fetch(free_slot);
     free_slot = slot;

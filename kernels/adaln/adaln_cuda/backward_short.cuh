@@ -48,11 +48,13 @@ struct ShortRows {
   const ShortBackward& problem;
   int hidden, column;
   bool in_row;
-  uint32_t rows_group, first_row, stride;            // rows_group: the group of rows, as of a span
-  uint32_t ring, ring_end, slot_bytes, stage_bytes;  // of the thread; [stages][streams][threads]
-  uint32_t next_row, next_slot;                      // the next to copy
+  uint32_t rows_group, first_row, stride;  // rows_group: the group of rows, as of a span
+  SharedAddress ring, ring_end;            // of the thread; [stages][streams][threads]
+  uint32_t slot_bytes, stage_bytes;
+  uint32_t next_row;  // the next to copy
+  SharedAddress next_slot;
 
-  __device__ __forceinline__ ShortRows(const ShortBackward& problem, uint32_t memory)
+  __device__ __forceinline__ ShortRows(const ShortBackward& problem, SharedAddress memory)
       : problem(problem), hidden(problem.hidden) {
     const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
     column = threadIdx.x * kWidth;
@@ -93,14 +95,14 @@ struct ShortRows {
     }
   }
 
-  __device__ __forceinline__ uint32_t slot_after(uint32_t slot) const {
+  __device__ __forceinline__ SharedAddress slot_after(SharedAddress slot) const {
     return slot + stage_bytes < ring_end ? slot + stage_bytes : ring;
   }
 
   // Starts the copies of the next row.
   __device__ __forceinline__ void fetch() {
     if (in_row && next_row < problem.rows) {
-      uint32_t to = next_slot;
+      SharedAddress to = next_slot;
 #pragma unroll
       for (int k = 0; k < kStreams; ++k) {
         if (has(k)) {
@@ -126,7 +128,7 @@ struct ShortRows {
   }
 
   // Reads a vector of a stream from its slot, and moves on to the next stream.
-  __device__ __forceinline__ void read(uint32_t& slot, Stream stream, float (&values)[kWidth]) const {
+  __device__ __forceinline__ void read(SharedAddress& slot, Stream stream, float (&values)[kWidth]) const {
     const DynamicType type = type_of(stream);
     read_shared(slot, slot_bytes, type, values);
     slot += slot_bytes * type.words();
@@ -184,7 +186,7 @@ __device__ __forceinline__ RowMoments find_moments(const ShortBackward& problem,
     if (again) break;
     // The squares of a row far from zero have lost digits: its sums are computed again, from differences from the mean.
     far = problem.centered && !(4.0f * mean * mean <= variance);
-    if (!(blockDim.x > kWarp ? far : __any_sync(kAllLanes, far))) break;
+    if (!(blockDim.x > kWarp ? far : any_lane(far))) break;
     const float pivot = far && in_row ? mean : 0.0f;
 #pragma unroll
     for (float& value : x) value -= pivot;
@@ -197,7 +199,7 @@ __device__ __forceinline__ RowMoments find_moments(const ShortBackward& problem,
 // Writes the gradients of a row and adds to the sums over rows. `slot` is that of the streams after grad; x and slope
 // are those from which the moments were computed.
 template <int kRow, int kWidth>
-__device__ __forceinline__ void finish_row(const ShortRows<kRow>& rows, uint32_t slot, uint32_t row,
+__device__ __forceinline__ void finish_row(const ShortRows<kRow>& rows, SharedAddress slot, uint32_t row,
                                            const RowMoments& moments, const float (&factor)[kWidth],
                                            float (&gate)[kWidth], float (&x)[kWidth], float (&grad)[kWidth],
                                            float (&slope)[kWidth], float (&sums)[3][kWidth]) {
@@ -285,26 +287,26 @@ __global__ void __launch_bounds__(kShortTable[kRow].max_threads)
   rows.load_factors(factor, gate);
   float sums[kSums][kWidth] = {};
   int half = 0;
-  uint32_t stage = rows.ring;
+  SharedAddress stage = rows.ring;
 #pragma unroll 1
   for (uint32_t block_row = rows.first_row - threadIdx.y; block_row < problem.rows; block_row += rows.stride) {
     cp_async_wait<kConfig.stages - 2>();
     if (problem.stages > 1) rows.fetch();
     float x[kWidth], grad[kWidth], slope[kWidth];
-    uint32_t slot = stage;
+    SharedAddress slot = stage;
     rows.read(slot, kStreamX, x);
     rows.read(slot, kStreamGrad, grad);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) slope[j] = factor[j];
     if (rows.has(kStreamScale)) {
       float scale[kWidth];
-      uint32_t scale_slot = slot;  // read again by finish_row
+      SharedAddress scale_slot = slot;  // read again by finish_row
       rows.read(scale_slot, kStreamScale, scale);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) slope[j] *= 1.0f + scale[j];
     }
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) slope[j] = __fmul_rn(grad[j], slope[j]);
+    for (int j = 0; j < kWidth; ++j) slope[j] = rounded_product(grad[j], slope[j]);
     const RowMoments moments = find_moments(problem, rows.in_row, x, slope, scratch, half);
     finish_row(rows, slot, block_row + threadIdx.y, moments, factor, gate, x, grad, slope, sums);
     stage = rows.slot_after(stage);
@@ -367,6 +369,7 @@ inline ShortLayout short_layout(const Backward& problem) {
   const int64_t useful = (problem.rows / problem.sums.groups + blocks - 1) / blocks;  // rows, where there are few
   layout.rows =
       static_cast<int>(std::min<int64_t>(config.max_threads / layout.group, (useful + step - 1) / step * step));
+  layout.rows = rows_with_barriers(layout.rows, layout.group);
   const auto max_bytes = static_cast<int>(max_shared_bytes_per_block() - kShortStaticBytes);
   const int thread_bytes = short_words(problem) * config.stages * kVectorBytes;
   while (layout.rows > 0 && layout.rows * layout.group * thread_bytes > max_bytes) layout.rows -= step;

@@ -36,7 +36,7 @@ inline size_t device_attribute(cudaDeviceAttr attribute) {
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
   return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? static_cast<size_t>(value) : 0;
 }
-inline size_t shared_bytes_per_sm() { return device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor); }
+inline size_t shared_bytes_per_sm() { return device_attribute(kSharedBytesPerSm); }
 inline size_t max_shared_bytes_per_block() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 // Lets `kernel` use this much dynamic shared memory. `static_bytes` bounds its static shared memory, which counts as
@@ -44,7 +44,8 @@ inline size_t max_shared_bytes_per_block() { return device_attribute(cudaDevAttr
 template <typename Kernel>
 cudaError_t allow_shared_bytes(Kernel kernel, size_t bytes, size_t static_bytes) {
   if (bytes + static_bytes <= kDefaultSharedBytes) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bytes));
 }
 
 // Whether a call that moves this many bytes prefetches its input into the L2 cache during the preceding kernel.

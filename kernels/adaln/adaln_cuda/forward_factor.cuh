@@ -43,7 +43,7 @@ struct Packed<__half> {
 template <>
 struct Packed<__nv_bfloat16> {
   using Type = __nv_bfloat162;
-  static __device__ __forceinline__ Type round(float2 pair) { return __floats2bfloat162_rn(pair.x, pair.y); }
+  static __device__ __forceinline__ Type round(float2 pair) { return __float22bfloat162_rn(pair); }
   static __device__ __forceinline__ float2 widen(Type pair) { return __bfloat1622float2(pair); }
 };
 
@@ -61,7 +61,8 @@ struct StagedFactor {
   static constexpr int kVectors = kForwardTable[kRow].vectors;
 
   const TilePosition<T, kRow>& position;
-  uint32_t memory, step;  // [factor and offset][vectors][words of a vector][threads]; from a word to the next one
+  SharedAddress memory;  // [factor and offset][vectors][words of a vector][threads]
+  uint32_t step;         // from a word to the next one
 
   __device__ __forceinline__ StagedFactor(const TilePosition<T, kRow>& position, uint4* first) : position(position) {
     memory = shared_address(first + threadIdx.y * blockDim.x + threadIdx.x);
@@ -72,7 +73,7 @@ struct StagedFactor {
   template <bool kFloat32>
   __device__ __forceinline__ void stage(FactorRow which, const Shared& shared) const {
     constexpr int kWords = kFloat32 ? 2 : 1, kBytes = kFloat32 ? sizeof(float) : sizeof(T);
-    uint32_t to = memory + which * kVectors * kWords * step;
+    SharedAddress to = memory + which * kVectors * kWords * step;
     if (shared.data == nullptr) {
 #pragma unroll
       for (int i = 0; i < kVectors * kWords; ++i, to += step) store_shared(to, uint4{});
@@ -114,8 +115,8 @@ __device__ __forceinline__ void add_branch(const TiledForward& problem, const Ti
         if constexpr (kForwardTable[kRow].is(Branch::plain)) {
           return add(x, pair_of<T>(branch[r][i], pair));
         } else if constexpr (kGate == Arithmetic::stepwise) {
-          return add(
-              x, Packed<T>::widen(__hmul2_rn(packed_pair<T>(branch[r][i], pair), packed_pair<T>(gates[i][0], pair))));
+          return add(x, Packed<T>::widen(
+                            rounded_product(packed_pair<T>(branch[r][i], pair), packed_pair<T>(gates[i][0], pair))));
         } else {
           constexpr bool kFloat32 = kGate == Arithmetic::float32;
           return multiply_add(pair_of<T>(branch[r][i], pair), factor_pair<T, kFloat32>(gates[i], pair), x);
@@ -168,8 +169,8 @@ __device__ __forceinline__ void norm_rows(const TiledForward& problem, const Til
         const float2 difference = make_float2(x.x - means[r], x.y - means[r]);
         if constexpr (kNorm == Arithmetic::stepwise) {
           const auto normed = Packed<T>::round(make_float2(difference.x * rstds[r], difference.y * rstds[r]));
-          const auto scale = __hadd2_rn(packed_pair<T>(factor[0], pair), Packed<T>::round(make_float2(1.0f, 1.0f)));
-          return add(Packed<T>::widen(__hmul2_rn(normed, scale)), pair_of<T>(offset[0], pair));
+          const auto scale = rounded_sum(packed_pair<T>(factor[0], pair), Packed<T>::round(make_float2(1.0f, 1.0f)));
+          return add(Packed<T>::widen(rounded_product(normed, scale)), pair_of<T>(offset[0], pair));
         } else {
           constexpr bool kFloat32 = kNorm == Arithmetic::float32;
           const float2 factors = multiply_add(factor_pair<T, kFloat32>(factor, pair), make_float2(rstds[r], rstds[r]),
@@ -183,7 +184,7 @@ __device__ __forceinline__ void norm_rows(const TiledForward& problem, const Til
 }
 
 template <typename T, int kRow>
-__global__ void __launch_bounds__(kForwardTable[kRow].max_threads, kForwardTable[kRow].blocks_per_sm)
+__global__ void LAUNCH_BOUNDS(kForwardTable[kRow].max_threads, kForwardTable[kRow].blocks_per_sm)
     forward_factor_kernel(const __grid_constant__ TiledForward problem) {
   if constexpr (!kInThisCode<kForwardTable, kRow>) return;
   using Types = ForwardTypes<T, kRow>;

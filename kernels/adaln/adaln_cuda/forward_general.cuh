@@ -47,18 +47,6 @@ struct InputRow {
   bool is_float32;
 };
 
-// Loads from global memory by an address that was read from shared memory: the compiler cannot infer its memory space.
-__device__ __forceinline__ uint32_t load_element(const uint32_t* from) {
-  uint32_t word;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-  return word;
-}
-__device__ __forceinline__ uint16_t load_element(const uint16_t* from) {
-  uint16_t word;
-  asm volatile("ld.global.u16 %0, [%1];" : "=h"(word) : "l"(from) : "memory");
-  return word;
-}
-
 // A vector of any alignment, in flight: the one or two aligned words that hold it. Both must be within the tensor.
 template <typename T>
 struct UnalignedVector {
@@ -380,7 +368,7 @@ constexpr int kGeneralBlocksPerSm =
     std::min(kForwardGeneralTable[kRow].blocks_per_sm, kMostThreadsPerSm / kForwardGeneralTable[kRow].max_threads);
 
 template <typename T, int kRow>
-__global__ void __launch_bounds__(kForwardGeneralTable[kRow].max_threads, kGeneralBlocksPerSm<kRow>)
+__global__ void LAUNCH_BOUNDS(kForwardGeneralTable[kRow].max_threads, kGeneralBlocksPerSm<kRow>)
     forward_general_kernel(const __grid_constant__ GeneralForward problem) {
   constexpr ForwardGeneralConfig kConfig = kForwardGeneralTable[kRow];
   if constexpr (!kInThisCode<kForwardGeneralTable, kRow>) return;

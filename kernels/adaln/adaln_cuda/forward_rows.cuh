@@ -54,12 +54,6 @@ struct alignas(64) TiledForward {
   explicit TiledForward(int64_t hidden) : average(hidden) {}
 };
 
-// Hides the value of a word from the compiler, so that it decodes the word again instead of keeping the decoded
-// elements in twice the registers.
-__device__ __forceinline__ void forget(uint4& word) {
-  asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
-}
-
 // A pair of elements. clang passes a vector of 16-bit elements as so many values; a pair is taken from 32-bit parts.
 template <typename T>
 __device__ __forceinline__ float2 pair_of(uint4 word, int pair) {
@@ -339,7 +333,7 @@ __device__ __forceinline__ void average_over_row(const Average& average, float (
 #pragma unroll 1
     for (int distance = group / 2; distance > 0; distance /= 2) {
 #pragma unroll
-      for (int k = 0; k < kSums; ++k) sums[k] += __shfl_xor_sync(kAllLanes, sums[k], distance);
+      for (int k = 0; k < kSums; ++k) sums[k] += shuffle_xor(sums[k], distance);
     }
   }
 #pragma unroll
@@ -357,7 +351,7 @@ __device__ __forceinline__ void for_each_vector(const TilePosition<T, kRow>& pos
       float x[kVectorWidth<T>];
       decode_all(vector_of<T>(words[r][i]).elements, x);
       use(r, x, position.has(i));
-      forget(words[r][i]);
+      hide(words[r][i]);  // decoded again for the next use: the elements would take twice the registers
     }
   }
 }
@@ -484,7 +478,7 @@ __device__ __forceinline__ void norm_general(const TiledForward& problem, const 
 }
 
 template <typename T, int kRow>
-__global__ void __launch_bounds__(kForwardTable[kRow].max_threads, kForwardTable[kRow].blocks_per_sm)
+__global__ void LAUNCH_BOUNDS(kForwardTable[kRow].max_threads, kForwardTable[kRow].blocks_per_sm)
     forward_kernel(const __grid_constant__ TiledForward problem) {
   if constexpr (!kInThisCode<kForwardTable, kRow>) return;
   using Types = ForwardTypes<T, kRow>;

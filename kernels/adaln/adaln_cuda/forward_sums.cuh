@@ -31,7 +31,7 @@ __device__ __forceinline__ void sum_over_lanes(float (&values)[kValues]) {
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
 #pragma unroll
-    for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(kAllLanes, values[k], distance);
+    for (int k = 0; k < kValues; ++k) values[k] += shuffle_xor(values[k], distance);
   }
 }
 

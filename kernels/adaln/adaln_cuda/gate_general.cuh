@@ -100,9 +100,9 @@ __global__ void __launch_bounds__(kGateTable[kRow].threads)
   const Rows& rows = lane == 0 ? problem.residual : lane == 1 ? problem.branch : problem.gate.rows;
   const int64_t offset = rows.offset(lane < 2 ? row : first.span + first.spans(blockIdx.x));
   if (threadIdx.x < 2) prefetch_row_to_l2(static_cast<const T*>(rows.data) + offset, hidden);
-  const T* residual_row = static_cast<const T*>(problem.residual.data) + __shfl_sync(kAllLanes, offset, 0);
-  const T* branch_row = static_cast<const T*>(problem.branch.data) + __shfl_sync(kAllLanes, offset, 1);
-  const MixedRow gate_row(problem.gate.rows.data, problem.gate.type, __shfl_sync(kAllLanes, offset, 2));
+  const T* residual_row = static_cast<const T*>(problem.residual.data) + shuffle(offset, 0);
+  const T* branch_row = static_cast<const T*>(problem.branch.data) + shuffle(offset, 1);
+  const MixedRow gate_row(problem.gate.rows.data, problem.gate.type, shuffle(offset, 2));
   T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
   trigger_next_grid();
   grid_wait();
@@ -138,9 +138,7 @@ __global__ void __launch_bounds__(kGateTable[kRow].threads)
     const int64_t own = min(row + row_of_lane * parts, end - 1);
     const Rows& own_rows = tensor == 0 ? problem.grad : tensor == 1 ? problem.branch : problem.gate.rows;
     const int64_t offset = own_rows.offset(tensor > 1 && problem.span > 1 ? group : own);
-    const auto offset_of = [&](int index, int i) {
-      return __shfl_sync(kAllLanes, offset, index * kRows + i) + column_read;
-    };
+    const auto offset_of = [&](int index, int i) { return shuffle(offset, index * kRows + i) + column_read; };
     float slopes[kRows], products[kRows], gates[kRows][1];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {

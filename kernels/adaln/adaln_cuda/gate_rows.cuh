@@ -147,7 +147,7 @@ struct GateBackwardColumns {
 };
 
 template <typename T, int kRow>
-__global__ void __launch_bounds__(kGateTable[kRow].backward_threads, kGateTable[kRow].backward_blocks_per_sm)
+__global__ void LAUNCH_BOUNDS(kGateTable[kRow].backward_threads, kGateTable[kRow].backward_blocks_per_sm)
     gate_backward_kernel(const __grid_constant__ StridedGateBackward problem, GateLayout layout) {
   if constexpr (!kInThisCode<kGateTable, kRow>) return;
   using Columns = GateBackwardColumns<T, kRow>;

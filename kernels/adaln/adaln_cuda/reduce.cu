@@ -166,7 +166,7 @@ struct PartialReader {
     for (int distance = 1; distance < Types::kRowsPerWarp && distance < rows_per_group; distance *= 2) {
 #pragma unroll
       for (int j = 0; j < kPartialWidth; ++j) {
-        totals[j] += __shfl_xor_sync(kAllLanes, totals[j], distance * Types::kColumnThreads);
+        totals[j] += shuffle_xor(totals[j], distance * Types::kColumnThreads);
       }
     }
   }
@@ -175,7 +175,7 @@ struct PartialReader {
 // A block has some columns of a family, and as many groups as it has rows of threads. Where a gradient sums over more
 // groups, the block loops over them.
 template <int kRow>
-__global__ void __launch_bounds__(kReduceTable[kRow].columns* kReduceTable[kRow].many_rows, 1)
+__global__ void LAUNCH_BOUNDS(kReduceTable[kRow].columns* kReduceTable[kRow].many_rows, 1)
     reduce_kernel(const __grid_constant__ Families problem) {
   if constexpr (!kInThisCode<kReduceTable, kRow>) return;
   using Types = ReduceTypes<kRow>;
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kReduceTable[kRow].columns* kReduceTable[kRow]
   const uint32_t factor = finished.load_factor(0);
   uint32_t scale = finished.load_scale(begin + first_group);
   float result = 0.0f;
-  asm volatile("" : "+l"(reader.from), "+l"(reader.row_step));  // computed before the wait
+  hide(reader.from, reader.row_step);  // computed before the wait
   grid_wait();
 
 #pragma unroll 1

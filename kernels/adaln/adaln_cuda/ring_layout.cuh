@@ -132,6 +132,7 @@ RingLayout ring_layout(const Backward& problem) {
   } else {
     fill_for_short_input(schedule, kernel, bytes, rows_per_sm, &layout);
   }
+  if constexpr (!kHasNamedBarriers) layout.rows = 1;  // whose barriers are those of the block
   // At least half of an SM's shared memory: with two blocks on an SM that starts early, another SM would have none.
   layout.shared_bytes =
       std::max<size_t>(bytes.factors + bytes.row * layout.stages * layout.rows, shared_bytes_per_sm() / 2);

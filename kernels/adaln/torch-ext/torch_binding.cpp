@@ -10,7 +10,7 @@
 #include "adaln/problem.h"
 #include "kit/tensors.h"
 #include "registration.h"
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 #include "adaln_cuda/adaln.h"
 #else
 #include "adaln_cpu/adaln.h"
@@ -107,7 +107,7 @@ void check_pair(const MaybeTensor& scale, const MaybeTensor& shift) {
   if (scale.has_value() && dtype(*scale) != dtype(*shift)) fail("shift", "must have the dtype of scale");
 }
 
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 
 // The CUDA kernels write the gradients of a single row directly, without partial sums.
 constexpr bool kOneRowIsSummed = false;
@@ -378,7 +378,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("gate_residual_backward(Tensor grad, Tensor branch, Tensor gate, bool gate_grad) -> (Tensor, Tensor)");
 }
 
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #else
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {

@@ -23,7 +23,7 @@ __device__ __forceinline__ void store_sums_of_lanes(const NormParams& params, co
   const int lanes = 1 << params.log2_lanes;
   for (int distance = lanes; distance < kWarp; distance *= 2) {
 #pragma unroll
-    for (int i = 0; i < Tile::kElements; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
+    for (int i = 0; i < Tile::kElements; ++i) sums[i] += shuffle_xor(sums[i], distance);
   }
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   __syncthreads();  // the sums of the other side have been read
@@ -62,8 +62,8 @@ __device__ __forceinline__ void store_sums_of_block(const NormSide& side, const 
 }
 
 template <typename T, int kRow>
-__global__ void __launch_bounds__(kNormLaunches[kRow].threads,
-                                  kNormLaunches[kRow].threads_per_sm / kNormLaunches[kRow].threads)
+__global__ void LAUNCH_BOUNDS(kNormLaunches[kRow].threads,
+                              kNormLaunches[kRow].threads_per_sm / kNormLaunches[kRow].threads)
     norm_rotate_backward_kernel(const __grid_constant__ NormParams params) {
   using Tile = NormTile<T, kRow>;
   constexpr int kSums = 2 * Tile::kRows;  // of squares, and of products with the gradient

@@ -96,21 +96,21 @@ struct GeneralRow {
 // Adds up the sums of the threads of a block, for all of them.
 template <int kSums>
 __device__ __forceinline__ void sum_over_general_block(float (&sums)[kSums]) {
-  __shared__ float of_warps[kGeneralThreads / 32][kSums];
+  __shared__ float of_warps[kGeneralThreads / kWarp][kSums];
 #pragma unroll
   for (float& sum : sums) {
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) sum += shuffle_xor(sum, distance);
   }
   __syncthreads();  // the sums of the row before have been read
-  if (threadIdx.x % 32 == 0) {
+  if (threadIdx.x % kWarp == 0) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) of_warps[threadIdx.x / 32][i] = sums[i];
+    for (int i = 0; i < kSums; ++i) of_warps[threadIdx.x / kWarp][i] = sums[i];
   }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
     sums[i] = 0.0f;
-    for (uint32_t warp = 0; warp < blockDim.x / 32; ++warp) sums[i] += of_warps[warp][i];
+    for (uint32_t warp = 0; warp < blockDim.x / kWarp; ++warp) sums[i] += of_warps[warp][i];
   }
 }
 

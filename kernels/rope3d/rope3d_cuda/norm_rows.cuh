@@ -96,7 +96,7 @@ struct ColumnData {
         const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
         memcpy(to, &pair, sizeof(pair));
       } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
+        const __nv_bfloat162 pair = __float22bfloat162_rn(make_float2(values[i], values[i + 1]));
         memcpy(to, &pair, sizeof(pair));
       } else {
         to[0] = values[i];
@@ -112,8 +112,8 @@ struct ColumnData {
       for (auto& vector : vectors) {
         typename Word<sizeof(vector)>::Type word;
         memcpy(&word, &vector, sizeof(word));
-        asm volatile("" : "+r"(word.x), "+r"(word.y));
-        if constexpr (sizeof(word) == 16) asm volatile("" : "+r"(word.z), "+r"(word.w));
+        hide(word.x, word.y);
+        if constexpr (sizeof(word) == 16) hide(word.z, word.w);
         memcpy(&vector, &word, sizeof(word));
       }
     }

@@ -10,7 +10,7 @@
 
 #include "kit/tensors.h"
 #include "rope3d/norm_problem.h"
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 #include "rope3d_cuda/norm_rotary.h"
 #else
 #include "rope3d_cpu/norm_rotary.h"
@@ -67,7 +67,7 @@ bool is_empty(const NormRotation& problem) {
   return rotation.batch * rotation.tokens * rotation.width * (rotation.sides[0].heads + rotation.sides[1].heads) == 0;
 }
 
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 
 void launch_forward(const NormRotation& problem, const Tensor& q) {
   check(rope3d::norm_rotate(problem, current_stream(q)));

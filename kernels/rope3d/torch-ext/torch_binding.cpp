@@ -13,7 +13,7 @@
 #include "rope3d/problem.h"
 #include "torch-ext/arguments.h"
 #include "torch-ext/norm_rotary.h"
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 #include "rope3d_cuda/rope3d.h"
 #else
 #include "rope3d_cpu/rope3d.h"
@@ -87,7 +87,7 @@ void launch(const Rotation& problem, [[maybe_unused]] const Tensor& q) {
   if (problem.batch * problem.tokens == 0 || problem.width == 0) return;
   const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
   if (heads == 0) return;
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
   check(rope3d::rotate(problem, current_stream(q)));
 #else
   torch::stable::parallel_for(0, problem.batch * problem.tokens, grain(heads * problem.width),
@@ -187,7 +187,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
           ") -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
-#if defined(CUDA_KERNEL)
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #else
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
