@@ -36,6 +36,7 @@ constexpr size_t kSharedBytes = 64 << 10, kStaticBytes = 64 << 10;
 constexpr size_t kSharedBytes = 227 << 10, kStaticBytes = 48 << 10;
 #endif
 constexpr size_t kArena = 256 << 10;
+constexpr int kPoison = 0xff;  // NaN in all types of floating point
 
 enum class State { ready, in_barrier, in_collective, ended };
 
@@ -151,15 +152,18 @@ struct Warp {
   bool has(unsigned number) const { return number < count; }
 };
 
+bool same_line(const Fiber& fiber, const Fiber& other) {
+  return fiber.site.line == other.site.line && strcmp(fiber.site.file, other.site.file) == 0;
+}
+
 // The lanes that take part in what a lane waits for: those of its mask that have not ended, or, without a mask, those
 // that wait at the same line.
 uint64_t group_of(const Warp& warp, const Fiber& fiber) {
   uint64_t group = 0;
   for (unsigned i = 0; i < warp.count; ++i) {
     const Fiber& other = warp.lane(i);
-    const bool same_line = other.state == State::in_collective && other.mask == 0 &&
-                           other.site.line == fiber.site.line && strcmp(other.site.file, fiber.site.file) == 0;
-    if (fiber.mask == 0 ? same_line : (fiber.mask >> i & 1) != 0 && other.state != State::ended) group |= 1ull << i;
+    const bool beside = other.state == State::in_collective && other.mask == 0 && same_line(other, fiber);
+    if (fiber.mask == 0 ? beside : (fiber.mask >> i & 1) != 0 && other.state != State::ended) group |= 1ull << i;
   }
   return group;
 }
@@ -269,7 +273,7 @@ bool complete_one(const Warp& warp) {
   }();
   for (unsigned i = 0; first && i < threads; ++i) {
     const Fiber& other = *fibers[i];
-    if (other.state == State::in_barrier && other.site.line == first->site.line) continue;
+    if (other.state == State::in_barrier && same_line(other, *first)) continue;
     self = first;
     stop("waits at " + text(first->site) + ", which not all threads of the block reach: " + text(other));
   }
@@ -280,7 +284,7 @@ void run_block(const std::vector<Warp>& warps, size_t shared_bytes) {
   variables.clear();
   static_end = arena;
   dynamic_begin = arena + kArena - (shared_bytes + 15) / 16 * 16;
-  memset(arena, 0xff, kArena);  // NaN in all types of floating point
+  memset(dynamic_begin, kPoison, static_cast<size_t>(arena + kArena - dynamic_begin));
   for (unsigned i = 0; i < threads; ++i) fibers[i]->state = State::ready;
   ++phase;
   const bool descending = order++ % 2 != 0;
@@ -301,8 +305,7 @@ void run_block(const std::vector<Warp>& warps, size_t shared_bytes) {
     for (unsigned i = 0; i < threads; ++i) {
       const Fiber& fiber = *fibers[i];
       ended += fiber.state == State::ended;
-      if (fiber.state == State::in_barrier && fiber.site.line == first.site.line &&
-          strcmp(fiber.site.file, first.site.file) == 0) {
+      if (fiber.state == State::in_barrier && same_line(fiber, first)) {
         ++waiting;
         agree += fiber.value;
       }
@@ -410,6 +413,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
     fail("declares %zu bytes of shared memory; a block has %zu", offset + bytes, kStaticBytes);
   }
   static_end = arena + offset + bytes;
+  memset(arena + offset, kPoison, bytes);
   variables.push_back({key, arena + offset});
   return arena + offset;
 }
