@@ -86,9 +86,9 @@ def default_directory(project: Project, backend: str | None, warp_size: int, cac
 
 def run_tests(directory: Path, arguments: Sequence[str]) -> int:
     """Run pytest on the tests of an emulated project, and return its exit status."""
-    no_devices = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    variables = {"KERNEL_BUILDER_EMULATOR": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "pytest", "-p", "kernel_builder.develop.emulated_tests", "--rootdir=."]
-    environment = {**os.environ, **no_devices}
+    environment = {**os.environ, **variables}
     return subprocess.run([*command, "tests", *arguments], cwd=directory, env=environment, check=False).returncode
 
 

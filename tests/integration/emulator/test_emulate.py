@@ -33,7 +33,7 @@ def test_kernels_pass_their_tests(kernel: str, warp_size: str, tmp_path: Path) -
 
 def test_a_new_project_passes_its_tests_until_it_has_a_fault(tmp_path: Path) -> None:
     project, tests = tmp_path / "relu", ["--", "-q", "-k", "test_forward"]
-    assert CliRunner().invoke(main, ["init", str(project), "--name", "org/relu"]).exit_code == 0
+    assert CliRunner().invoke(main, ["init", str(project), "--name", "org/relu", "--backends", "cuda"]).exit_code == 0
     done = emulated(project, tmp_path / "emulated", *tests)
     assert done.returncode == 0, done.stdout + done.stderr
 
