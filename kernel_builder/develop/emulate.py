@@ -52,6 +52,7 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
     chosen = kernels[0].backend
     stands_in = ("-DCUDA_KERNEL",) if chosen not in project.backends else ()
     defines = (*_DEFINES[chosen], *stands_in, "-DKERNEL_BUILDER_EMULATOR", f"-DEMULATED_WARP_SIZE={warp_size}")
+    _check_directory(project, directory)
     for old in directory.iterdir() if directory.is_dir() else ():
         if old.name != "build":
             shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -68,6 +69,18 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
     write_headers(directory / _DIRECTORY)
     (directory / "build.toml").write_text(_build_toml(project, project.framework, kernels, defines))
     build_for_device(directory, "cpu")
+
+
+def _check_directory(project: Project, directory: Path) -> None:
+    """Refuse a directory that has anything but an earlier emulation, or is inside of what is copied to it."""
+    target = directory.resolve()
+    foreign = target.is_dir() and any(target.iterdir()) and not (target / _DIRECTORY / "emulator.cpp").is_file()
+    if foreign or target.is_relative_to(project.root):
+        raise ConfigError(
+            "is inside of the project" if target.is_relative_to(project.root) else "has other files",
+            where=f"--output {directory}",
+            hint="name a directory that does not exist yet",
+        )
 
 
 def write_headers(directory: Path) -> None:

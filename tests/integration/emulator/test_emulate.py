@@ -50,8 +50,15 @@ def test_a_new_project_passes_its_tests_until_it_has_a_fault(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_emulated_is_refused(tmp_path: Path) -> None:
-    project = tmp_path / "relu"
+    project, output = tmp_path / "relu", tmp_path / "emulated"
     assert CliRunner().invoke(main, ["init", str(project), "--name", "org/relu", "--backends", "cpu"]).exit_code == 0
-    done = emulated(project, tmp_path / "emulated")
-    assert (done.returncode, "has no kernel for cuda or rocm to emulate" in done.stderr) == (1, True)
-    assert not (tmp_path / "emulated").exists()
+    for arguments, message in (
+        ((project, output), "has no kernel for cuda or rocm to emulate"),
+        ((ROOT / "kernels/geglu", output, "--backend", "cuda", "--warp-size", "64"), "a warp of CUDA has 32 threads"),
+        ((ROOT / "kernels/geglu", project), "has other files"),
+        ((ROOT / "kernels/geglu", ROOT / "kernels/geglu/emulated"), "is inside of the project"),
+    ):
+        done = emulated(*arguments)
+        assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+        assert not output.exists()
+    assert (project / "build.toml").is_file()
