@@ -26,7 +26,7 @@ _TEMPLATES = Path(__file__).parents[1] / "templates" / "emulator"
 _DIRECTORY = "emulator"  # of the emulator's files in the copy
 _DEVICE_SUFFIXES = frozenset({".cu", ".hip"})
 _SOURCE_SUFFIXES = _DEVICE_SUFFIXES | {".cc", ".cpp", ".cxx"}
-_NOT_COPIED = shutil.ignore_patterns("build", "naive", ".*", "__pycache__", "*.egg-info")
+_NOT_COPIED = shutil.ignore_patterns("build", ".*", "__pycache__", "*.egg-info")
 
 # The emulator defines what these sanitizers call. Variables that nothing has written have bytes of 0xfe.
 FLAGS = ("-O1", "-fsanitize=bounds,alignment,integer-divide-by-zero,thread", "-ftrivial-auto-var-init=pattern")
@@ -40,8 +40,8 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
     """Write a project that emulates one, and build its package for the installed Torch.
 
     Args:
-        backend: "cuda" or "rocm". None: "rocm" if the project has kernels for it.
-        warp_size: 32 or 64, the latter for ROCm only.
+        backend: "cuda" or "rocm", for which sources for CUDA may stand in. None: whichever fits the project.
+        warp_size: 32, or 64 for "rocm".
         directory: Where to write it. What is there is replaced, except for its packages.
 
     Raises:
