@@ -50,6 +50,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "devshell": "develop_command.devshell",
         "testshell": "develop_command.testshell",
         "test-report": "develop_command.test_report",
+        "emulate": "emulate_command.emulate",
         "compile-commands": "develop_command.compile_commands",
         "create-pyproject": "pyproject_command.create_pyproject",
         "clean-pyproject": "pyproject_command.clean_pyproject",

@@ -1,0 +1,197 @@
+"""Builds a project's CUDA or ROCm kernels for the CPU, with the emulator of `templates/emulator`, and runs its tests.
+
+What is built is a project, too: a copy whose only back end is the CPU, with the emulator among its sources. The public
+client loads its package, so that tests and their choice of a device need not know of the emulator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from kernel_builder.config.project import HEADER_SUFFIXES, Kernel, Project, TorchFramework
+from kernel_builder.develop.emulated_sources import STAND_INS, translate
+from kernel_builder.develop.local_build import build_for_device
+from kernel_builder.errors import ConfigError
+
+_TEMPLATES = Path(__file__).parents[1] / "templates" / "emulator"
+_DIRECTORY = "emulator"  # of the emulator's files in the copy
+_DEVICE_SUFFIXES = frozenset({".cu", ".hip"})
+_SOURCE_SUFFIXES = _DEVICE_SUFFIXES | {".cc", ".cpp", ".cxx"}
+_NOT_COPIED = shutil.ignore_patterns("build", ".*", "__pycache__", "*.egg-info")
+
+# The emulator defines what these sanitizers call. Variables that nothing has written have bytes of 0xfe.
+FLAGS = ("-O1", "-fsanitize=bounds,alignment,integer-divide-by-zero,thread", "-ftrivial-auto-var-init=pattern")
+_DEFINES = {
+    "cuda": ("-UCPU_KERNEL", "-DCUDA_KERNEL", "-DUSE_CUDA"),
+    "rocm": ("-UCPU_KERNEL", "-DROCM_KERNEL", "-DUSE_CUDA", "-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"),
+}
+
+
+def emulated(project: Project, backend: str | None, warp_size: int, directory: Path) -> None:
+    """Write a project that emulates one, and build its package for the installed Torch.
+
+    Args:
+        backend: "cuda" or "rocm", for which sources for CUDA may stand in. None: whichever fits the project.
+        warp_size: 32, or 64 for "rocm".
+        directory: Where to write it. What is there is replaced, except for its packages.
+
+    Raises:
+        KernelBuilderError: If the project cannot be emulated or built.
+    """
+    kernels = _kernels(project, backend, warp_size)
+    assert isinstance(project.framework, TorchFramework)
+    chosen = kernels[0].backend
+    stands_in = ("-DCUDA_KERNEL",) if chosen not in project.backends else ()
+    defines = (*_DEFINES[chosen], *stands_in, "-DKERNEL_BUILDER_EMULATOR", f"-DEMULATED_WARP_SIZE={warp_size}")
+    _check_directory(project, directory)
+    for old in directory.iterdir() if directory.is_dir() else ():
+        if old.name != "build":
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+    shutil.copytree(project.root, directory, ignore=_NOT_COPIED, dirs_exist_ok=True)
+    listed = {*project.framework.src, *(name for kernel in kernels for name in kernel.src)}
+    for path in [path for path in directory.rglob("*") if path.suffix in _SOURCE_SUFFIXES | HEADER_SUFFIXES]:
+        name = path.relative_to(directory).as_posix()
+        is_header = path.suffix in HEADER_SUFFIXES
+        if is_header or name in listed:
+            is_device_source = path.suffix in _DEVICE_SUFFIXES
+            text = path.read_text(encoding="utf-8", errors="surrogateescape")
+            translated = translate(name, text, is_device_source=is_device_source, is_header=is_header)
+            (directory / _renamed(name)).write_text(translated, encoding="utf-8", errors="surrogateescape")
+    write_headers(directory / _DIRECTORY)
+    (directory / "build.toml").write_text(_build_toml(project, project.framework, kernels, defines))
+    build_for_device(directory, "cpu")
+
+
+def _check_directory(project: Project, directory: Path) -> None:
+    """Refuse a directory that has anything but an earlier emulation, or is inside of what is copied to it."""
+    target = directory.resolve()
+    foreign = target.is_dir() and any(target.iterdir()) and not (target / _DIRECTORY / "emulator.cpp").is_file()
+    if foreign or target.is_relative_to(project.root):
+        raise ConfigError(
+            "is inside of the project" if target.is_relative_to(project.root) else "has other files",
+            where=f"--output {directory}",
+            hint="name a directory that does not exist yet",
+        )
+
+
+def write_headers(directory: Path) -> None:
+    """Write the emulator's sources, and the headers that it stands in for."""
+    shutil.copytree(_TEMPLATES, directory, dirs_exist_ok=True)
+    for header in STAND_INS:
+        (directory / header).parent.mkdir(parents=True, exist_ok=True)
+        (directory / header).write_text('#include "emulator.h"\n')
+
+
+def default_directory(project: Project, backend: str | None, warp_size: int, cache: Path) -> Path:
+    """Return where a project is emulated if the user names no directory."""
+    digest = hashlib.sha256(os.fsencode(project.root)).hexdigest()[:8]
+    return cache / "emulated" / f"{project.name}-{digest}-{backend or 'any'}-{warp_size}"
+
+
+def run_tests(directory: Path, arguments: Sequence[str]) -> int:
+    """Run pytest on the tests of an emulated project, and return its exit status."""
+    variables = {"KERNEL_BUILDER_EMULATOR": "1", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "kernel_builder.develop.emulated_tests", "--rootdir=."]
+    environment = {**os.environ, **variables}
+    return subprocess.run([*command, "tests", *arguments], cwd=directory, env=environment, check=False).returncode
+
+
+def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kernel]:
+    """Return the kernels to emulate, of one back end."""
+    where = str(project.root / "build.toml")
+    if not isinstance(project.framework, TorchFramework):
+        raise ConfigError("has no sources for the emulator", where=where, hint="it compiles kernels of a [torch] table")
+    if not project.framework.stable_abi:
+        raise ConfigError(
+            "it is on the full C++ ABI, whose functions for CUDA the emulator does not have",
+            where=where,
+            hint='use the stable ABI: [torch] stable-abi = "2.10"',
+        )
+    if backend == "cuda" and warp_size == 64:
+        raise ConfigError(
+            "a warp of CUDA has 32 threads", where="--warp-size 64", hint="leave out --backend, or use --backend rocm"
+        )
+    by_backend = {
+        name: [replace(kernel, backend=wanted) for kernel in project.kernels if kernel.backend == name]
+        for wanted, name in _candidates(project, backend, warp_size)
+    }
+    chosen = next((kernels for kernels in by_backend.values() if kernels), None)
+    if not chosen:
+        raise ConfigError(
+            f"has no kernel for {backend or 'cuda or rocm'} to emulate", where=where, hint="name another --backend"
+        )
+    return chosen
+
+
+def _candidates(project: Project, backend: str | None, warp_size: int) -> list[tuple[str, str]]:
+    """Return (back end to emulate, back end of the kernels) in the order of preference.
+
+    Sources for CUDA may stand in for those for ROCm, as hipify would translate them.
+    """
+    if backend == "cuda":
+        return [("cuda", "cuda")]
+    as_rocm = backend == "rocm" or warp_size == 64 or _has_plain_bodies(project)
+    return [("rocm", "rocm"), ("rocm" if as_rocm else "cuda", "cuda")]
+
+
+def _has_plain_bodies(project: Project) -> bool:
+    """Return whether sources for CUDA have bodies for ROCm beside those in inline assembly, as the kit has."""
+    files = (project.root / name for kernel in project.kernels if kernel.backend == "cuda" for name in kernel.src)
+    text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    return "USE_ROCM" in text and re.search(r"\basm\b", text) is not None
+
+
+def _renamed(name: str) -> str:
+    return f"{name}.cpp" if PurePosixPath(name).suffix in _DEVICE_SUFFIXES else name
+
+
+def _build_toml(
+    project: Project, framework: TorchFramework, kernels: Sequence[Kernel], defines: tuple[str, ...]
+) -> str:
+    general: dict[str, object] = {
+        "name": project.name,
+        "version": project.version,
+        "license": project.license,
+        "edition": 5,
+        "backends": ["cpu"],
+        "python-depends": list(project.python_depends),
+    }
+    torch: dict[str, object] = {
+        "stable-abi": str(min(framework.stable_abi.values())),
+        "include": [*framework.include, _DIRECTORY],
+        "src": [*framework.src, f"{_DIRECTORY}/emulator.cpp"],
+        "cxx-flags": [*_kept(framework.cxx_flags), *defines],
+    }
+    lines = [*_table("general", general), *_table("torch", torch)]
+    for kernel in kernels:
+        flags = [*_kept((*kernel.cxx_flags, *kernel.cuda_flags, *kernel.hip_flags)), *defines, *FLAGS]
+        values = {
+            "backend": "cpu",
+            "depends": list(kernel.depends),
+            "include": [*kernel.include, _DIRECTORY],
+            "cxx-flags": flags,
+            "src": [_renamed(name) for name in kernel.src],
+        }
+        lines += _table(f"kernel.{kernel.name}", values)
+    return "\n".join(lines)
+
+
+def _kept(flags: Sequence[str]) -> list[str]:
+    """Return the flags that mean the same to every compiler."""
+    return [flag for flag in flags if flag.startswith(("-D", "-U", "-std=", "--std="))]
+
+
+def _table(name: str, values: Mapping[str, object]) -> Iterator[str]:
+    yield f"[{name}]"
+    for key, value in values.items():
+        yield f"{key} = {json.dumps(value)}"  # of numbers, texts and lists of texts, JSON is TOML
+    yield ""

@@ -1,0 +1,161 @@
+"""Turns sources of CUDA and HIP into C++ for the emulator in `templates/emulator`. Every line keeps its number.
+
+Macros and templates of the emulator's headers do most. What no macro can express is rewritten in the text: launches,
+declarations of shared memory, and what names the device that tensors are on.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kernel_builder.errors import ConfigError
+
+# The header that every source gets, and with what sources of device code begin, as nvcc and hipcc include it.
+_FIRST = '#include "emulator_torch.h"\n'
+_FIRST_OF_DEVICE = f'{_FIRST}#include "emulator.h"\n'
+
+# Headers of CUDA and HIP that the emulator's own stands in for.
+STAND_INS = (
+    *("cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h"),
+    *("hip/hip_runtime.h", "hip/hip_fp16.h", "hip/hip_bf16.h"),
+)
+
+_DYNAMIC = re.compile(
+    r"\bextern\s+__shared__\s+(?:(?:__align__|alignas)\s*\([^)]*\)\s*)?([^;=\[\]]+?)\s*\b(\w+)\s*\[\s*\]\s*;"
+)
+_STATIC = re.compile(r"\b__shared__\s+(?:(?:__align__|alignas)\s*\((\d+|[^)]*)\)\s*)?([^;={}]+);")
+_FIRST_VARIABLE = re.compile(r"(.*[\s*&>])(\w+)\s*((?:\[.*\])?)\s*", re.DOTALL)
+_VARIABLE = re.compile(r"()\s*(\w+)\s*((?:\[.*\])?)\s*", re.DOTALL)
+# The parts of the expression before `<<<`, from its end: identifiers, `::` and template arguments.
+_IDENTIFIER = re.compile(r"[\w:]+$")
+_SIMPLE = (
+    (re.compile(r"(TORCH_LIBRARY_IMPL\w*\s*\(\s*\w+\s*,\s*)(?:CUDA|HIP)\b"), r"\1CPU"),
+    (re.compile(r"(\.|->)is_cuda\(\)"), r"\1is_cpu()"),
+    (re.compile(r"\bDeviceType::CUDA\b"), "DeviceType::CPU"),
+    (re.compile(r"\b__noinline__\b(?!\s*\))"), "__attribute__((noinline))"),
+    # A kernel's parameters have to be known where it is launched.
+    (re.compile(r"\breinterpret_cast\s*<\s*(?:const\s+)?void\s*(?:const\s*)?\*\s*>\s*\("), "emulator::erase("),
+)
+
+
+def translate(name: str, text: str, *, is_device_source: bool, is_header: bool) -> str:
+    """Return a source or a header as C++ of the host.
+
+    Args:
+        name: Its path in the project, which errors of compilers and of the emulator name.
+
+    Raises:
+        ConfigError: If a launch is not understood.
+    """
+    text = _with_entries(_with_launches(name, text))
+    text = _DYNAMIC.sub(_dynamic, text)
+    text = _STATIC.sub(_static, text)
+    for pattern, replacement in _SIMPLE:
+        text = pattern.sub(replacement, text)
+    if is_header:
+        return text
+    first = _FIRST_OF_DEVICE if is_device_source else _FIRST
+    return f'{first}#line 1 "{name}"\n{text}'
+
+
+def _dynamic(match: re.Match[str]) -> str:
+    lines = "\n" * match[0].count("\n")
+    return f"{match[1]}* const {match[2]} = static_cast<{match[1]}*>(emulator::dynamic_shared());{lines}"
+
+
+def _static(match: re.Match[str]) -> str:
+    """Return a declaration of references to shared memory, in which each variable has its place."""
+    alignment, declared = match[1], _split(match[2])
+    if not (first := _FIRST_VARIABLE.fullmatch(declared[0])):
+        return match[0]
+    of_type = " ".join(first[1].split())
+    variables = [first, *filter(None, map(_VARIABLE.fullmatch, declared[1:]))]
+    least = 1 if alignment is None else alignment if alignment.isdigit() else 16
+    references = [
+        f"auto& {variable[2]} = emulator::shared<{of_type}{' '.join(variable[3].split())}, {least}>([] {{}});"
+        for variable in variables
+    ]
+    return " ".join(references) + "\n" * match[0].count("\n")
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas that are in no bracket."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{<") - (character in ")]}>")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _closing(text: str, at: int) -> int:
+    """Return where the bracket at a place is closed, or -1."""
+    depth = 0
+    for place in range(at, len(text)):
+        depth += (text[place] in "([{") - (text[place] in ")]}")
+        if depth == 0:
+            return place
+    return -1
+
+
+def _with_launches(name: str, text: str) -> str:
+    """Rewrite `kernel<<<configuration>>>(arguments)` as a call of a function with both."""
+    while (at := text.find("<<<")) >= 0:
+        end = text.find(">>>", at)
+        opening = text.find("(", end)
+        closing = _closing(text, opening) if end >= 0 and opening >= 0 else -1
+        begin = _kernel_begins(text, at)
+        if closing < 0 or begin == at or text[end + 3 : opening].strip():
+            raise ConfigError(
+                f"line {text.count(chr(10), 0, at) + 1}: a launch that the emulator does not understand",
+                where=name,
+                hint="write kernel<<<blocks, threads, bytes, stream>>>(arguments), or use cudaLaunchKernelEx",
+            )
+        configuration, kernel = text[at + 3 : end], text[begin:at].strip()
+        arguments = text[opening + 1 : closing]
+        call = f"[=](auto... emulated) {{ {kernel}(emulated...); }}"
+        separator = ", " if arguments.strip() else ""
+        text = f"{text[:begin]}emulator::Launch{{{configuration}}}({call}{separator}{arguments}){text[closing + 1 :]}"
+    return text
+
+
+def _kernel_begins(text: str, end: int) -> int:
+    """Return where the name of the kernel begins that ends at a place."""
+    place = len(text[:end].rstrip())
+    while place > 0:
+        if text[place - 1] == ">":
+            depth = 0
+            while place > 0:
+                place -= 1
+                depth += (text[place] in ">)") - (text[place] in "<(")
+                if depth == 0:
+                    break
+            place = len(text[:place].rstrip())
+        identifier = _IDENTIFIER.search(text[max(0, place - 200) : place])
+        if not identifier:
+            break
+        place -= len(identifier[0])
+        if text[place - 1] != ">" or not identifier[0].startswith("::"):
+            break
+    return place
+
+
+def _with_entries(text: str) -> str:
+    """Let each kernel begin with telling its name."""
+    head, *kernels = re.split(r"(?=\b__global__\b)", text)
+    for kernel in kernels:
+        at = _body_begins(kernel)
+        head += kernel if at is None else f"{kernel[:at]} emulator::enter_kernel(__func__);{kernel[at:]}"
+    return head
+
+
+def _body_begins(text: str) -> int | None:
+    """Return the place after the first `{` that is in no parenthesis, or None if a `;` comes before it."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0 and character in "{;":
+            return place + 1 if character == "{" else None
+    return None

@@ -1,0 +1,443 @@
+// Stand-in for the headers of CUDA and HIP: device code as C++ of the host, where one OS thread runs all threads of a
+// block as fibers. emulator.cpp has the scheduler.
+//
+// EMULATED_WARP_SIZE is 32 or 64. With USE_ROCM, masks of lanes have 64 bits, as in HIP.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __managed__
+#define __grid_constant__
+#define __shared__ static  // of declarations that the translation does not know
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __align__(bytes) alignas(bytes)
+
+// Vector types.
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+#define EMULATOR_VECTORS(name, T)                                                \
+  struct name##1 { T x; };                                                       \
+  struct alignas(2 * sizeof(T)) name##2 { T x, y; };                             \
+  struct name##3 { T x, y, z; };                                                 \
+  struct alignas(sizeof(T) == 8 ? 16 : 4 * sizeof(T)) name##4 { T x, y, z, w; }; \
+  constexpr name##1 make_##name##1(T x) { return {x}; }                          \
+  constexpr name##2 make_##name##2(T x, T y) { return {x, y}; }                  \
+  constexpr name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }          \
+  constexpr name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+EMULATOR_VECTORS(char, signed char)
+EMULATOR_VECTORS(uchar, unsigned char)
+EMULATOR_VECTORS(short, short)
+EMULATOR_VECTORS(ushort, unsigned short)
+EMULATOR_VECTORS(int, int)
+EMULATOR_VECTORS(uint, unsigned)
+EMULATOR_VECTORS(long, long)
+EMULATOR_VECTORS(ulong, unsigned long)
+EMULATOR_VECTORS(longlong, long long)
+EMULATOR_VECTORS(ulonglong, unsigned long long)
+EMULATOR_VECTORS(float, float)
+EMULATOR_VECTORS(double, double)
+#undef EMULATOR_VECTORS
+
+namespace emulator {
+
+// The place of a call in the source. `Here` as the last argument of an intrinsic names its caller.
+struct Site {
+  const char *intrinsic, *file;
+  int line;
+};
+struct Here {
+  const char* file;
+  int line;
+  Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) : file(file), line(line) {}
+  Site of(const char* intrinsic) const { return {intrinsic, file, line}; }
+};
+
+// What the running fiber reads as threadIdx and so on.
+struct Current {
+  uint3 thread, block;
+  dim3 block_dim, grid_dim;
+  int lane;
+};
+extern Current current;
+
+// Stops the launch: it throws an exception with the kernel, the block, the thread and this text.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Names the kernel that the running thread executes.
+void enter_kernel(const char* name);
+
+// Collective operations of a warp, of which each lane gives `value` and gets its result. For a shuffle, `source` is the
+// lane to read. A mask of 0 stands for the lanes that call it from the same line, as in HIP.
+enum class Collective { sync, shuffle, ballot, match, add, min, max, min_signed, max_signed, bit_and, bit_or, bit_xor };
+uint64_t collective(Collective which, Site site, uint64_t mask, uint64_t value, int source = 0);
+uint64_t active_lanes();
+
+// Waits for all threads of the block. Returns the number of those whose `predicate` holds.
+int barrier(Site site, bool predicate);
+
+// Returns the shared memory of a variable for the running block. `key` is the variable's own.
+void* static_shared(const void* key, size_t bytes, size_t alignment);
+void* dynamic_shared();
+template <typename T, size_t kAlignment, typename Key>
+T& shared(Key) {
+  static const char key = 0;
+  return *static_cast<T*>(static_shared(&key, sizeof(T), std::max(alignof(T), kAlignment)));
+}
+
+template <typename Call>
+void call(void* context) {
+  (*static_cast<Call*>(context))();
+}
+
+// Runs a kernel.
+struct Launch {
+  dim3 grid, block;
+  size_t shared_bytes = 0;
+  void* stream = nullptr;
+
+  template <typename Kernel, typename... Arguments>
+  void operator()(Kernel kernel, Arguments... arguments) const {
+    auto with_arguments = [&] { kernel(arguments...); };
+    run(call<decltype(with_arguments)>, &with_arguments);
+  }
+  int run(void (*call)(void*), void* context) const;
+};
+
+// Returns a pointer without its type. The types of a kernel's parameters are kept.
+using Invoke = void (*)(const void* kernel, void** arguments);
+void remember(const void* kernel, Invoke invoke);
+Invoke recall(const void* kernel);
+template <typename T>
+auto erase(T pointer) {
+  using Void =
+      std::conditional_t<std::is_const_v<std::remove_pointer_t<T>> || !std::is_pointer_v<T>, const void*, void*>;
+  return reinterpret_cast<Void>(pointer);
+}
+template <typename... Parameters, size_t... i>
+void invoke(const void* kernel, void** arguments, std::index_sequence<i...>) {
+  reinterpret_cast<void (*)(Parameters...)>(const_cast<void*>(kernel))(
+      *static_cast<std::remove_reference_t<Parameters>*>(arguments[i])...);
+}
+template <typename... Parameters>
+void* erase(void (*kernel)(Parameters...)) {
+  auto* const erased = reinterpret_cast<void*>(kernel);
+  remember(erased, [](const void* kernel, void** arguments) {
+    invoke<Parameters...>(kernel, arguments, std::index_sequence_for<Parameters...>{});
+  });
+  return erased;
+}
+
+template <typename To, typename From>
+To bits(const From& from) {
+  static_assert(sizeof(From) <= sizeof(To) || sizeof(To) <= sizeof(From));
+  To to{};
+  memcpy(&to, &from, sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
+  return to;
+}
+
+}  // namespace emulator
+
+static const uint3 &threadIdx = emulator::current.thread, &blockIdx = emulator::current.block;
+static const dim3 &blockDim = emulator::current.block_dim, &gridDim = emulator::current.grid_dim;
+extern const int warpSize;
+
+// Synchronization.
+
+#define EMULATOR_HERE emulator::Here here = {}
+inline void __syncthreads(EMULATOR_HERE) { emulator::barrier(here.of("__syncthreads"), false); }
+inline int __syncthreads_count(int predicate, EMULATOR_HERE) {
+  return emulator::barrier(here.of("__syncthreads_count"), predicate);
+}
+inline int __syncthreads_or(int predicate, EMULATOR_HERE) {
+  return emulator::barrier(here.of("__syncthreads_or"), predicate) > 0;
+}
+inline int __syncthreads_and(int predicate, EMULATOR_HERE) {
+  return emulator::barrier(here.of("__syncthreads_and"), !predicate) == 0;
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+inline void __threadfence_system() {}
+inline void __nanosleep(unsigned) {}
+inline void __builtin_amdgcn_s_barrier(EMULATOR_HERE) { emulator::barrier(here.of("s_barrier"), false); }
+inline void __trap() { emulator::fail("__trap"); }
+
+#if defined(USE_ROCM)
+using EmulatedMask = uint64_t;
+#define EMULATOR_CHECK_MASK(Mask) static_assert(sizeof(Mask) == 8, "HIP takes masks of 64 bits")
+#else
+using EmulatedMask = unsigned;
+#define EMULATOR_CHECK_MASK(Mask) static_assert(std::is_integral_v<Mask>)
+#endif
+template <typename Mask>
+uint64_t emulated_mask(Mask mask) {
+  EMULATOR_CHECK_MASK(Mask);
+  return static_cast<EmulatedMask>(mask);
+}
+
+inline void __syncwarp(EMULATOR_HERE) {
+#if defined(USE_ROCM)
+  constexpr uint64_t kLanes = 0;  // a fence, which does not wait for lanes that are elsewhere
+#else
+  constexpr uint64_t kLanes = 0xffffffffu;
+#endif
+  emulator::collective(emulator::Collective::sync, here.of("__syncwarp"), kLanes, 0);
+}
+template <typename Mask, typename = std::enable_if_t<std::is_integral_v<Mask>>>
+void __syncwarp(Mask mask, EMULATOR_HERE) {
+  emulator::collective(emulator::Collective::sync, here.of("__syncwarp"), emulated_mask(mask), 0);
+}
+inline EmulatedMask __activemask() { return static_cast<EmulatedMask>(emulator::active_lanes()); }
+
+// Shuffles, with a mask and, as in HIP, without.
+namespace emulator {
+enum class Shuffle { index, up, down, exclusive_or };
+template <typename T>
+T shuffle(Shuffle kind, Site site, uint64_t mask, T value, int by, int width) {
+  static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>, "shuffles take at most 8 bytes");
+  if (width <= 0 || width > EMULATED_WARP_SIZE || (width & (width - 1)) != 0) {
+    fail("%s (%s:%d) has the width %d, which is no power of two up to the warp's %d lanes", site.intrinsic, site.file,
+         site.line, width, EMULATED_WARP_SIZE);
+  }
+  const int lane = current.lane, first = lane & ~(width - 1), end = first + width;
+  int source = kind == Shuffle::index  ? first + (by & (width - 1))
+               : kind == Shuffle::up   ? lane - by
+               : kind == Shuffle::down ? lane + by
+                                       : lane ^ by;
+  if (source >= end || (kind == Shuffle::up && source < first)) source = lane;
+  return bits<T>(collective(Collective::shuffle, site, mask, bits<uint64_t>(value), source));
+}
+}  // namespace emulator
+#define EMULATOR_SHUFFLE(name, kind, By)                                                                      \
+  template <typename T>                                                                                       \
+  T name(T value, By by, int width = EMULATED_WARP_SIZE, EMULATOR_HERE) {                                     \
+    return emulator::shuffle(emulator::Shuffle::kind, here.of(#name), 0, value, static_cast<int>(by), width); \
+  }                                                                                                           \
+  template <typename T, typename Mask>                                                                        \
+  T name##_sync(Mask mask, T value, By by, int width = EMULATED_WARP_SIZE, EMULATOR_HERE) {                   \
+    return emulator::shuffle(emulator::Shuffle::kind, here.of(#name "_sync"), emulated_mask(mask), value,     \
+                             static_cast<int>(by), width);                                                    \
+  }
+EMULATOR_SHUFFLE(__shfl, index, int)
+EMULATOR_SHUFFLE(__shfl_up, up, unsigned)
+EMULATOR_SHUFFLE(__shfl_down, down, unsigned)
+EMULATOR_SHUFFLE(__shfl_xor, exclusive_or, int)
+
+#define EMULATOR_VOTE(name, Result, expression)                                                                    \
+  inline Result name(int predicate, EMULATOR_HERE) {                                                               \
+    const uint64_t ballot = emulator::collective(emulator::Collective::ballot, here.of(#name), 0, predicate != 0); \
+    return expression;                                                                                             \
+  }                                                                                                                \
+  template <typename Mask>                                                                                         \
+  Result name##_sync(Mask mask, int predicate, EMULATOR_HERE) {                                                    \
+    const uint64_t ballot = emulator::collective(emulator::Collective::ballot, here.of(#name "_sync"),             \
+                                                 emulated_mask(mask), predicate != 0);                             \
+    return expression;                                                                                             \
+  }
+// The collective returns the ballot. `all` asks for those who deny, `any` for those who agree.
+EMULATOR_VOTE(__ballot, EmulatedMask, static_cast<EmulatedMask>(ballot))
+EMULATOR_VOTE(__any, int, ballot != 0)
+#undef EMULATOR_VOTE
+inline int __all(int predicate, EMULATOR_HERE) {
+  return emulator::collective(emulator::Collective::ballot, here.of("__all"), 0, predicate == 0) == 0;
+}
+template <typename Mask>
+int __all_sync(Mask mask, int predicate, EMULATOR_HERE) {
+  const emulator::Site site = here.of("__all_sync");
+  return emulator::collective(emulator::Collective::ballot, site, emulated_mask(mask), predicate == 0) == 0;
+}
+template <typename Mask, typename T>
+EmulatedMask __match_any_sync(Mask mask, T value, EMULATOR_HERE) {
+  return static_cast<EmulatedMask>(emulator::collective(emulator::Collective::match, here.of("__match_any_sync"),
+                                                        emulated_mask(mask), emulator::bits<uint64_t>(value)));
+}
+#define EMULATOR_REDUCE(name, T, which)                                                                          \
+  template <typename Mask>                                                                                       \
+  T name(Mask mask, T value, EMULATOR_HERE) {                                                                    \
+    return static_cast<T>(emulator::collective(emulator::Collective::which, here.of(#name), emulated_mask(mask), \
+                                               static_cast<uint64_t>(value)));                                   \
+  }
+EMULATOR_REDUCE(__reduce_add_sync, unsigned, add)
+EMULATOR_REDUCE(__reduce_add_sync, int, add)
+EMULATOR_REDUCE(__reduce_min_sync, unsigned, min)
+EMULATOR_REDUCE(__reduce_min_sync, int, min_signed)
+EMULATOR_REDUCE(__reduce_max_sync, unsigned, max)
+EMULATOR_REDUCE(__reduce_max_sync, int, max_signed)
+EMULATOR_REDUCE(__reduce_and_sync, unsigned, bit_and)
+EMULATOR_REDUCE(__reduce_or_sync, unsigned, bit_or)
+EMULATOR_REDUCE(__reduce_xor_sync, unsigned, bit_xor)
+#undef EMULATOR_REDUCE
+
+// Atomics: only one fiber runs at a time.
+#define EMULATOR_ATOMIC(name, result)                                                 \
+  template <typename T>                                                               \
+  __attribute__((no_sanitize("thread"))) T name(T* at, std::common_type_t<T> value) { \
+    const T old = *at;                                                                \
+    *at = static_cast<T>(result);                                                     \
+    return old;                                                                       \
+  }
+EMULATOR_ATOMIC(atomicAdd, old + value)
+EMULATOR_ATOMIC(atomicSub, old - value)
+EMULATOR_ATOMIC(atomicMin, value < old ? value : old)
+EMULATOR_ATOMIC(atomicMax, old < value ? value : old)
+EMULATOR_ATOMIC(atomicAnd, old& value)
+EMULATOR_ATOMIC(atomicOr, old | value)
+EMULATOR_ATOMIC(atomicXor, old ^ value)
+EMULATOR_ATOMIC(atomicExch, value)
+EMULATOR_ATOMIC(atomicInc, old >= value ? T{0} : old + 1)
+EMULATOR_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
+#undef EMULATOR_ATOMIC
+template <typename T>
+__attribute__((no_sanitize("thread"))) T atomicCAS(T* at, std::common_type_t<T> expected, std::common_type_t<T> value) {
+  const T old = *at;
+  if (old == expected) *at = value;
+  return old;
+}
+
+// Loads and stores with cache hints.
+#define EMULATOR_LOAD(name) \
+  template <typename T>     \
+  T name(const T* from) {   \
+    return *from;           \
+  }
+EMULATOR_LOAD(__ldg)
+EMULATOR_LOAD(__ldca)
+EMULATOR_LOAD(__ldcg)
+EMULATOR_LOAD(__ldcs)
+EMULATOR_LOAD(__ldcv)
+EMULATOR_LOAD(__ldlu)
+#undef EMULATOR_LOAD
+#define EMULATOR_STORE(name)                             \
+  template <typename T>                                  \
+  void name(T* to, const std::common_type_t<T>& value) { \
+    *to = value;                                         \
+  }
+EMULATOR_STORE(__stwb)
+EMULATOR_STORE(__stcg)
+EMULATOR_STORE(__stcs)
+EMULATOR_STORE(__stwt)
+#undef EMULATOR_STORE
+inline size_t __cvta_generic_to_shared(const void* shared) {
+  return static_cast<size_t>(static_cast<const char*>(shared) - static_cast<const char*>(nullptr));
+}
+
+// Arithmetic.
+
+template <typename A, typename B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
+}
+template <typename A, typename B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
+}
+// Newer C libraries declare functions of these names.
+namespace emulator {
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+inline float rsqrt(float x) { return rsqrtf(x); }
+inline float sinpif(float x) { return static_cast<float>(sin(3.14159265358979323846 * fmod(x, 2.0))); }
+inline float cospif(float x) { return static_cast<float>(cos(3.14159265358979323846 * fmod(x, 2.0))); }
+}  // namespace emulator
+#define rsqrtf emulator::rsqrtf
+#define rsqrt emulator::rsqrt
+#define sinpif emulator::sinpif
+#define cospif emulator::cospif
+inline void sincospif(float x, float* sine, float* cosine) { *sine = sinpif(x), *cosine = cospif(x); }
+inline float normcdff(float x) { return 0.5f * erfcf(-x * 0.70710678118654752f); }
+#define EMULATOR_UNARY(name, expression) \
+  inline float name(float x) { return expression; }
+EMULATOR_UNARY(__expf, expf(x))
+EMULATOR_UNARY(__exp10f, powf(10.0f, x))
+EMULATOR_UNARY(__logf, logf(x))
+EMULATOR_UNARY(__log2f, log2f(x))
+EMULATOR_UNARY(__log10f, log10f(x))
+EMULATOR_UNARY(__sinf, sinf(x))
+EMULATOR_UNARY(__cosf, cosf(x))
+EMULATOR_UNARY(__tanf, tanf(x))
+EMULATOR_UNARY(__saturatef, x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
+EMULATOR_UNARY(__frcp_rn, 1.0f / x)
+EMULATOR_UNARY(__fsqrt_rn, sqrtf(x))
+EMULATOR_UNARY(__frsqrt_rn, 1.0f / sqrtf(x))
+#undef EMULATOR_UNARY
+inline void __sincosf(float x, float* sine, float* cosine) { *sine = sinf(x), *cosine = cosf(x); }
+inline float __powf(float x, float y) { return powf(x, y); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+inline int __float2int_rn(float x) { return static_cast<int>(nearbyintf(x)); }
+inline int __float2int_rz(float x) { return static_cast<int>(x); }
+inline int __float2int_rd(float x) { return static_cast<int>(floorf(x)); }
+inline unsigned __float2uint_rn(float x) { return static_cast<unsigned>(nearbyintf(x)); }
+inline float __int2float_rn(int x) { return static_cast<float>(x); }
+inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
+inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
+inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
+inline float __int_as_float(int x) { return emulator::bits<float>(x); }
+inline int __float_as_int(float x) { return emulator::bits<int>(x); }
+inline long long __double_as_longlong(double x) { return emulator::bits<long long>(x); }
+inline double __longlong_as_double(long long x) { return emulator::bits<double>(x); }
+inline unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>((uint64_t{x} * y) >> 32); }
+inline int __mulhi(int x, int y) { return static_cast<int>((int64_t{x} * y) >> 32); }
+inline uint64_t __umul64hi(uint64_t x, uint64_t y) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(x) * y) >> 64);
+}
+inline int __mul24(int x, int y) { return x * y; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(uint64_t x) { return __builtin_popcountll(x); }
+inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int __ffsll(uint64_t x) { return __builtin_ffsll(static_cast<long long>(x)); }
+inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+inline int __clzll(uint64_t x) { return x ? __builtin_clzll(x) : 64; }
+inline unsigned __brev(unsigned x) {
+  unsigned reversed = 0;
+  for (int bit = 0; bit < 32; ++bit) reversed |= ((x >> bit) & 1u) << (31 - bit);
+  return reversed;
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>(((uint64_t{high} << 32) | low) >> (shift & 31));
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((((uint64_t{high} << 32) | low) << (shift & 31)) >> 32);
+}
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const uint64_t bytes = (uint64_t{high} << 32) | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned select = selector >> (4 * i);
+    auto byte = static_cast<unsigned>(bytes >> (8 * (select & 7))) & 0xffu;
+    if (select & 8) byte = byte & 0x80u ? 0xffu : 0;
+    result |= byte << (8 * i);
+  }
+  return result;
+}
+
+#include "emulator_runtime.h"
+#include "emulator_types.h"
+
+// Of asm. The C library and that of C++ write __asm__.
+#define asm            \
+  static_assert(false, \
+                "no inline assembly: write a plain body for the emulator, or use the one for ROCm (--backend rocm)");

@@ -1,0 +1,64 @@
+"""`kernel-builder emulate` runs a project's own tests on the CPU, as authors without a GPU do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kernel_builder.cli import main
+from tests.support.places import ROOT
+
+EMULATE = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "emulate"]
+# Kernel -> its tests that take a few seconds.
+KERNELS = {"geglu": "test_strides or test_shapes or test_not_finite or test_subnormal or test_empty"}
+
+
+def emulated(project: Path, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*EMULATE, str(project), "--output", str(output), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("warp_size", ["32", "64"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_pass_their_tests(kernel: str, warp_size: str, tmp_path: Path) -> None:
+    tests = ["-q", "-k", KERNELS[kernel]]
+    done = emulated(ROOT / "kernels" / kernel, tmp_path, "--warp-size", warp_size, "--", *tests)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+def test_a_new_project_passes_its_tests_until_it_has_a_fault(tmp_path: Path) -> None:
+    project, tests = tmp_path / "relu", ["--", "-q", "-k", "test_forward"]
+    assert CliRunner().invoke(main, ["init", str(project), "--name", "org/relu", "--backends", "cuda"]).exit_code == 0
+    done = emulated(project, tmp_path / "emulated", *tests)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    source = project / "relu_cuda" / "relu.cu"
+    source.write_text(
+        source.read_text().replace("y[i] = value", "if (i % 2 == 0) __syncthreads();\n    y[i] = value", 1)
+    )
+    done = emulated(project, tmp_path / "emulated", *tests)
+    assert done.returncode == 1
+    assert (
+        "RuntimeError: forward_kernel, block (0, 0, 0), thread (0, 0, 0): waits at __syncthreads (relu_cuda/relu.cu:"
+        in done.stdout
+    )
+
+
+def test_what_cannot_be_emulated_is_refused(tmp_path: Path) -> None:
+    project, output = tmp_path / "relu", tmp_path / "emulated"
+    assert CliRunner().invoke(main, ["init", str(project), "--name", "org/relu", "--backends", "cpu"]).exit_code == 0
+    for arguments, message in (
+        ((project, output), "has no kernel for cuda or rocm to emulate"),
+        ((ROOT / "kernels/geglu", output, "--backend", "cuda", "--warp-size", "64"), "a warp of CUDA has 32 threads"),
+        ((ROOT / "kernels/geglu", project), "has other files"),
+        ((ROOT / "kernels/geglu", ROOT / "kernels/geglu/emulated"), "is inside of the project"),
+    ):
+        done = emulated(*arguments)
+        assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+        assert not output.exists()
+    assert (project / "build.toml").is_file()

@@ -1,0 +1,86 @@
+"""The emulator names the kernel, the thread and the fault; else its users take a faulty kernel for a right one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.develop import emulate
+from kernel_builder.develop.emulated_sources import translate
+
+SOURCE = Path(__file__).with_name("faults.cu")
+# By warp size.
+DEFINES = {
+    32: ["-DMaskType=unsigned", "-DkMask=0xffffffffu"],
+    64: ["-DUSE_ROCM", "-DMaskType=uint64_t", "-DkMask=~uint64_t{0}"],
+}
+# Kernel -> what the emulator says, and of which thread.
+FAULTS = {
+    "no_barrier": r"(reads|writes) shared memory that thread .* has (read|written), with no barrier between them",
+    "no_barrier_in_warp": r"thread \(1, 0, 0\): writes shared memory that thread \(0, 0, 0\) has read",
+    "divergent_barrier": r"__syncthreads \(faults.cu:\d+\), .* not all threads .*: thread \(32, 0, 0\) has ended",
+    "two_barriers": r"which not all threads of the block reach: thread \(32, 0, 0\) waits at __syncthreads \(faults.cu",
+    "barrier_after_return": r"thread \(0, 0, 0\): waits at __syncthreads .*: thread \(100, 0, 0\) has ended",
+    "lane_not_in_mask": r"thread \(16, 0, 0\): calls __shfl_sync \(faults.cu:\d+\) with the mask 0xffff, which does",
+    "lane_elsewhere": r"for lane 16 of its mask, but thread \(16, 0, 0\) waits at __syncthreads",
+    "lane_ended": r"reads lane 16, which does not take part: thread \(16, 0, 0\) has ended",
+    "index_out_of_bounds": r"thread \(127, 0, 0\): index 128 is out of the bounds of 'float \[128\]' \(faults.cu:\d+\)",
+    "dynamic_out_of_bounds": r"thread \(124, 0, 0\): accesses shared memory out of bounds: byte 512 of 512",
+    "misaligned": r"accesses 'struct float4' at the address 0x\w+, which is no multiple of 16 \(faults.cu:\d+\)",
+    "too_much_shared": r"declares 131072 bytes of shared memory",
+    "divides_by_zero": r"divides by zero \(faults.cu:\d+\)",
+}
+
+
+@pytest.fixture(scope="module", params=[32, 64])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """Compile the kernels, which a `main` launches by name."""
+    directory, warp_size = tmp_path_factory.mktemp("faults"), request.param
+    emulate.write_headers(directory)
+    source = translate(SOURCE.name, SOURCE.read_text(), is_device_source=True, is_header=False)
+    (directory / "faults.cpp").write_text(source)
+    common = ["g++", "-std=gnu++17", "-I.", f"-DEMULATED_WARP_SIZE={warp_size}", *DEFINES[warp_size]]
+    for arguments in (
+        [*emulate.FLAGS, "-Wall", "-Wextra", "-c", "faults.cpp"],
+        ["-O1", "-Wall", "-Wextra", "-c", "emulator.cpp"],
+        ["-o", "faults", "faults.o", "emulator.o"],
+    ):
+        subprocess.run([*common, *arguments], cwd=directory, check=True)
+    return warp_size, directory / "faults"
+
+
+def said(program: Path, kernel: str) -> str:
+    return subprocess.run([program, kernel], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_right_kernels_have_right_results(program: tuple[int, Path]) -> None:
+    assert said(program[1], "right") == "16642 no error"
+    assert [said(program[1], kernel) for kernel in ("collectives", "conversions")] == ["right", "right"]
+
+
+@pytest.mark.parametrize("kernel", FAULTS)
+def test_a_fault_is_named(program: tuple[int, Path], kernel: str) -> None:
+    text = said(program[1], kernel)
+    assert text.startswith(f"{kernel}, block (0, 0, 0), thread (")
+    assert re.search(FAULTS[kernel], text), text
+
+
+def test_what_is_not_written_is_not_zero(program: tuple[int, Path]) -> None:
+    assert "nan" in said(program[1], "not_written")
+
+
+def test_every_second_block_runs_its_threads_in_descending_order(program: tuple[int, Path]) -> None:
+    assert said(program[1], "order") == "0 127"
+
+
+def test_what_holds_for_warps_of_32_fails_for_others(program: tuple[int, Path]) -> None:
+    warp_size, executable = program
+    results = [said(executable, kernel) for kernel in ("warp_of_32", "mask_of_32")]
+    if warp_size == 32:
+        assert results == ["128 no error", "1 no error"]
+    else:
+        assert results[0] != "128 no error"
+        assert "thread (32, 0, 0): calls __shfl_sync (faults.cu" in results[1]
