@@ -18,6 +18,7 @@ from typing import Any, Optional, Union
 from torch import nn
 from torch.compiler import is_compiling
 
+from .deferred import now
 from .norms import NormForm, normalized, recognised_norm
 from .probes import Watched, has_hooks, is_bound, is_rewritten, watched_forward
 from .rewriting import Processing, functions_used, innermost, methods_of, rewrapped, rewritten
@@ -345,8 +346,11 @@ def _dispatched(joined: type, original: type, name: str, new: FunctionType) -> C
         if is_compiling() or not isinstance(self, joined):
             return inner(self, *args, **kwargs)
         present = getattr(original, name)
-        return (new if present is method else present)(self, *args, **kwargs)
+        if present is method:
+            return new(self, *args, **kwargs)
+        return present(self, *map(now, args), **{key: now(value) for key, value in kwargs.items()})
 
+    dispatch.takes_deferred = new.takes_deferred
     return rewrapped(method, inner, dispatch)
 
 
