@@ -77,13 +77,22 @@ def one_thread():
 
 
 @pytest.fixture
-def on_the_device_of_the_kernels(blocks):
+def on_the_device_of_the_kernels(blocks, monkeypatch):
     device = blocks.kernel_set.DEVICE
     if device == "cpu":
         yield
     else:
+        # Else convolutions of float32 differ from call to call by more than the kernels do.
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
         with torch.device(device):
             yield
+
+
+@pytest.fixture
+def kernels_of_the_cpu(blocks):
+    """For tests of what happens on the CPU alone."""
+    if blocks.kernel_set.DEVICE != "cpu":
+        pytest.skip("the kernels that are loaded are for a GPU")
 
 
 @pytest.fixture

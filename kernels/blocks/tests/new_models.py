@@ -2,6 +2,7 @@
 
 import diffusers
 import torch
+from example_models import DEVICE
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 _TEXT = {
@@ -115,7 +116,7 @@ VISION = {
     "siglip_vision_model": {},
     "vit": {},
 }
-_TOKENS = torch.arange(3, 27).view(2, 12)
+_TOKENS = torch.arange(3, 27, device=DEVICE).view(2, 12)
 
 
 def _text(name):
@@ -148,7 +149,7 @@ def _diffusion(cls, sizes, *inputs, **named):
 
 
 _HEADS = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2}
-_TIME = torch.tensor([500.0, 500.0])
+_TIME = torch.tensor([500.0, 500.0], device=DEVICE)
 
 
 def _ids(tokens):

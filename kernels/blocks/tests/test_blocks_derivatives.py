@@ -58,7 +58,7 @@ def test_derivatives_are_those_of_the_model(blocks, make):
     assert error(actual, expected) < 1e-5
 
 
-@pytest.mark.usefixtures("one_thread", "no_grad")
+@pytest.mark.usefixtures("one_thread", "no_grad", "kernels_of_the_cpu")
 def test_no_graph_replays_where_tangents_matter(blocks):
     model, inputs = ltx()
     expected_model = copy.deepcopy(model)

@@ -139,6 +139,7 @@ class Calls(TorchDispatchMode):
         ("phi3", {"linear": 9, "cached_attention": 2}),
     ],
 )
+@pytest.mark.usefixtures("kernels_of_the_cpu")
 def test_kernels_of_a_step(blocks, name, ops):
     model = lively(name)
     expected = generate(model)

@@ -1,9 +1,12 @@
 """Modules that do not look as a replacement expects keep their forward, and the report says why."""
 
+import pytest
 import torch
 from diffusers.models.normalization import FP32LayerNorm
-from example_models import ROUNDING, accelerated, difference, ltx, run
+from example_models import DEVICE, ROUNDING, accelerated, difference, ltx, run
+from text_models import OurOps
 from torch import nn
+from transformers.activations import ACT2FN
 
 BLOCK = "LTXVideoTransformerBlock"
 
@@ -90,3 +93,34 @@ def test_classes_keep_their_names(blocks):
     assert all(isinstance(ours, type(own)) for ours, own in zip(fast.modules(), model.modules()))
     assert repr(fast) == repr(model)
     assert torch.nn.Module in type(fast.transformer_blocks[0]).__mro__
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, activation):
+        super().__init__()
+        self.gate, self.up = nn.Linear(8, 16), nn.Linear(8, 16)
+        self.activation = ACT2FN[activation]
+
+    def forward(self, x):
+        return self.activation(self.gate(x)) * self.up(x)
+
+
+class TwoStepMLP(GatedMLP):
+    def forward(self, x):
+        up = self.up(x)
+        gate = self.activation(self.gate(x))
+        return gate * up
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("mlp", [GatedMLP, TwoStepMLP])
+@torch.no_grad()
+def test_gates_do_not_go_to_the_epilogue_of_their_projection(blocks, monkeypatch, mlp, activation):
+    """On a GPU a GELU of a projection has a place in its epilogue; the kernel that also multiplies comes first."""
+    monkeypatch.setattr(blocks.projections, "HAS_EPILOGUE", True)
+    model, x = mlp(activation).to(DEVICE), torch.randn(3, 8, device=DEVICE)
+    expected = model(x)
+    blocks.accelerate(model)
+    with OurOps() as ops:
+        assert difference(model(x), expected) < ROUNDING
+    assert ops.names & {"geglu_pair", "swiglu_pair"}

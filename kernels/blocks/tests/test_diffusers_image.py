@@ -218,6 +218,7 @@ def test_adapters(blocks, build, when):
     assert error(adapted, case.run()) < 1e-5
 
 
+@pytest.mark.usefixtures("kernels_of_the_cpu")  # Dynamo of Torch 2.11 cannot trace all of them under a default device
 @pytest.mark.parametrize("build", [flux, qwen_image, sd3, sdxl])
 def test_forwards_leave_themselves_to_torch_compile(blocks, build):
     case = accelerated(blocks, build())

@@ -68,16 +68,16 @@ def test_kernels_compute_what_they_can(blocks, build, expected):
 
 @torch.no_grad()
 def test_parts_of_one_tensor_are_joined_without_a_copy(blocks):
-    join = blocks.tokens.joined_tokens
+    join = blocks.projections.joined_tokens
     both = torch.randn(2, 10, 8)
-    joined = join(both[:, :-3], both[:, -3:])
+    joined = join(both[:, :-3], both[:, -3:], 1)
     assert joined.data_ptr() == both.data_ptr()
     assert torch.equal(joined, both)
     for x, more in ((both[:, -3:], both[:, :-3]), (both[:, :5], both[:, 6:]), (both[:1, :-3], both[1:, -3:])):
-        assert torch.equal(join(x, more), torch.cat((x, more), 1))
+        assert torch.equal(join(x, more, 1), torch.cat((x, more), 1))
     with torch.enable_grad():
         both.requires_grad_()
-        joined = join(both[:, :-3], both[:, -3:])
+        joined = join(both[:, :-3], both[:, -3:], 1)
         assert joined.data_ptr() != both.data_ptr()
 
 
@@ -285,7 +285,7 @@ def test_gated_feed_forwards(blocks, activation):
 
 @torch.no_grad()
 def test_gelu_in_the_epilogue_of_a_projection(blocks):
-    feed_forward = blocks.gated
+    feed_forward = blocks.projections
     projection = nn.Linear(WIDE, 96)
     x = torch.randn(2, TOKENS, WIDE)
     # The epilogue of the CPU has the exact GELU, that of CUDA the tanh approximation.
@@ -295,7 +295,7 @@ def test_gelu_in_the_epilogue_of_a_projection(blocks):
 
 
 def test_epilogues_take_plain_projections_only(blocks):
-    is_plain = blocks.gated.is_plain_linear
+    is_plain = blocks.projections.is_plain_linear
     projection = nn.Linear(WIDE, 96)
     assert is_plain(projection, torch.float32)
     assert not is_plain(projection, torch.bfloat16)

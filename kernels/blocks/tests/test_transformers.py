@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 import torch
+from example_models import DEVICE
 from graph_models import module_of
 from text_models import CONFIGS, PADDED, TOKENS, error, logits, model_of, ops_of
 from torch import nn
@@ -17,6 +18,7 @@ REPLACED = {
 for name in ("qwen2", "qwen3"):
     REPLACED[name].add("Model")
 REPLACED["gemma3"].add("TextModel")
+pytestmark = pytest.mark.usefixtures("on_the_device_of_the_kernels")
 MODELS = pytest.mark.parametrize("name", sorted(CONFIGS))
 
 
@@ -153,7 +155,7 @@ class Attended:
         ("qwen3", {"inputs_embeds": True}, {}, False),
         ("qwen3", {}, {"sliding_window": 12}, True),
         ("qwen3", {"attention_mask": PADDED}, {}, True),
-        ("qwen3", {"position_ids": torch.arange(12)[None] % 5}, {}, True),
+        ("qwen3", {"position_ids": torch.arange(12, device=DEVICE)[None] % 5}, {}, True),
         ("gemma3", {}, {"use_bidirectional_attention": True}, True),
     ],
 )
@@ -279,5 +281,5 @@ def test_norms_and_activations_changed_later_are_called(blocks, name, change):
 def test_autocast_is_eagers(blocks):
     model = model_of("qwen3")
     faster = accelerated(blocks, model)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         assert torch.equal(logits(faster), logits(model))

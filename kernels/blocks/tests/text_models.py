@@ -2,6 +2,7 @@
 
 import torch
 import transformers
+from example_models import DEVICE
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -32,8 +33,9 @@ CONFIGS = {
     "qwen2": ("Qwen2Config", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
 }
-TOKENS = torch.arange(3, 27).view(2, 12)
-PADDED = torch.ones_like(TOKENS).index_put((torch.tensor(0), torch.arange(4)), torch.tensor(0))
+TOKENS = torch.arange(3, 27, device=DEVICE).view(2, 12)
+PADDED = torch.ones_like(TOKENS)
+PADDED[0, :4] = 0
 
 
 def model_of(name, seed=0, attention=None, **changes):
@@ -60,7 +62,8 @@ def lively(name="llama", **changes):
 
 @torch.no_grad()
 def logits(model, **inputs):
-    return model(TOKENS, **{"attention_mask": PADDED, "use_cache": False, **inputs}).logits[PADDED.bool()]
+    tokens, padded = TOKENS.to(model.device), PADDED.to(model.device)
+    return model(tokens, **{"attention_mask": padded, "use_cache": False, **inputs}).logits[padded.bool()]
 
 
 def error(actual, expected):

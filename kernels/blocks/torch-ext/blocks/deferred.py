@@ -114,8 +114,8 @@ class _Sum(Deferred):
         if not _is_taken(x):
             return None
         if pending(other, _Product):
-            for gate, branch in ((other.first, other.second), (other.second, other.first)):
-                branch = now(_narrowed(branch)) if self.narrow else branch
+            for gate, whole in ((other.first, other.second), (other.second, other.first)):
+                branch = now(_narrowed(whole)) if self.narrow else whole
                 if _is_like(branch, x) and _fits(gate, x, self.narrow):
                     return x, branch, gate
         return (x, other, None) if _is_like(other, x) else None
@@ -242,9 +242,9 @@ def like_type(value: Any, other: Any) -> Any:
         result = value.normed.fused(value.scale, value.shift, last=True)
         if result is not None:
             return result
-    if pending(value, Normed) and value.state == "wide" and other.dtype == value.x.dtype:
-        if _form(value.norm, value.x, True, False) is not None:
-            return Normed(value.norm, value.x, "narrow")
+    is_wide = pending(value, Normed) and value.state == "wide" and other.dtype == value.x.dtype
+    if is_wide and _form(value.norm, value.x, True, False) is not None:
+        return Normed(value.norm, value.x, "narrow")
     if pending(value, _Sum) and any(
         pending(x, _Wide) and x.x.dtype == other.dtype for x in (value.first, value.second)
     ):

@@ -53,4 +53,4 @@ def takes(x: Tensor) -> bool:
 
 def is_capturing() -> bool:
     """Return whether the current stream of CUDA records a graph now."""
-    return DEVICE == "cuda" and torch.cuda.is_current_stream_capturing()
+    return DEVICE == "cuda" and not is_compiling() and torch.cuda.is_current_stream_capturing()

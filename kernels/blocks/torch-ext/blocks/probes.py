@@ -32,6 +32,7 @@ def copied(module: nn.Module, parameters: dict[str, Optional[Tensor]]) -> nn.Mod
     """Return a module like `module`, without its hooks and with other parameters."""
     copy = object.__new__(type(module))
     copy.__dict__.update(module.__dict__)
+    copy.__dict__.pop("forward", None)  # where a library that offloads puts a hook: it loads the parameters of `module`
     copy.__dict__.update({name: OrderedDict() for name in _HOOKS})
     copy.__dict__["_parameters"] = parameters
     return copy

@@ -320,7 +320,7 @@ class _Rewriter(ast.NodeTransformer):
                 self._combined |= _loaded(node.func.value) if isinstance(node.func.value, ast.Name) else set()
         elif isinstance(node, ast.BinOp):
             uses = {ast.Add: self._added, ast.Mult: self._multiplied}.get(type(node.op), set())
-            uses |= {x.id for x in (node.left, node.right) if isinstance(x, ast.Name)}
+            uses.update(x.id for x in (node.left, node.right) if isinstance(x, ast.Name))
             self._combined |= {x.id for x, _, _ in _modulations(node) if isinstance(x, ast.Name)}
         elif isinstance(node, ast.Assign) and _is_part(node.value):
             self._parts |= _stored(node)
@@ -334,7 +334,7 @@ class _Rewriter(ast.NodeTransformer):
             self._gated |= {target} if self._is_gated(value) and not self._is_activated(value) else set()
             if isinstance(value, ast.Name):  # another name of the same value
                 for uses in (self._combined, self._added):
-                    uses |= {value.id} if target in uses else set()
+                    uses.update({value.id} if target in uses else ())
                 for one, other in ((target, value.id), (value.id, target)):
                     if one in self._normed:
                         self._normed.setdefault(other, self._normed[one])
@@ -619,9 +619,11 @@ class _Rewriter(ast.NodeTransformer):
                     continue
                 parts = [begun, self.visit(up)]
                 return self._call(name, node, *(parts if name == "gated" else parts[::-1]), does="gated")
-        if isinstance(node.op, ast.Div) and self._may_defer and isinstance(node.right, ast.Attribute):
-            if self._resolve(node.right) == 1 and self._is_number(node.right):
-                return self._call("divided", node, self.visit(node.left), node.right, does="divided")
+        is_one = (
+            isinstance(node.right, ast.Attribute) and self._is_number(node.right) and self._resolve(node.right) == 1
+        )
+        if isinstance(node.op, ast.Div) and self._may_defer and is_one:
+            return self._call("divided", node, self.visit(node.left), node.right, does="divided")
         return self.generic_visit(node)
 
     def _begun(self, call: Any) -> ast.expr:
@@ -665,15 +667,22 @@ class _Rewriter(ast.NodeTransformer):
             new.keywords = [self.visit(keyword) for keyword in node.keywords]
             return new
         projected = node.args[0] if len(node.args) == 1 and not node.keywords else None
-        if isinstance(projected, ast.Call) and projections.HAS_EPILOGUE and self._activation_of(node) is not None:
-            if isinstance(self._resolve(projected.func), nn.Linear) and len(projected.args) == 1:
-                parts = node.func, projected.func, self.visit(projected.args[0])
-                return self._call("activated_projection", node, *parts, does="activated_projection")
+        if self._fits_epilogue(node.func, projected):
+            parts = node.func, projected.func, self.visit(projected.args[0])
+            return self._call("activated_projection", node, *parts, does="activated_projection")
         self.generic_visit(node)
         linear = self._resolve(node.func) if _is_one_of(projected, self._parts) and len(self._roots) == 2 else None
         if isinstance(linear, nn.Linear) and linear.bias is not None:
             return self._call("projected", node, node.func, node.args[0], does="projected")
         return node
+
+    def _fits_epilogue(self, function: ast.expr, projected: Any) -> bool:
+        """Return whether a call is of a GELU with the tanh approximation, of a projection."""
+        if not (projections.HAS_EPILOGUE and isinstance(projected, ast.Call) and len(projected.args) == 1):
+            return False
+        activation = self._resolve(function)
+        is_linear = isinstance(self._resolve(projected.func), nn.Linear)
+        return is_linear and activation is not _MISSING and gated.activation_of(activation) == "tanh"
 
     def _rotated(self, node: ast.Call, inner: ast.Call, call: rotary.RotaryCall) -> ast.expr:
         both, rest = getattr(node, "both", None), inner.args[call.tensors :]
@@ -754,9 +763,8 @@ def _modulations(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]
     """Return what may be modulated in an expression, the scale, and the shift."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         for product, shift in ((node.left, node.right), (node.right, node.left)):
-            for x, factor in (
-                ((product.left, product.right), (product.right, product.left)) if _is_product(product) else ()
-            ):
+            pairs = ((product.left, product.right), (product.right, product.left)) if _is_product(product) else ()
+            for x, factor in pairs:
                 scale = _without_one(factor)
                 if scale is not None:
                     yield x, scale, shift
