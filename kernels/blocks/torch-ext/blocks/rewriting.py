@@ -278,7 +278,11 @@ class _Rewriter(ast.NodeTransformer):
             self._learn(node)
         called = [self._resolve(node.func) for node in nodes if isinstance(node, ast.Call)]
         self._has_norm = any(isinstance(value, nn.Module) and _has_norm(value) for value in called)
-        self._may_defer = not any(_is_in_place(node) for node in nodes if not self._is_rotated_in_place(node))
+        # A value is computed at another time than the model does: not where what it is made of may change between.
+        self._may_defer = not any(
+            isinstance(node, (ast.With, ast.Try)) or (not self._is_rotated_in_place(node) and _is_in_place(node))
+            for node in nodes
+        )
         for node in nodes:
             self._find_uses(node)
         self._find_deferred([argument.arg for argument in arguments.args], nodes)
@@ -369,8 +373,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _body(self, body: _Body) -> _Body:
         self._pair(body)
-        new = [self.visit(statement) for statement in body]
-        return new
+        return [self.visit(statement) for statement in body]
 
     def _pair(self, body: Any) -> None:
         """Join the statements that rotate q and then k alike: one kernel computes both."""

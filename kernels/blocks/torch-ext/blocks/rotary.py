@@ -27,7 +27,8 @@ class RotaryForm:
     """How a call rotates, for x and tables of some numbers of dimensions.
 
     Attributes:
-        layout: "bhsd" or "bshd"; "shd" for x without sequences, "bsd" for x whose heads are one.
+        layout: "bhsd" or "bshd"; "shd" for x without sequences, "bsd" for x whose heads are one, "bSHd" for tables that
+            differ from head to head.
         pairs: "half" or "interleaved".
         repeats: How the tables have the value of a pair: "half" or "interleaved" at both elements, "once", or "first":
             like "half", and the second half is not read.
@@ -126,7 +127,7 @@ def _recognise(
         return None
     where = (cos, names[cos]), None if sin is None else (sin, names[sin])
     call = RotaryCall(function, watched, tensors, *where, {})
-    for layout, rank in product(("bhsd", "bshd", "shd", "bsd"), (2, 3, 4)):
+    for layout, rank in product(("bhsd", "bshd", "shd", "bsd", "bSHd"), (2, 3, 4)):
         form = _form(call, layout, rank, options, source)
         if form is not None:
             dims = (len(layout), rank, form.complex)
@@ -168,14 +169,16 @@ def _agrees(
     options: dict[str, Any],
     source: torch.Generator,
 ) -> bool:
-    sizes = {"b": _B, "s": _S, "d": _D}
+    sizes = {"b": _B, "s": _S, "d": _D, "S": _S, "H": _H}
     xs = [
         probes.random([(sizes | {"h": heads})[name] for name in form.layout], source, dtype)
         for heads in (_H, _G)[: call.tensors]
     ]
     batch = () if form.layout == "shd" else (_B,)
     shape = {2: (_S,), 3: (*batch, _S), 4: (*batch, 1, _S) if form.layout == "bhsd" else (*batch, _S, 1)}[rank]
-    if len(shape) != rank - 1:
+    if form.layout == "bSHd":
+        shape = (_S, _H)
+    if len(shape) != rank - 1 or (form.layout == "bSHd" and call.tensors > 1):
         return False
     once = [probes.random((*shape, width // 2), source, table_dtype) for _ in range(2)]
     if form.complex:
@@ -223,7 +226,7 @@ def _is_rotated(x: Tensor, own: Any, once: list[Tensor], form: RotaryForm) -> bo
 
 def _aligned(table: Tensor, form: RotaryForm) -> Tensor:
     """Return a table with a dimension of size 1 for the heads."""
-    if table.dim() == 4 or form.layout == "bsd":
+    if table.dim() == 4 or form.layout in ("bsd", "bSHd"):
         return table
     return table.unsqueeze(-3 if form.layout == "bhsd" else -2)
 
@@ -299,14 +302,15 @@ def rotated_part(
 def rotate_part(call: RotaryCall, function: Callable, x: Any, part: Any, *args: Any, **kwargs: Any) -> None:
     """Compute `x[part] = function(x[part], *args, **kwargs)`."""
     given = x[part]
-    found = _prepared(call, function, [[given]], args, kwargs) if type(x) in _PLAIN else None
+    found = _prepared(call, function, [[given]], args, kwargs)
     if found is None:
         x[part] = function(given, *args, **kwargs)
+    elif torch.is_grad_enabled() and x.requires_grad:  # autograd takes no kernel that changes a view
+        x[part] = _rotated([[given]], *found)[0]
     else:
         form, tables, width = found
-        rope3d.apply_rotary(
-            _tokens_first(given, form), None, *tables, pairs=form.pairs, inplace=True, **_layout(width, given)
-        )
+        options = {"pairs": form.pairs, "inplace": True, **_layout(width, given)}
+        rope3d.apply_rotary(_tokens_first(given, form), None, *tables, **options)
 
 
 def _rotated(parts: list[list[Any]], form: RotaryForm, tables: list[Tensor], width: int) -> list[Tensor]:
@@ -323,6 +327,8 @@ def _rotated(parts: list[list[Any]], form: RotaryForm, tables: list[Tensor], wid
         return [x[0] for x in results]
     if form.layout == "bsd":
         return [x.squeeze(2) for x in results]
+    if form.layout == "bSHd":
+        return [x.view(_source(part[0]).shape) for x, part in zip(results, parts)]
     return [x.transpose(1, 2) for x in results] if form.layout == "bhsd" else results
 
 
@@ -415,7 +421,7 @@ def _prepared(
         return None
     if form.repeats in ("half", "interleaved") and not _repeats(call, form, tables):
         return None
-    if form.repeats == "interleaved" and tables[0].dtype in (x.dtype, torch.float32):
+    if form.repeats == "interleaved" and form.layout != "bSHd" and tables[0].dtype in (x.dtype, torch.float32):
         tables = list(halves(*tables, more))
         more = 0
     else:
@@ -433,7 +439,9 @@ def _prepared(
 
 
 def _has_tokens(table: Tensor, form: RotaryForm, x: Tensor, is_part: bool) -> bool:
-    """Return whether a table of four dimensions has tokens where a form has those of x, and one head."""
+    """Return whether a table has tokens and heads where a form has those of x."""
+    if table.dim() == 3 and x.dim() == 4:
+        return (form.layout == "bSHd") == (table.shape[:2] == x.shape[1:3] and not is_part)
     if table.dim() < 4:
         return True
     count = x.shape[form.layout.index("s")]
@@ -465,10 +473,14 @@ def _tokens_first(x: Tensor, form: RotaryForm) -> Tensor:
         return x[None]
     if form.layout == "bsd":
         return x.unsqueeze(2)
+    if form.layout == "bSHd":  # each head is a token of its own
+        return x.flatten(1, 2).unsqueeze(2)
     return x.transpose(1, 2) if form.layout == "bhsd" else x
 
 
 def _for_kernels(table: Tensor, form: RotaryForm) -> Tensor:
+    if form.layout == "bSHd":
+        table = table.flatten(0, 1)
     if table.dim() == 4:
         table = table.squeeze(form.layout.index("h"))
     if table.dtype == torch.float64:
