@@ -35,6 +35,7 @@ from .probes import _content, required_arguments
 
 _KERNELS = "__blocks"
 _MISSING = object()
+_FUNCTION_TYPES = FunctionType, BuiltinFunctionType
 _Body = list[ast.stmt]
 
 # What is replaced, for the report, by the function that is called instead, and the kernels.
@@ -488,11 +489,9 @@ class _Rewriter(ast.NodeTransformer):
         if activation is _MISSING or (isinstance(activation, nn.Module) and activation._modules):
             return None
         if not node.keywords:
-            if gated.activation_of(activation) is not None:
-                return node.func
-            return None
-        options = _constants(node.keywords)
-        if options is None or not isinstance(activation, (FunctionType, BuiltinFunctionType)):
+            return node.func if gated.activation_of(activation) is not None else None
+        options = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
+        if None in options or _MISSING in options.values() or not isinstance(activation, _FUNCTION_TYPES):
             return None
         partial = functools.partial(activation, **options)
         return self._constant(partial) if gated.activation_of(partial) is not None else None
@@ -723,7 +722,7 @@ class _Rewriter(ast.NodeTransformer):
         function = self._resolve(node.func)
         named = {keyword.arg: keyword.value for keyword in node.keywords}
         # A table may be given by name: what it is does not change what the function computes.
-        options = {name: value.value for name, value in named.items() if isinstance(value, ast.Constant) and name}
+        options = {name: _literal(value) for name, value in named.items() if name and _literal(value) is not _MISSING}
         if None in named or function is _MISSING or True in starred[:-1] or len(node.args) + len(named) < 2:
             return None
         given = len(node.args) + len(named) - len(options)
@@ -879,7 +878,8 @@ def _without_one(node: ast.expr) -> Optional[ast.expr]:
     return None
 
 
-def _constants(keywords: list[ast.keyword]) -> Optional[dict[str, Any]]:
-    if all(keyword.arg is not None and isinstance(keyword.value, ast.Constant) for keyword in keywords):
-        return {str(keyword.arg): keyword.value.value for keyword in keywords}
-    return None
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return _MISSING
