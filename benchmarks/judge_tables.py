@@ -130,7 +130,7 @@ def kernelbench(saved: Mapping[str, Any]) -> str:
     others = [row for row in problems if row.get("verdict", RIGHT) != RIGHT]
     if others:
         named = ", ".join(f"{row['level']}/{row['problem'].partition('_')[0]} ({row['verdict']})" for row in others)
-        lines.append(f"Not right: {named}.")
+        lines.append(f"Not right, or without a verdict: {named}.")
     return "\n\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -76,7 +76,8 @@ class KernelResources:
 def read(report: str) -> Iterator[KernelResources]:
     """Yield the kernels of what ptxas has printed, in order; functions that are not inlined are not among them."""
     entry: re.Match[str] | None = None
-    owner, frame = "", ("0", "0", "0")
+    owner = ""
+    frame: Sequence[str] = ("0", "0", "0")
     for line in report.splitlines():
         if match := _ENTRY.search(line):
             entry, frame = match, ("0", "0", "0")
