@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 from kernel_hub.refusals import Refusal, bad_request
 
@@ -95,6 +96,7 @@ def path(value: str) -> str:
     return value
 
 
+@lru_cache(4096)  # walks of trees ask for the same names again and again
 def is_entry(name: str) -> bool:
     """Return whether `path` allows this name for a file or a folder. Trees of another Hub have any names."""
     if _PLAIN.fullmatch(name):  # as nearly all are
