@@ -482,12 +482,14 @@ const char* cudaGetErrorString(cudaError_t error) {
          : error == cudaErrorInvalidConfiguration ? "invalid configuration argument"
                                                   : "an error of the emulated runtime";
 }
+// As many as on GPUs: kernels have that many partial sums, whose length decides how precise they are.
+constexpr int kMultiprocessors = 108;
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {"emulator",
                  "emulator",
                  9,
                  0,
-                 4,
+                 kMultiprocessors,
                  EMULATED_WARP_SIZE,
                  1024,
                  2048,
