@@ -44,7 +44,7 @@ def linear(
     ):
         return _linear_by_torch(x, weight, bias, residual)
     if constant_weights:
-        return _linear(x, weight, bias, residual, constant_weights=True)
+        return _linear(x, weight, bias, residual, None, None, None, None, True)
     if residual is not None:
         return _linear(x, weight, bias, residual)
     return _linear(x, weight) if bias is None else _linear(x, weight, bias)
@@ -84,10 +84,14 @@ def linears(
         or need_derivative(x, *weights, *biases)
     ):
         return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases))
-    if count == 1:
-        return (_linear(x, weights[0], biases[0], constant_weights=constant_weights),)
     further = [tensor for pair in zip(weights[1:], biases[1:]) for tensor in pair]
-    out = _linear(x, weights[0], biases[0], None, *further, constant_weights=constant_weights)
+    if constant_weights:
+        further += [None] * (4 - len(further))
+        out = _linear(x, weights[0], biases[0], None, *further, True)
+    else:
+        out = _linear(x, weights[0], biases[0], None, *further)
+    if count == 1:
+        return (out,)
     return out.split([weight.shape[0] for weight in weights], -1)
 
 
