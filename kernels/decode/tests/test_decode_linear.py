@@ -89,6 +89,14 @@ def test_far_gates():
         torch.testing.assert_close(actual.double(), expected, rtol=2e-5, atol=1e-6)
 
 
+def assert_same_sums(actual, expected):
+    """Equal to the bit on the CPU. On a GPU rows that are not aligned are added in another order."""
+    if DEVICE == "cpu" or actual.dtype != torch.float32:
+        assert torch.equal(actual, expected)
+    else:
+        torch.testing.assert_close(actual, expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strided(dtype):
     """Halves of a joined projection, unaligned rows, and what is copied."""
@@ -108,9 +116,9 @@ def test_strided(dtype):
             for values in (x, strided, x[:1].expand(3, inputs)):
                 actual = kernel.linear(values, weight, bias, residual=residual)
                 same = [tensor.contiguous() for tensor in (values, weight, bias, residual)]
-                assert torch.equal(actual, kernel.linear(*same[:3], residual=same[3]))
+                assert_same_sums(actual, kernel.linear(*same[:3], residual=same[3]))
                 gated = kernel.gated_linear(values, weight, weight.flip(0), bias, bias)
-                assert torch.equal(gated, kernel.gated_linear(*same[:2], same[1].flip(0), *same[2:3] * 2))
+                assert_same_sums(gated, kernel.gated_linear(*same[:2], same[1].flip(0), *same[2:3] * 2))
 
 
 def test_shapes():

@@ -228,7 +228,7 @@ class State:
         candidates: Optional[Tensor] = None
         for index, (form, tensors) in enumerate(zip(plan.forms, copies.forms)):
             if index == first:
-                scores, candidates = scores.topk(count)
+                scores, candidates = _best_in_order(scores, count)
             # As in `generate`: float32, whatever the dtype of the model. The order of the scores is the same before.
             scores = form.apply(self.tokens, scores.float(), tensors)
         if plan.keeps_scores:
@@ -275,6 +275,17 @@ def _best(scores: Tensor) -> Tensor:
     best, index = scores.view(scores.shape[0], parts, -1).max(-1)
     part = best.argmax(-1, keepdim=True)
     return (part * (scores.shape[1] // parts) + index.gather(1, part))[:, 0]
+
+
+def _best_in_order(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the best scores of each row, the best first, and their indices, which rise where scores are equal.
+
+    `topk` gives equal scores in another order each time, and with the same random numbers other tokens would be chosen.
+    Which of the scores that are equal to the last one it returns does not matter: top-k drops them.
+    """
+    indices = scores.topk(count, sorted=False).indices.sort(-1).values
+    best, order = scores.gather(1, indices).sort(-1, descending=True, stable=True)
+    return best, indices.gather(1, order)
 
 
 def _keep(memory: Optional[Tensor], values: Tensor) -> Tensor:
