@@ -284,7 +284,7 @@ def _best_in_order(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Which of the scores that are equal to the last one it returns does not matter: top-k drops them.
     """
     indices = scores.topk(count, sorted=False).indices.sort(-1).values
-    best, order = scores.gather(1, indices).sort(-1, descending=True, stable=True)
+    best, order = scores.gather(1, indices).sort(dim=-1, descending=True, stable=True)
     return best, indices.gather(1, order)
 
 
