@@ -73,7 +73,7 @@ PATCHES = {
     ),
     "FluxAttnProcessor": (
         *(flux, transformer_flux.FluxAttnProcessor, "__call__", patched_processor),
-        *("FluxAttention", "FluxAttnProcessor was replaced by other code"),
+        *("FluxAttention", "its FluxAttnProcessor.__call__ was replaced by other code"),
     ),
 }
 
