@@ -145,7 +145,7 @@ def test_a_header_included_by_its_absolute_path_is_refused(
             "torch-ext/torch_binding.h",
             "[kernel.scale_cpu] src",
             "nothing to compile",
-            "registers the ops",
+            "registers the functions",
         ),
     ],
 )

@@ -75,7 +75,7 @@ def test_names_that_would_fail_after_compiling_are_refused(project: Path, cache:
     (project / "torch-ext" / "stable_scale").rename(project / "torch-ext" / ("s" * 230))
     with untouched(project):
         done = kernel_builder(cache, "build", project, *OPTIONS)
-    assert_refused(done, 2, "ConfigError", where="[general] name", message="at most 200 letters", hint="")
+    assert_refused(done, 2, "ConfigError", where="[general] name", message="of 2 to 200 letters", hint="")
     (project / "torch-ext" / ("s" * 230)).rename(project / "torch-ext" / "stable_scale")
     (project / "build.toml").write_text(settings.replace("scale_cuda.cu", "s" * 240 + ".cu"))
     (project / "scale" / "scale_cuda.cu").rename(project / "scale" / ("s" * 240 + ".cu"))
