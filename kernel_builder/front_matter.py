@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import frontmatter
 import yaml
-from frontmatter.default_handlers import YAMLHandler
 
 MAX_NODES = 2000  # aliases count as the nodes that they stand for
 MAX_DEPTH = 20
 MAX_PLAIN = 5000  # characters of an unquoted or tagged value: some are numbers of base 60, read in quadratic time
 MAX_SECONDS = 0.5
+
+_DASHES = re.compile(r"^-{3,}\s*$", re.MULTILINE)
 
 # libyaml is ten times as fast. Its composer recurses in C, so it gets only documents that `_check` has passed.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -22,12 +22,11 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def split(text: str) -> tuple[str | None, str]:
     """Return the front matter, or None if there is none, and the text after it."""
-    handler = YAMLHandler()
-    try:
-        front, body = handler.split(text) if handler.detect(text) else (None, text)
-    except ValueError:  # no second line of dashes: the first one is a rule
-        return None, text
-    return front, body.lstrip("\r\n")
+    match _DASHES.split(text, maxsplit=2):
+        case ["", front, body]:
+            return front, body.lstrip("\r\n")
+        case _:  # without a second line of dashes the first one is a rule
+            return None, text
 
 
 def parse(front: str) -> dict[str, Any]:
@@ -88,6 +87,5 @@ def _check(front: str) -> None:
 
 def join(values: Mapping[str, Any], body: str) -> str:
     """Return a Markdown file with front matter."""
-    post = frontmatter.Post(body)
-    post.metadata = dict(values)
-    return frontmatter.dumps(post, sort_keys=False, Dumper=yaml.SafeDumper)
+    front = yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=False, allow_unicode=True)
+    return f"---\n{front.strip()}\n---\n\n{body}".strip()
