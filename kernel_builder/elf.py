@@ -140,8 +140,8 @@ def section(path: Path, name: str) -> bytes | None:
         Unreadable: If `path` is not an ELF file.
     """
     with _opened(path) as elf:
-        found = elf.get_section_by_name(name)
-        return bytes(found.data()) if found else None
+        section = elf.get_section_by_name(name)
+        return bytes(section.data()) if section else None
 
 
 def notes(content: bytes) -> list[tuple[str, bytes]]:

@@ -31,5 +31,5 @@ def check_device_code(package: CheckedPackage) -> Iterator[Finding]:
             yield _finding(finding, finding.path)
 
 
-def _finding(found: DeviceFinding, path: str) -> Finding:
-    return Finding(NAME, path, found.message, found.hint, found.severity)
+def _finding(device_finding: DeviceFinding, path: str) -> Finding:
+    return Finding(NAME, path, device_finding.message, device_finding.hint, device_finding.severity)

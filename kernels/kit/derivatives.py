@@ -82,8 +82,8 @@ def gradients(
         return tuple(result for result, grad in zip(results, grads) if grad is not None)
 
     _, pull_back = torch.func.vjp(function, *(tensors[index] for index in given))
-    found = dict(zip(given, pull_back(tuple(grad for grad in grads if grad is not None))))
-    return [found.get(index) for index in range(len(tensors))]
+    input_grads = dict(zip(given, pull_back(tuple(grad for grad in grads if grad is not None))))
+    return [input_grads.get(index) for index in range(len(tensors))]
 
 
 def raise_unless_transformed(error: Exception, function: Callable[..., Any], arguments: dict[str, Any]) -> None:

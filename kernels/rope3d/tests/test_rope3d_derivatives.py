@@ -124,8 +124,8 @@ def test_positions_have_derivatives():
 
 def test_no_table_is_kept_from_a_transform():
     q = random(1, TOKENS, 1, 14, dtype=torch.float32)
-    kept = len(kernel.rotary._kept.found)
+    kept = len(kernel.rotary._kept.entries)
     torch.func.grad(lambda q: kernel.rope3d(q, None, GRID)[0].sum())(q)
-    assert len(kernel.rotary._kept.found) == kept
+    assert len(kernel.rotary._kept.entries) == kept
     kernel.rope3d(q, None, GRID)
-    assert len(kernel.rotary._kept.found) == kept + 1
+    assert len(kernel.rotary._kept.entries) == kept + 1

@@ -128,14 +128,14 @@ def test_result_does_not_depend_on_keeping(monkeypatch):
     kept, _ = kernel.rope3d(q, None, (1, 1, 7), prefix=2)
     monkeypatch.setattr(kernel.rotary, "_kept", kernel.tables.Kept(most_bytes=0))
     assert torch.equal(kernel.rope3d(q, None, (1, 1, 7), prefix=2)[0], kept)
-    assert not kernel.rotary._kept.found
+    assert not kernel.rotary._kept.entries
 
 
 def test_tables_kept_are_bounded():
     kept = kernel.tables.Kept(most_bytes=100)
     for size in (10, 5, 12, 8, 3, 2, 1):
         kept.keep(size, torch.zeros(size, device=DEVICE))
-    assert list(kept.found) == [10, 5, 8, 2]
+    assert list(kept.entries) == [10, 5, 8, 2]
 
 
 def test_threads_share_tables():

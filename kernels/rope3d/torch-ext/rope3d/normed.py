@@ -115,6 +115,6 @@ class _NormRotary(torch.autograd.Function):
             grad_k = None
         wanted = of_q_weight and grad_q is not None, of_k_weight and grad_k is not None
         if is_grad_enabled():  # in a backward pass only with `create_graph=True`
-            *found, _, _ = gradients(norm_rotate, ctx.saved_tensors, ctx.options, (grad_q, grad_k))
-            return *found, None, None
+            *input_grads, _, _ = gradients(norm_rotate, ctx.saved_tensors, ctx.options, (grad_q, grad_k))
+            return *input_grads, None, None
         return *_norm_rotate_backward(grad_q, grad_k, *wanted, *ctx.saved_tensors, *ctx.options), None, None

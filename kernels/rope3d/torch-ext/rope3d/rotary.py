@@ -70,22 +70,22 @@ def rope3d(
         ValueError: If an argument has a wrong value or length; the message names it.
     """
     try:
-        found = None
+        arguments = None
         # A subclass, such as a fake tensor, must not get a kept table. Neither must a trace, which has to see how the
         # table is made.
         if grid is not None and type(q) is Tensor and not is_compiling():
             axes = (grid, positions, widths, order, theta, scale, offset)
             key = (q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
             try:
-                found = _kept.found.get(key)
+                arguments = _kept.entries.get(key)
             except TypeError:  # the key contains lists
-                found = None
-            if found is None:
-                found = _keep_arguments(_frozen(key))
-        if found is None:
+                arguments = None
+            if arguments is None:
+                arguments = _keep_arguments(_frozen(key))
+        if arguments is None:
             axes = (grid, positions, widths, order, theta, scale, offset)
-            found = _arguments(q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
-        return _rotate(_TOKENS if grid is None else _GRID, q, k, *found, inplace)
+            arguments = _arguments(q.device, q.shape[-1], *axes, prefix, head_dim, pairs, layout)
+        return _rotate(_TOKENS if grid is None else _GRID, q, k, *arguments, inplace)
     except Exception:
         check_types(rope3d, locals())
         raise
@@ -185,8 +185,8 @@ def _indexes(grid, device):
 
 def _keep_arguments(key):
     """Return the table and the options of `rotate_grid`, kept for later calls; None if they cannot be kept."""
-    if key in _kept.found:
-        return _kept.found[key]
+    if key in _kept.entries:
+        return _kept.entries[key]
     device, width, grid, positions, *rest = key
     # The values of tensors may change.
     if positions is not None and any(isinstance(axis, Tensor) for axis in positions):
@@ -212,7 +212,7 @@ def _frozen(value: object) -> object:
 def _grid_table(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset, device):
     """Return the table of a grid to a compiled graph: a copy of a kept one, because the graph owns the result."""
     key = (device, f, h, w, f_pairs, h_pairs, w_pairs, order, *theta, *scale, *offset)
-    kept = _kept.found.get(key)
+    kept = _kept.entries.get(key)
     if kept is not None:
         return kept[0][0].clone()
 

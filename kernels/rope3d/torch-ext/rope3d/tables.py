@@ -118,14 +118,14 @@ def token_tables(
 
 
 class Kept:
-    """Keeps tables for later calls, in `found`: `((table,), options)` by the arguments that determine them.
+    """Keeps tables for later calls, in `entries`: `((table,), options)` by the arguments that determine them.
 
     Tables are never freed, because a CUDA graph, or a kernel on any stream, may read one at any later time. None is
-    added that would bring them above `most_bytes` together. Threads may read `found` while one of them calls `keep`.
+    added that would bring them above `most_bytes` together. Threads may read `entries` while one of them calls `keep`.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self.found: dict[object, tuple] = {}
+        self.entries: dict[object, tuple] = {}
         self._free_bytes = most_bytes
         self._changing = threading.Lock()
 
@@ -133,7 +133,7 @@ class Kept:
         """Keep a table if there is room and `key` is new. Return the entry of `key`, or None."""
         with self._changing:
             # A mode such as FakeTensorMode makes tensors that are of no use outside of it.
-            if key not in self.found and type(table) is torch.Tensor and table.nbytes <= self._free_bytes:
-                self.found[key] = ((table,), options)
+            if key not in self.entries and type(table) is torch.Tensor and table.nbytes <= self._free_bytes:
+                self.entries[key] = ((table,), options)
                 self._free_bytes -= table.nbytes
-            return self.found.get(key)
+            return self.entries.get(key)
