@@ -1,23 +1,22 @@
-"""CUDA: releases and capabilities, the command lines of nvcc and clang, and the libraries that Torch has loaded.
+"""CUDA: releases and capabilities, and the libraries that Torch has loaded.
 
-`toolchain/` says where the compilers come from; `cuda.toml` and `cuda_runtimes.toml` are the data.
+`cuda_commands.py` has the command lines of nvcc and clang, and `toolchain/` says where the compilers come from.
+`cuda.toml` and `cuda_runtimes.toml` are the data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernel_builder import toml_file
-from kernel_builder.backends import clang_flags
+from kernel_builder.backends import clang_flags, cuda_commands
 from kernel_builder.backends.compiled import (
     CompiledBackend,
     DeviceCommand,
@@ -26,15 +25,6 @@ from kernel_builder.backends.compiled import (
     SymbolFamily,
     Toolkit,
 )
-from kernel_builder.backends.host_code import (
-    HEADERS_PRINTED,
-    CompileOptions,
-    Compiler,
-    ccbin,
-    of_gxx,
-    path_maps,
-    token,
-)
 from kernel_builder.config import compiler_flags, toml_schema
 from kernel_builder.config.release import Release, is_within
 from kernel_builder.config.toml_schema import Key
@@ -42,12 +32,11 @@ from kernel_builder.config.variant import Abi, FullAbi, StableAbi, TvmFfiAbi
 from kernel_builder.errors import ConfigError, VariantError
 
 if TYPE_CHECKING:
+    from kernel_builder.backends.host_code import CompileOptions
     from kernel_builder.config.project import Kernel, Project, TorchNoarch
     from kernel_builder.toolchain import Clang, HeaderLibrary, HostCompiler, Obstacle, Toolchains
 
 _TABLE = Path(__file__).with_name("cuda.toml")
-# Directories in commands.
-_TOOLKIT, _CLANG = token("cuda"), token("clang")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,45 +185,7 @@ def _nearest(ascending: tuple[str, ...], only: Sequence[str]) -> tuple[str, ...]
     return tuple(entry for entry, number in zip(ascending, numbers, strict=True) if number in chosen)
 
 
-# Command lines.
-
-_NVCC_FLAGS = (
-    "-O3",
-    "-DNDEBUG",
-    # The public builder defines it for sources of nvcc; kernels with 8-bit floating point leave that out without it.
-    "-DENABLE_FP8",
-    "--expt-relaxed-constexpr",
-    "--expt-extended-lambda",
-    "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
-)
-# ptxas spills registers of what clang makes of some kernels without these. Loop strength reduction keeps a pointer for
-# each access of a loop, where one index would do; and clang's own schedule keeps many values alive.
-CLANG_DEVICE_FLAGS = ("-Xarch_device", "-mllvm=-disable-lsr", "-Xarch_device", "-mllvm=-nvptx-sched4reg")
-_CLANG_FLAGS = (
-    "-O3",
-    "-DNDEBUG",
-    "-DENABLE_FP8",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden",
-    # Neither files of the user or the system, nor the directory of the step, may change what it makes.
-    "--no-default-config",
-    # A directory that does not exist: the C library is the one of g++, which need not be in /usr/include.
-    "--sysroot=no-sysroot",
-    # GNU's assembler lists the files of .incbin, and is that of g++.
-    "-fno-integrated-as",
-    "-ffile-compilation-dir=.",
-    *CLANG_DEVICE_FLAGS,
-    # Every driver for CUDA 12 can read this compression. Smaller ones need a driver for 12.4.
-    "-Xcuda-fatbinary",
-    "--compress-all",
-    "-Xcuda-fatbinary",
-    "--compress-mode=speed",
-)
-# Where a step has templates/clang/ptxas, which corrects the PTX.
-_PTXAS = "builder/ptxas"
-# The triple of the host code, by the platform that variant names write.
-_CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
+# What a project may write.
 
 # What nvcc's shell does not leave as it is, in names of sources and of directories with headers.
 _OF_THE_SHELL = {"src": r'[,"$`\\]', "include": r"""[,"'$`\\]"""}
@@ -254,147 +205,6 @@ def nvcc_options() -> tuple[tuple[str, ...], Mapping[str, str]]:
         r"--?(gpu-architecture|gpu-code|generate-code|gencode|arch|code)=?[\w,=\[\]\"]*",
     )
     return forms, {option: reason for reason, names in data["refused"].items() for option in names}
-
-
-def _nvcc(
-    host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, archs: Sequence[str], flags: Sequence[str]
-) -> tuple[str, ...]:
-    return (
-        str(cuda.nvcc),
-        "-c",
-        f"src/{options.source}",
-        ccbin(host),
-        f"-std=c++{options.standard}",
-        *_NVCC_FLAGS,
-        *_gencode(archs),
-        *_compression(cuda.release),
-        *options.defines,
-        *options.includes,
-        *flags,
-        f"-Xcompiler={','.join(path_maps(options.roots))}",
-        # nvcc names internal symbols after its process and the source's path unless all of these are given.
-        f"--frandom-seed={options.alias}",
-        f"-Xcudafe=--orig_src_path_name={options.alias}",
-        "--keep",
-        "--keep-dir=keep",
-    )
-
-
-def _clang(
-    host: HostCompiler, options: CompileOptions, archs: Sequence[str], flags: Sequence[str], platform: str
-) -> tuple[str, ...]:
-    """Return the clang command, with flags as clang spells them. Its host code uses the libraries of g++."""
-    return (
-        f"{_CLANG}/zig",
-        "clang",
-        f"--target={_CLANG_TARGETS[platform]}",
-        "-x",
-        "cuda",
-        "-c",
-        f"src/{options.source}",
-        f"-std=c++{options.standard}",
-        *_CLANG_FLAGS,
-        *of_gxx(host),
-        f"-resource-dir={_CLANG}",
-        f"--cuda-path={_TOOLKIT}",
-        f"--ptxas-path={_PTXAS}",
-        *_offload(archs),
-        *options.defines,
-        *options.includes,
-        *flags,
-        # Line tables of device code, which linking keeps, name the headers too.
-        *path_maps(options.roots, "-ffile-prefix-map"),
-        # Names of internal symbols contain it. By default it is a digest of the command and the source's path.
-        f"-cuid={hashlib.sha256(options.alias.encode()).hexdigest()[:16]}",
-    )
-
-
-def _gencode(capabilities: Sequence[str]) -> list[str]:
-    arguments = []
-    for capability in capabilities:
-        base = capability.removesuffix("+PTX")
-        number = base.replace(".", "")
-        codes = f"sm_{number}" + (f",compute_{number}" if base != capability else "")
-        arguments.append(f"-gencode=arch=compute_{number},code=[{codes}]")
-    return arguments
-
-
-def _offload(capabilities: Sequence[str]) -> list[str]:
-    names = {capability: f"sm_{capability.removesuffix('+PTX').replace('.', '')}" for capability in capabilities}
-    ptx = [f"--cuda-include-ptx={name}" for capability, name in names.items() if capability.endswith("+PTX")]
-    return [*(f"--offload-arch={name}" for name in dict.fromkeys(names.values())), "--no-cuda-include-ptx=all", *ptx]
-
-
-def _compression(cuda: Release) -> list[str]:
-    """Compress device code for size. Every driver for CUDA 13 can read it; some for CUDA 12 cannot."""
-    return ["--compress-mode=size"] if cuda.major >= 13 else []
-
-
-# What editors understand: clang compiles CUDA itself and knows few options of nvcc, so a command becomes that of clang
-# with the same headers, definitions and standard. So does a command of this clang: the editor's own may be older.
-
-# What decides the meaning of a source: its headers, definitions and standard.
-_KEPT = re.compile(r"-D|-U|-I|-isystem|-include|-?-std=")
-# As nvcc and clang have it.
-_CAPABILITY = re.compile(r"(?:arch=compute_|--offload-arch=sm_)(\w+)")
-
-
-def include_directories(root: Path) -> tuple[Path, ...]:
-    """Return the include directories of a toolkit. CUDA 13 has CCCL in a directory of its own."""
-    return tuple(path for path in (root / "include", root / "include/cccl") if path.is_dir())
-
-
-def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) -> list[str]:
-    archs = [match[1] for argument in argv if (match := _CAPABILITY.search(argument))]
-    cccl = [part for path in include_directories(roots[_TOOLKIT])[1:] for part in ("-isystem", str(path))]
-    return [
-        "clang++",
-        "-x",
-        "cuda",
-        f"--cuda-path={roots[_TOOLKIT]}",
-        f"--cuda-gpu-arch=sm_{archs[-1]}",
-        "-Wno-unknown-cuda-version",
-        *_kept(argv),
-        *cccl,
-        "-idirafter",
-        str(resources.files("kernel_builder") / "templates/clang"),
-        source,
-    ]
-
-
-def _kept(argv: Iterable[str]) -> Iterator[str]:
-    """Yield nvcc's options for headers, definitions and the standard, as clang spells them."""
-    rest = iter(argv)
-    for argument in rest:
-        option = argument.removeprefix("-Xcompiler=")
-        if _KEPT.match(option):
-            yield option
-            if option in {"-D", "-U", "-I", "-isystem", "-include"}:
-                yield next(rest)
-
-
-_BY_NVCC = Compiler(
-    "nvcc",
-    threads="--threads={}",
-    directories=("keep",),
-    to_assembler=r"-Xcompiler=-Wa\,--MD\,{}",
-    report=("-Xptxas=-v",),
-    for_editors=_for_editors,
-)
-_BY_CLANG = Compiler(
-    "clang",
-    environment={
-        "PTXAS": f"{_TOOLKIT}/bin/ptxas",
-        "CC_PRINT_HEADERS": "1",
-        "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
-    },
-    works_with_sccache=False,
-    report=("-Xcuda-ptxas", "-v"),
-    # For a source that nvcc accepts.
-    hint="clang compiles the variants of CUDA 12: guard what it does not take with #ifndef __clang__; or compile "
-    'with an nvcc of CUDA 12 (`--cuda-home DIR`); or leave CUDA 12 out by [general.cuda] minver = "13.0"',
-    for_editors=_for_editors,
-)
 
 
 # Libraries and symbols.
@@ -567,7 +377,7 @@ class _Cuda(CompiledBackend):
 
     def device_roots(self, toolkit: Toolkit | None) -> dict[str, Path]:
         clang = _own(toolkit).clang
-        return {_CLANG: clang.root} if clang else {}
+        return {cuda_commands.CLANG: clang.root} if clang else {}
 
     def device_command(
         self, source: DeviceSource, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions
@@ -575,10 +385,9 @@ class _Cuda(CompiledBackend):
         cuda, kernel = _own(toolkit), source.kernel
         archs = capabilities(kernel, cuda.release, source.platform)
         if cuda.clang is None:
-            return DeviceCommand(_nvcc(host, cuda, options, archs, kernel.cuda_flags), _BY_NVCC, {})
+            return cuda_commands.by_nvcc(host, cuda, options, archs, kernel.cuda_flags)
         flags = clang_flags.of_clang(kernel.cuda_flags, f"{source.where} cuda-flags")
-        ptxas = (resources.files("kernel_builder") / "templates/clang/ptxas").read_text()
-        return DeviceCommand(_clang(host, options, archs, flags, source.platform), _BY_CLANG, {_PTXAS: ptxas})
+        return cuda_commands.by_clang(host, options, archs, flags, source.platform)
 
     def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
         return ("libtorch_cuda.so",) if stable else ("libc10_cuda.so", "libtorch_cuda.so")

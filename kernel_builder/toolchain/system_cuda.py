@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.backends.cuda import CudaToolkit, include_directories
+from kernel_builder.backends.cuda import CudaToolkit
+from kernel_builder.backends.cuda_commands import include_directories
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
 from kernel_builder.files import digest_files

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_builder.backends.cuda import CudaToolkit, include_directories, known_capabilities
+from kernel_builder.backends.cuda import CudaToolkit, known_capabilities
+from kernel_builder.backends.cuda_commands import include_directories
 from kernel_builder.cache_directory import default_cache
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, ToolchainError
