@@ -5,24 +5,26 @@ import torch
 from reference_adaln import DEVICE, DTYPES, EPS, MODULATIONS, kernel, leaves, modulations, ops, random
 
 
-@pytest.mark.parametrize(("dtype", "kind"), list(zip([*DTYPES, torch.float32], MODULATIONS)))
-def test_opcheck(dtype, kind):
+@pytest.mark.parametrize(
+    ("dtype", "kind", "with_weights"), list(zip([*DTYPES, torch.float32], MODULATIONS, [True, False, True, False]))
+)
+def test_opcheck(dtype, kind, with_weights):
     x, branch = (random(3, 5, 24, dtype=dtype, requires_grad=True) for _ in range(2))
     gate, scale, shift = leaves(*modulations(kind, 3, 5, 24, dtype, 3))
     weight, bias = (random(24, dtype=dtype, requires_grad=True) for _ in range(2))
     strided = random(3, 24, 5, dtype=dtype).transpose(1, 2)
     torch.library.opcheck(ops.gate_residual.default, (x, branch, gate, False))
     torch.library.opcheck(ops.gate_residual_backward.default, (strided, branch.detach(), gate.detach(), True))
-    for w, b in ((None, None), (weight, bias)):
-        torch.library.opcheck(ops.ada_norm.default, (x, scale, shift, w, b, EPS, True, False))
-        torch.library.opcheck(ops.ada_norm.default, (strided, None, None, w, b, EPS, False, True))
-        for maybe_gate in (gate, None):
-            arguments = (x, branch, maybe_gate, scale, shift, EPS, True, False, w, b)
-            torch.library.opcheck(ops.gate_residual_ada_norm.default, arguments)
-        given = [None if t is None else t.detach() for t in (strided, x, scale, w, b)]
-        for more in ((), (x.detach(),), (x.detach(), branch.detach(), gate.detach(), True)):
-            arguments = (*given, EPS, True, True, w is not None, *more)
-            torch.library.opcheck(ops.ada_norm_backward.default, arguments)
+    w, b = (weight, bias) if with_weights else (None, None)
+    torch.library.opcheck(ops.ada_norm.default, (x, scale, shift, w, b, EPS, True, False))
+    torch.library.opcheck(ops.ada_norm.default, (strided, None, None, w, b, EPS, False, True))
+    for maybe_gate in (gate, None):
+        arguments = (x, branch, maybe_gate, scale, shift, EPS, True, False, w, b)
+        torch.library.opcheck(ops.gate_residual_ada_norm.default, arguments)
+    given = [None if t is None else t.detach() for t in (strided, x, scale, w, b)]
+    for more in ((), (x.detach(),), (x.detach(), branch.detach(), gate.detach(), True)):
+        arguments = (*given, EPS, True, True, with_weights, *more)
+        torch.library.opcheck(ops.ada_norm_backward.default, arguments)
 
 
 @pytest.mark.kernels_ci

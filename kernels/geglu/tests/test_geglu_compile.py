@@ -5,17 +5,16 @@ import torch
 from reference_geglu import ACTIVATIONS, DEVICE, DTYPES, kernel, ops, random
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_opcheck(dtype):
+@pytest.mark.parametrize(("dtype", "activation"), list(zip(DTYPES, ACTIVATIONS.values())))
+def test_opcheck(dtype, activation):
     x, y = (random(3, 5, 24, dtype=dtype, requires_grad=True) for _ in range(2))
     strided = random(3, 24, 5, dtype=dtype).transpose(1, 2)
     grad = random(3, 5, 24, dtype=dtype)
-    for activation in ACTIVATIONS.values():
-        torch.library.opcheck(ops.geglu_halves.default, (x, activation, True))
-        torch.library.opcheck(ops.geglu_halves.default, (strided, activation, False))
-        torch.library.opcheck(ops.geglu_pair.default, (x, y, activation))
-        torch.library.opcheck(ops.geglu_halves_backward.default, (grad[..., :12], x.detach(), activation, False))
-        torch.library.opcheck(ops.geglu_pair_backward.default, (grad, x.detach(), y.detach(), activation))
+    torch.library.opcheck(ops.geglu_halves.default, (x, activation, True))
+    torch.library.opcheck(ops.geglu_halves.default, (strided, activation, False))
+    torch.library.opcheck(ops.geglu_pair.default, (x, y, activation))
+    torch.library.opcheck(ops.geglu_halves_backward.default, (grad[..., :12], x.detach(), activation, False))
+    torch.library.opcheck(ops.geglu_pair_backward.default, (grad, x.detach(), y.detach(), activation))
 
 
 @pytest.mark.kernels_ci

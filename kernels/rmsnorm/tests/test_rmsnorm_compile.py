@@ -5,18 +5,20 @@ import torch
 from reference_rmsnorm import DEVICE, DTYPES, EPS, kernel, ops, random
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_opcheck(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype", "offset", "before"),
+    list(zip(DTYPES, (None, torch.float32, DTYPES[2]), (0.0, 1.0, 0.0), (False, True, True))),
+)
+def test_opcheck(dtype, weight_dtype, offset, before):
     x, y = (random(3, 5, 24, dtype=dtype, requires_grad=True) for _ in range(2))
-    weight = random(24, dtype=dtype, requires_grad=True)
+    w = None if weight_dtype is None else random(24, dtype=weight_dtype, requires_grad=weight_dtype == dtype)
     strided = random(3, 24, 5, dtype=dtype).transpose(1, 2)
-    for w, offset, before in ((None, 0.0, False), (weight, 0.0, True), (weight.float().detach(), 1.0, True)):
-        torch.library.opcheck(ops.rms_norm.default, (x, w, EPS, offset, before))
-        torch.library.opcheck(ops.rms_norm.default, (strided, w, EPS, offset, before))
-        torch.library.opcheck(ops.add_rms_norm.default, (x, y, w, EPS, offset, before))
-        for grad_sum in (None, y.detach()):
-            arguments = (x.detach(), y.detach(), w if w is None else w.detach(), grad_sum, w is not None, EPS, offset)
-            torch.library.opcheck(ops.rms_norm_backward.default, arguments)
+    torch.library.opcheck(ops.rms_norm.default, (x, w, EPS, offset, before))
+    torch.library.opcheck(ops.rms_norm.default, (strided, w, EPS, offset, before))
+    torch.library.opcheck(ops.add_rms_norm.default, (x, y, w, EPS, offset, before))
+    for grad_sum in (None, y.detach()):
+        arguments = (x.detach(), y.detach(), w if w is None else w.detach(), grad_sum, w is not None, EPS, offset)
+        torch.library.opcheck(ops.rms_norm_backward.default, arguments)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
