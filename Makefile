@@ -1,6 +1,7 @@
 # make quickstart    build kernels/rmsnorm, publish it to a local Hub, load it from there, check it, time it
 # make check         lint, types and unit tests, in at most 90 s: what to run before each push
 # make test          the whole test suite: lint, types, documentation, tests; it ends by naming what was skipped
+# make unit          the unit tests alone
 # make lint          format, lint, types, import contract, declared dependencies; what pre-commit runs
 # make update        take new releases of Torch, CUDA and clients from the package index into the builder's tables
 # make docs          build the documentation in site/ and check every link
@@ -22,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Bytecode without columns loads faster: the tests import Torch some 500 times.
 export PYTHONNODEBUGRANGES = 1
 
-.PHONY: quickstart update check test packages arm64-python gpu-test landlock-test device-code lint docs clean
+.PHONY: quickstart update check unit test packages arm64-python gpu-test landlock-test device-code lint docs clean
 
 # The builder and what adds commands to it: a Hub's server, and the judge of kernels that programs write.
 PACKAGES = . packages/kernel-hub packages/kernel-judge
@@ -40,7 +41,11 @@ update: .venv/ready
 quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
 
-check: .venv/ready lint
+# Of lint, mypy takes most, by one processor.
+check: .venv/ready
+	$(MAKE) --jobs=2 --output-sync=target lint unit
+
+unit: .venv/ready
 	.venv/bin/python -m pytest -p tests.skips tests/unit -n 2 --dist loadfile $(PYTEST)
 
 # Threads of Torch that wait for work sleep: several tests at a time share the processors, where spinning multiplies
