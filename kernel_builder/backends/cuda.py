@@ -233,6 +233,8 @@ _CLANG_FLAGS = (
 )
 # Where a step has templates/clang/ptxas, which corrects the PTX.
 _PTXAS = "builder/ptxas"
+# And templates/clang/host_math.h, which every source includes.
+_HOST_MATH = "builder/host_math.h"
 # The triple of the host code, by the platform that variant names write.
 _CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
 
@@ -292,6 +294,7 @@ def _clang(
         "cuda",
         "-c",
         f"src/{options.source}",
+        f"--include={_HOST_MATH}",
         f"-std=c++{options.standard}",
         *_CLANG_FLAGS,
         *of_gxx(host),
@@ -358,6 +361,8 @@ def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) ->
         *cccl,
         "-idirafter",
         str(resources.files("kernel_builder") / "templates/clang"),
+        "-include",
+        "host_math.h",
         source,
     ]
 
@@ -577,8 +582,9 @@ class _Cuda(CompiledBackend):
         if cuda.clang is None:
             return DeviceCommand(_nvcc(host, cuda, options, archs, kernel.cuda_flags), _BY_NVCC, {})
         flags = clang_flags.of_clang(kernel.cuda_flags, f"{source.where} cuda-flags")
-        ptxas = (resources.files("kernel_builder") / "templates/clang/ptxas").read_text()
-        return DeviceCommand(_clang(host, options, archs, flags, source.platform), _BY_CLANG, {_PTXAS: ptxas})
+        templates = resources.files("kernel_builder") / "templates/clang"
+        files = {name: (templates / name.rpartition("/")[2]).read_text() for name in (_PTXAS, _HOST_MATH)}
+        return DeviceCommand(_clang(host, options, archs, flags, source.platform), _BY_CLANG, files)
 
     def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
         return ("libtorch_cuda.so",) if stable else ("libc10_cuda.so", "libtorch_cuda.so")

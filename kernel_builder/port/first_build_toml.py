@@ -117,7 +117,7 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
         left_out=_distinct(left_out),
         assumed=_distinct([*with_cuda.assumed, *without.assumed]),
         rewrites=tuple(_rewrites(root, kernels)),
-        notes=(*_submodules(root), *_initialiser(root, kernels), *_notes(others, kernels, licence, package)),
+        notes=(*_submodules(root), *_initialiser(root, kernels), *_notes(root, others, kernels, licence, package)),
     )
 
 
@@ -278,7 +278,7 @@ def _initialiser(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[str
 
 
 def _notes(
-    requirements: Sequence[str], kernels: Sequence[PortedExtension], licence: str | None, package: str
+    root: Path, requirements: Sequence[str], kernels: Sequence[PortedExtension], licence: str | None, package: str
 ) -> Iterator[str]:
     if licence is None:
         yield 'the licence is not known: replace "other" by its SPDX name in build.toml'
@@ -295,4 +295,6 @@ def _notes(
             f"the package requires {name}: a kernel may import the standard library, Torch, and what `python-depends` "
             f"names of {', '.join(build_toml.PYTHON_DEPENDS)}; import {name} in the functions that need it"
         )
+    if (root / "README.md").is_file() and not (root / "CARD.md").exists():
+        yield "README.md becomes the page on the Hub, with what it says of installing: a CARD.md takes its place"
     yield f"the Python package is {package.rpartition('/')[0]}: move the Python that users call there"

@@ -89,6 +89,13 @@ SOUND = """STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
 }
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("scaled", TORCH_BOX(&scaled)); }
 """
+# An op that returns nothing needs no fake.
+INTO = """void into(torch::stable::Tensor out) {}
+STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, ops) { ops.def("into(Tensor(a!) out) -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+  ops.impl("into", TORCH_BOX(&into));
+}
+"""
 THROWER = 'static int table = [] { throw std::runtime_error("no table"); return 1; }();\n'
 THROWING = f"{HEAD}{SCALED}{SOUND}{MODULE}{THROWER}"
 PARTS = "".join(f"void part_{number}(int);\n" for number in range(8))
@@ -168,7 +175,10 @@ COMPILED = {
     "unincluded": (WITHOUT_HEADER, PYTHON),
     "fake": (f"#include <cstdlib>\n{HEAD}{ENDING}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input)")),
     "bound-early": (f"{HEAD}{SCALED}{SOUND}{MODULE}", f"{PYTHON}_scaled = ops.scald.default\n"),
-    "sound": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)")),
+    "sound": (
+        f"{HEAD}{SCALED}{INTO}{SOUND}{MODULE}",
+        PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)"),
+    ),
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),
     "declared": (DECLARED, PYTHON),

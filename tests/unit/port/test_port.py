@@ -228,6 +228,7 @@ setup(name="svox2", install_requires=["torch", "einops", "apache-tvm-ffi>=0.1"],
 def test_what_strangers_write(tmp_path: Path) -> None:
     """Flags that a build refuses are listed, names keep their digits, and what is for Metal is not for the CPU."""
     (tmp_path / "setup.py").write_text(STRANGE)
+    (tmp_path / "README.md").touch()
     (tmp_path / "inc").mkdir()
     (tmp_path / "lib").mkdir()
     for name in ("b.mm", "c.cpp"):
@@ -247,6 +248,7 @@ def test_what_strangers_write(tmp_path: Path) -> None:
     left_out = " ".join(entry["text"] for entry in report["left-out"])
     for words in ("'/home/me/lib' is outside", "'-ObjC++' is refused", "-L/opt", "'-shared' is", "'b.mm' is for Metal"):
         assert words in left_out, words
+    assert any(note.startswith("README.md becomes the page") for note in report["notes"])
     assert any(note.startswith("lib is a git submodule, and empty") for note in report["notes"])
     assert {entry["line"] for entry in report["rewrites"]} == {1, 2, 3}
     assert any("REGISTER_EXTENSION(TORCH_EXTENSION_NAME)" in note for note in report["notes"])
