@@ -19,7 +19,7 @@ def asks_for_special(test: ast.expr) -> bool:
             asked = [asks_for_special(operand) for operand in test.values]
             return any(asked) if isinstance(test.op, ast.And) else all(asked)
         case ast.UnaryOp(op=ast.Not()):
-            return True
+            return not asks_for_other_machines(test.operand)
     return False
 
 
