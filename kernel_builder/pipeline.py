@@ -292,19 +292,19 @@ class _Checker:
         """Return what is wrong with the Python files of a package that has to be compiled."""
         if not target.planned.binary:
             return ()
-        with tempfile.TemporaryDirectory() as staged:
-            package = Path(staged) / target.name
-            try:
+        try:
+            with tempfile.TemporaryDirectory() as staged:
+                package = Path(staged) / target.name
                 assemble(target.planned, None, package)
-            except KernelBuilderError:
-                return ()  # the package fails for this reason
-            (report,) = checks.run_all(
-                [package],
-                only=checks.BEFORE_COMPILING,
-                load=False,
-                allow=self.request.allow,
-                project=target.selection.project,
-            )
+                (report,) = checks.run_all(
+                    [package],
+                    only=checks.BEFORE_COMPILING,
+                    load=False,
+                    allow=self.request.allow,
+                    project=target.selection.project,
+                )
+        except (KernelBuilderError, OSError):
+            return ()  # what prevents this prevents the package too, which says so
         return report.findings
 
     def _in_registrations(self, target: _Target) -> Sequence[checks.Finding]:
