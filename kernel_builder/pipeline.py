@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -75,7 +76,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
             stack.enter_context(ProbeProcess(str(request.cross_python))) if request.cross_python else None,
             selected.selections,
         )
-        sound, unsound = _split(result for project in _by_project(stale) for result in checker.op_sources(project))
+        sound, unsound = _split(result for project in _by_project(stale) for result in checker.sources(project))
         outcome = ninja_run.run(
             Graph(tuple(target.planned for target in sound)),
             cache,
@@ -274,21 +275,43 @@ class _Checker:
     cross_probe: ProbeProcess | None
     selections: tuple[Selection, ...]
 
-    def op_sources(self, targets: Sequence[_Target]) -> list[_Target | FailedVariant]:
-        """Check that the sources of a project register ops as Torch accepts them. Others are not worth a compile."""
-        if not self.request.load or "ops" in self.request.allow:
-            return list(targets)
-        project = targets[0].selection.project
+    def sources(self, targets: Sequence[_Target]) -> list[_Target | FailedVariant]:
+        """Check the sources of a project. Those of packages that cannot load are not worth a compile."""
         findings: dict[tuple[object, ...], tuple[checks.Finding, ...]] = {}  # by what the sources and ABI depend on
         reports = []
         for target in targets:
             variant = target.planned.variant
             key = type(variant.framework), variant.backend, variant.release
             if key not in findings:
-                findings[key] = tuple(checks.check_op_sources(project, variant, self.probe))
-            package = CheckedPackage(target.path, variant, None, project=project)
+                findings[key] = (*self._in_python(target), *self._in_registrations(target))
+            package = CheckedPackage(target.path, variant, None, project=target.selection.project)
             reports.append(CheckReport(package, (), {}, findings[key]))
         return _passing(targets, reports)
+
+    def _in_python(self, target: _Target) -> Sequence[checks.Finding]:
+        """Return what is wrong with the Python files of a package that has to be compiled."""
+        if not target.planned.binary:
+            return ()
+        try:
+            with tempfile.TemporaryDirectory() as staged:
+                package = Path(staged) / target.name
+                assemble(target.planned, None, package)
+                (report,) = checks.run_all(
+                    [package],
+                    only=checks.BEFORE_COMPILING,
+                    load=False,
+                    allow=self.request.allow,
+                    project=target.selection.project,
+                )
+        except (KernelBuilderError, OSError):
+            return ()  # what prevents this prevents the package too, which says so
+        return report.findings
+
+    def _in_registrations(self, target: _Target) -> Sequence[checks.Finding]:
+        """Return how sources register ops as Torch does not accept them."""
+        if not self.request.load or "ops" in self.request.allow:
+            return ()
+        return checks.check_op_sources(target.selection.project, target.planned.variant, self.probe)
 
     def packages(self, targets: Sequence[_Target], staged: Path) -> list[_Target | FailedVariant]:
         """Run all checks on the staged packages of a project."""

@@ -63,6 +63,8 @@ _CLANG_FLAGS = (
 )
 # Where a step has templates/clang/ptxas, which corrects the PTX.
 _PTXAS = "builder/ptxas"
+# And templates/clang/host_math.h, which every source includes.
+_HOST_MATH = "builder/host_math.h"
 # The triple of the host code, by the platform that variant names write.
 _CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
 
@@ -97,7 +99,8 @@ def by_clang(
     host: HostCompiler, options: CompileOptions, archs: Sequence[str], flags: Sequence[str], platform: str
 ) -> DeviceCommand:
     """Return the command with flags as clang spells them. Its host code uses the libraries of g++."""
-    ptxas = (resources.files("kernel_builder") / "templates/clang/ptxas").read_text()
+    templates = resources.files("kernel_builder") / "templates/clang"
+    files = {name: (templates / name.rpartition("/")[2]).read_text() for name in (_PTXAS, _HOST_MATH)}
     command = (
         f"{CLANG}/zig",
         "clang",
@@ -106,6 +109,7 @@ def by_clang(
         "cuda",
         "-c",
         f"src/{options.source}",
+        f"--include={_HOST_MATH}",
         f"-std=c++{options.standard}",
         *_CLANG_FLAGS,
         *of_gxx(host),
@@ -121,7 +125,7 @@ def by_clang(
         # Names of internal symbols contain it. By default it is a digest of the command and the source's path.
         f"-cuid={hashlib.sha256(options.alias.encode()).hexdigest()[:16]}",
     )
-    return DeviceCommand(command, _CLANG, {_PTXAS: ptxas})
+    return DeviceCommand(command, _CLANG, files)
 
 
 def _gencode(capabilities: Sequence[str]) -> list[str]:
@@ -173,6 +177,8 @@ def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) ->
         *cccl,
         "-idirafter",
         str(resources.files("kernel_builder") / "templates/clang"),
+        "-include",
+        "host_math.h",
         source,
     ]
 

@@ -41,6 +41,7 @@ from kernel_builder.package.metadata import PackageMetadata
 __all__ = [
     "ABI_CHECKS",
     "ALLOWABLE",
+    "BEFORE_COMPILING",
     "CHECKS",
     "NO_LOAD",
     "AbiPolicy",
@@ -77,6 +78,9 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
 }
 ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
 
+
+# What needs no binary, and what a load would stop at: a build checks this before it compiles.
+BEFORE_COMPILING = ("python-source", "python-imports")
 
 # Why the check `load` is skipped where its caller leaves it out.
 NO_LOAD = "--no-load"

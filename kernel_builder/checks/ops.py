@@ -36,7 +36,7 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     findings = list(_in_texts(texts, python, package.probe))
     if not findings:  # what is missing in the loaded package would be missing because of these
         findings = [
-            *_fixed_in_sources(written),
+            *_in_libraries(written),
             *_in_loaded(package, answer, written),
             *fakes.compare(NAME, package.sources, written),
         ]
@@ -55,7 +55,12 @@ def check_op_sources(project: Project, variant: Variant, probe: ProbeProcess) ->
         return []
     files = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in project.python_files}
     python = {name: text for name, text in files.items() if "define" in text}
-    findings = list(_fixed_in_sources(registrations.read(texts)))
+    findings = list(_in_libraries(registrations.read(texts)))
+    if not registrations.has_initialiser(texts):
+        registering = next(name for name, text in texts.items() if registrations.registers(text))
+        problem = "no source makes the binary a module of Python, so it cannot be imported"
+        hint = "put `REGISTER_EXTENSION(TORCH_EXTENSION_NAME)`, of registration.h, into one source"
+        findings.append(Finding(NAME, registering, problem, hint))
     with suppress(NotApplicable):  # of the parser; the comparison with functions comes before it
         for finding in _in_texts(texts, python, probe):
             findings.append(finding)
@@ -88,10 +93,29 @@ def _repeated(written: Sequence[WrittenText]) -> Iterator[Finding]:
             )
 
 
-def _fixed_in_sources(written: Sequence[WrittenText]) -> Iterator[Finding]:
+def _in_libraries(written: Sequence[WrittenText]) -> Iterator[Finding]:
+    """Yield what is wrong with the libraries that ops are registered in, and with how."""
+    libraries = [entry for entry in written if entry.kind == "library" and not entry.branch]
+    for entry in libraries[1:]:
+        first = libraries[0]
+        yield Finding(
+            NAME,
+            entry.source,
+            f"line {entry.places[0][0]}: defines the library again, after line {first.places[0][0]} of {first.source}: "
+            "Python aborts when the package is loaded",
+            f"use TORCH_LIBRARY_FRAGMENT({entry.text}, ops), or STABLE_TORCH_LIBRARY_FRAGMENT, here",
+        )
     for entry in written:
         if entry.kind == "namespace":
             yield _fixed(entry.source, f"line {entry.places[0][0]}: ", "a library", entry.text)
+        elif entry.kind == "qualified":
+            yield Finding(
+                NAME,
+                entry.source,
+                f"line {entry.places[0][0]}: a name begins with {entry.text}::, and its library has another namespace: "
+                "Python aborts when the package is loaded",
+                f"leave out `{entry.text}::`: the library gives its ops the namespace",
+            )
         elif entry.kind == "registry":
             yield Finding(
                 NAME,

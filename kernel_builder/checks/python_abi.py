@@ -81,5 +81,5 @@ def _initialiser(binary: SharedObject) -> Iterator[Finding]:
             NAME,
             binary.name,
             f"exports {', '.join(sorted(initialisers)) or 'no module initialiser'}; `import` looks for {expected}",
-            "put `REGISTER_EXTENSION(TORCH_EXTENSION_NAME)` into one source of `[torch] src`, and no other initialiser",
+            "put `REGISTER_EXTENSION(TORCH_EXTENSION_NAME)` into one source, and no other initialiser",
         )

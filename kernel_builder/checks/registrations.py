@@ -25,10 +25,16 @@ _NEXT_LITERAL = re.compile(
 )
 _KEY = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY_IMPL(?:_EXPAND)?\s*\(\s*\w+\s*,\s*(\w+)\s*,")
 _LIBRARY = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?(?:_EXPAND)?\s*\(\s*(\w+)\s*,")
+_OWN_LIBRARY = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_EXPAND)?\s*\(\s*(TORCH_EXTENSION_NAME)\s*,")
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|elif|else|endif)", re.M)
 _NAMESPACE = re.compile(
     r"^[ \t]*(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?(?:_EXPAND)?\s*\(\s*(\w*[a-z]\w*)\s*,\s*\w+\s*\)\s*\{", re.M
 )
+# A definition or an implementation whose name has a namespace, in a library of the package's own.
+_QUALIFIED = re.compile(r'\.\s*(?:def|impl)\s*\(\s*(?:R"\w*\(|")\s*(\w+)::\w')
+_OPENING = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT|_IMPL)?(?:_EXPAND)?\s*\(\s*(\w+)\s*,")
+# What makes a binary a module of Python, by the builder's macro or otherwise.
+_INITIALISER = re.compile(r"\bREGISTER_EXTENSION\b|\bPyInit_|\bPYBIND11_MODULE\b|\bPyMODINIT_FUNC\b|\bPyModuleDef\b")
 # Registers ops by their full names, when the library is loaded.
 _REGISTRY = re.compile(r"\bRegisterOperators\b[^;]*")
 _LONGEST = 500  # characters of the arguments of a call
@@ -39,8 +45,8 @@ class WrittenText:
     """A text of a registration in a source.
 
     Attributes:
-        text: A schema like `relu(Tensor x) -> Tensor`, without namespace; a dispatch key; the namespace of a library
-            that is not the package's own; or the class of a registry, which has no namespace.
+        text: A schema like `relu(Tensor x) -> Tensor`, without namespace; a dispatch key; the namespace of the
+            package's library, of another one, or before a name in the package's; or the class of a registry.
         source: The file, relative to the project.
         places: The line and column of each character, and of the end; both count from 1.
         function: The C++ function that a definition names after the schema; empty if none.
@@ -48,7 +54,7 @@ class WrittenText:
         branch: The branches of conditions (`#if`) that it is in; equal in texts of a source that are compiled together.
     """
 
-    kind: Literal["schema", "key", "namespace", "registry"]
+    kind: Literal["schema", "key", "library", "namespace", "qualified", "registry"]
     text: str
     source: str
     places: tuple[tuple[int, int], ...]
@@ -66,7 +72,7 @@ def read(texts: Mapping[str, str]) -> tuple[WrittenText, ...]:
     """Return the texts of registrations in sources, which have no comments."""
     defined = {name for text in texts.values() for name in re.findall(r"#[ \t]*define[ \t]+(\w+)", text)}
     holding = {name: text for name, text in texts.items() if registers(text)}
-    scans = (_schemas, _keys, _namespaces, _registries)
+    scans = (_schemas, _keys, _libraries, _namespaces, _qualified, _registries)
     written = (entry for name, text in holding.items() for scan in scans for entry in scan(name, text))
     return tuple(entry for entry in written if entry.kind == "schema" or entry.text not in defined)
 
@@ -74,6 +80,11 @@ def read(texts: Mapping[str, str]) -> tuple[WrittenText, ...]:
 def registers(text: str) -> bool:
     """Return whether a source may register ops."""
     return "TORCH_LIBRARY" in text or "RegisterOperators" in text
+
+
+def has_initialiser(texts: Mapping[str, str]) -> bool:
+    """Return whether a source makes the binary a module of Python."""
+    return any(map(_INITIALISER.search, texts.values()))
 
 
 def sources(project: Project, variant: Variant) -> Mapping[str, str]:
@@ -156,6 +167,20 @@ def _namespaces(source: str, text: str) -> Iterator[WrittenText]:
     for match in _NAMESPACE.finditer(text):
         offsets = list(range(match.start(1), match.end(1) + 1))
         yield WrittenText("namespace", match[1], source, _places(text, offsets))
+
+
+def _libraries(source: str, text: str) -> Iterator[WrittenText]:
+    for match in _OWN_LIBRARY.finditer(text):
+        branch = _branch(text, match.start())
+        yield WrittenText("library", match[1], source, _places(text, [match.start(1)]), branch=branch)
+
+
+def _qualified(source: str, text: str) -> Iterator[WrittenText]:
+    libraries = list(_OPENING.finditer(text))
+    for match in _QUALIFIED.finditer(text):
+        library = next((opening[1] for opening in reversed(libraries) if opening.start() < match.start()), "")
+        if library == "TORCH_EXTENSION_NAME":
+            yield WrittenText("qualified", match[1], source, _places(text, [match.start(1)]))
 
 
 def _registries(source: str, text: str) -> Iterator[WrittenText]:

@@ -165,13 +165,16 @@ class RemoteRepository:
                 if error.response.status_code == _NO_SUCH_ROUTE:
                     return None
                 raise
-        if told.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        role = told.get("auth", {}).get("accessToken", {}).get("role")
+        if role == "read":
             raise HubError(
                 f"the token of {told.get('name')} can read and not write",
                 where=self.api.endpoint,
                 hint="run `hf auth login`, or set HF_TOKEN, with a token that may write to the organisation",
             )
         owner = self.repo_id.partition("/")[0]
+        if role == "admin":  # of a Hub of one's own: the token is for every owner
+            return None
         if owner not in (told.get("name"), *(organisation.get("name") for organisation in told.get("orgs", ()))):
             return f"the Hub lists {owner} neither as the owner of the token nor among its organisations"
         return None

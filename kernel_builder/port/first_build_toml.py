@@ -24,6 +24,7 @@ _REWRITES = (
     (rb"^\s*TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "TORCH_LIBRARY: the namespace has to be TORCH_EXTENSION_NAME"),
     (rb"^\s*STABLE_TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "STABLE_TORCH_LIBRARY: the namespace as well"),
     (rb"\bRegisterOperators\b", "RegisterOperators: two builds in one process abort Python; use TORCH_LIBRARY_EXPAND"),
+    (rb"\.\s*(def|impl)\s*\(\s*\"\w+::\w", "the name of an op has a namespace: leave it out, the library gives it one"),
     (rb"#\s*include\s*[<\"]torch/extension\.h", "torch/extension.h includes Python's headers: include torch/all.h"),
     (
         rb"#\s*include\s*[<\"](pybind11|torch/csrc/utils/pybind|torch/python\.h|Python\.h)",
@@ -116,7 +117,7 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
         left_out=_distinct(left_out),
         assumed=_distinct([*with_cuda.assumed, *without.assumed]),
         rewrites=tuple(_rewrites(root, kernels)),
-        notes=(*_submodules(root), *_notes(others, kernels, licence, package)),
+        notes=(*_submodules(root), *_initialiser(root, kernels), *_notes(root, others, kernels, licence, package)),
     )
 
 
@@ -267,14 +268,26 @@ def _submodules(root: Path) -> Iterator[str]:
             yield f"{path} is a git submodule, and empty: `git submodule update --init {path}`, and run port again"
 
 
+def _initialiser(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[str]:
+    sources = {path for kernel in kernels for path in (*kernel.src, *kernel.headers)}
+    if not any(b"REGISTER_EXTENSION" in (root / path).read_bytes() for path in sources):
+        yield (
+            "one source has to include registration.h and end with REGISTER_EXTENSION(TORCH_EXTENSION_NAME), which "
+            "makes the binary a module of Python, in place of functions PyInit_..."
+        )
+
+
 def _notes(
-    requirements: Sequence[str], kernels: Sequence[PortedExtension], licence: str | None, package: str
+    root: Path, requirements: Sequence[str], kernels: Sequence[PortedExtension], licence: str | None, package: str
 ) -> Iterator[str]:
     if licence is None:
         yield 'the licence is not known: replace "other" by its SPDX name in build.toml'
     by_backend = [kernel.backend for kernel in kernels]
     if any(by_backend.count(backend) > 1 for backend in by_backend):
-        yield "all extensions of a backend become one binary: their operators share one namespace, and need one binding"
+        yield (
+            "all extensions of a backend become one binary, whose operators share one namespace: write "
+            "TORCH_LIBRARY_EXPAND in one source, and TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, ops) in the others"
+        )
     if "cuda" in by_backend and "cpu" not in by_backend:
         yield "the kernel is for CUDA alone; give it a CPU kernel to test it where there is no GPU"
     for name in requirements:
@@ -282,4 +295,6 @@ def _notes(
             f"the package requires {name}: a kernel may import the standard library, Torch, and what `python-depends` "
             f"names of {', '.join(build_toml.PYTHON_DEPENDS)}; import {name} in the functions that need it"
         )
+    if (root / "README.md").is_file() and not (root / "CARD.md").exists():
+        yield "README.md becomes the page on the Hub, with what it says of installing: a CARD.md takes its place"
     yield f"the Python package is {package.rpartition('/')[0]}: move the Python that users call there"

@@ -40,6 +40,7 @@ def facts(path: Path, cuda: bool) -> dict[str, Any]:
         "torch.version.hip": None,
         "torch.version.cuda": Unknown(0, "torch.version.cuda") if cuda else None,
         "torch.cuda.is_available": cuda,  # a call of it has this value
+        "torch.backends.openmp.is_available": True,
         "sys.platform": "linux",
         "os.name": "posix",
         "os.environ": {},
@@ -75,6 +76,7 @@ class SetupCalls:
             "isfile": lambda name: path.isfile(self._absolute(name)),
             "system": lambda *_: "Linux",  # of platform; that of os has no result that matters
             "getcwd": lambda: str(root),
+            "parallel_info": lambda: "ATen parallel backend: OpenMP",  # of torch.__config__, as Torch's wheels say
             "Path": lambda *parts: path.join(*parts) if parts else ".",
             "PurePath": path.join,
             "getenv": lambda name, default=None: default,

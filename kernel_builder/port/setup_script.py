@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.errors import ConfigError
-from kernel_builder.port import setup_calls
+from kernel_builder.port import setup_calls, setup_conditions
 from kernel_builder.port.setup_calls import Unknown
 
 CONSTRUCTORS = {"CUDAExtension": "cuda", "CppExtension": "cpu", "SyclExtension": "xpu"}
-# Conditions with one of these words are about machines that this builder does not compile for.
-_ELSEWHERE = ("hip", "rocm", "win32", "windows", "'nt'", "darwin", "macos", "musa", "npu", "xpu", "mlu", "mps")
-_NEGATIONS = (ast.NotEq, ast.IsNot, ast.NotIn)
 _MOST_DEPTH = 12
 _MOST_STEPS = 100_000
 
@@ -188,21 +185,23 @@ class _Reader:
         """Return whether the body of an `if` counts, and not its `else`."""
         value = self.value(node.test, names)
         if isinstance(value, Unknown):
-            taken = not _asks_for_special(node.test) and not _only_stops(node.body)
+            taken = not setup_conditions.asks_for_special(node.test) and not setup_conditions.only_stops(node.body)
             if self._declares(node.orelse) and not self._declares(node.body):
                 taken = False
-            if _asks_for_other_machines(node.test):
+            if setup_conditions.asks_for_other_machines(node.test):
                 taken = False
         else:
             taken = bool(value)
-        words = ast.unparse(node.test).lower()
-        elsewhere = any(word in words for word in _ELSEWHERE)
+        # Of several conditions, those that are known do not say what the others are about.
+        several = isinstance(node.test, ast.BoolOp) and isinstance(value, Unknown)
+        words = value.text if several else ast.unparse(node.test)
+        elsewhere = setup_conditions.names_other_machines(words)
         if not taken and not elsewhere and self._declares(node.body) and not self._declares(node.orelse):
             # An extension that has to be asked for, by an option or an environment variable.
-            asks_for_cuda = "cuda" in words and not self.facts["torch.cuda.is_available"]
+            asks_for_cuda = "cuda" in words.lower() and not self.facts["torch.cuda.is_available"]
             taken = not asks_for_cuda
             value = Unknown(node.lineno, words)
-        if isinstance(value, Unknown) and not elsewhere and not _only_stops(node.body):
+        if isinstance(value, Unknown) and not elsewhere and not setup_conditions.only_stops(node.body):
             self.script.assumed.append(Remark(node.lineno, f"`{ast.unparse(node.test)}` is taken as {taken}"))
         return taken
 
@@ -234,7 +233,7 @@ class _Reader:
                 return self.calls.operation(node.op, left, right, self._unknown(node))
             case ast.IfExp():
                 test = self.value(node.test, names)
-                taken = not _asks_for_special(node.test) if isinstance(test, Unknown) else bool(test)
+                taken = not setup_conditions.asks_for_special(node.test) if isinstance(test, Unknown) else bool(test)
                 return self.value(node.body if taken else node.orelse, names)
             case ast.BoolOp() | ast.UnaryOp() | ast.Compare():
                 return self._truth(node, names)
@@ -294,7 +293,8 @@ class _Reader:
         for value in values:
             if not _is_unknown(value) and bool(value) is decisive:
                 return value
-        return self._unknown(node) if any(map(_is_unknown, values)) else values[-1]
+        unknown = [operand for operand, value in zip(node.values, values, strict=True) if _is_unknown(value)]
+        return Unknown(node.lineno, " and ".join(map(ast.unparse, unknown))) if unknown else values[-1]
 
     def _item(self, node: ast.Subscript, names: dict[str, Any]) -> Any:
         holder = self.value(node.value, names)
@@ -381,30 +381,3 @@ def _last_name(node: ast.expr) -> str:
 
 def _as_load(target: ast.expr) -> ast.expr:
     return ast.parse(ast.unparse(target), mode="eval").body
-
-
-def _asks_for_special(test: ast.expr) -> bool:
-    """Return whether a condition is about old versions, or about one value of many; new and usual ones are assumed."""
-    match test:
-        case ast.Compare():
-            return isinstance(test.ops[0], (ast.Lt, ast.LtE, ast.Eq, ast.In))
-        case ast.BoolOp():
-            asked = [_asks_for_special(operand) for operand in test.values]
-            return any(asked) if isinstance(test.op, ast.And) else all(asked)
-        case ast.UnaryOp(op=ast.Not()):
-            return True
-    return False
-
-
-def _asks_for_other_machines(test: ast.expr) -> bool:
-    """Return whether a condition holds only on machines that this builder does not compile for."""
-    if isinstance(test, ast.BoolOp):
-        asked = [_asks_for_other_machines(operand) for operand in test.values]
-        return any(asked) if isinstance(test.op, ast.And) else all(asked)
-    if isinstance(test, ast.UnaryOp) or (isinstance(test, ast.Compare) and isinstance(test.ops[0], _NEGATIONS)):
-        return False
-    return any(word in ast.unparse(test).lower() for word in _ELSEWHERE)
-
-
-def _only_stops(body: Sequence[ast.stmt]) -> bool:
-    return all(isinstance(statement, ast.Raise) or "exit(" in ast.unparse(statement) for statement in body)

@@ -43,6 +43,15 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("on
 PINNED = """#error "this is compiled"
 TORCH_LIBRARY(pinned_ops, ops) { ops.def("pinned(Tensor input) -> Tensor"); }
 static auto registry = torch::RegisterOperators().op("pinned_ops::other", &other);
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+"""
+# What is left of a `setup.py`, all of which is found before anything is compiled.
+LEFT_OVER = """#error "this is compiled"
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) { ops.def("left::scaled(Tensor x, float factor) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("left::scaled", TORCH_BOX(&scaled)); }
+STABLE_TORCH_LIBRARY_IMPL(aten, CPU, ops) { ops.impl("aten::relu", TORCH_BOX(&relu)); }
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {}
+STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, ops) {}
 """
 USING = (
     PYTHON
@@ -79,6 +88,13 @@ SOUND = """STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("scaled(Tensor input, float factor) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("scaled", TORCH_BOX(&scaled)); }
+"""
+# An op that returns nothing needs no fake.
+INTO = """void into(torch::stable::Tensor out) {}
+STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, ops) { ops.def("into(Tensor(a!) out) -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+  ops.impl("into", TORCH_BOX(&into));
+}
 """
 THROWER = 'static int table = [] { throw std::runtime_error("no table"); return 1; }();\n'
 THROWING = f"{HEAD}{SCALED}{SOUND}{MODULE}{THROWER}"
@@ -144,13 +160,14 @@ TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("taken", TO
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
 """
 # No compiler accepts this one, so that what is found was found before.
-UNCOMPILED = WRITTEN.replace(MODULE, '#error "this is compiled"\n')
+UNCOMPILED = f'#error "this is compiled"\n{WRITTEN}'.replace(HEAD, HEAD.replace("\n\n", "\n", 1))
 
 WITHOUT_HEADER = f"{HEAD}{SCALED}{SOUND}{MODULE}".replace('#include "registration.h"\n', "")
 
 COMPILED = {
     "registered": (REGISTERED, USING),
     "pinned-full": (PINNED, PYTHON),
+    "left-over": (LEFT_OVER, f"import numba\n{PYTHON}"),
     "written": (WRITTEN, PYTHON),
     "uncompiled": (UNCOMPILED, PYTHON),
     "typed": (TYPED, PYTHON),
@@ -158,7 +175,10 @@ COMPILED = {
     "unincluded": (WITHOUT_HEADER, PYTHON),
     "fake": (f"#include <cstdlib>\n{HEAD}{ENDING}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input)")),
     "bound-early": (f"{HEAD}{SCALED}{SOUND}{MODULE}", f"{PYTHON}_scaled = ops.scald.default\n"),
-    "sound": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)")),
+    "sound": (
+        f"{HEAD}{SCALED}{INTO}{SOUND}{MODULE}",
+        PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)"),
+    ),
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),
     "declared": (DECLARED, PYTHON),

@@ -21,8 +21,15 @@ def binary_of(package: Path) -> Path:
 
 
 def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """With clang for both, the variants share a binary, which uses what the runtime of every release has."""
+    """With clang for both, the variants share a binary, which uses what the runtime of every release has.
+
+    The source calls functions that nvcc declares for the host, and clang for the device alone.
+    """
     project = copy_project("stable-scale")
+    with (project / "scale" / "scale_cuda.cu").open("a") as stream:
+        stream.write(
+            "int blocks(long n, int at_least, float a) { return max(at_least, int(min(n, 9L) + max(a, 1.5))); }\n"
+        )
     replace(project / "build.toml", 'cuda-capabilities = ["9.0"]', 'cuda-capabilities = ["9.0+PTX", "10.0", "12.1"]')
     arguments = ("build", project, "--variant", CUDA12, "--variant", CUDA, "--cuda-compiler", "clang", "--no-load")
     done = kernel_builder(new_cache("cache"), *arguments)

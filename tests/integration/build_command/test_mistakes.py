@@ -103,6 +103,29 @@ def test_fixed_names_are_found_before_anything_is_compiled(told: Told) -> None:
     assert "TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)" in registry[2]
 
 
+def test_what_is_left_of_another_build_is_found_before_anything_is_compiled(told: Told) -> None:
+    """A compile of minutes is not worth a package that Python cannot import."""
+    assert [(severity, said) for severity, said, _ in told("left-over")] == [
+        (
+            "error",
+            "python-imports: torch-ext/left_over/__init__.py: line 1: imports numba, which users need not have "
+            "installed",
+        ),
+        *(
+            (
+                "error",
+                f"ops: {BINDING}: line {line}: {said}: Python aborts when the package is loaded",
+            )
+            for line, said in (
+                (5, f"defines the library again, after line 2 of {BINDING}"),
+                (2, "a name begins with left::, and its library has another namespace"),
+                (3, "a name begins with left::, and its library has another namespace"),
+            )
+        ),
+        ("error", f"ops: {BINDING}: no source makes the binary a module of Python, so it cannot be imported"),
+    ]
+
+
 def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> None:
     """The crash of the load, which the key causes, is not reported again."""
     findings = told("written")

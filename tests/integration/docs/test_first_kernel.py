@@ -48,5 +48,7 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         (tmp_path / "leaky" / name) for name in ("CARD.md", "torch-ext/leaky/op.py", "torch-ext/leaky/layers.py")
     ]
     assert not any(re.search("Not written yet|torch.where", path.read_text()) for path in written)
+    sources = [path for path in (tmp_path / "leaky").rglob("*") if path.suffix in (".py", ".cpp", ".h", ".md")]
+    assert not [path for path in sources if "build" not in path.parts and "max(x" in path.read_text()]
     assert "tensor([-0.0100,  2.0000])" in done.stdout
     assert "leaky_relu, backward, bfloat16" in done.stdout

@@ -167,3 +167,10 @@ def test_the_command_makes_the_directory_of_a_plot(report: BenchmarkReport, tmp_
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == len(report.wrong()[:1]), done.output
     assert plotted.is_file()
+
+
+def test_what_a_plot_lacks_is_said_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    done = CliRunner().invoke(main, ["benchmark", str(tmp_path), "--plot", str(tmp_path / "x.svg")])
+    assert done.exit_code == MeasureError.exit_code
+    assert "matplotlib is not installed" in done.stderr

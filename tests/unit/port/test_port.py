@@ -207,7 +207,13 @@ import os, torch
 from torch.utils.cpp_extension import CppExtension, CUDAExtension
 
 here = os.path.dirname(os.path.abspath(__file__))
-flags = ["-O3", f"-I{here}/inc", "-I/home/me/lib", "-ObjC++", "-Wall", "-L/opt"]
+info = torch.__config__.parallel_info()
+openmp = ["-fopenmp"] if torch.backends.openmp.is_available() else []
+if "backend: OpenMP" in info and "OpenMP not found" not in info and sys.platform != "darwin":
+    openmp += ["-DAT_PARALLEL_OPENMP"]
+if "AVX512" in cpu_capability() and sys.platform != "darwin":
+    openmp += ["-Wextra"]
+flags = ["-O3", *openmp, f"-I{here}/inc", "-I/home/me/lib", "-ObjC++", "-Wall", "-L/opt"]
 extensions = [
     CUDAExtension(
         "svox2.csrc", ["a.cu", "b.mm"], extra_compile_args={"cxx": flags, "nvcc": ["-Xptxas", "-v", "-shared"]}
@@ -222,20 +228,28 @@ setup(name="svox2", install_requires=["torch", "einops", "apache-tvm-ffi>=0.1"],
 def test_what_strangers_write(tmp_path: Path) -> None:
     """Flags that a build refuses are listed, names keep their digits, and what is for Metal is not for the CPU."""
     (tmp_path / "setup.py").write_text(STRANGE)
+    (tmp_path / "README.md").touch()
     (tmp_path / "inc").mkdir()
     (tmp_path / "lib").mkdir()
     for name in ("b.mm", "c.cpp"):
         (tmp_path / name).touch()
-    (tmp_path / "a.cu").write_text("#include <torch/python.h>\nstatic auto r = torch::RegisterOperators();\n")
+    (tmp_path / "a.cu").write_text(
+        '#include <torch/python.h>\nstatic auto r = torch::RegisterOperators();\nm.def("svox2::a(Tensor x)");\n'
+    )
     (tmp_path / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n\turl = https://example.org/lib\n')
     report = as_json(tmp_path, "--name", "me/svox2")
     read = read_project(tmp_path)
     assert (read.name, read.backends, read.python_depends) == ("svox2", ("cuda",), ("einops", "tvm-ffi"))
     (kernel,) = read.kernels
-    assert (kernel.include, kernel.cxx_flags, kernel.cuda_flags) == (("inc",), ("-Wall",), ("-Xptxas", "-v"))
+    cxx_flags = ("-fopenmp", "-DAT_PARALLEL_OPENMP", "-Wall")
+    assert (kernel.include, kernel.cxx_flags, kernel.cuda_flags) == (("inc",), cxx_flags, ("-Xptxas", "-v"))
+    (assumed,) = {entry["text"] for entry in report["assumed"]}
+    assert assumed == "`'AVX512' in cpu_capability() and sys.platform != 'darwin'` is taken as False"
     left_out = " ".join(entry["text"] for entry in report["left-out"])
     for words in ("'/home/me/lib' is outside", "'-ObjC++' is refused", "-L/opt", "'-shared' is", "'b.mm' is for Metal"):
         assert words in left_out, words
+    assert any(note.startswith("README.md becomes the page") for note in report["notes"])
     assert any(note.startswith("lib is a git submodule, and empty") for note in report["notes"])
-    assert {entry["line"] for entry in report["rewrites"]} == {1, 2}
+    assert {entry["line"] for entry in report["rewrites"]} == {1, 2, 3}
+    assert any("REGISTER_EXTENSION(TORCH_EXTENSION_NAME)" in note for note in report["notes"])
     assert CliRunner().invoke(main, ["check-config", str(tmp_path)]).exit_code == 0

@@ -20,10 +20,12 @@ REPOSITORIES_PAGE = 500
 
 @router.get("/api/whoami-v2")
 def whoami(hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """Return the name of the token, its organisations and its role."""
+    """Return the name of the token, its organisations and its role: `admin` may write to any, also to a new one."""
     if not caller.name:
         raise no_token()
     role = "write" if "write" in caller.scopes.values() else "read"
+    if caller.scopes.get(ANY) == "write":
+        role = "admin"
     return {
         "type": "user",
         "id": caller.name,

@@ -246,6 +246,7 @@ def test_a_signature_is_kept_while_its_metadata_is_unchanged(hub: RunningHub, qu
 
 
 def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
+    assert RemoteRepository("org/new", endpoint=hub.url, token="any").token_doubt() is None, "any token may write"
     result = put(hub, quick, dry_run=True)
     assert result.created and result.builds.sent and result.main and result.main.sent
     assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")

@@ -1,15 +1,15 @@
-// ${computed} of a range of elements, on the CPU. T is float, torch::headeronly::Half or torch::headeronly::BFloat16.
+// `${operator}` on a range of elements, on the CPU. T is float, torch::headeronly::Half or torch::headeronly::BFloat16.
 #pragma once
 
 #include <cstdint>
 
 namespace op {
 
-// y[i] = max(x[i], 0) for begin <= i < end. NaN stays NaN.
+// Computes the result y[i] of x[i] for begin <= i < end.
 template <typename T>
 void forward(const T* x, T* y, int64_t begin, int64_t end);
 
-// grad_x[i] = y[i] > 0 ? grad[i] : 0 for begin <= i < end.
+// Computes the gradient of x[i] from that of the result, grad[i], and the result y[i], for begin <= i < end.
 template <typename T>
 void backward(const T* grad, const T* y, T* grad_x, int64_t begin, int64_t end);
 

@@ -1,4 +1,4 @@
-// ${computed} on the CPU, forward and backward.
+// `${operator}` on the CPU, forward and backward.
 //
 // Reads:    x, for the backward pass also grad; each element once.
 // Writes:   `out`.

@@ -1,4 +1,4 @@
-// ${computed} on the CPU: elements `begin` to `end`. The caller splits the elements over threads.
+// `${operator}` on the CPU: elements `begin` to `end`. The caller splits the elements over threads.
 #pragma once
 
 #include "${operator}/${operator}.h"

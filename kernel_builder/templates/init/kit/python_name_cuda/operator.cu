@@ -1,4 +1,4 @@
-// ${computed} on CUDA, forward and backward.
+// `${operator}` on CUDA, forward and backward.
 //
 // Reads:    x, for the backward pass also grad; each element once.
 // Writes:   `out`.

@@ -1,4 +1,4 @@
-// ${computed} on CUDA.
+// `${operator}` on CUDA.
 #pragma once
 
 #include "${operator}/${operator}.h"
