@@ -23,6 +23,7 @@ from kernel_builder.develop.local_build import build_for_device
 from kernel_builder.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "emulator"
+SOURCES = sorted(path.name for path in _TEMPLATES.glob("*.cpp"))
 _DIRECTORY = "emulator"  # of the emulator's files in the copy
 _DEVICE_SUFFIXES = frozenset({".cu", ".hip"})
 _SOURCE_SUFFIXES = _DEVICE_SUFFIXES | {".cc", ".cpp", ".cxx"}
@@ -168,7 +169,7 @@ def _build_toml(
     torch: dict[str, object] = {
         "stable-abi": str(min(framework.stable_abi.values())),
         "include": [*framework.include, _DIRECTORY],
-        "src": [*framework.src, f"{_DIRECTORY}/emulator.cpp"],
+        "src": [*framework.src, *(f"{_DIRECTORY}/{name}" for name in SOURCES)],
         "cxx-flags": [*_kept(framework.cxx_flags), *defines],
     }
     lines = [*_table("general", general), *_table("torch", torch)]
