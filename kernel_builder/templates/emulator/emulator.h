@@ -1,7 +1,8 @@
 // Stand-in for the headers of CUDA and HIP: device code as C++ of the host, where one OS thread runs all threads of a
 // block as fibers. emulator.cpp has the scheduler.
 //
-// EMULATED_WARP_SIZE is 32 or 64. With USE_ROCM, masks of lanes have 64 bits, as in HIP.
+// The warp size is known to the emulator's own sources only, so that kernels are compiled once for both. With USE_ROCM,
+// masks of lanes have 64 bits, as in HIP.
 #pragma once
 
 #include <algorithm>
@@ -212,9 +213,9 @@ enum class Shuffle { index, up, down, exclusive_or };
 template <typename T>
 T shuffle(Shuffle kind, Site site, uint64_t mask, T value, int by, int width) {
   static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>, "shuffles take at most 8 bytes");
-  if (width <= 0 || width > EMULATED_WARP_SIZE || (width & (width - 1)) != 0) {
+  if (width <= 0 || width > warpSize || (width & (width - 1)) != 0) {
     fail("%s (%s:%d) has the width %d, which is no power of two up to the warp's %d lanes", site.intrinsic, site.file,
-         site.line, width, EMULATED_WARP_SIZE);
+         site.line, width, warpSize);
   }
   const int lane = current.lane, first = lane & ~(width - 1), end = first + width;
   int source = kind == Shuffle::index  ? first + (by & (width - 1))
@@ -227,11 +228,11 @@ T shuffle(Shuffle kind, Site site, uint64_t mask, T value, int by, int width) {
 }  // namespace emulator
 #define EMULATOR_SHUFFLE(name, kind, By)                                                                      \
   template <typename T>                                                                                       \
-  T name(T value, By by, int width = EMULATED_WARP_SIZE, EMULATOR_HERE) {                                     \
+  T name(T value, By by, int width = warpSize, EMULATOR_HERE) {                                               \
     return emulator::shuffle(emulator::Shuffle::kind, here.of(#name), 0, value, static_cast<int>(by), width); \
   }                                                                                                           \
   template <typename T, typename Mask>                                                                        \
-  T name##_sync(Mask mask, T value, By by, int width = EMULATED_WARP_SIZE, EMULATOR_HERE) {                   \
+  T name##_sync(Mask mask, T value, By by, int width = warpSize, EMULATOR_HERE) {                             \
     return emulator::shuffle(emulator::Shuffle::kind, here.of(#name "_sync"), emulated_mask(mask), value,     \
                              static_cast<int>(by), width);                                                    \
   }

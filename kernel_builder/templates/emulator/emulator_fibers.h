@@ -1,4 +1,4 @@
-// The threads of a block, as fibers, and what the emulator's own sources share of them.
+// The threads of a block, as fibers, and what the emulator's own sources share of them. EMULATED_WARP_SIZE is 32 or 64.
 #pragma once
 
 #include <setjmp.h>
