@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from kernel_builder import elf, toml_file
-from kernel_builder.backends import code_objects, hipify, wavefronts
+from kernel_builder.backends import code_objects, hipify, rocm_device_libraries, wavefronts
 from kernel_builder.backends.compiled import (
     CompiledBackend,
     DeviceCommand,
@@ -39,7 +37,7 @@ from kernel_builder.config import compiler_flags, toml_schema
 from kernel_builder.config.project import TorchFramework, TvmFfi
 from kernel_builder.config.toml_schema import Key
 from kernel_builder.demangle import demangle
-from kernel_builder.errors import ToolchainError, VariantError
+from kernel_builder.errors import VariantError
 from kernel_builder.plural import counted
 
 if TYPE_CHECKING:
@@ -55,8 +53,6 @@ _HIP = "hip-7.1"
 _PLATFORM, _TARGET = "x86_64-linux", "x86_64-linux-gnu"
 # Directories in commands.
 _TOOLKIT, _CLANG, _DEVICE_LIBRARIES = token("rocm"), token("clang"), token("rocm-device-libraries")
-# Increase when the same clang and pinned files give other device libraries.
-_RECIPE = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,63 +73,6 @@ class RocmToolkit(Toolkit):
 def is_wave64(arch: str) -> bool:
     """Return whether wavefronts of an architecture have 64 lanes; those of the others have 32."""
     return len(arch) == len("gfx90a")
-
-
-# The device libraries. clang links ocml.bc and ockl.bc into device code, with one file for each setting that they ask
-# for. Such a file has one constant, and AMD makes it from a line of C, too.
-
-
-def _settings() -> Iterator[tuple[str, str, str]]:
-    """Yield (name of the file, variable, its C type and value)."""
-    for arch in ROCM.known_archs():
-        number = arch.removeprefix("gfx")
-        version = int(number[:-2]) * 1000 + int(number[-2], 16) * 100 + int(number[-1], 16)
-        yield f"oclc_isa_version_{number}", "__oclc_ISA_version", f"int {version}"
-    for version in (500, 600):
-        yield f"oclc_abi_version_{version}", "__oclc_ABI_version", f"int {version}"
-    for name, variable in (
-        ("daz_opt", "__oclc_daz_opt"),
-        ("finite_only", "__oclc_finite_only_opt"),
-        ("unsafe_math", "__oclc_unsafe_math_opt"),
-        ("correctly_rounded_sqrt", "__oclc_correctly_rounded_sqrt32"),
-        ("wavefrontsize64", "__oclc_wavefrontsize64"),
-    ):
-        for state, value in (("off", 0), ("on", 1)):
-            yield f"oclc_{name}_{state}", variable, f"unsigned char {value}"
-
-
-def _make_device_libraries(clang: Clang, pinned: Path, directory: Path) -> None:
-    for name in ("ockl.bc", "ocml.bc"):
-        shutil.copyfile(pinned / "lib" / name, directory / name)
-    sources = {"opencl": ""}  # clang wants it to be there, for OpenCL
-    for name, variable, setting in _settings():
-        kind, value = setting.rsplit(maxsplit=1)
-        sources[name] = f'const __attribute__((address_space(4), visibility("hidden"))) {kind} {variable} = {value};\n'
-    for name, source in sources.items():
-        command = [
-            str(clang.root / "zig"),
-            "clang",
-            "--target=amdgcn-amd-amdhsa",
-            "-nogpulib",
-            "-O2",
-            "-c",
-            "-emit-llvm",
-        ]
-        try:
-            subprocess.run(
-                [*command, "-x", "c", "-", "-o", f"{name}.bc"],
-                input=source.encode(),
-                capture_output=True,
-                check=True,
-                cwd=directory,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", b"") or str(error).encode()
-            raise ToolchainError(
-                f"clang cannot make {name}.bc: {said.decode(errors='replace').strip()}",
-                where="ROCm's device libraries",
-                hint="`kernel-builder toolchain verify` finds damaged files",
-            ) from error
 
 
 # Command lines.
@@ -303,19 +242,20 @@ class _Rocm(CompiledBackend):
     def toolkit(self, toolchains: Toolchains, release: Release | None) -> RocmToolkit:
         """Return the one toolkit of all releases: a binary that only uses what 7.1 has works with later ones of 7."""
         pinned, clang = toolchains.component(_HIP), toolchains.clang()
-        settings = hashlib.sha256(repr([_RECIPE, pinned.identity, clang.identity, *_settings()]).encode()).hexdigest()
+        archs = self.known_archs()
+        identity = rocm_device_libraries.identity(clang, pinned.identity, archs)
         return RocmToolkit(
             name=self.name,
             root=pinned.root,
             release=min(filter(None, self.releases())),
             include=(pinned.root / "include",),
-            identity=settings,
+            identity=identity,
             version=pinned.version,
             clang=clang,
             device_libraries=toolchains.made(
-                f"rocm-device-libraries-{settings[:16]}",
+                f"rocm-device-libraries-{identity[:16]}",
                 "ROCm's device libraries",
-                lambda directory: _make_device_libraries(clang, pinned.root, directory),
+                lambda directory: rocm_device_libraries.make(clang, pinned.root, archs, directory),
             ),
         )
 

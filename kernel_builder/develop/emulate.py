@@ -23,13 +23,15 @@ from kernel_builder.develop.local_build import build_for_device
 from kernel_builder.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "emulator"
+SOURCES = sorted(path.name for path in _TEMPLATES.glob("*.cpp"))
 _DIRECTORY = "emulator"  # of the emulator's files in the copy
 _DEVICE_SUFFIXES = frozenset({".cu", ".hip"})
 _SOURCE_SUFFIXES = _DEVICE_SUFFIXES | {".cc", ".cpp", ".cxx"}
 _NOT_COPIED = shutil.ignore_patterns("build", ".*", "__pycache__", "*.egg-info")
 
-# The emulator defines what these sanitizers call. Variables that nothing has written have bytes of 0xfe.
-FLAGS = ("-O1", "-fsanitize=bounds,alignment,integer-divide-by-zero,thread", "-ftrivial-auto-var-init=pattern")
+# The emulator defines what these sanitizers call. -ftrivial-auto-var-init=pattern would find variables that nothing has
+# written, but with it g++ 12 clears bytes of structures that functions return.
+FLAGS = ("-O1", "-fsanitize=bounds,alignment,integer-divide-by-zero,thread")
 _DEFINES = {
     "cuda": ("-UCPU_KERNEL", "-DCUDA_KERNEL", "-DUSE_CUDA"),
     "rocm": ("-UCPU_KERNEL", "-DROCM_KERNEL", "-DUSE_CUDA", "-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"),
@@ -51,7 +53,7 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
     assert isinstance(project.framework, TorchFramework)
     chosen = kernels[0].backend
     stands_in = ("-DCUDA_KERNEL",) if chosen not in project.backends else ()
-    defines = (*_DEFINES[chosen], *stands_in, "-DKERNEL_BUILDER_EMULATOR", f"-DEMULATED_WARP_SIZE={warp_size}")
+    defines = (*_DEFINES[chosen], *stands_in, "-DKERNEL_BUILDER_EMULATOR")
     _check_directory(project, directory)
     for old in directory.iterdir() if directory.is_dir() else ():
         if old.name != "build":
@@ -67,7 +69,7 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
             translated = translate(name, text, is_device_source=is_device_source, is_header=is_header)
             (directory / _renamed(name)).write_text(translated, encoding="utf-8", errors="surrogateescape")
     write_headers(directory / _DIRECTORY)
-    (directory / "build.toml").write_text(_build_toml(project, project.framework, kernels, defines))
+    (directory / "build.toml").write_text(_build_toml(project, project.framework, kernels, defines, warp_size))
     build_for_device(directory, "cpu")
 
 
@@ -155,7 +157,7 @@ def _renamed(name: str) -> str:
 
 
 def _build_toml(
-    project: Project, framework: TorchFramework, kernels: Sequence[Kernel], defines: tuple[str, ...]
+    project: Project, framework: TorchFramework, kernels: Sequence[Kernel], defines: tuple[str, ...], warp_size: int
 ) -> str:
     general: dict[str, object] = {
         "name": project.name,
@@ -168,7 +170,7 @@ def _build_toml(
     torch: dict[str, object] = {
         "stable-abi": str(min(framework.stable_abi.values())),
         "include": [*framework.include, _DIRECTORY],
-        "src": [*framework.src, f"{_DIRECTORY}/emulator.cpp"],
+        "src": list(framework.src),
         "cxx-flags": [*_kept(framework.cxx_flags), *defines],
     }
     lines = [*_table("general", general), *_table("torch", torch)]
@@ -182,6 +184,15 @@ def _build_toml(
             "src": [_renamed(name) for name in kernel.src],
         }
         lines += _table(f"kernel.{kernel.name}", values)
+    # Objects of the project are the same for each warp size.
+    own = {
+        "backend": "cpu",
+        "depends": [],
+        "include": [_DIRECTORY],
+        "cxx-flags": [*defines, f"-DEMULATED_WARP_SIZE={warp_size}"],
+        "src": [f"{_DIRECTORY}/{name}" for name in SOURCES],
+    }
+    lines += _table("kernel.emulator_of_kernel_builder", own)
     return "\n".join(lines)
 
 

@@ -608,7 +608,7 @@ __global__ void __launch_bounds__(kRingKernelTable[kRow].max_threads)
   __shared__ typename Types::Scratch scratch;
   const RingPosition<T, kRow, kBranch> at(problem, shared_address(memory));
   prefetch_first(problem, at);
-  for (int i = at.thread; i < 8 * Types::kMaxWarps; i += at.threads) scratch[0][i] = float4{};
+  for (int i = at.thread; i < 8 * Types::kMaxWarps; i += at.threads) reinterpret_cast<float4*>(scratch)[i] = float4{};
   grid_wait();
   trigger_next_grid();
   const char* next[kTensors];

@@ -1,5 +1,7 @@
 """Compare gradients of norm_rotary with those of float64."""
 
+import os
+
 import pytest
 import torch
 from reference_norm_rotary import FORMS, HEADS, angles, heads_of, reference, tables
@@ -69,7 +71,9 @@ def test_many_tokens(norm, half):
     compare(5, 3, 64, torch.bfloat16, norm, half, 3, 1100)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="PyTorch adds in another order on a GPU")
+@pytest.mark.skipif(
+    DEVICE == "cuda" or "KERNEL_BUILDER_EMULATOR" in os.environ, reason="code for GPUs adds in another order"
+)
 @pytest.mark.parametrize("tokens", [128, 640])
 @pytest.mark.parametrize(("norm", "half"), FORMS)
 def test_sums_over_rows(norm, half, tokens):

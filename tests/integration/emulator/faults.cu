@@ -127,7 +127,7 @@ const char* wrong_collective() {
   static Results results;
   collectives<<<1, kThreads>>>(&results);
   for (int i = 0; i < kThreads; ++i) {
-    const int first = i / EMULATED_WARP_SIZE * EMULATED_WARP_SIZE, last = first + EMULATED_WARP_SIZE - 1;
+    const int first = i / warpSize * warpSize, last = first + warpSize - 1;
     uint64_t ballot = 0, same = 0;
     for (int j = first; j <= last; ++j) {
       ballot |= uint64_t{j % 3 == 0} << (j - first);
@@ -139,7 +139,7 @@ const char* wrong_collective() {
     if (results.all[i] != (first >= 64)) return "all";
     if (results.up[i] != (i == first ? i : i - 1)) return "shfl_up";
     if (results.down[i] != (i % 16 < 14 ? i + 2 : i)) return "shfl_down";
-    if (results.sum[i] != (first + last) * EMULATED_WARP_SIZE / 2) return "reduce_add";
+    if (results.sum[i] != (first + last) * warpSize / 2) return "reduce_add";
     if (results.least[i] != -last) return "reduce_min";
     if (results.count[i] != 5) return "syncthreads_count";
   }

@@ -13,8 +13,15 @@ from kernel_builder.cli import main
 from tests.support.places import ROOT
 
 EMULATE = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "emulate"]
-# Kernel -> its tests that take a few seconds.
-KERNELS = {"geglu": "test_strides or test_shapes or test_not_finite or test_subnormal or test_empty"}
+# Kernel -> its tests that take a few seconds: forward, backward, sums over rows, all dtypes, rows of odd lengths.
+KERNELS = {
+    "adaln": "((test_added_forward or test_gated_backward) and ([17- or [1000-))"
+    " or (test_backward_of_rows_that and [257-)",
+    "geglu": "test_strides or test_shapes or test_not_finite or test_subnormal or (test_backward and [shape3-)",
+    "rmsnorm": "((test_forward or test_add_backward or test_a_row_knows) and ([33- or [65- or [1001- or [5001-))"
+    " or test_gradients_are_equal_to_the_bit",
+    "rope3d": "(test_forward and [2-2-10-) or (test_backward and [5-1-80-) or (test_grid and [False-10-)",
+}
 
 
 def emulated(project: Path, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

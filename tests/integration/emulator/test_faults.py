@@ -45,8 +45,8 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     common = ["g++", "-std=gnu++17", "-I.", f"-DEMULATED_WARP_SIZE={warp_size}", *DEFINES[warp_size]]
     for arguments in (
         [*emulate.FLAGS, "-Wall", "-Wextra", "-c", "faults.cpp"],
-        ["-O1", "-Wall", "-Wextra", "-c", "emulator.cpp"],
-        ["-o", "faults", "faults.o", "emulator.o"],
+        ["-O1", "-Wall", "-Wextra", "-c", *emulate.SOURCES],
+        ["-o", "faults", "faults.o", *(source.replace(".cpp", ".o") for source in emulate.SOURCES)],
     ):
         subprocess.run([*common, *arguments], cwd=directory, check=True)
     return warp_size, directory / "faults"
