@@ -13,9 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels
 
 PACKAGE = Path(__file__).parents[1] / "torch-ext/blocks"
 # Models without a rotary embedding that a kernel computes, and without a gated MLP.
-NO_ROTARY = {"AuraFlow", "CogView 4", "Cosmos", "Mochi", "PRX", "Sana", "SkyReels 2", "Z-Image"} | (
-    VISION.keys() - {"dinov3_vit", "pixtral"}
-)
+NO_ROTARY = {"AuraFlow", "CogView 4", "Cosmos", "PRX", "Sana"} | (VISION.keys() - {"dinov3_vit", "pixtral"})
 UNGATED = {
     *(
         "apertus",

@@ -73,7 +73,7 @@ PATCHES = {
     ),
     "FluxAttnProcessor": (
         *(flux, transformer_flux.FluxAttnProcessor, "__call__", patched_processor),
-        *("FluxAttention", "its FluxAttnProcessor.__call__ was replaced by other code"),
+        *("FluxAttention", "FluxAttnProcessor was replaced by other code"),
     ),
 }
 

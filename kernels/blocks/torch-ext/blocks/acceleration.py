@@ -69,19 +69,16 @@ def restore(model: Any) -> None:
 
 
 def _accelerate_root(root: nn.Module, report: Report) -> None:
-    inside: set[nn.Module] = set()  # modules whose computation a replaced module may have taken over
     for module in root.modules():
-        replacement = replacement_in(module) or _put_if_possible(module, report, module in inside)
+        replacement = replacement_in(module) or _put_if_possible(module, report)
         if replacement is not None:
             name = original_class(module).__name__
             report.replaced[name, replacement.does] += 1
             report.kernels[name, replacement.does] = list(replacement.kernels)
             report.left.update((name, miss) for miss in replacement.misses)
-            if not replacement.methods:  # the code of a rewritten forward calls those that it does not know
-                inside.update(module.children())
 
 
-def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optional[Replacement]:
+def _put_if_possible(module: nn.Module, report: Report) -> Optional[Replacement]:
     """Replace a module and return by what, or report why it is left."""
     replacement, reason = find(module)
     if replacement is not None and reason is None:
@@ -90,7 +87,7 @@ def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optiona
     base = replaced_base(module)
     if replacement is None and base is not None:
         reason = f"its class is derived from {base.__name__} and may compute something else"
-    elif reason is None and type(module).__name__.endswith("Norm") and not inside:
+    elif reason is None and type(module).__name__.endswith("Norm"):
         reason = reason_of_norm(module)
     if reason is not None:
         report.left[type(module).__name__, reason] += 1

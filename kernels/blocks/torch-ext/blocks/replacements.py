@@ -9,17 +9,17 @@ import copy
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, MappingProxyType, MethodType
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from torch import nn
 from torch.compiler import is_compiling
 
+from .deferred import now
 from .norms import NormForm, normalized, recognised_norm
-from .probes import Watched, has_hooks, is_bound, is_rewritten, watched_forward
+from .probes import Watched, is_bound, is_rewritten, watched_forward
 from .rewriting import Processing, functions_used, innermost, methods_of, rewrapped, rewritten
 
 Mismatch = Callable[[nn.Module], Optional[str]]
@@ -35,7 +35,6 @@ class Replacement:
         kernels: The names of the kernels that the forward calls, for the report.
         mismatch: Returns why a module of the class must keep its own forward, or None.
         renamed: Names that some releases of the library give parameters, by the names that the mixin gives them.
-        relies_on: Functions of the library's module, and methods of its classes, that the forward computes in place of.
         methods: In place of a mixin: the class's own methods, rewritten.
         misses: What the forward has that no kernel computes, and why.
     """
@@ -45,7 +44,6 @@ class Replacement:
     kernels: tuple[str, ...]
     mismatch: Mismatch = lambda module: None
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)  # else it could not be hashed
-    relies_on: tuple[str, ...] = ()
     methods: Mapping[str, FunctionType] = field(default_factory=dict, compare=False)
     misses: tuple[str, ...] = ()
 
@@ -59,20 +57,18 @@ def replaces(
     kernels: tuple[str, ...],
     mismatch: Mismatch = lambda module: None,
     renamed: Mapping[str, str] = MappingProxyType({}),
-    relies_on: tuple[str, ...] = (),
 ) -> Callable[[type], type]:
     """Register the decorated class as the replacement of the classes at `paths`, "package.module.Class" each.
 
     A name must be given only where what a forward computes cannot be told from its parts; why, the module that gives it
     says. `kernels` names the kernels that the forward calls itself, without those of replaced modules inside.
     `mismatch` must check every attribute that the forward reads: the classes change with their libraries. The forward
-    gets a parameter in `renamed` by its own name, whichever of the two names the library uses. `relies_on` names the
-    library's functions, and methods of its classes, that the forward does not call, but computes what they do.
+    gets a parameter in `renamed` by its own name, whichever of the two names the library uses.
     """
 
     def register(mixin: type) -> type:
         for path in paths:
-            _by_path[path] = Replacement(mixin, does, kernels, mismatch, renamed, relies_on)
+            _by_path[path] = Replacement(mixin, does, kernels, mismatch, renamed)
         return mixin
 
     return register
@@ -123,21 +119,7 @@ def _reason_to_keep(module: nn.Module, replacement: Replacement) -> Optional[str
         reason = f"it has another structure than expected: {error}"
     if reason is not None:
         return reason
-    for path, function in [("forward", type(module).forward), *_relied_on(replacement, type(module))]:
-        if is_foreign(function, type(module)):
-            return f"its {path} was replaced by other code"
-    return None
-
-
-def _relied_on(replacement: Replacement, cls: type) -> list[tuple[str, Any]]:
-    """Return the functions that a replacement computes in place of, as they are now, each with its name."""
-    library, functions = sys.modules[cls.__module__], []
-    for path in replacement.relies_on:
-        value = library
-        for name in path.split("."):
-            value = getattr(value, name, None)
-        functions.append((path, value))
-    return functions
+    return "its forward was replaced by other code" if is_foreign(type(module).forward, type(module)) else None
 
 
 def is_foreign(function: Any, cls: type) -> bool:
@@ -288,8 +270,6 @@ class _Copied:
 def _join(replacement: Replacement, original: type) -> type:
     watched = Watched(original)
     watched.add_method("forward")
-    for path, function in _relied_on(replacement, original):
-        watched.add(sys.modules[original.__module__], path, function)
     if hasattr(replacement.mixin, "_blocks_norm"):
         watched = watched_forward(original)
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
@@ -345,23 +325,9 @@ def _dispatched(joined: type, original: type, name: str, new: FunctionType) -> C
         if is_compiling() or not isinstance(self, joined):
             return inner(self, *args, **kwargs)
         present = getattr(original, name)
-        return (new if present is method else present)(self, *args, **kwargs)
+        if present is method:
+            return new(self, *args, **kwargs)
+        return present(self, *map(now, args), **{key: now(value) for key, value in kwargs.items()})
 
+    dispatch.takes_deferred = new.takes_deferred
     return rewrapped(method, inner, dispatch)
-
-
-# --- what forwards ask of the modules inside -------------------------------------------------------------------------
-
-
-def is_own(module: nn.Module, *classes: Union[type, str]) -> bool:
-    """Return whether a call of `module` would run the forward of one of `classes`, and nothing else.
-
-    A forward must ask this at every call before it computes in place of a module inside: hooks, adapters and
-    offloading may have been added since the replacement, or another module may have been put there. Classes may be
-    given as paths, as in `replaces`. Classes derived from them are others, for their forwards may be.
-    """
-    paths = [cls if isinstance(cls, str) else path_of(cls) for cls in classes]
-    if path_of(type(module)) not in paths or is_rewritten(module) or has_hooks(module):
-        return False
-    watched = getattr(type(module), "_blocks_watched", None)
-    return watched is None or watched.are_unchanged()

@@ -1,0 +1,92 @@
+"""Projections: their inputs without copies or with them, and a GELU after one in its epilogue."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import probes
+from .gated import activation_of
+from .kernel_set import DEVICE, takes
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def projected(linear: Any, x: Any) -> Any:
+    """Return `linear(x)`, of a copy of what is not contiguous: else the bias is added by a kernel of its own."""
+    return linear(x.contiguous() if type(x) in _PLAIN and takes(x) else x)
+
+
+def divided(x: Any, divisor: Any) -> Any:
+    """Return `x / divisor`, which is `x` for one."""
+    return x if divisor == 1 and type(x) in _PLAIN and x.is_floating_point() and takes(x) else x / divisor
+
+
+def joined_tokens(first: Tensor, second: Tensor, dim: int) -> Tensor:
+    """Return `torch.cat((first, second), dim)`.
+
+    Two parts of one tensor, as blocks return them, are joined without a copy. Heads stay where they are in memory: an
+    attention gives its results the order of q, and a projection copies heads that are apart.
+    """
+    if dim == 2 and all(x.dim() == 4 and x.transpose(1, 2).is_contiguous() for x in (first, second)):
+        return torch.cat((first.transpose(1, 2), second.transpose(1, 2)), 1).transpose(1, 2)
+    if dim != 1 or first.dim() != 3 or second.dim() != 3 or torch.is_grad_enabled():
+        return torch.cat((first, second), dim)
+    batch, tokens, channels = first.shape
+    both = tokens + second.shape[1]
+    if (
+        first.dtype == second.dtype
+        and second.shape[::2] == (batch, channels)
+        and first.stride() == second.stride() == (both * channels, channels, 1)
+        and second.storage_offset() == first.storage_offset() + tokens * channels
+        and second.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+    ):
+        return first.as_strided((batch, both, channels), first.stride())
+    return torch.cat((first, second), dim)
+
+
+# --- GELU in the epilogue of a projection -----------------------------------------------------------------------------
+
+# Torch has no documented function for it. The schemas of ATen's ops stay compatible.
+_ADDMM_ACTIVATION = getattr(torch.ops.aten, "_addmm_activation", None)
+HAS_EPILOGUE = DEVICE == "cuda" and _ADDMM_ACTIVATION is not None
+
+
+def gelu_fits_epilogue(projection: nn.Module, x: Tensor) -> bool:
+    """Return whether `linear_gelu` may compute in place of `projection` and a GELU with the tanh approximation.
+
+    The epilogue has no gradient. On the CPU it computes the exact GELU. Without a bias, Torch does not use it.
+    """
+    if not (HAS_EPILOGUE and takes(x) and x.dtype != torch.float32 and x.dim() > 1):
+        return False
+    return is_plain_linear(projection, x.dtype) and not (
+        torch.is_grad_enabled()
+        and (x.requires_grad or projection.weight.requires_grad or projection.bias.requires_grad)
+    )
+
+
+def is_plain_linear(projection: Any, dtype: torch.dtype) -> bool:
+    """Return whether `projection` is nothing but a `torch.nn.Linear` with a bias and parameters of `dtype`."""
+    return (
+        type(projection) is nn.Linear
+        and "forward" not in projection.__dict__
+        and not probes.has_hooks(projection)
+        and type(projection.weight) in _PLAIN
+        and projection.weight.dtype == dtype
+        and type(projection.bias) in _PLAIN
+        and projection.bias.dtype == dtype
+    )
+
+
+def linear_gelu(projection: nn.Module, x: Tensor) -> Tensor:
+    """Return `gelu(projection(x), approximate="tanh")`, with the GELU in the epilogue of the matrix multiplication."""
+    rows = x.flatten(0, -2)
+    out = _ADDMM_ACTIVATION.default(projection.bias, rows, projection.weight.t(), use_gelu=True)
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def activated_projection(activation: Any, projection: Any, x: Any) -> Any:
+    """Return `activation(projection(x))`, in one kernel if the activation fits the epilogue of the projection."""
+    if HAS_EPILOGUE and type(x) in _PLAIN and gelu_fits_epilogue(projection, x) and activation_of(activation) == "tanh":
+        return linear_gelu(projection, x)
+    return activation(projection(x))
