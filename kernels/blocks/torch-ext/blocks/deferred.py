@@ -10,8 +10,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .kernel_set import adaln, rmsnorm, takes
-from .norms import NormForm, form_of, weight_for
+from .kernel_set import adaln, fits, rmsnorm
+from .norms import NormForm, form_of, normalized, weight_for
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -24,9 +24,9 @@ class Deferred:
 
     def now(self) -> Tensor:
         if self.value is None:
-            self.value = self.computed()
+            value = self.computed()
             # Holds its operands no longer than the model itself would.
-            self.__dict__ = {"value": self.value}
+            self.__dict__ = {"value": value}
         return self.value
 
     def computed(self) -> Tensor:
@@ -51,14 +51,6 @@ def pending(x: Any, *classes: type) -> bool:
     return type(x) in classes and x.value is None
 
 
-def _unless_pending(x: Any, *classes: type) -> Any:
-    return x if pending(x, *classes) else now(x)
-
-
-def _is_taken(x: Any) -> bool:
-    return type(x) in _PLAIN and takes(x)
-
-
 class _Wide(Deferred):
     """`x.float()`, where the model computes in float32, and rounds to the dtype of `x` at the end."""
 
@@ -71,12 +63,19 @@ class _Wide(Deferred):
 
 def wide(x: Any) -> Any:
     """Return `x.float()`."""
-    x = _unless_pending(x, _Sum)
-    return _Wide(x) if type(x) is _Sum or _is_taken(x) else x.float()
+    if type(x) is not _Sum or x.value is not None:
+        x = now(x)
+        if not fits(x):
+            return x.float()
+    return _Wide(x)
+
+
+def _unless_wide(x: Any) -> Any:
+    return x if type(x) is _Wide and x.value is None else now(x)
 
 
 def _narrowed(x: Any) -> Any:
-    return x.x if pending(x, _Wide) else x
+    return x.x if type(x) is _Wide and x.value is None else x
 
 
 class _Product(Deferred):
@@ -89,36 +88,27 @@ class _Product(Deferred):
 
 def times(first: Any, second: Any) -> Any:
     """Return `first * second`."""
-    first, second = _unless_pending(first, _Wide), _unless_pending(second, _Wide)
-    if all(type(x) is _Wide or _is_taken(x) for x in (first, second)):
+    first, second = _unless_wide(first), _unless_wide(second)
+    if (type(first) is _Wide or fits(first)) and (type(second) is _Wide or fits(second)):
         return _Product(first, second)
     return now(first) * now(second)
+
+
+_Parts = tuple[Tensor, Tensor, Optional[Tensor]]
 
 
 class _Sum(Deferred):
     """`first + second`, either of which may be a product of a gate and a branch.
 
     Attributes:
-        narrow: Whether the operands are widened, and the result has the dtype from before that.
         parts: The residual, the branch and its gate or None, if the kernels can compute the sum.
+        narrow: Whether the operands are widened, and the result has the dtype from before that.
     """
 
-    def __init__(self, first: Any, second: Any, narrow: bool = False) -> None:
-        self.first, self.second, self.narrow = first, second, narrow
-        self.parts = self._parts(first, second) or self._parts(second, first)
-        self.like = None if self.parts is None else self.parts[0]
+    def __init__(self, first: Any, second: Any, parts: Optional[_Parts], narrow: bool = False) -> None:
+        self.first, self.second, self.parts, self.narrow = first, second, parts, narrow
 
-    def _parts(self, x: Any, other: Any) -> Optional[tuple[Tensor, Tensor, Optional[Tensor]]]:
-        if self.narrow:
-            x, other = now(_narrowed(x)), _narrowed(other)
-        if not _is_taken(x):
-            return None
-        if pending(other, _Product):
-            for gate, whole in ((other.first, other.second), (other.second, other.first)):
-                branch = now(_narrowed(whole)) if self.narrow else whole
-                if _is_like(branch, x) and _fits(gate, x, self.narrow):
-                    return x, branch, gate
-        return (x, other, None) if _is_like(other, x) else None
+    like = property(lambda self: self.parts and self.parts[0])
 
     def computed(self) -> Tensor:
         x, branch, gate = self.parts or (None, None, None)
@@ -126,62 +116,79 @@ class _Sum(Deferred):
             return adaln.gate_residual(x, branch, gate, "last" if self.narrow else "each")
         return x + branch if self.narrow else now(self.first) + now(self.second)
 
-    def normed(self, norm: nn.Module, scale: Any, shift: Any, last: bool) -> Optional[Tensor]:
+    def normed(self, norm: nn.Module, form: NormForm, scale: Any, shift: Any, last: bool) -> Optional[Tensor]:
         """Compute the sum together with its norm, and return that; None if they cannot be computed together."""
-        x, branch, gate = self.parts or (None, None, None)
-        if x is None or (
-            gate is not None and scale is not None and not (self.narrow == last and gate.shape == scale.shape)
-        ):
+        if self.parts is None:
             return None
-        form, rounding = _form(norm, x, last, gate is not None or scale is not None) or (None, "")
-        if form is None:
+        x, branch, gate = self.parts
+        if gate is not None and scale is not None and not (self.narrow == last and gate.shape == scale.shape):
             return None
-        weight, bias = (weight_for(p, x) for p in form.parameters(norm))
-        eps = form.eps_of(norm)
+        weight, bias = form.parameters(norm)
+        rounding = form.place(weight, bias, x.dtype, last, gate is not None or scale is not None)
+        if rounding is None or not _has_rows(form, x):
+            return None
+        weight, bias, eps = weight_for(weight, x), weight_for(bias, x), form.eps_of(norm)
         if gate is None and scale is None and not form.centered:
-            normed, self.value = rmsnorm.add_rms_norm(branch, x, weight, eps, form.offset, rounding)
+            normed, value = rmsnorm.add_rms_norm(branch, x, weight, eps, form.offset, rounding)
+        elif gate is None and scale is None:
+            value, normed = adaln.add_ada_norm(x, branch, None, None, weight, bias, eps)
         else:
             kind = "layer" if form.centered else "rms"
             rounding = "last" if (self.narrow if scale is None else last) else "each"
-            if gate is None and scale is None:
-                self.value, normed = adaln.add_ada_norm(x, branch, None, None, weight, bias, eps)
-            else:
-                self.value, normed = adaln.gate_residual_ada_norm(
-                    x, branch, gate, scale, shift, weight, bias, eps, kind, rounding
-                )
-        self.__dict__ = {"value": self.value}
+            value, normed = adaln.gate_residual_ada_norm(
+                x, branch, gate, scale, shift, weight, bias, eps, kind, rounding
+            )
+        self.__dict__ = {"value": value}
         return normed
+
+
+def _parts_of(x: Any, other: Any, narrow: bool = False) -> Optional[_Parts]:
+    """Return the residual, the branch and its gate or None, if the kernels can compute `x + other`."""
+    if narrow:
+        x, other = now(_narrowed(x)), _narrowed(other)
+    if not fits(x):
+        return None
+    if type(other) is _Product and other.value is None:
+        for gate, whole in ((other.first, other.second), (other.second, other.first)):
+            branch = now(_narrowed(whole)) if narrow else whole
+            if _is_like(branch, x) and _fits(gate, x, narrow):
+                return x, branch, gate
+    return (x, other, None) if _is_like(other, x) else None
 
 
 def total(first: Any, second: Any) -> Any:
     """Return `first + second`."""
-    first, second = _unless_pending(first, _Wide, _Product), _unless_pending(second, _Wide, _Product)
-    result = _Sum(first, second)
-    is_pending = result.parts is not None or type(first) is _Wide or type(second) is _Wide
-    return result if is_pending else now(first) + now(second)
+    first = first if type(first) is _Product and first.value is None else _unless_wide(first)
+    second = second if type(second) is _Product and second.value is None else _unless_wide(second)
+    parts = _parts_of(first, second) or _parts_of(second, first)
+    if parts is None and type(first) is not _Wide and type(second) is not _Wide:
+        return now(first) + now(second)
+    return _Sum(first, second, parts)
 
 
 class Normed(Deferred):
     """`norm(x)`.
 
     Attributes:
+        form: What the norm computes.
         state: "wide" if `x` is widened before the norm, "narrow" if the result is also narrowed after it, else None.
     """
 
-    def __init__(self, norm: nn.Module, x: Any, state: Optional[str] = None) -> None:
-        self.norm, self.x, self.state = norm, x, state
-        self.like = x
+    def __init__(self, norm: nn.Module, form: NormForm, x: Any, state: Optional[str] = None) -> None:
+        self.norm, self.form, self.x, self.state = norm, form, x, state
 
+    like = property(lambda self: self.x)
     dtype = property(lambda self: self.now().dtype)  # a weight may be wider than x
 
     def computed(self) -> Tensor:
-        if pending(self.x, _Sum) and self.state != "wide":
-            normed = self.x.normed(self.norm, None, None, self.state == "narrow")
+        if type(self.x) is _Sum and self.x.value is None and self.state != "wide":
+            normed = self.x.normed(self.norm, self.form, None, None, self.state == "narrow")
             if normed is not None:
                 return normed
         x = now(self.x)
         if self.state is None:
-            return self.norm(x)
+            normed = normalized(self.form, self.norm, x)
+            return self.norm(x) if normed is None else normed
         normed = self.fused(None, None, last=True) if self.state == "narrow" else None
         if normed is None:
             normed = self.norm(x.float())
@@ -189,21 +196,27 @@ class Normed(Deferred):
 
     def fused(self, scale: Any, shift: Any, last: bool) -> Optional[Tensor]:
         """Return `norm(x) * (1 + scale) + shift` by one kernel, or None."""
-        x = self.x = _unless_pending(self.x, _Sum)
-        if scale is not None and not (_fits(scale, x, last) and _fits(shift, x, last) and scale.shape == shift.shape):
+        x, form = self.x, self.form
+        if scale is not None and not (
+            _fits(scale, x, last)
+            and type(shift) in _PLAIN
+            and shift.dtype == scale.dtype
+            and shift.shape == scale.shape
+            and shift.device == scale.device
+        ):
             return None
         if type(x) is _Sum:
-            normed = x.normed(self.norm, scale, shift, last)
+            normed = x.normed(self.norm, form, scale, shift, last) if x.value is None else None
             if normed is not None:
                 return normed
             x = self.x = x.now()
-        form, place = _form(self.norm, x, last, scale is not None) or (None, "")
-        if form is None:
+        weight, bias = form.parameters(self.norm)
+        place = form.place(weight, bias, x.dtype, last, scale is not None)
+        if place is None or not _has_rows(form, x):
             return None
-        weight, bias = (weight_for(p, x) for p in form.parameters(self.norm))
-        eps, rounding = form.eps_of(self.norm), "last" if last else "each"
+        weight, eps, rounding = weight_for(weight, x), form.eps_of(self.norm), "last" if last else "each"
         if form.centered:
-            return adaln.ada_layer_norm(x, scale, shift, weight, bias, eps, rounding)
+            return adaln.ada_layer_norm(x, scale, shift, weight, weight_for(bias, x), eps, rounding)
         if scale is None:
             return rmsnorm.rms_norm(x, weight, eps, form.offset, place)
         return adaln.ada_rms_norm(x, scale, shift, weight, eps, rounding)
@@ -211,10 +224,14 @@ class Normed(Deferred):
 
 def normed(norm: Any, x: Any) -> Any:
     """Return `norm(x)`."""
-    x = _unless_pending(x, _Sum, _Wide)
-    if form_of(norm) is None or not (type(x) in (_Sum, _Wide) or _is_taken(x)):
+    if type(x) not in (_Sum, _Wide) or x.value is not None:
+        x = now(x)
+        if not fits(x):
+            return norm(x)
+    form = form_of(norm)
+    if form is None:
         return norm(now(x))
-    return Normed(norm, x.x, "wide") if type(x) is _Wide else Normed(norm, x)
+    return Normed(norm, form, x.x, "wide") if type(x) is _Wide else Normed(norm, form, x)
 
 
 class _Modulated(Deferred):
@@ -227,7 +244,7 @@ class _Modulated(Deferred):
 
 def modulated(normed: Any, scale: Any, shift: Any) -> Any:
     """Return `normed * (1 + scale) + shift`."""
-    if pending(normed, Normed):
+    if type(normed) is Normed and normed.value is None:
         if normed.state == "wide":
             return _Modulated(normed, scale, shift)
         result = None if normed.state else normed.fused(scale, shift, last=False)
@@ -238,19 +255,23 @@ def modulated(normed: Any, scale: Any, shift: Any) -> Any:
 
 def like_type(value: Any, other: Any) -> Any:
     """Return `value.type_as(other)`."""
-    if pending(value, _Modulated) and other.dtype == value.normed.x.dtype:
+    if type(value) is _Modulated and value.value is None and other.dtype == value.normed.x.dtype:
         result = value.normed.fused(value.scale, value.shift, last=True)
         if result is not None:
             return result
-    is_wide = pending(value, Normed) and value.state == "wide" and other.dtype == value.x.dtype
-    if is_wide and _form(value.norm, value.x, True, False) is not None:
-        return Normed(value.norm, value.x, "narrow")
-    if pending(value, _Sum) and any(
-        pending(x, _Wide) and x.x.dtype == other.dtype for x in (value.first, value.second)
-    ):
-        narrow = _Sum(value.first, value.second, narrow=True)
-        if narrow.parts is not None:
-            return narrow
+    if type(value) is Normed and value.value is None and value.state == "wide" and other.dtype == value.x.dtype:
+        weight, bias = value.form.parameters(value.norm)
+        x = value.x.value if type(value.x) is _Sum and value.x.value is not None else value.x
+        x = x.like if type(x) is _Sum else x
+        place = None if x is None else value.form.place(weight, bias, x.dtype, True, False)
+        if place is not None and _has_rows(value.form, x):
+            return Normed(value.norm, value.form, value.x, "narrow")
+    if type(value) is _Sum and value.value is None:
+        first, second = value.first, value.second
+        if any(pending(x, _Wide) and x.x.dtype == other.dtype for x in (first, second)):
+            parts = _parts_of(first, second, True) or _parts_of(second, first, True)
+            if parts is not None:
+                return _Sum(first, second, parts, narrow=True)
     return now(value).type_as(now(other))
 
 
@@ -274,8 +295,8 @@ def _is_plainly_called(module: nn.Module) -> bool:
 def _is_like(branch: Any, residual: Tensor) -> bool:
     return (
         type(branch) in _PLAIN
-        and branch.dtype == residual.dtype
         and branch.shape == residual.shape
+        and branch.dtype == residual.dtype
         and branch.device == residual.device
     )
 
@@ -298,28 +319,10 @@ def _fits(modulation: Any, x: Any, last: bool) -> bool:
     return True
 
 
-def _form(norm: Any, x: Any, last: bool, combined: bool) -> Optional[tuple[NormForm, str]]:
-    """Return what the kernels compute for a norm of `x` after a sum or with modulations, and where it rounds.
+def _has_rows(form: NormForm, x: Tensor) -> bool:
+    """Return whether the kernels should normalize `x` with what is before or after the norm.
 
-    Args:
-        last: Whether the norm gets `x` in float32, and the result is rounded to the dtype of `x` after all.
-        combined: Whether there are modulations or gates.
+    They copy rows whose elements are apart, as a transformer gets them from a convolution, once: their results are
+    contiguous.
     """
-    form, x = form_of(norm), x.like if pending(x, _Sum) else x
-    # The kernels copy rows whose elements are apart, as a transformer gets them from a convolution, once: their results
-    # are contiguous.
-    if form is None or not takes(x) or form.width not in (None, x.shape[-1]) or (x.stride(-1) != 1 and x.dim() != 3):
-        return None
-    weight, bias = form.parameters(norm)
-    rounding = form.rounding(torch.float32 if last else x.dtype, None if weight is None else weight.dtype)
-    if rounding is None or (bias is not None and not form.centered):
-        return None
-    if last:
-        rounding = "last"
-    if combined and (
-        form.offset
-        or not (last or weight is None or weight.dtype == x.dtype)
-        or not (form.centered or weight is None or rounding == "last")
-    ):
-        return None
-    return form, rounding
+    return form.width in (None, x.shape[-1]) and (x.stride(-1) == 1 or x.dim() == 3)

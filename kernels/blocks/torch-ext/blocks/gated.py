@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, silu
 
 from . import probes
 from .deferred import Deferred, now, pending
-from .kernel_set import geglu, takes
+from .kernel_set import fits, geglu
 
 _PLAIN = (Tensor, nn.Parameter)
 # "silu", or for gelu the argument `approximate` of its kernels.
@@ -109,7 +109,7 @@ def gated(activated: Any, up: Any) -> Any:
             and gate.dtype == up.dtype
             and gate.shape == up.shape
             and gate.dim() > 0
-            and takes(gate)
+            and fits(gate)
             and gate.device == up.device
         ):
             return product(activated.name, gate, up)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from . import probes
-from .kernel_set import adaln, rmsnorm, takes
+from .kernel_set import adaln, rmsnorm
 
 _PLAIN = (Tensor, nn.Parameter)
 # What norms use whose eps is not an attribute. That of Torch depends on the dtype.
@@ -28,6 +28,7 @@ class NormForm:
         offset: Added to the weight.
         width: The number of elements that it normalizes, or None for any.
         roundings: By dtypes of x and of the weight: where the norm rounds, as in `rmsnorm.rms_norm`, or None.
+        places: What `place` has returned.
     """
 
     sample: nn.Module
@@ -38,6 +39,7 @@ class NormForm:
     offset: float
     width: Optional[int]
     roundings: dict[tuple[torch.dtype, Optional[torch.dtype]], Optional[str]] = field(default_factory=dict)
+    places: dict[tuple, Optional[str]] = field(default_factory=dict)
 
     @property
     def kernel(self) -> str:
@@ -53,6 +55,27 @@ class NormForm:
         except KeyError:
             self.roundings[dtype, weight] = rounding = _rounding(self, dtype, weight)
             return rounding
+
+    def place(self, weight: Optional[Tensor], bias: Any, dtype: torch.dtype, last: bool, combined: bool) -> Optional[str]:
+        """Return where the norm rounds in a kernel that also computes what is before or after it; None if in none.
+
+        Args:
+            last: Whether the norm gets x in float32, and the result is rounded to `dtype`, that of x, after all.
+            combined: Whether there are modulations or gates.
+        """
+        of_weight = None if weight is None else weight.dtype
+        key = dtype, of_weight, bias is None, last, combined
+        if key not in self.places:
+            rounding = self.rounding(torch.float32 if last else dtype, of_weight)
+            if rounding is not None and last:
+                rounding = "last"
+            is_apart = combined and (
+                self.offset
+                or not (last or weight is None or of_weight == dtype)
+                or not (self.centered or weight is None or rounding == "last")
+            )
+            self.places[key] = None if is_apart or (bias is not None and not self.centered) else rounding
+        return self.places[key]
 
     def statement(self, norm: nn.Module, x: Tensor, rounding: str) -> Tensor:
         """Compute the norm with Torch, rounding as the kernels do."""
@@ -211,18 +234,18 @@ def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
     return parameter if parameter is None or parameter.dtype == x.dtype else parameter.float()
 
 
-def takes_rows(x: Tensor, width: Optional[int]) -> bool:
-    """Return whether the kernels should normalize `x` over its last dimension, of `width` elements, now.
+def has_rows(x: Tensor, width: Optional[int]) -> bool:
+    """Return whether the kernels should normalize `x` over its last dimension, of `width` elements.
 
     Not if the elements of a row are apart, as in VAEs, which normalize a transposed tensor: the kernels copy it, and
     change the memory format for the convolution that follows.
     """
-    return takes(x) and x.dim() > 0 and x.stride(-1) == 1 and (width is None or x.shape[-1] == width)
+    return x.dim() > 0 and x.stride(-1) == 1 and (width is None or x.shape[-1] == width)
 
 
 def normalized(form: NormForm, norm: nn.Module, x: Tensor) -> Optional[Tensor]:
     """Return `norm(x)`, or None if the kernels cannot compute it."""
-    if not takes_rows(x, form.width):
+    if not has_rows(x, form.width):
         return None
     weight, bias = form.parameters(norm)
     rounding = form.rounding(x.dtype, None if weight is None else weight.dtype)

@@ -7,19 +7,19 @@ from torch import Tensor, nn
 
 from . import probes
 from .gated import activation_of
-from .kernel_set import DEVICE, takes
+from .kernel_set import DEVICE, fits
 
 _PLAIN = (Tensor, nn.Parameter)
 
 
 def projected(linear: Any, x: Any) -> Any:
     """Return `linear(x)`, of a copy of what is not contiguous: else the bias is added by a kernel of its own."""
-    return linear(x.contiguous() if type(x) in _PLAIN and takes(x) else x)
+    return linear(x.contiguous() if fits(x) else x)
 
 
 def divided(x: Any, divisor: Any) -> Any:
     """Return `x / divisor`, which is `x` for one."""
-    return x if divisor == 1 and type(x) in _PLAIN and x.is_floating_point() and takes(x) else x / divisor
+    return x if divisor == 1 and fits(x) else x / divisor
 
 
 def joined_tokens(first: Tensor, second: Tensor, dim: int) -> Tensor:
@@ -57,7 +57,7 @@ def gelu_fits_epilogue(projection: nn.Module, x: Tensor) -> bool:
 
     The epilogue has no gradient. On the CPU it computes the exact GELU. Without a bias, Torch does not use it.
     """
-    if not (HAS_EPILOGUE and takes(x) and x.dtype != torch.float32 and x.dim() > 1):
+    if not (HAS_EPILOGUE and fits(x) and x.dtype != torch.float32 and x.dim() > 1):
         return False
     return is_plain_linear(projection, x.dtype) and not (
         torch.is_grad_enabled()
@@ -87,6 +87,6 @@ def linear_gelu(projection: nn.Module, x: Tensor) -> Tensor:
 
 def activated_projection(activation: Any, projection: Any, x: Any) -> Any:
     """Return `activation(projection(x))`, in one kernel if the activation fits the epilogue of the projection."""
-    if HAS_EPILOGUE and type(x) in _PLAIN and gelu_fits_epilogue(projection, x) and activation_of(activation) == "tanh":
+    if HAS_EPILOGUE and gelu_fits_epilogue(projection, x) and activation_of(activation) == "tanh":
         return linear_gelu(projection, x)
     return activation(projection(x))

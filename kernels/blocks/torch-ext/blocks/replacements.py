@@ -18,6 +18,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from .deferred import now
+from .kernel_set import takes, takes_tensors
 from .norms import NormForm, normalized, recognised_norm
 from .probes import Watched, is_bound, is_rewritten, watched_forward
 from .rewriting import Processing, functions_used, innermost, methods_of, rewrapped, rewritten
@@ -139,7 +140,7 @@ def is_foreign(function: Any, cls: type) -> bool:
 @functools.cache
 def _of_norm(form: NormForm) -> Replacement:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        result = normalized(form, self, args[0]) if len(args) == 1 and not kwargs else None
+        result = normalized(form, self, args[0]) if len(args) == 1 and not kwargs and takes(args[0]) else None
         return super(mixin, self).forward(*args, **kwargs) if result is None else result
 
     mixin = type("RecognisedNorm", (), {"forward": forward, "_blocks_norm": form})
@@ -322,7 +323,7 @@ def _dispatched(joined: type, original: type, name: str, new: FunctionType) -> C
 
     @functools.wraps(inner)
     def dispatch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not isinstance(self, joined):
+        if not isinstance(self, joined) or not takes_tensors():
             return inner(self, *args, **kwargs)
         present = getattr(original, name)
         if present is method:

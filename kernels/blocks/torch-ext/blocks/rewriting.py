@@ -23,6 +23,7 @@ import importlib.util
 import inspect
 import sys
 import textwrap
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -57,6 +58,22 @@ _FUNCTIONS = {
 }
 
 
+_signatures: "weakref.WeakKeyDictionary[FunctionType, tuple[Any, inspect.Signature]]" = weakref.WeakKeyDictionary()
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """Return `inspect.signature(function)`, found once: a forward of diffusers asks for its processor's in each call."""
+    inner = getattr(function, "__func__", None)
+    if type(inner) is not FunctionType or inner.__dict__:  # such as what it wraps
+        return inspect.signature(function)
+    made_of = inner.__code__, inner.__defaults__, inner.__kwdefaults__
+    known, signature = _signatures.get(inner, (None, None))
+    if known != made_of:
+        signature = inspect.signature(function)
+        _signatures[inner] = made_of, signature
+    return signature
+
+
 @dataclass
 class Rewriting:
     """What became of a function.
@@ -88,7 +105,7 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
     node.body = rewriter.rewrite(node.args, node.body)
     result = Rewriting(None, rewriter.does, rewriter.misses)
     if rewriter.does:
-        result.function = _function(node, function, SimpleNamespace(slice=slice, **_FUNCTIONS, **rewriter.constants))
+        result.function = _function(node, function, SimpleNamespace(slice=slice, signature_of=signature_of, **_FUNCTIONS, **rewriter.constants))
         result.function.takes_deferred = rewriter.takes_deferred
     return result
 
@@ -408,6 +425,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     visit_ClassDef = visit_ListComp = visit_GeneratorExp = visit_DictComp = visit_SetComp = visit_Lambda
+    visit_With = visit_Lambda  # which may begin what the kernels have no part in, such as autocast
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         made = self._made.get(node.name, _MISSING)
@@ -660,6 +678,8 @@ class _Rewriter(ast.NodeTransformer):
                 self.does.setdefault(what, set()).update(kernels)
             self.generic_visit(node)
             return ast.Call(self._constant(self._processing), [node.func, *node.args], node.keywords)
+        if self._resolve(node.func) is inspect.signature and len(node.args) == 1 and not node.keywords:
+            return self._call("signature_of", node, *node.args)
         inner = self._rotated_part_of(node)
         call = self._rotary_of(node if inner is None else inner)
         if call is not None:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from . import probes
 from .deferred import Deferred, Normed, now, pending
-from .kernel_set import is_capturing, rope3d, takes
-from .norms import form_of, takes_rows, weight_for
+from .kernel_set import fits, is_capturing, rope3d
+from .norms import has_rows, weight_for
 from .projections import joined_tokens
-from .rotary_tables import halves
+from .rotary_tables import halves, parted
 from .rotary_tables import parts as parts_of
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -22,7 +22,7 @@ _PLAIN = (Tensor, nn.Parameter)
 _B, _S, _H, _G, _D = 2, 5, 3, 4, 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RotaryForm:
     """How a call rotates, for x and tables of some numbers of dimensions.
 
@@ -237,9 +237,10 @@ def _aligned(table: Tensor, form: RotaryForm) -> Tensor:
 class _Viewed(Deferred):
     """A norm of which the heads are made after it: `getattr(x, name)(*args)`, of `x` likewise."""
 
+    source: Any = None
+
     def __init__(self, x: Any, name: str, args: Any) -> None:
         self.x, self.name, self.args = x, name, args
-        self.source = getattr(_source(x), name)(*args)
 
     def computed(self) -> Tensor:
         return getattr(self.x.now(), self.name)(*self.args)
@@ -257,7 +258,8 @@ class _Joined(Deferred):
 
 def viewed(x: Any, name: str, *args: Any) -> Any:
     """Return `getattr(x, name)(*args)`, of a view or a part of `x`."""
-    if pending(x, _Viewed) or (pending(x, Normed) and x.state is None):
+    cls = type(x)
+    if (cls is _Viewed or (cls is Normed and x.__dict__.get("state", "") is None)) and x.value is None:
         return _Viewed(x, name, args)
     return getattr(now(x), name)(*args)
 
@@ -271,13 +273,11 @@ def joined(parts: list[Any], dim: int) -> Any:
 
 def rotated(call: RotaryCall, function: Callable, xs: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
     """Return `function(*xs, *args, **kwargs)`, or of a function of one tensor what it returns of each of `xs`."""
-    parts = [x.parts if pending(x, _Joined) else [x] for x in xs]
-    found = _prepared(call, function, parts, args, kwargs)
-    if found is None:
+    parts = [x.parts if pending(x, _Joined) else (x,) for x in xs]
+    results = _rotated(call, function, parts, args, kwargs)
+    if results is None:
         xs = tuple(map(now, xs))
         results = function(*xs, *args, **kwargs) if call.tensors == 2 else [function(x, *args, **kwargs) for x in xs]
-    else:
-        results = _rotated(parts, *found)
     return results[0] if len(xs) == 1 else tuple(results)
 
 
@@ -286,97 +286,102 @@ def rotated_part(
 ) -> Any:
     """Return what the function rotates of the first of two parts of each of `xs`, joined with the second part."""
     first, second = (part[dim] for part in parts)
-    groups, end = [[x] for x in xs], second.start
+    end = second.start
     is_cut = type(end) is int and end < 0 and first == slice(None, end) and second == slice(end, None)
-    found = _prepared(call, function, groups, args, kwargs, -end) if is_cut else None
-    if found is not None and found[0].layout.index("s") != dim:
-        found = None
-    if found is None:
+    results = _rotated(call, function, [(x,) for x in xs], args, kwargs, -end, dim) if is_cut else None
+    if results is None:
         wholes = map(now, xs)
         results = [torch.cat((function(x[parts[0]], *args, **kwargs), x[parts[1]]), dim) for x in wholes]
-    else:
-        results = _rotated(groups, *found)
     return results[0] if len(xs) == 1 else tuple(results)
 
 
 def rotate_part(call: RotaryCall, function: Callable, x: Any, part: Any, *args: Any, **kwargs: Any) -> None:
     """Compute `x[part] = function(x[part], *args, **kwargs)`."""
     given = x[part]
-    found = _prepared(call, function, [[given]], args, kwargs)
+    found = _prepared(call, function, [(given,)], args, kwargs, 0)
     if found is None:
         x[part] = function(given, *args, **kwargs)
     elif torch.is_grad_enabled() and x.requires_grad:  # autograd takes no kernel that changes a view
-        x[part] = _rotated([[given]], *found)[0]
+        x[part] = _rotated(call, function, [(given,)], args, kwargs)[0]
     else:
-        form, tables, width = found
-        options = {"pairs": form.pairs, "inplace": True, **_layout(width, given)}
-        rope3d.apply_rotary(_tokens_first(given, form), None, *tables, **options)
+        form, ((heads,),), (tables,), options = found
+        rope3d.apply_rotary(heads, None, *tables, inplace=True, **options)
 
 
-def _rotated(parts: list[list[Any]], form: RotaryForm, tables: list[Tensor], width: int) -> list[Tensor]:
-    """Return the rotations of one or two tensors, each given by its parts along the tokens."""
-    outs, begin = [], 0
-    for group in zip(*parts):
-        end = begin + _tokens_first(_source(group[0]), form).shape[1]
-        whole = len(parts[0]) == 1
-        part = tables if whole else [table.narrow(-2, begin, end - begin) for table in tables]
-        outs.append(_rotated_group(group, form, part, width))
-        begin = end
-    results = [heads[0] if len(heads) == 1 else torch.cat(heads, 1) for heads in zip(*outs)]
+def _rotated(
+    call: RotaryCall, function: Callable, parts: list, args: Any, kwargs: Any, more: int = 0, dim: int = -1
+) -> Optional[list[Tensor]]:
+    """Return the rotations of one or two tensors, each given by its parts along the tokens, or None.
+
+    Args:
+        more: The number of tokens at the end that are not rotated.
+        dim: The dimension of the tokens, if there are such.
+    """
+    groups = list(zip(*parts))
+    found = _prepared(call, function, groups, args, kwargs, more) if len(parts[0]) == len(parts[-1]) else None
+    if found is None or (more and found[0].layout.index("s") != dim):
+        return None
+    form, heads, tables, options = found
+    outs = [_rotated_group(form, *each, options) for each in zip(groups, heads, tables)]
+    results = outs[0] if len(outs) == 1 else [torch.cat(each, 1) for each in zip(*outs)]
+    if form.layout == "bhsd":
+        return [x.transpose(1, 2) for x in results]
     if form.layout == "shd":
         return [x[0] for x in results]
     if form.layout == "bsd":
         return [x.squeeze(2) for x in results]
-    if form.layout == "bSHd":
-        return [x.view(_source(part[0]).shape) for x, part in zip(results, parts)]
-    return [x.transpose(1, 2) for x in results] if form.layout == "bhsd" else results
+    return [x.view(_source(y).shape) for x, y in zip(results, groups[0])] if form.layout == "bSHd" else results
 
 
-def _rotated_group(group: tuple[Any, ...], form: RotaryForm, tables: list[Tensor], width: int) -> list[Tensor]:
-    kinds = [_kind_of(x, form) for x in group]
-    if kinds[0] is not None and all(kind == kinds[0] for kind in kinds):
-        eps, offset, rounding, norm = kinds[0]
-        heads = [_tokens_first(_source(x), form) for x in group]
-        norms = [_norm_of(x) for x in group]
-        weights = [weight_for(form_of(own).parameters(own)[0], x) for own, x in zip(norms, heads)]
-        q, k, of_q, of_k = (*heads, *weights) if len(group) == 2 else (heads[0], None, weights[0], None)
-        options = {"eps": eps, "norm": norm, "offset": offset, "rounding": rounding, "pairs": form.pairs}
-        out = rope3d.norm_rotary(q, k, of_q, of_k, *tables, **options, **_layout(width, q))
-    else:
-        q, k = (*(_tokens_first(now(x), form) for x in group), None)[:2]
-        out = rope3d.apply_rotary(q, k, *tables, pairs=form.pairs, **_layout(width, q))
-    return list(out[: len(group)])
+def _rotated_group(
+    form: RotaryForm, group: Any, heads: list[Tensor], tables: Any, options: dict[str, Any]
+) -> list[Tensor]:
+    kind = _kind_of(group[0], heads[0])
+    if kind is None or any(_kind_of(x, part) != kind for x, part in zip(group[1:], heads[1:])):
+        heads = [part if type(x) in _PLAIN else _tokens_first(now(x), form) for x, part in zip(group, heads)]
+        return list(rope3d.apply_rotary(*_two(heads), *tables, **options)[: len(heads)])
+    weights = [weight_for(_weight_of(x), part) for x, part in zip(group, heads)]
+    eps, offset, rounding, norm = kind
+    out = rope3d.norm_rotary(
+        *(*_two(heads), *_two(weights), *tables), eps=eps, offset=offset, rounding=rounding, norm=norm, **options
+    )
+    return list(out[: len(heads)])
 
 
-def _norm_of(x: Any) -> nn.Module:
-    return _norm_of(x.x) if type(x) is _Viewed else x.norm
+def _two(tensors: list) -> list:
+    return tensors if len(tensors) == 2 else [tensors[0], None]
+
+
+def _normed_of(x: Any) -> Any:
+    while type(x) is _Viewed and x.value is None:
+        x = x.x
+    return x
+
+
+def _weight_of(x: Any) -> Optional[Tensor]:
+    normed = _normed_of(x)
+    return normed.form.parameters(normed.norm)[0]
 
 
 def _source(x: Any) -> Tensor:
     """Return a tensor, or of a pending norm its input, in the shape of its result."""
-    if pending(x, _Viewed):
+    if type(x) is _Viewed and x.value is None:
+        if x.source is None:
+            x.source = getattr(_source(x.x), x.name)(*x.args)
         return x.source
-    return now(x.x) if pending(x, Normed) else now(x)
+    return now(x.x) if type(x) is Normed and x.value is None else now(x)
 
 
-def _kind_of(x: Any, form: RotaryForm) -> Any:
+def _kind_of(x: Any, heads: Tensor) -> Any:
     """Return eps, offset, rounding and what is normalized together, of a pending norm that a kernel may rotate."""
-    if not pending(x, Normed, _Viewed):
+    normed = _normed_of(x)
+    if type(normed) is not Normed or normed.value is not None:
         return None
-    norm, heads = _norm_of(x), _tokens_first(_source(x), form)
-    while type(x) is _Viewed:
-        x = x.x
-    rows, of_norm = now(x.x), form_of(norm)
-    if (
-        x.state is not None
-        or of_norm is None
-        or of_norm.centered
-        or of_norm.bias
-        or not takes_rows(rows, of_norm.width)
-    ):
+    rows, form = now(normed.x), normed.form
+    if normed.state is not None or form.centered or form.bias or not has_rows(rows, form.width):
         return None
-    weight, _ = of_norm.parameters(norm)
-    rounding = of_norm.rounding(rows.dtype, None if weight is None else weight.dtype)
+    weight, _ = form.parameters(normed.norm)
+    rounding = form.rounding(rows.dtype, None if weight is None else weight.dtype)
     # The product of rounded values and a wider weight is not rounded to the dtype of x, as the kernel's is.
     if rounding is None or (weight is not None and rounding == "before_weight" and weight.dtype != rows.dtype):
         return None
@@ -387,62 +392,82 @@ def _kind_of(x: Any, form: RotaryForm) -> Any:
         kind = "token"
     else:
         return None
-    return of_norm.eps_of(norm), of_norm.offset, rounding, kind
+    return form.eps_of(normed.norm), form.offset, rounding, kind
 
 
 def _prepared(
-    call: RotaryCall, function: Callable, parts: list[list[Any]], args: Any, kwargs: Any, more: int = 0
-) -> Optional[tuple[RotaryForm, list[Tensor], int]]:
-    """Return the form, the tables for the kernels, followed by `more` tokens not to rotate, and the rotated width."""
-    if function is not call.function or len({len(x) for x in parts}) != 1:
+    call: RotaryCall, function: Callable, groups: list, args: Any, kwargs: Any, more: int
+) -> Optional[tuple[RotaryForm, list[list[Tensor]], Any, dict[str, Any]]]:
+    """Return the form, and for each group the tensors and the tables for the kernels, and their options."""
+    if function is not call.function:
         return None
-    xs = [_source(part) for x in parts for part in x]
+    groups = [[_source(x) for x in group] for group in groups]
     tables = [_argument(where, args, kwargs, call.tensors) for where in (call.cos, call.sin) if where is not None]
     if call.sin is None and isinstance(tables[0], (tuple, list)):
         tables = list(tables[0])
-    if not all(type(tensor) in _PLAIN for tensor in (*xs, *tables)) or not takes(xs[0]):
+    x, table, other = groups[0][0], tables[0], tables[-1]
+    if not fits(x) or type(table) not in _PLAIN or type(other) not in _PLAIN:
         return None
-    x = xs[0]
-    forms = call.forms.get((x.dim(), tables[0].dim(), tables[0].is_complex()), ())
-    form = next((form for form in forms if _has_tokens(tables[0], form, x, len(parts[0]) > 1)), None)
+    form = _form_for(call, x, table, len(groups) > 1)
     if form is None or len(tables) != (1 if form.complex else 2) or not call.watched.are_unchanged():
         return None
-    last = tables[0].shape[-1]
-    dtype = torch.float32 if form.complex else tables[0].dtype
-    width = 2 * last if form.repeats == "once" else last
+    shape, size = table.shape, x.shape[-1]
+    dtype = torch.float32 if form.complex else table.dtype
+    width = 2 * shape[-1] if form.repeats == "once" else shape[-1]
     if (
-        width > x.shape[-1]
-        or (width < x.shape[-1] and not form.partial)
+        width > size
+        or (width < size and not form.partial)
         or width % 2
         or (dtype != x.dtype and not form.casts)
-        or any(t.device != x.device or t.shape != tables[0].shape or t.dtype != tables[0].dtype for t in tables)
-        or any(other.dim() != x.dim() or other.dtype != x.dtype or other.shape[-1] != x.shape[-1] for other in xs)
+        or table.device != x.device
+        or other.device != x.device
+        or other.shape != shape
+        or other.dtype != table.dtype
     ):
         return None
+    heads, counts = [], []
+    for group in groups:
+        if any(type(y) not in _PLAIN or y.dim() != x.dim() or y.dtype != x.dtype for y in group):
+            return None
+        heads.append([_tokens_first(y, form) for y in group])
+        counts.append(heads[-1][0].shape[1])
+        if any(y.shape[-1] != size or y.shape[:2] != (heads[0][0].shape[0], counts[-1]) for y in heads[-1]):
+            return None
     if form.repeats in ("half", "interleaved") and not _repeats(call, form, tables):
         return None
-    if form.repeats == "interleaved" and form.layout != "bSHd" and tables[0].dtype in (x.dtype, torch.float32):
-        tables = list(halves(*tables, more))
-        more = 0
-    else:
-        tables = [_for_kernels(table, form) for table in (parts_of(tables[0]) if form.complex else tables)]
-    heads = [[_tokens_first(_source(part), form) for part in x] for x in parts]
-    batch, count = heads[0][0].shape[0], sum(part.shape[1] for part in heads[0])
-    if more or any(
-        table.shape[-2] != count or (table.dim() == 3 and table.shape[0] not in (1, batch)) for table in tables
-    ):
+    prepared = _tables_for(form, tables, counts, more)
+    if prepared is None or (prepared[0][0].dim() == 3 and prepared[0][0].shape[0] not in (1, heads[0][0].shape[0])):
         return None
-    counts = [part.shape[1] for part in heads[0]]
-    if any(part.shape[:2] != (batch, count) for x in heads for part, count in zip(x, counts)):
+    options = {"pairs": form.pairs, "rotary_dim": width} if width != size else {"pairs": form.pairs}
+    return form, heads, prepared, options
+
+
+def _form_for(call: RotaryCall, x: Tensor, table: Tensor, is_part: bool) -> Optional[RotaryForm]:
+    for form in call.forms.get((x.dim(), table.dim(), table.is_complex()), ()):
+        if _has_tokens(table, form, x, is_part):
+            return form
+    return None
+
+
+def _tables_for(form: RotaryForm, tables: list[Tensor], counts: list[int], more: int) -> Any:
+    """Return the tables of the kernels for parts of some numbers of tokens, of which the last `more` are not rotated."""
+    table = tables[0]
+    if form.repeats == "interleaved" and form.layout != "bSHd" and table.dtype != torch.float64:
+        if table.shape[form.layout.index("s") if table.dim() == 4 else -2] + more != sum(counts):
+            return None
+        return halves(*tables, more, counts)
+    tables = [_for_kernels(table, form) for table in (parts_of(table) if form.complex else tables)]
+    if more or tables[0].shape[-2] != sum(counts):
         return None
-    return form, tables, width
+    return parted(tables, counts)
 
 
 def _has_tokens(table: Tensor, form: RotaryForm, x: Tensor, is_part: bool) -> bool:
     """Return whether a table has tokens and heads where a form has those of x."""
-    if table.dim() == 3 and x.dim() == 4:
+    dims = table.dim()
+    if dims == 3 and x.dim() == 4:
         return (form.layout == "bSHd") == (table.shape[:2] == x.shape[1:3] and not is_part)
-    if table.dim() < 4:
+    if dims < 4:
         return True
     count = x.shape[form.layout.index("s")]
     return table.shape[form.layout.index("h")] == 1 and (is_part or table.shape[form.layout.index("s")] == count)
@@ -458,24 +483,30 @@ def _repeats(call: RotaryCall, form: RotaryForm, tables: list[Tensor]) -> bool:
 
     It reads the first tables of each width, which waits for the GPU.
     """
-    key = call.function, tables[0].shape[-1], tables[0].device.type
-    if key not in _repeating and not is_capturing():
-        same = True
-        for table in tables:
-            first, second = table.chunk(2, -1) if form.repeats == "half" else (table[..., ::2], table[..., 1::2])
-            same = same and bool(torch.equal(first, second))
-        _repeating[key] = same
-    return _repeating.get(key, False)
+    key = call.function, tables[0].shape[-1]
+    known = _repeating.get(key)
+    if known is not None:
+        return known
+    if is_capturing():
+        return False
+    same = True
+    for table in tables:
+        first, second = table.chunk(2, -1) if form.repeats == "half" else (table[..., ::2], table[..., 1::2])
+        same = same and bool(torch.equal(first, second))
+    _repeating[key] = same
+    return same
 
 
 def _tokens_first(x: Tensor, form: RotaryForm) -> Tensor:
+    if form.layout == "bshd":
+        return x
+    if form.layout == "bhsd":
+        return x.transpose(1, 2)
     if form.layout == "shd":
         return x[None]
     if form.layout == "bsd":
         return x.unsqueeze(2)
-    if form.layout == "bSHd":  # each head is a token of its own
-        return x.flatten(1, 2).unsqueeze(2)
-    return x.transpose(1, 2) if form.layout == "bhsd" else x
+    return x.flatten(1, 2).unsqueeze(2)  # "bSHd": each head is a token of its own
 
 
 def _for_kernels(table: Tensor, form: RotaryForm) -> Tensor:
@@ -485,10 +516,4 @@ def _for_kernels(table: Tensor, form: RotaryForm) -> Tensor:
         table = table.squeeze(form.layout.index("h"))
     if table.dtype == torch.float64:
         table = table.float()
-    if form.repeats == "interleaved":
-        return table
     return table[..., : table.shape[-1] // 2] if form.repeats == "first" else table
-
-
-def _layout(width: int, x: Tensor) -> dict[str, Any]:
-    return {"rotary_dim": width} if width != x.shape[-1] else {}
