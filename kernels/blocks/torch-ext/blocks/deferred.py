@@ -33,7 +33,8 @@ class Deferred:
         raise NotImplementedError
 
     def _asked(self, name: str) -> Any:
-        return getattr(self.now() if self.value is not None or self.like is None else self.like, name)
+        like = self.like if self.value is None else self.value
+        return getattr(self.now() if like is None else like, name)
 
     shape = property(lambda self: self._asked("shape"))
     dtype = property(lambda self: self._asked("dtype"))
@@ -63,7 +64,7 @@ class _Wide(Deferred):
 
 def wide(x: Any) -> Any:
     """Return `x.float()`."""
-    if type(x) is not _Sum or x.value is not None:
+    if not fits(x) and (type(x) is not _Sum or x.value is not None):
         x = now(x)
         if not fits(x):
             return x.float()
@@ -71,7 +72,7 @@ def wide(x: Any) -> Any:
 
 
 def _unless_wide(x: Any) -> Any:
-    return x if type(x) is _Wide and x.value is None else now(x)
+    return x if type(x) in _PLAIN or (type(x) is _Wide and x.value is None) else now(x)
 
 
 def _narrowed(x: Any) -> Any:
@@ -89,7 +90,7 @@ class _Product(Deferred):
 def times(first: Any, second: Any) -> Any:
     """Return `first * second`."""
     first, second = _unless_wide(first), _unless_wide(second)
-    if (type(first) is _Wide or fits(first)) and (type(second) is _Wide or fits(second)):
+    if (fits(first) or type(first) is _Wide) and (fits(second) or type(second) is _Wide):
         return _Product(first, second)
     return now(first) * now(second)
 
@@ -145,7 +146,7 @@ class _Sum(Deferred):
 def _parts_of(x: Any, other: Any, narrow: bool = False) -> Optional[_Parts]:
     """Return the residual, the branch and its gate or None, if the kernels can compute `x + other`."""
     if narrow:
-        x, other = now(_narrowed(x)), _narrowed(other)
+        x, other = _unless_wide(_narrowed(x)), _narrowed(other)
     if not fits(x):
         return None
     if type(other) is _Product and other.value is None:
@@ -158,12 +159,14 @@ def _parts_of(x: Any, other: Any, narrow: bool = False) -> Optional[_Parts]:
 
 def total(first: Any, second: Any) -> Any:
     """Return `first + second`."""
-    first = first if type(first) is _Product and first.value is None else _unless_wide(first)
-    second = second if type(second) is _Product and second.value is None else _unless_wide(second)
+    if type(first) is not _Product or first.value is not None:
+        first = _unless_wide(first)
+    if type(second) is not _Product or second.value is not None:
+        second = _unless_wide(second)
+    if type(first) is _Wide or type(second) is _Wide:
+        return _Sum(first, second, None)
     parts = _parts_of(first, second) or _parts_of(second, first)
-    if parts is None and type(first) is not _Wide and type(second) is not _Wide:
-        return now(first) + now(second)
-    return _Sum(first, second, parts)
+    return now(first) + now(second) if parts is None else _Sum(first, second, parts)
 
 
 class Normed(Deferred):
@@ -185,7 +188,7 @@ class Normed(Deferred):
             normed = self.x.normed(self.norm, self.form, None, None, self.state == "narrow")
             if normed is not None:
                 return normed
-        x = now(self.x)
+        x = self.x if type(self.x) in _PLAIN else self.x.now()
         if self.state is None:
             normed = normalized(self.form, self.norm, x)
             return self.norm(x) if normed is None else normed
@@ -224,7 +227,7 @@ class Normed(Deferred):
 
 def normed(norm: Any, x: Any) -> Any:
     """Return `norm(x)`."""
-    if type(x) not in (_Sum, _Wide) or x.value is not None:
+    if not fits(x) and (type(x) not in (_Sum, _Wide) or x.value is not None):
         x = now(x)
         if not fits(x):
             return norm(x)
@@ -267,11 +270,11 @@ def like_type(value: Any, other: Any) -> Any:
         if place is not None and _has_rows(value.form, x):
             return Normed(value.norm, value.form, value.x, "narrow")
     if type(value) is _Sum and value.value is None:
-        first, second = value.first, value.second
-        if any(pending(x, _Wide) and x.x.dtype == other.dtype for x in (first, second)):
-            parts = _parts_of(first, second, True) or _parts_of(second, first, True)
-            if parts is not None:
-                return _Sum(first, second, parts, narrow=True)
+        for x, y in ((value.first, value.second), (value.second, value.first)):
+            if type(x) is _Wide and x.value is None and x.x.dtype == other.dtype:
+                parts = _parts_of(x, y, True) or _parts_of(y, x, True)
+                if parts is not None:
+                    return _Sum(x, y, parts, narrow=True)
     return now(value).type_as(now(other))
 
 
@@ -307,6 +310,10 @@ def _fits(modulation: Any, x: Any, last: bool) -> bool:
     if type(modulation) not in _PLAIN or modulation.dtype != dtype or modulation.device != x.device:
         return False
     shape, expected = modulation.shape, x.shape
+    if len(shape) == len(expected) == 3:  # the most common ones first
+        batch, tokens, size = shape
+        rows, more, width = expected
+        return size == width and ((tokens == 1 and batch in (1, rows)) or (tokens == more and batch == rows))
     if len(shape) == 1:
         return shape[0] == expected[-1]
     if len(shape) != len(expected) or shape[-1] != expected[-1]:

@@ -289,6 +289,7 @@ class _Rewriter(ast.NodeTransformer):
         self._combined, self._added, self._multiplied, self._parts = set(), set(), set(), set()
         # Names that are given the product of a gate and a branch, an activation, and any deferred value.
         self._gated, self._activated, self._deferred = set(), set(), set()
+        self._settled: set[str] = set()  # deferred names whose values are computed where the rewriter is
 
     def rewrite(self, arguments: ast.arguments, body: _Body) -> _Body:
         nodes = [node for statement in body for node in _outside_scopes(statement)]
@@ -391,7 +392,54 @@ class _Rewriter(ast.NodeTransformer):
 
     def _body(self, body: _Body) -> _Body:
         self._pair(body)
-        return [self.visit(statement) for statement in body]
+        new: _Body = []
+        for statement in body:
+            changed = self.visit(statement)
+            if isinstance(changed, (ast.If, ast.For, ast.While)):
+                new += getattr(changed, "first", [])
+            else:
+                new += self._settle(changed)
+                known = isinstance(changed, ast.Assign) and not getattr(changed, "is_deferred", False)
+                (self._settled.update if known else self._settled.difference_update)(_stored(changed))
+            new.append(changed)
+        return new
+
+    def _settle(self, node: ast.AST) -> _Body:
+        """Return statements that compute the deferred values that a statement needs in any case, and let it read these.
+
+        What comes after it does not ask again whether they are deferred.
+        """
+        reads = [inner for inner in _always_run(node) if _is_now(inner)]
+        names = {inner.args[0].id for inner in reads if not isinstance(node, ast.Return)}
+        _Settled(names).visit(node)
+        self._settled |= names
+        assigned = [ast.Assign([ast.Name(name, ast.Store())], _now(ast.Name(name, ast.Load()))) for name in names]
+        return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in assigned]
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        node.test = ast.Expr(self.visit(node.test))
+        node.first, node.test = self._settle(node.test), node.test.value
+        before = {*self._settled}
+        node.body, after = self._body(node.body), self._settled
+        self._settled = before
+        node.orelse = self._body(node.orelse)
+        if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
+            self._settled &= after
+        return node
+
+    def visit_For(self, node: Any) -> ast.AST:
+        for name in ("iter", "test"):
+            if hasattr(node, name):
+                setattr(node, name, self.visit(getattr(node, name)))
+        self._settled -= _stored(node)
+        before = {*self._settled}
+        node.body, node.orelse = self._body(node.body), self._body(node.orelse)
+        self._settled = before
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self._settled -= _stored(node)
+        return self.visit_For(node)
 
     def _pair(self, body: Any) -> None:
         """Join the statements that rotate q and then k alike: one kernel computes both."""
@@ -447,7 +495,7 @@ class _Rewriter(ast.NodeTransformer):
         new = self._deferring(value, target) if target in self._deferred else None
         if new is None:
             return self.generic_visit(node)
-        node.value = new
+        node.value, node.is_deferred = new, True
         return node
 
     def _is_rotated_in_place(self, node: ast.AST) -> bool:
@@ -550,7 +598,8 @@ class _Rewriter(ast.NodeTransformer):
             return self._may_defer and target is not None and (target == _ANY or target in uses)
 
         if isinstance(node, ast.Name):
-            return node if node.id in self._deferred and isinstance(node.ctx, ast.Load) else None
+            is_deferred = node.id in self._deferred - self._settled
+            return node if is_deferred and isinstance(node.ctx, ast.Load) else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             return self._modulated(node) or self._sum(node, target, is_in(self._normed))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
@@ -623,6 +672,11 @@ class _Rewriter(ast.NodeTransformer):
             self.does.setdefault(does, set()).update({"adaln"} if with_gate or modulated else kinds)
         return self._call("total", node, *operands)
 
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if isinstance(node.ctx, ast.Load) and isinstance(self._resolve(node), nn.Module):
+            return self._call("item", node, self.visit(node.value), node.slice, ast.Constant(str(node.slice.value)))
+        return self.generic_visit(node)
+
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         is_known = node.attr in _KNOWN_BEFORE and isinstance(node.value, ast.Name)
         return node if is_known else self.generic_visit(node)
@@ -678,7 +732,10 @@ class _Rewriter(ast.NodeTransformer):
                 self.does.setdefault(what, set()).update(kernels)
             self.generic_visit(node)
             return ast.Call(self._constant(self._processing), [node.func, *node.args], node.keywords)
-        if self._resolve(node.func) is inspect.signature and len(node.args) == 1 and not node.keywords:
+        function = self._resolve(node.func)
+        if type(function) is nn.Dropout and len(node.args) == 1 and not node.keywords:
+            return self._call("dropped", node, self.visit(node.func), self.visit(node.args[0]))
+        if function is inspect.signature and len(node.args) == 1 and not node.keywords:
             return self._call("signature_of", node, *node.args)
         inner = self._rotated_part_of(node)
         call = self._rotary_of(node if inner is None else inner)
@@ -752,6 +809,39 @@ class _Rewriter(ast.NodeTransformer):
         if call is None and rotary.is_candidate(function):
             self.misses.append(f"{node.func.id} computes no rotary embedding that a kernel does")
         return call
+
+
+class _Settled(ast.NodeTransformer):
+    """Reads names without `now`."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return node.args[0] if _is_now(node) and node.args[0].id in self._names else self.generic_visit(node)
+
+
+def _now(node: ast.expr) -> ast.expr:
+    return ast.Call(ast.Attribute(ast.Name(_KERNELS, ast.Load()), "now", ast.Load()), [node], [])
+
+
+def _is_now(node: Any) -> bool:
+    """Return whether an expression is `now` of a name."""
+    function = node.func if isinstance(node, ast.Call) else None
+    is_ours = isinstance(function, ast.Attribute) and function.attr == "now" and _is_one_of(function.value, {_KERNELS})
+    return is_ours and isinstance(node.args[0], ast.Name)
+
+
+def _always_run(node: ast.AST) -> Iterator[ast.AST]:
+    """Return the expressions of a statement that run whenever it does."""
+    yield node
+    if isinstance(node, (ast.BoolOp, ast.IfExp)):
+        yield from _always_run(node.values[0] if isinstance(node, ast.BoolOp) else node.test)
+    elif not isinstance(node, (*_SCOPES, ast.Compare)):
+        for inner in ast.iter_child_nodes(node):
+            yield from _always_run(inner)
+    elif isinstance(node, ast.Compare):
+        yield from _always_run(node.left)
 
 
 class _Renamed(ast.NodeTransformer):

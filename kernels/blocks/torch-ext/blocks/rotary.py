@@ -337,7 +337,7 @@ def _rotated_group(
     form: RotaryForm, group: Any, heads: list[Tensor], tables: Any, options: dict[str, Any]
 ) -> list[Tensor]:
     kind = _kind_of(group[0], heads[0])
-    if kind is None or any(_kind_of(x, part) != kind for x, part in zip(group[1:], heads[1:])):
+    if kind is None or (len(group) == 2 and _kind_of(group[1], heads[1]) != kind):
         heads = [part if type(x) in _PLAIN else _tokens_first(now(x), form) for x, part in zip(group, heads)]
         return list(rope3d.apply_rotary(*_two(heads), *tables, **options)[: len(heads)])
     weights = [weight_for(_weight_of(x), part) for x, part in zip(group, heads)]
@@ -425,18 +425,22 @@ def _prepared(
         or other.dtype != table.dtype
     ):
         return None
-    heads, counts = [], []
+    heads, counts, ndim = [], [], x.dim()
     for group in groups:
-        if any(type(y) not in _PLAIN or y.dim() != x.dim() or y.dtype != x.dtype for y in group):
-            return None
-        heads.append([_tokens_first(y, form) for y in group])
-        counts.append(heads[-1][0].shape[1])
-        if any(y.shape[-1] != size or y.shape[:2] != (heads[0][0].shape[0], counts[-1]) for y in heads[-1]):
-            return None
+        heads.append([])
+        for y in group:
+            if type(y) not in _PLAIN or y.dim() != ndim or y.dtype != x.dtype:
+                return None
+            y = _tokens_first(y, form)
+            heads[-1].append(y)
+            batch, count, _, elements = y.shape
+            if elements != size or batch != heads[0][0].shape[0] or count != heads[-1][0].shape[1]:
+                return None
+        counts.append(count)
     if form.repeats in ("half", "interleaved") and not _repeats(call, form, tables):
         return None
     prepared = _tables_for(form, tables, counts, more)
-    if prepared is None or (prepared[0][0].dim() == 3 and prepared[0][0].shape[0] not in (1, heads[0][0].shape[0])):
+    if prepared is None or (prepared[0][0].dim() == 3 and prepared[0][0].shape[0] not in (1, batch)):
         return None
     options = {"pairs": form.pairs, "rotary_dim": width} if width != size else {"pairs": form.pairs}
     return form, heads, prepared, options
