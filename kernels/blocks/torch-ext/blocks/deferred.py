@@ -71,8 +71,11 @@ def wide(x: Any) -> Any:
     return _Wide(x)
 
 
+_TIMES = (*_PLAIN, _Wide)
+
+
 def _unless_wide(x: Any) -> Any:
-    return x if type(x) in _PLAIN or (type(x) is _Wide and x.value is None) else now(x)
+    return x if type(x) is _Wide and x.value is None else now(x)
 
 
 def _narrowed(x: Any) -> Any:
@@ -89,8 +92,11 @@ class _Product(Deferred):
 
 def times(first: Any, second: Any) -> Any:
     """Return `first * second`."""
-    first, second = _unless_wide(first), _unless_wide(second)
-    if (fits(first) or type(first) is _Wide) and (fits(second) or type(second) is _Wide):
+    if type(first) not in _PLAIN:
+        first = _unless_wide(first)
+    if type(second) not in _PLAIN:
+        second = _unless_wide(second)
+    if type(first) in _TIMES and type(second) in _TIMES:
         return _Product(first, second)
     return now(first) * now(second)
 
@@ -159,9 +165,9 @@ def _parts_of(x: Any, other: Any, narrow: bool = False) -> Optional[_Parts]:
 
 def total(first: Any, second: Any) -> Any:
     """Return `first + second`."""
-    if type(first) is not _Product or first.value is not None:
+    if type(first) not in _PLAIN and (type(first) is not _Product or first.value is not None):
         first = _unless_wide(first)
-    if type(second) is not _Product or second.value is not None:
+    if type(second) not in _PLAIN and (type(second) is not _Product or second.value is not None):
         second = _unless_wide(second)
     if type(first) is _Wide or type(second) is _Wide:
         return _Sum(first, second, None)
@@ -278,14 +284,15 @@ def like_type(value: Any, other: Any) -> Any:
     return now(value).type_as(now(other))
 
 
-def called(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Return `function(*args, **kwargs)`; a rewritten method of a model also gets deferred values."""
+def called(function: Callable, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return `function(x, *args, **kwargs)`; a rewritten method of a model also gets a deferred `x`."""
     if isinstance(function, nn.Module):
-        if getattr(type(function).forward, "takes_deferred", False) and _is_plainly_called(function):
-            return type(function).forward(function, *args, **kwargs)
+        forward = type(function).forward
+        if getattr(forward, "takes_deferred", False) and _is_plainly_called(function):
+            return forward(function, x, *args, **kwargs)
     elif getattr(function, "takes_deferred", False):
-        return function(*args, **kwargs)
-    return function(*map(now, args), **{name: now(value) for name, value in kwargs.items()})
+        return function(x, *args, **kwargs)
+    return function(now(x), *args, **kwargs)
 
 
 def _is_plainly_called(module: nn.Module) -> bool:

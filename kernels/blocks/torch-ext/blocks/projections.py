@@ -43,7 +43,7 @@ def joined_tokens(first: Tensor, second: Tensor, dim: int) -> Tensor:
     Two parts of one tensor, as blocks return them, are joined without a copy. Heads stay where they are in memory: an
     attention gives its results the order of q, and a projection copies heads that are apart.
     """
-    if dim == 2 and all(x.dim() == 4 and x.transpose(1, 2).is_contiguous() for x in (first, second)):
+    if dim == 2 and first.dim() == 4 and all(x.transpose(1, 2).is_contiguous() for x in (first, second)):
         return torch.cat((first.transpose(1, 2), second.transpose(1, 2)), 1).transpose(1, 2)
     if dim != 1 or first.dim() != 3 or second.dim() != 3 or torch.is_grad_enabled():
         return torch.cat((first, second), dim)

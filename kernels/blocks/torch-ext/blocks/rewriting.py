@@ -23,7 +23,6 @@ import importlib.util
 import inspect
 import sys
 import textwrap
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -58,7 +57,7 @@ _FUNCTIONS = {
 }
 
 
-_signatures: "weakref.WeakKeyDictionary[FunctionType, tuple[Any, inspect.Signature]]" = weakref.WeakKeyDictionary()
+_signatures: dict[FunctionType, tuple[Any, inspect.Signature]] = {}
 
 
 def signature_of(function: Any) -> inspect.Signature:
@@ -329,14 +328,13 @@ class _Rewriter(ast.NodeTransformer):
             if isinstance(x, ast.Name):
                 self._normed.setdefault(x.id, []).append((node.lineno, self._norm_of(node), False))
         elif isinstance(node, ast.Call):
-            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
             rotates = self._rotary_of(node)
             if rotates is not None or _is_cat(node):
                 arguments = node.args[: rotates.tensors] if rotates is not None else node.args[0].elts
                 self._combined |= {x.id for x in map(_whole, arguments) if isinstance(x, ast.Name)}
             elif self._may_take_deferred(node.func):
-                self._combined |= {x.id for x in arguments if isinstance(x, ast.Name)}
-                for x in arguments:
+                self._combined |= {x.id for x in node.args[:1] if isinstance(x, ast.Name)}
+                for x in node.args[:1]:
                     if isinstance(x, ast.Name):
                         self._normed.setdefault(x.id, [])
             elif isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
@@ -369,7 +367,8 @@ class _Rewriter(ast.NodeTransformer):
         captured = {*self._function.__code__.co_cellvars, *self._roots}
         captured |= set().union(*(_loaded(node) for node in nodes if isinstance(node, _SCOPES)))
         used = self._normed.keys() | {x.id for n in nodes for x, _, _ in _modulations(n) if isinstance(x, ast.Name)}
-        self._deferred = (set(parameters) & used) - captured
+        # Only `called` passes deferred values, to methods of models, as their first argument.
+        self._deferred = (set(parameters[1:2] if len(self._roots) == 1 else ()) & used) - captured
         self.takes_deferred = bool(self._deferred)
         new = True
         while new:
@@ -741,8 +740,8 @@ class _Rewriter(ast.NodeTransformer):
         call = self._rotary_of(node if inner is None else inner)
         if call is not None:
             return self._rotated(node, inner or node, call)
-        if self._may_take_deferred(node.func) and any(self._deferring(x) is not None for x in node.args):
-            new = self._call("called", node, node.func, *map(self._operand, node.args))
+        if node.args and self._may_take_deferred(node.func) and self._deferring(node.args[0]) is not None:
+            new = self._call("called", node, node.func, self._operand(node.args[0]), *map(self.visit, node.args[1:]))
             new.keywords = [self.visit(keyword) for keyword in node.keywords]
             return new
         projected = node.args[0] if len(node.args) == 1 and not node.keywords else None

@@ -266,9 +266,10 @@ def viewed(x: Any, name: str, *args: Any) -> Any:
 
 def joined(parts: list[Any], dim: int) -> Any:
     """Return `torch.cat(parts, dim)`."""
-    if all(pending(part, Normed, _Viewed) for part in parts):
+    first, second = parts
+    if pending(first, Normed, _Viewed) and pending(second, Normed, _Viewed):
         return _Joined(parts, dim)
-    return joined_tokens(*map(now, parts), dim)
+    return joined_tokens(now(first), now(second), dim)
 
 
 def rotated(call: RotaryCall, function: Callable, xs: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
@@ -336,31 +337,22 @@ def _rotated(
 def _rotated_group(
     form: RotaryForm, group: Any, heads: list[Tensor], tables: Any, options: dict[str, Any]
 ) -> list[Tensor]:
-    kind = _kind_of(group[0], heads[0])
-    if kind is None or (len(group) == 2 and _kind_of(group[1], heads[1]) != kind):
+    kind, *of_weights = _kind_of(group[0], heads[0])
+    if len(group) == 2:
+        other, *of_other = _kind_of(group[1], heads[1])
+        kind, of_weights = kind if kind == other else None, of_weights + of_other
+    if kind is None:
         heads = [part if type(x) in _PLAIN else _tokens_first(now(x), form) for x, part in zip(group, heads)]
         return list(rope3d.apply_rotary(*_two(heads), *tables, **options)[: len(heads)])
-    weights = [weight_for(_weight_of(x), part) for x, part in zip(group, heads)]
     eps, offset, rounding, norm = kind
     out = rope3d.norm_rotary(
-        *(*_two(heads), *_two(weights), *tables), eps=eps, offset=offset, rounding=rounding, norm=norm, **options
+        *(*_two(heads), *_two(of_weights), *tables), eps=eps, offset=offset, rounding=rounding, norm=norm, **options
     )
     return list(out[: len(heads)])
 
 
 def _two(tensors: list) -> list:
     return tensors if len(tensors) == 2 else [tensors[0], None]
-
-
-def _normed_of(x: Any) -> Any:
-    while type(x) is _Viewed and x.value is None:
-        x = x.x
-    return x
-
-
-def _weight_of(x: Any) -> Optional[Tensor]:
-    normed = _normed_of(x)
-    return normed.form.parameters(normed.norm)[0]
 
 
 def _source(x: Any) -> Tensor:
@@ -372,27 +364,31 @@ def _source(x: Any) -> Tensor:
     return now(x.x) if type(x) is Normed and x.value is None else now(x)
 
 
-def _kind_of(x: Any, heads: Tensor) -> Any:
-    """Return eps, offset, rounding and what is normalized together, of a pending norm that a kernel may rotate."""
-    normed = _normed_of(x)
-    if type(normed) is not Normed or normed.value is not None:
-        return None
-    rows, form = now(normed.x), normed.form
-    if normed.state is not None or form.centered or form.bias or not has_rows(rows, form.width):
-        return None
-    weight, _ = form.parameters(normed.norm)
+def _kind_of(x: Any, heads: Tensor) -> tuple[Any, Optional[Tensor]]:
+    """Return of a pending norm that a kernel may rotate: eps, offset, rounding, what is normalized together; the weight.
+
+    Of anything else, return None for both.
+    """
+    while type(x) is _Viewed and x.value is None:
+        x = x.x
+    if type(x) is not Normed or x.value is not None:
+        return None, None
+    rows, form = now(x.x), x.form
+    if x.state is not None or form.centered or form.bias or not has_rows(rows, form.width):
+        return None, None
+    weight, _ = form.parameters(x.norm)
     rounding = form.rounding(rows.dtype, None if weight is None else weight.dtype)
     # The product of rounded values and a wider weight is not rounded to the dtype of x, as the kernel's is.
     if rounding is None or (weight is not None and rounding == "before_weight" and weight.dtype != rows.dtype):
-        return None
+        return None, None
     batch, count, number, size = heads.shape
     if rows.shape[-1] == size:
         kind = "head"
     elif rows.shape == (batch, count, number * size) and weight is not None:
         kind = "token"
     else:
-        return None
-    return form.eps_of(normed.norm), form.offset, rounding, kind
+        return None, None
+    return (form.eps_of(x.norm), form.offset, rounding, kind), weight_for(weight, rows)
 
 
 def _prepared(
