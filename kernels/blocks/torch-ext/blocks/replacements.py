@@ -170,6 +170,7 @@ def _rewritten(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]
 def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     methods: dict[str, FunctionType] = {}
     does: dict[str, set[str]] = {}
+    of_norms: set[str] = set()
     reasons: list[str] = []
     processing = _rewritten_processor(module, reasons)
     for name, method in methods_of(type(module)).items():
@@ -182,12 +183,13 @@ def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
         reasons += new.misses
         if new.function is not None:
             methods[name] = new.function
+            of_norms |= new.norms
             for what, kernels in new.does.items():
                 does.setdefault(what, set()).update(kernels)
     misses = tuple(dict.fromkeys(reasons))
     if not methods:
         return None, "; ".join(misses) or None
-    kernels = tuple(sorted(set().union(*does.values())))
+    kernels = tuple(sorted(of_norms.union(*does.values())))
     return Replacement(type("Rewritten", (), {}), "; ".join(does), kernels, methods=methods, misses=misses), None
 
 
@@ -208,7 +210,7 @@ def _rewritten_processor(module: nn.Module, reasons: list[str]) -> Optional[Proc
     names = list(inspect.signature(inner).parameters)[:2]
     new = rewritten(inner, dict(zip(names, (processor, module))))
     reasons += new.misses
-    return None if new.function is None else Processing(present, rewrapped(present, inner, new.function), new.does)
+    return None if new.function is None else Processing(present, rewrapped(present, inner, new.function), new.does, new.norms)
 
 
 def put(module: nn.Module, replacement: Replacement) -> None:

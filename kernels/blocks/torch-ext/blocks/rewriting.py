@@ -21,6 +21,7 @@ import dis
 import functools
 import importlib.util
 import inspect
+import math
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -80,11 +81,13 @@ class Rewriting:
     Attributes:
         function: The function rewritten, or None if it has nothing that the kernels compute.
         does: What the kernels compute in it, each with their names.
+        norms: The kernels of norms that it computes where their values are needed, if nothing else does.
         misses: What it has that looks as if they could, and why they cannot.
     """
 
     function: Optional[FunctionType] = None
     does: dict[str, set[str]] = field(default_factory=dict)
+    norms: set[str] = field(default_factory=set)
     misses: list[str] = field(default_factory=list)
 
 
@@ -102,7 +105,7 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
     rewriter = _Rewriter(function, roots, processing)
     node = copy.deepcopy(node)
     node.body = rewriter.rewrite(node.args, node.body)
-    result = Rewriting(None, rewriter.does, rewriter.misses)
+    result = Rewriting(None, rewriter.does, rewriter.norms, rewriter.misses)
     if rewriter.does:
         result.function = _function(node, function, SimpleNamespace(slice=slice, signature_of=signature_of, **_FUNCTIONS, **rewriter.constants))
         result.function.takes_deferred = rewriter.takes_deferred
@@ -117,11 +120,13 @@ class Processing:
         present: The method of the processor's class.
         new: What is called in its place.
         does: What the kernels compute in it.
+        norms: As in `Rewriting`.
     """
 
     present: Any
     new: Any
     does: dict[str, set[str]]
+    norms: set[str]
 
     def __call__(self, processor: Any, *args: Any, **kwargs: Any) -> Any:
         if type(processor).__call__ is self.present:
@@ -274,6 +279,7 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, function: FunctionType, roots: dict[str, Any], processing: Optional[Processing]) -> None:
         self._processing = processing
         self.does: dict[str, set[str]] = {}
+        self.norms: set[str] = set()
         self.misses: list[str] = []
         self.constants: dict[str, Any] = {}
         self.takes_deferred = False
@@ -288,9 +294,14 @@ class _Rewriter(ast.NodeTransformer):
         self._combined, self._added, self._multiplied, self._parts = set(), set(), set(), set()
         # Names that are given the product of a gate and a branch, an activation, and any deferred value.
         self._gated, self._activated, self._deferred = set(), set(), set()
+        # By names: the first and last lines of the statements, outside of others, that assign them a value.
+        self._assignments: dict[Optional[str], list[tuple[int, int]]] = {}
         self._settled: set[str] = set()  # deferred names whose values are computed where the rewriter is
 
     def rewrite(self, arguments: ast.arguments, body: _Body) -> _Body:
+        for statement in body:
+            target, _ = _assigned(statement)
+            self._assignments.setdefault(target, []).append((statement.lineno, statement.end_lineno))
         nodes = [node for statement in body for node in _outside_scopes(statement)]
         for node in nodes:
             self._learn(node)
@@ -610,7 +621,10 @@ class _Rewriter(ast.NodeTransformer):
         if self._norm_of(node) is not None:
             x = _widened(node.args[0]) or node.args[0]
             is_used = is_in(self._combined) or (isinstance(x, ast.Name) and x.id in self._deferred)
-            return self._call("normed", node, node.func, self._operand(node.args[0])) if is_used else None
+            if not is_used:
+                return None
+            self.norms.add(norms.recognised_norm(self._norm_of(node)).kernel)
+            return self._call("normed", node, node.func, self._operand(node.args[0]))
         if self._activation_of(node) is not None:
             return self._begun(node) if target and is_in(self._multiplied) else None
         is_processor = len(self._roots) == 2
@@ -663,7 +677,8 @@ class _Rewriter(ast.NodeTransformer):
             self._call("times", x, self._operand(x.left), self._operand(x.right)) if x in gates else self._operand(x)
             for x in parts
         ]
-        later = [(norm, m) for line, norm, m in self._normed.get(target or "", ()) if line > node.lineno]
+        last = min((end for start, end in self._assignments.get(target, ()) if start > node.lineno), default=math.inf)
+        later = [(norm, m) for line, norm, m in self._normed.get(target or "", ()) if node.lineno < line <= last]
         modulated, kinds = any(m for _, m in later), {norms.recognised_norm(norm).kernel for norm, _ in later}
         if with_gate or later:
             more = ["with gate"] * with_gate + ["norm"] * bool(later) + ["modulation"] * modulated
@@ -729,6 +744,7 @@ class _Rewriter(ast.NodeTransformer):
         if self._processing is not None and _is_processor(node.func):
             for what, kernels in self._processing.does.items():
                 self.does.setdefault(what, set()).update(kernels)
+            self.norms |= self._processing.norms
             self.generic_visit(node)
             return ast.Call(self._constant(self._processing), [node.func, *node.args], node.keywords)
         function = self._resolve(node.func)
