@@ -115,7 +115,9 @@ class _Sum(Deferred):
     def __init__(self, first: Any, second: Any, parts: Optional[_Parts], narrow: bool = False) -> None:
         self.first, self.second, self.parts, self.narrow = first, second, parts, narrow
 
-    like = property(lambda self: self.parts and self.parts[0])
+    @property
+    def like(self) -> Optional[Tensor]:
+        return self.parts and self.parts[0]
 
     def computed(self) -> Tensor:
         x, branch, gate = self.parts or (None, None, None)
@@ -134,7 +136,9 @@ class _Sum(Deferred):
         rounding = form.place(weight, bias, x.dtype, last, gate is not None or scale is not None)
         if rounding is None or not _has_rows(form, x):
             return None
-        weight, bias, eps = weight_for(weight, x), weight_for(bias, x), form.eps_of(norm)
+        if weight is not None:
+            weight, bias = weight_for(weight, x), weight_for(bias, x)
+        eps = form.eps_of(norm)
         if gate is None and scale is None and not form.centered:
             normed, value = rmsnorm.add_rms_norm(branch, x, weight, eps, form.offset, rounding)
         elif gate is None and scale is None:
@@ -207,7 +211,7 @@ class Normed(Deferred):
         """Return `norm(x) * (1 + scale) + shift` by one kernel, or None."""
         x, form = self.x, self.form
         if scale is not None and not (
-            _fits(scale, x, last)
+            _fits(scale, x.like if type(x) is _Sum and x.value is None and x.like is not None else x, last)
             and type(shift) in _PLAIN
             and shift.dtype == scale.dtype
             and shift.shape == scale.shape
@@ -223,9 +227,11 @@ class Normed(Deferred):
         place = form.place(weight, bias, x.dtype, last, scale is not None)
         if place is None or not _has_rows(form, x):
             return None
-        weight, eps, rounding = weight_for(weight, x), form.eps_of(self.norm), "last" if last else "each"
+        if weight is not None:
+            weight, bias = weight_for(weight, x), weight_for(bias, x)
+        eps, rounding = form.eps_of(self.norm), "last" if last else "each"
         if form.centered:
-            return adaln.ada_layer_norm(x, scale, shift, weight, weight_for(bias, x), eps, rounding)
+            return adaln.ada_layer_norm(x, scale, shift, weight, bias, eps, rounding)
         if scale is None:
             return rmsnorm.rms_norm(x, weight, eps, form.offset, place)
         return adaln.ada_rms_norm(x, scale, shift, weight, eps, rounding)
@@ -262,13 +268,17 @@ def modulated(normed: Any, scale: Any, shift: Any) -> Any:
     return now(normed) * (1 + scale) + shift
 
 
+def _has_dtype(x: Any, other: Any) -> bool:
+    return x is other or x.dtype == other.dtype
+
+
 def like_type(value: Any, other: Any) -> Any:
     """Return `value.type_as(other)`."""
-    if type(value) is _Modulated and value.value is None and other.dtype == value.normed.x.dtype:
+    if type(value) is _Modulated and value.value is None and _has_dtype(other, value.normed.x):
         result = value.normed.fused(value.scale, value.shift, last=True)
         if result is not None:
             return result
-    if type(value) is Normed and value.value is None and value.state == "wide" and other.dtype == value.x.dtype:
+    if type(value) is Normed and value.value is None and value.state == "wide" and _has_dtype(other, value.x):
         weight, bias = value.form.parameters(value.norm)
         x = value.x.value if type(value.x) is _Sum and value.x.value is not None else value.x
         x = x.like if type(x) is _Sum else x
@@ -277,7 +287,7 @@ def like_type(value: Any, other: Any) -> Any:
             return Normed(value.norm, value.form, value.x, "narrow")
     if type(value) is _Sum and value.value is None:
         for x, y in ((value.first, value.second), (value.second, value.first)):
-            if type(x) is _Wide and x.value is None and x.x.dtype == other.dtype:
+            if type(x) is _Wide and x.value is None and _has_dtype(other, x.x):
                 parts = _parts_of(x, y, True) or _parts_of(y, x, True)
                 if parts is not None:
                     return _Sum(x, y, parts, narrow=True)

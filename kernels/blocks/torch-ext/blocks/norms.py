@@ -254,7 +254,7 @@ def normalized(form: NormForm, norm: nn.Module, x: Tensor) -> Optional[Tensor]:
     if x.dim() == 4 and not x.is_contiguous() and x.transpose(1, 2).is_contiguous():  # heads stay where they are
         y = normalized(form, norm, x.transpose(1, 2))
         return None if y is None else y.transpose(1, 2)
-    weight, eps = weight_for(weight, x), form.eps_of(norm)
+    weight, eps = weight if weight is None else weight_for(weight, x), form.eps_of(norm)
     if form.centered:
         return adaln.ada_layer_norm(x, None, None, weight, weight_for(bias, x), eps)
     y = rmsnorm.rms_norm(x, weight, eps, form.offset, rounding)

@@ -14,7 +14,7 @@ _PLAIN = (Tensor, nn.Parameter)
 
 def projected(linear: Any, x: Any) -> Any:
     """Return `linear(x)`, of a copy of what is not contiguous: else the bias is added by a kernel of its own."""
-    return linear(x.contiguous() if fits(x) else x)
+    return linear(x.contiguous() if type(x) in _PLAIN else x)
 
 
 def item(modules: Any, index: Any, key: str) -> Any:
@@ -43,9 +43,11 @@ def joined_tokens(first: Tensor, second: Tensor, dim: int) -> Tensor:
     Two parts of one tensor, as blocks return them, are joined without a copy. Heads stay where they are in memory: an
     attention gives its results the order of q, and a projection copies heads that are apart.
     """
+    if dim == 1 and first.dim() != 3:
+        return torch.cat((first, second), 1)
     if dim == 2 and first.dim() == 4 and all(x.transpose(1, 2).is_contiguous() for x in (first, second)):
         return torch.cat((first.transpose(1, 2), second.transpose(1, 2)), 1).transpose(1, 2)
-    if dim != 1 or first.dim() != 3 or second.dim() != 3 or torch.is_grad_enabled():
+    if dim != 1 or second.dim() != 3 or torch.is_grad_enabled():
         return torch.cat((first, second), dim)
     batch, tokens, channels = first.shape
     both = tokens + second.shape[1]

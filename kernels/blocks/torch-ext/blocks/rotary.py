@@ -259,6 +259,8 @@ class _Joined(Deferred):
 def viewed(x: Any, name: str, *args: Any) -> Any:
     """Return `getattr(x, name)(*args)`, of a view or a part of `x`."""
     cls = type(x)
+    if cls in _PLAIN:
+        return getattr(x, name)(*args)
     if (cls is _Viewed or (cls is Normed and x.__dict__.get("state", "") is None)) and x.value is None:
         return _Viewed(x, name, args)
     return getattr(now(x), name)(*args)
@@ -267,6 +269,8 @@ def viewed(x: Any, name: str, *args: Any) -> Any:
 def joined(parts: list[Any], dim: int) -> Any:
     """Return `torch.cat(parts, dim)`."""
     first, second = parts
+    if type(first) in _PLAIN and type(second) in _PLAIN:
+        return joined_tokens(first, second, dim)
     if pending(first, Normed, _Viewed) and pending(second, Normed, _Viewed):
         return _Joined(parts, dim)
     return joined_tokens(now(first), now(second), dim)
@@ -274,7 +278,7 @@ def joined(parts: list[Any], dim: int) -> Any:
 
 def rotated(call: RotaryCall, function: Callable, xs: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
     """Return `function(*xs, *args, **kwargs)`, or of a function of one tensor what it returns of each of `xs`."""
-    parts = [x.parts if pending(x, _Joined) else (x,) for x in xs]
+    parts = [x.parts if type(x) is _Joined and x.value is None else (x,) for x in xs]
     results = _rotated(call, function, parts, args, kwargs)
     if results is None:
         xs = tuple(map(now, xs))
