@@ -56,7 +56,9 @@ class NormForm:
             self.roundings[dtype, weight] = rounding = _rounding(self, dtype, weight)
             return rounding
 
-    def place(self, weight: Optional[Tensor], bias: Any, dtype: torch.dtype, last: bool, combined: bool) -> Optional[str]:
+    def place(
+        self, weight: Optional[Tensor], bias: Any, dtype: torch.dtype, last: bool, combined: bool
+    ) -> Optional[str]:
         """Return where the norm rounds in a kernel that also computes what is before or after it; None if in none.
 
         Args:

@@ -210,7 +210,11 @@ def _rewritten_processor(module: nn.Module, reasons: list[str]) -> Optional[Proc
     names = list(inspect.signature(inner).parameters)[:2]
     new = rewritten(inner, dict(zip(names, (processor, module))))
     reasons += new.misses
-    return None if new.function is None else Processing(present, rewrapped(present, inner, new.function), new.does, new.norms)
+    return (
+        None
+        if new.function is None
+        else Processing(present, rewrapped(present, inner, new.function), new.does, new.norms)
+    )
 
 
 def put(module: nn.Module, replacement: Replacement) -> None:

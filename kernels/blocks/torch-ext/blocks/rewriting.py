@@ -107,7 +107,9 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
     node.body = rewriter.rewrite(node.args, node.body)
     result = Rewriting(None, rewriter.does, rewriter.norms, rewriter.misses)
     if rewriter.does:
-        result.function = _function(node, function, SimpleNamespace(slice=slice, signature_of=signature_of, **_FUNCTIONS, **rewriter.constants))
+        result.function = _function(
+            node, function, SimpleNamespace(slice=slice, signature_of=signature_of, **_FUNCTIONS, **rewriter.constants)
+        )
         result.function.takes_deferred = rewriter.takes_deferred
     return result
 

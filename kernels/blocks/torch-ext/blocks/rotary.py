@@ -369,7 +369,7 @@ def _source(x: Any) -> Tensor:
 
 
 def _kind_of(x: Any, heads: Tensor) -> tuple[Any, Optional[Tensor]]:
-    """Return of a pending norm that a kernel may rotate: eps, offset, rounding, what is normalized together; the weight.
+    """Return what a kernel must know of a pending norm to rotate it: eps, offset, rounding and kind; and its weight.
 
     Of anything else, return None for both.
     """
@@ -431,9 +431,8 @@ def _prepared(
         for y in group:
             if type(y) not in _PLAIN or y.dim() != ndim or y.dtype != x.dtype:
                 return None
-            y = _tokens_first(y, form)
-            heads[-1].append(y)
-            batch, count, _, elements = y.shape
+            heads[-1].append(_tokens_first(y, form))
+            batch, count, _, elements = heads[-1][-1].shape
             if elements != size or batch != heads[0][0].shape[0] or count != heads[-1][0].shape[1]:
                 return None
         counts.append(count)
@@ -454,7 +453,7 @@ def _form_for(call: RotaryCall, x: Tensor, table: Tensor, is_part: bool) -> Opti
 
 
 def _tables_for(form: RotaryForm, tables: list[Tensor], counts: list[int], more: int) -> Any:
-    """Return the tables of the kernels for parts of some numbers of tokens, of which the last `more` are not rotated."""
+    """Return the tables of the kernels for parts of some numbers of tokens, the last `more` of them not rotated."""
     table = tables[0]
     if form.repeats == "interleaved" and form.layout != "bSHd" and table.dtype != torch.float64:
         if table.shape[form.layout.index("s") if table.dim() == 4 else -2] + more != sum(counts):
