@@ -62,7 +62,7 @@ _signatures: dict[FunctionType, tuple[Any, inspect.Signature]] = {}
 
 
 def signature_of(function: Any) -> inspect.Signature:
-    """Return `inspect.signature(function)`, found once: a forward of diffusers asks for its processor's in each call."""
+    """Return `inspect.signature(function)`, found once: diffusers asks for it in each forward."""
     inner = getattr(function, "__func__", None)
     if type(inner) is not FunctionType or inner.__dict__:  # such as what it wraps
         return inspect.signature(function)

@@ -309,7 +309,7 @@ def rotate_part(call: RotaryCall, function: Callable, x: Any, part: Any, *args: 
     elif torch.is_grad_enabled() and x.requires_grad:  # autograd takes no kernel that changes a view
         x[part] = _rotated(call, function, [(given,)], args, kwargs)[0]
     else:
-        form, ((heads,),), (tables,), options = found
+        _, ((heads,),), (tables,), options = found
         rope3d.apply_rotary(heads, None, *tables, inplace=True, **options)
 
 
