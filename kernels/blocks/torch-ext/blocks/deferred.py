@@ -294,15 +294,16 @@ def like_type(value: Any, other: Any) -> Any:
     return now(value).type_as(now(other))
 
 
-def called(function: Callable, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return `function(x, *args, **kwargs)`; a rewritten method of a model also gets a deferred `x`."""
-    if isinstance(function, nn.Module):
-        forward = type(function).forward
-        if getattr(forward, "takes_deferred", False) and _is_plainly_called(function):
-            return forward(function, x, *args, **kwargs)
-    elif getattr(function, "takes_deferred", False):
-        return function(x, *args, **kwargs)
-    return function(now(x), *args, **kwargs)
+def called(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Return `function(*args, **kwargs)`; a rewritten method of a model also gets deferred values, its first ones."""
+    is_module = isinstance(function, nn.Module)
+    method = type(function).forward if is_module else function
+    count = getattr(method, "takes_deferred", 0)
+    if not count or (is_module and not _is_plainly_called(function)):
+        return function(*map(now, args), **kwargs)
+    if count < len(args):
+        args = (*args[:count], *map(now, args[count:]))
+    return method(function, *args, **kwargs) if is_module else function(*args, **kwargs)
 
 
 def _is_plainly_called(module: nn.Module) -> bool:

@@ -1,7 +1,6 @@
 """The kernels that this package depends on, which the client loads with it, and when they may be called."""
 
 import json
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,6 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-_IS_ON_DEVICE = attrgetter("is_cuda" if DEVICE == "cuda" else f"is_{DEVICE}")
-
-
 def takes(x: Tensor) -> bool:
     """Return whether the kernels should compute on `x` now."""
     return takes_tensors() and fits(x)
@@ -58,7 +54,7 @@ def fits(x: Any) -> bool:
 
     Not subclasses of Tensor, such as DTensor or quantized weights.
     """
-    return type(x) in _PLAIN and x.dtype in _DTYPES and _IS_ON_DEVICE(x)
+    return type(x) in _PLAIN and x.dtype in _DTYPES and x.device.type == DEVICE
 
 
 def is_capturing() -> bool:

@@ -21,6 +21,7 @@ import dis
 import functools
 import importlib.util
 import inspect
+import itertools
 import math
 import sys
 import textwrap
@@ -284,7 +285,7 @@ class _Rewriter(ast.NodeTransformer):
         self.norms: set[str] = set()
         self.misses: list[str] = []
         self.constants: dict[str, Any] = {}
-        self.takes_deferred = False
+        self.takes_deferred = 0
         self._function = function
         self._roots = roots
         self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
@@ -346,8 +347,8 @@ class _Rewriter(ast.NodeTransformer):
                 arguments = node.args[: rotates.tensors] if rotates is not None else node.args[0].elts
                 self._combined |= {x.id for x in map(_whole, arguments) if isinstance(x, ast.Name)}
             elif self._may_take_deferred(node.func):
-                self._combined |= {x.id for x in node.args[:1] if isinstance(x, ast.Name)}
-                for x in node.args[:1]:
+                self._combined |= {x.id for x in node.args if isinstance(x, ast.Name)}
+                for x in node.args:
                     if isinstance(x, ast.Name):
                         self._normed.setdefault(x.id, [])
             elif isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
@@ -380,9 +381,10 @@ class _Rewriter(ast.NodeTransformer):
         captured = {*self._function.__code__.co_cellvars, *self._roots}
         captured |= set().union(*(_loaded(node) for node in nodes if isinstance(node, _SCOPES)))
         used = self._normed.keys() | {x.id for n in nodes for x, _, _ in _modulations(n) if isinstance(x, ast.Name)}
-        # Only `called` passes deferred values, to methods of models, as their first argument.
-        self._deferred = (set(parameters[1:2] if len(self._roots) == 1 else ()) & used) - captured
-        self.takes_deferred = bool(self._deferred)
+        # Only `called` passes deferred values, to methods of models, as their first arguments.
+        given = parameters[1:] if len(self._roots) == 1 else []
+        self._deferred = {*itertools.takewhile(lambda name: name in used - captured, given)}
+        self.takes_deferred = len(self._deferred)
         new = True
         while new:
             new = {t for t, value in assigned if t not in captured and self._is_deferred(value, t)} - self._deferred
@@ -758,8 +760,8 @@ class _Rewriter(ast.NodeTransformer):
         call = self._rotary_of(node if inner is None else inner)
         if call is not None:
             return self._rotated(node, inner or node, call)
-        if node.args and self._may_take_deferred(node.func) and self._deferring(node.args[0]) is not None:
-            new = self._call("called", node, node.func, self._operand(node.args[0]), *map(self.visit, node.args[1:]))
+        if self._may_take_deferred(node.func) and any(self._deferring(x) is not None for x in node.args):
+            new = self._call("called", node, node.func, *map(self._operand, node.args))
             new.keywords = [self.visit(keyword) for keyword in node.keywords]
             return new
         projected = node.args[0] if len(node.args) == 1 and not node.keywords else None
