@@ -278,19 +278,20 @@ class _Checker:
     def sources(self, targets: Sequence[_Target]) -> list[_Target | FailedVariant]:
         """Check the sources of a project. Those of packages that cannot load are not worth a compile."""
         findings: dict[tuple[object, ...], tuple[checks.Finding, ...]] = {}  # by what the sources and ABI depend on
+        in_python = self._in_python(next((target for target in targets if target.planned.binary), None))
         reports = []
         for target in targets:
             variant = target.planned.variant
             key = type(variant.framework), variant.backend, variant.release
             if key not in findings:
-                findings[key] = (*self._in_python(target), *self._in_registrations(target))
+                findings[key] = (*in_python, *self._in_registrations(target))
             package = CheckedPackage(target.path, variant, None, project=target.selection.project)
             reports.append(CheckReport(package, (), {}, findings[key]))
         return _passing(targets, reports)
 
-    def _in_python(self, target: _Target) -> Sequence[checks.Finding]:
-        """Return what is wrong with the Python files of a package that has to be compiled."""
-        if not target.planned.binary:
+    def _in_python(self, target: _Target | None) -> Sequence[checks.Finding]:
+        """Return what is wrong with the Python files of a package, if it has to be compiled."""
+        if target is None:
             return ()
         try:
             with tempfile.TemporaryDirectory() as staged:
