@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import resource
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -27,21 +28,32 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """Open a new file that takes the name `path` when the context ends without an exception.
 
     A reader finds the old content or the new content, whole. The content is on the disk before the file takes its
-    name, so a crash cannot leave an empty file either. `path` is not a symbolic link.
+    name, so a crash cannot leave an empty file either. Until then the file has no name, where the file system can do
+    that, and a killed process leaves none. `path` is not a symbolic link.
 
     Raises:
         OSError: If the directory cannot be written, or the disk is full; the old file is kept.
     """
-    descriptor, staged = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    staged = None
+    try:
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError:
+        descriptor, staged = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
+            if staged is None:  # a link cannot replace a file
+                named = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+                # Only with `src_dir_fd`, which an absolute path does not need, Python follows the link in /proc.
+                os.link(f"/proc/self/fd/{descriptor}", named, src_dir_fd=descriptor)
+                staged = str(named)
         os.replace(staged, path)  # noqa: PTH105
     except BaseException:
-        os.unlink(staged)  # noqa: PTH108
+        if staged is not None:
+            os.unlink(staged)  # noqa: PTH108
         raise
 
 

@@ -1,4 +1,4 @@
-"""Temporary directories, whatever is put into them and however their processes end."""
+"""Files and temporary directories are whole, whatever is put into them and however their processes end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,40 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import files
-from kernel_builder.files import temporary_directory
+from kernel_builder.files import replacing, temporary_directory
 
 KEEPS_ONE = """
 import sys, time
-from kernel_builder.files import temporary_directory
+from kernel_builder.files import replacing, temporary_directory
 with temporary_directory() as directory:
     (directory / "file").write_text("x")
     print(directory, flush=True)
     time.sleep(60)
 """
+
+WRITES_A_FILE = """
+import os, signal, sys
+from pathlib import Path
+from kernel_builder.files import replacing
+with replacing(Path(sys.argv[1])) as file:
+    file.write(b"new")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path, before: str | None) -> None:
+    path = tmp_path / "file"
+    if before:
+        path.write_text(before)
+    done = subprocess.run([sys.executable, "-c", WRITES_A_FILE, path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == ({"file": before} if before else {})
+    with replacing(path, mode=0o640) as file:
+        file.write(b"new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o640)
 
 
 def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
