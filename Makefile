@@ -41,7 +41,7 @@ update: .venv/ready
 quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
 
-# Of lint, mypy takes most, by one processor.
+# mypy takes most of the time of lint, on one processor.
 check: .venv/ready
 	$(MAKE) --jobs=2 --output-sync=target lint unit
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -294,8 +293,8 @@ class _Checker:
         if target is None:
             return ()
         try:
-            with tempfile.TemporaryDirectory() as staged:
-                package = Path(staged) / target.name
+            with files.temporary_directory() as staged:
+                package = staged / target.name
                 assemble(target.planned, None, package)
                 (report,) = checks.run_all(
                     [package],
