@@ -130,7 +130,6 @@ class Decoder:
         self._pool_bytes = 0
         self._snapshot: Optional[Snapshot] = None
         self._refused: dict[Any, str] = {}
-        self._products: Any = None
 
     def is_active(self) -> bool:
         """Return whether this thread runs the model for the loop, so that its forward needs no graph of its own."""
@@ -164,7 +163,7 @@ class Decoder:
                 key = call.plan.key, self._gpu.modes()
                 if key in self._refused:
                     raise Refused(self._refused[key])
-                state, products = self._take(call, device), self._products
+                state = self._take(call, device)
         except Refused as refused:
             self.counts.eager[str(refused)] += 1
             return own(
@@ -181,7 +180,7 @@ class Decoder:
             self.counts.by_hand[call.plan.by_hand] += 1
         try:
             with self._active():
-                return _Generation(self, model, forward, own, call, state, products, key).run()
+                return _Generation(self, model, forward, own, call, state, key).run()
         finally:
             self._give_back(state)
 
@@ -210,9 +209,7 @@ class Decoder:
         if self._snapshot is not None and not self._snapshot.is_current(model):
             self._forget()
         if self._snapshot is None:
-            from .step_functions import Products
-
-            self._snapshot, self._products = Snapshot(model, device), Products()
+            self._snapshot = Snapshot(model, device)
         self.counts.note = self._snapshot.obstacle
         if self._snapshot.obstacle is not None:
             raise Refused(self._snapshot.obstacle)
@@ -222,7 +219,7 @@ class Decoder:
             state.drop_graphs()  # another thread may use it
         self._states.clear()
         self._refused.clear()
-        self._snapshot = self._products = None
+        self._snapshot = None
         self._count()
 
     # --- memory ------------------------------------------------------------------------------------------------------
@@ -230,6 +227,7 @@ class Decoder:
     def _take(self, call: _Call, device: torch.device) -> State:
         """Return a state for a call: one that is free, or a new one."""
         from .generation_cache import FixedCache
+        from .step_functions import Products
 
         kind = call.input_ids.shape[0], call.windows, self._gpu.modes()
         capacity = bucket_of(min(call.most_cached, call.prompt_length + _ROOM))
@@ -248,7 +246,7 @@ class Decoder:
                 if not free:
                     raise Refused(f"{_STATES} other threads generate")
                 self._drop(free[0])
-            state = State(FixedCache(call.windows, capacity, device), kind, device, self._gpu.wait)
+            state = State(FixedCache(call.windows, capacity, device), Products(), kind, device, self._gpu.wait)
         # The last one was used last.
         self._states = [other for other in self._states if other is not state] + [state]
         return state
@@ -349,10 +347,8 @@ class _Generation:
         own: Callable[..., Any],
         call: _Call,
         state: State,
-        products: Any,
         key: Any,
     ) -> None:
-        self._products = products
         self._decoder = decoder
         self._model = model
         self._forward = forward
@@ -463,9 +459,14 @@ class _Generation:
             state.grow(bucket_of(min(2 * position, self._call.most_cached)))
         bucket = min(bucket_of(position + 1), state.cache.capacity)
 
+        def functions() -> Any:
+            return functions_of_step(model, state.cache, state.products)
+
         def step(copies: Copies) -> None:
-            functions = functions_of_step(model, state.cache, self._products)
-            state.step(model, self._forward, functions, plan, copies, bucket)
+            if not state.products.is_known:
+                # The products that it finds out round otherwise when they are joined: a seed would give other tokens.
+                state.rehearse(model, self._forward, functions(), plan, bucket)
+            state.step(model, self._forward, functions(), plan, copies, bucket)
 
         self._decoder.run_step(state, self._key, bucket, plan, step, model)
 

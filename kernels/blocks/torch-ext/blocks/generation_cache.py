@@ -92,8 +92,8 @@ class _Shared:
         position: [1], the position of the token that the next step computes.
         bucket: In a step: how many positions attention reads. None outside.
         slots: By the number of slots of a layer: [1], the slot of the token in a step.
-        is_read: Whether attention asks each layer of a step for what it has yet to write. The first step finds out.
-        new: What the last layer has yet to write, or what it has written in the first step.
+        is_read: Whether attention asks each layer of a step for what it has yet to write. The first forward finds out.
+        new: What the last layer has yet to write, or what it has written in that forward.
         unread: Layers that attention did not ask.
     """
 

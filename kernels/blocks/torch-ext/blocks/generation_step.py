@@ -105,6 +105,7 @@ class State:
 
     Attributes:
         cache: Keys and values.
+        products: The products of a step with weights.
         kind: The number of sequences, and what else calls that can use it have in common.
         tokens: Their tokens.
         news: [batch + 1], what the host asks for after a step: the new tokens, and whether any sequence goes on.
@@ -114,8 +115,9 @@ class State:
         is_busy: Whether a call uses it.
     """
 
-    def __init__(self, cache: Any, kind: tuple, device: torch.device, wait: Callable[[], None]) -> None:
+    def __init__(self, cache: Any, products: Any, kind: tuple, device: torch.device, wait: Callable[[], None]) -> None:
         self.cache = cache
+        self.products = products
         self.kind = kind
         self._wait = wait  # until the GPU has finished all graphs: they must not be freed before
         self.is_busy = True
@@ -198,6 +200,34 @@ class State:
         bucket: int,
     ) -> None:
         """Compute one step, all of it on the device: this is what a graph captures."""
+        logits = self._logits_of(model, forward, functions, plan, bucket)
+        if self.position_ids is not None:
+            self.position_ids.add_(1)
+        if plan.keeps_logits or plan.by_hand is not None:
+            self.logits = _keep(self.logits, logits.float())
+        if plan.by_hand is None:
+            self._choose(logits, plan, copies)
+
+    def rehearse(
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        functions: AbstractContextManager,
+        plan: Plan,
+        bucket: int,
+    ) -> None:
+        """Compute the logits of a step for nothing, so that `functions` and the cache see what the model does."""
+        self._logits_of(model, forward, functions, plan, bucket)
+        self.cache.position.sub_(1)
+
+    def _logits_of(
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        functions: AbstractContextManager,
+        plan: Plan,
+        bucket: int,
+    ) -> Tensor:
         with self.cache.step(bucket) as read, functions:
             masks = read
             if plan.adds_masks:
@@ -215,13 +245,7 @@ class State:
                 **positions,
                 **plan.options,
             )
-            logits = forward(**inputs, return_dict=True).logits[:, -1]
-        if self.position_ids is not None:
-            self.position_ids.add_(1)
-        if plan.keeps_logits or plan.by_hand is not None:
-            self.logits = _keep(self.logits, logits.float())
-        if plan.by_hand is None:
-            self._choose(logits, plan, copies)
+            return forward(**inputs, return_dict=True).logits[:, -1]
 
     def _choose(self, scores: Tensor, plan: Plan, copies: Copies) -> None:
         first, count = plan.candidates(scores.shape[-1])

@@ -35,28 +35,31 @@ _thread = threading.local()
 class Products:
     """The products with weights in a step, and what follows them.
 
-    The first step finds out which products have the same input, as those of q, k and v: one kernel computes them. It
-    also finds out which are added to a residual, and which are the two sides of a gate. In later steps these wait for
-    the sum or the gate, which one kernel computes with them. If something else happens to them, they are computed
-    first.
+    A first forward, whose results are dropped, finds out which products have the same input, as those of q, k and v:
+    one kernel computes them. It also finds out which are added to a residual, and which are the two sides of a gate.
+    In steps these wait for the sum or the gate, which one kernel computes with them. If something else happens to
+    them, they are computed first.
+
+    Attributes:
+        is_known: Whether that forward has run.
     """
 
     def __init__(self) -> None:
-        self._is_known = False
+        self.is_known = False
         # By id of a weight. The weights are kept, so that no other tensor gets their ids.
         self._groups: dict[int, list[_Layer]] = {}
         self._waiting: dict[int, Tensor] = {}
 
     def functions(self) -> "_Functions":
-        """Return the functions of one step."""
-        return _Functions(self._groups, self._waiting) if self._is_known else _FirstFunctions(self)
+        """Return the functions of one step, or of the forward before the first."""
+        return _Functions(self._groups, self._waiting) if self.is_known else _FirstFunctions(self)
 
     def learn(self, groups: list[list["_Layer"]], waiting: list[Tensor]) -> None:
-        """Take what the first step has found out."""
+        """Take what the first forward has found out."""
         self._waiting = {id(weight): weight for weight in waiting}
         groups = [group for group in groups if len(group) > 1 and id(group[0][0]) not in self._waiting]
         self._groups = {id(group[0][0]): group for group in groups}
-        self._is_known = True
+        self.is_known = True
 
 
 _Layer = tuple[Tensor, Optional[Tensor]]  # weight and bias
@@ -165,7 +168,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _FirstFunctions(TorchFunctionMode):
-    """The functions of the first step, which finds out what belongs together."""
+    """The functions of the first forward, which finds out what belongs together."""
 
     def __init__(self, products: Products) -> None:
         super().__init__()
