@@ -33,17 +33,19 @@ def difference(
     eager: Sequence[torch.Tensor],
     exact: Sequence[torch.Tensor] | None,
     tolerance: float,
+    inputs: Sequence[torch.Tensor],
 ) -> Difference | None:
     """Return where results differ by more than the tolerance, or None.
 
     An element is right if |a - b| <= tolerance + tolerance |b|, where b is the float64 result, or eager's without one.
-    Where eager itself is off by more, only the comparison of errors applies.
+    Where eager itself is off by more, only the comparison of errors applies. An index of another element of an input
+    that is equal is right.
     """
     for number, (result, plain) in enumerate(zip(results, eager, strict=True), 1):
         which = "the result" if len(eager) == 1 else f"result {number}"
         expected = exact[number - 1] if exact else plain
         if not plain.is_floating_point():
-            wrong = (result != plain) & (plain == expected)
+            wrong = (result != plain) & (plain == expected) & ~tied(result, plain, inputs)
             kind, a, b = "wrong-result", result.double(), plain.double()
         else:
             a, b = result.double(), expected.double()
@@ -61,6 +63,50 @@ def differs(a: torch.Tensor, b: torch.Tensor, relative: float, absolute: float) 
     same = (a == b) | (a.isnan() & b.isnan())
     near = ((a - b).abs() <= absolute + relative * b.abs()) & b.isfinite()
     return ~near & ~same
+
+
+def tied(result: torch.Tensor, plain: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return which integers are indices, along a dimension of an input, of elements that equal those of `plain`.
+
+    The order of equal elements is open in `topk`, `sort`, `argmax` and what is built on them. What they look at may be
+    a function of the input, rounded to float32: a few units in the last place of that are no difference either. An
+    index that a row has twice is none of a tie.
+    """
+    ties = torch.zeros_like(plain, dtype=torch.bool)
+    if plain.is_floating_point() or plain.dtype == torch.bool:
+        return ties
+    for source in inputs:
+        for dim in range(source.dim()):
+            chosen, known = result.long(), plain.long()
+            if chosen.dim() == source.dim() - 1:
+                chosen, known = chosen.unsqueeze(dim), known.unsqueeze(dim)
+            if not _can_index(known, source, dim):
+                continue
+            last = source.shape[dim] - 1
+            a, b = (source.gather(dim, index.clamp(0, last)).double() for index in (chosen, known))
+            ordered, order = chosen.sort(dim)
+            again = torch.zeros_like(ordered, dtype=torch.bool)
+            again.narrow(dim, 1, max(0, again.shape[dim] - 1)).copy_(ordered.diff(dim=dim) == 0)
+            repeated = torch.zeros_like(again).scatter(dim, order, again)
+            near = ~differs(a, b, _TIED, _TIED) & (chosen >= 0) & (chosen <= last) & ~repeated
+            ties |= near.reshape(ties.shape)
+    return ties
+
+
+# Units in the last place of float32.
+_TIED = 4 * torch.finfo(torch.float32).eps
+
+
+def _can_index(index: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
+    others = [size for place, size in enumerate(source.shape) if place != dim]
+    return (
+        source.is_floating_point()
+        and index.dim() == source.dim()
+        and [size for place, size in enumerate(index.shape) if place != dim] == others
+        and index.numel() > 0
+        and index.shape[dim] <= source.shape[dim]
+        and bool(((index >= 0) & (index < source.shape[dim])).all())
+    )
 
 
 def described(

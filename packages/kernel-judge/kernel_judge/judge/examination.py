@@ -143,7 +143,7 @@ class Examination:
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {failure.kind}: {failure}", case
             ) from failure
-        if wrong := outside_difference(results, *known, self._tolerance):
+        if wrong := outside_difference(results, *known, self._tolerance, given.tensors):
             raise RejectedError(
                 _OUTSIDE, f"right for the task's own inputs, wrong for {name}: {wrong.text}", case | wrong.facts
             )
@@ -171,8 +171,8 @@ class Examination:
         reference = self._references[number]
         eager, exact = reference.eager(given), reference.exact(given)
         for results in (again, first) if repeat else (first,):
-            if wrong := difference(results, eager, exact, self._tolerance):
-                if results is again and self._is_late(number, eager, exact):
+            if wrong := difference(results, eager, exact, self._tolerance, given.tensors):
+                if results is again and self._is_late(number, given, eager, exact):
                     raise RejectedError(
                         "unfinished-work",
                         "its result is written after the call has returned; wait for the stream or thread that writes "
@@ -230,7 +230,7 @@ class Examination:
             return RejectedError("stale-result", "it returns the result of an earlier call with other values", case)
         return RejectedError(wrong.kind, f"{wrong.text}, for inputs of the shapes {case['shapes']}", case)
 
-    def _is_late(self, number: int, eager: Tensors, exact: Tensors | None) -> bool:
+    def _is_late(self, number: int, given: Arguments, eager: Tensors, exact: Tensors | None) -> bool:
         """Return whether the results of the last call, which were wrong, have become right."""
         self._worker.go_on()
         time.sleep(_LATE_SECONDS)
@@ -239,7 +239,7 @@ class Examination:
         except WorkerFailure:
             return False
         later = [self._worker.outputs.tensor(slot).clone() for slot in self._slots(number)]
-        return difference(later, eager, exact, self._tolerance) is None
+        return difference(later, eager, exact, self._tolerance, given.tensors) is None
 
     def _slots(self, number: int) -> list[Any]:
         self._worker.outputs.clear()
