@@ -85,9 +85,10 @@ class Counting(nn.Linear):
     def __init__(self):
         super().__init__(3, 3)
         self.calls = 0
+        self.counts = True
 
     def forward(self, x):
-        self.calls += 1
+        self.calls += self.counts
         return super().forward(x) * self.calls
 
 
@@ -114,6 +115,22 @@ def test_forward_that_counts(blocks):
     torch.testing.assert_close(model(x), 2 * first)
     torch.testing.assert_close(model(x), 3 * first)
     assert counts.eager == {"its forward changes layer.calls": 3}
+
+
+def test_model_that_its_forwards_change_is_seldom_looked_at(blocks, monkeypatch):
+    """A snapshot of a large model takes longer than some forwards. Once they stop, there are graphs."""
+    model, x = Wrapped(Counting()), torch.randn(2, 3)
+    counts, runner = accelerate_on_cpu(blocks, model), module_of(blocks, "graph_runner")
+    taken, snapshot = [], runner.Snapshot
+    monkeypatch.setattr(runner, "Snapshot", lambda *arguments: taken.append(1) or snapshot(*arguments))
+    for _ in range(100):
+        model(x)
+    assert counts.eager == {"its forward changes layer.calls": 100}
+    assert len(taken) < 10
+    model.layer.counts = False
+    for _ in range(100):
+        model(x)
+    assert counts.captured == 1 and counts.replays > 20, counts
 
 
 def test_forward_that_writes_into_its_argument(blocks):

@@ -19,6 +19,8 @@ from .snapshots import Snapshot
 LIMIT = 8
 # Shapes that were met but have no graph: enough for a loop over some buckets, and small.
 _REMEMBERED = 64
+# Calls that are left alone, at most, before a model whose forwards change it is looked at again.
+_MOST_LEFT = 1024
 _CUDA_ONLY = "the model is not on a CUDA device"
 
 
@@ -117,6 +119,9 @@ class GraphRunner:
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._met: OrderedDict[Any, _Caches] = OrderedDict()
         self._refused: OrderedDict[Any, str] = OrderedDict()
+        self._changes = 0  # forwards in a row that have changed the model
+        self._left = 0  # calls that run eagerly without a look at the model
+        self._change = ""
         if self._device_of(model) is None:
             self.counts.note = _CUDA_ONLY
         elif "forward" in vars(model) and "_hf_hook" not in vars(model):
@@ -142,6 +147,7 @@ class GraphRunner:
         """Free all graphs. Calls that come later begin anew."""
         with self._lock:
             self._forget()
+            self._changes = self._left = 0
             self._gpu.release()
 
     def _device_of(self, model: nn.Module) -> Optional[torch.device]:
@@ -167,6 +173,9 @@ class GraphRunner:
         return call
 
     def _run(self, model: nn.Module, call: Call, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if self._left > 0:
+            self._left -= 1
+            raise Refused(self._change)
         reason = self._check_state(model, call.device)
         graph = self._graphs.get(call.key)
         if graph is not None:
@@ -221,9 +230,15 @@ class GraphRunner:
         # cuBLAS and cuDNN make a handle at their first use in a thread, which a capture does not allow.
         self._thread.has_run = True
         difference = caches.find_difference(call.caches)
-        if not self._snapshot.is_current(model):
+        if self._snapshot.is_current(model):
+            self._changes = 0
+        else:
             difference = self._snapshot.find_difference(model)
             self._forget()
+            # The first forward may prepare something. Where all change the model, snapshots would take more time than
+            # some models do, and lead to nothing.
+            self._left = min(2**self._changes, _MOST_LEFT) if self._changes > 0 else 0
+            self._changes, self._change = self._changes + 1, f"its forward changes {difference}"
         if difference is None:
             _remember(self._met, call.key, caches)
         self.counts.eager[reason if difference is None else f"its forward changes {difference}"] += 1
