@@ -18,6 +18,7 @@ from kernel_judge.judge.reference import Arguments, Reference, Tensors
 _INFINITE_ELEMENTS = 3
 # A kernel may be as far off as rounding errors in its inputs move the results, and as eager is, times this.
 _ALLOWED = 4.0
+_LEAST_SAME = 0.9
 
 Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
@@ -76,7 +77,7 @@ def expected_results(reference: Reference, given: Arguments) -> tuple[Tensors, T
     """Return eager's results, what results are compared with, and how far off each may be; None for illegal inputs.
 
     The allowance of an integer result is infinite where rounding errors in the inputs change it, as for the place of a
-    maximum among equal numbers.
+    maximum among equal numbers, and where it is a place that the reference chooses by nothing but its order.
     """
     try:
         eager, exact = reference.eager(given), reference.exact(given)
@@ -90,7 +91,10 @@ def expected_results(reference: Reference, given: Arguments) -> tuple[Tensors, T
     except Exception:  # it refuses these inputs
         return None
     assert disturbed is not None
-    return eager, expected, [_allowance(*triple) for triple in zip(eager, expected, disturbed, strict=True)]
+    allowed = [_allowance(*triple) for triple in zip(eager, expected, disturbed, strict=True)]
+    for number in _chosen_by_order(reference, given, eager):
+        allowed[number] = math.inf
+    return eager, expected, allowed
 
 
 def outside_difference(
@@ -116,6 +120,28 @@ def outside_difference(
         if count := int(wrong.sum()):
             return Difference("wrong-result", *described(which, a, b, wrong, count))
     return None
+
+
+def _chosen_by_order(reference: Reference, given: Arguments, eager: Sequence[torch.Tensor]) -> list[int]:
+    """Return which integer results have places in the last dimension that another order of the inputs changes.
+
+    What the reference compares may be equal though the inputs are not: probabilities that are all rounded to 0. With
+    the task's own inputs most places are the same ones in both orders; otherwise the result is no choice of places.
+    """
+    integers = [number for number, plain in enumerate(eager) if not plain.is_floating_point() and plain.numel()]
+    if not integers:
+        return []
+    own = reference.arguments(given.seed)
+    usual = _same_in_reverse(reference, own, reference.eager(own))
+    now = _same_in_reverse(reference, given, eager)
+    return [number for number in integers if usual[number] > _LEAST_SAME and now[number] < 1]
+
+
+def _same_in_reverse(reference: Reference, given: Arguments, eager: Sequence[torch.Tensor]) -> list[float]:
+    """Return the share of each result's places that stay if the last dimension of the inputs is reversed."""
+    length = next((tensor.shape[-1] for tensor in given.tensors if tensor.is_floating_point() and tensor.dim()), 0)
+    turned = reference.eager(_changed(given, lambda tensor: tensor.flip(-1) if tensor.dim() else tensor))
+    return [float((length - 1 - b == a).double().mean()) for a, b in zip(eager, turned, strict=True)]
 
 
 def _changed(given: Arguments, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
