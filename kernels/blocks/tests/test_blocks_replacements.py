@@ -124,3 +124,39 @@ def test_gates_do_not_go_to_the_epilogue_of_their_projection(blocks, monkeypatch
     with OurOps() as ops:
         assert difference(model(x), expected) < ROUNDING
     assert ops.names & {"geglu_pair", "swiglu_pair"}
+
+
+class Projected(nn.Module):
+    def __init__(self, approximate):
+        super().__init__()
+        self.project, self.approximate = nn.Linear(8, 16), approximate
+
+    def forward(self, hidden):
+        hidden = self.project(hidden)
+        return nn.functional.gelu(hidden, approximate=self.approximate)
+
+
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+@torch.no_grad()
+def test_modules_of_a_projection_and_its_gelu(blocks, monkeypatch, approximate):
+    """On a GPU the tanh approximation has a place in the epilogue of a projection; a patch of the class is seen."""
+    monkeypatch.setattr(blocks.gated, "HAS_EPILOGUE", True)
+    model, x = Projected(approximate).to(DEVICE), torch.randn(3, 8, device=DEVICE)
+    expected = model(x)
+    report = blocks.accelerate(model)
+    assert list(report.replaced) == [("Projected", EPILOGUE)] * (approximate == "tanh")
+    assert torch.equal(model(x), expected)  # float32 has no epilogue
+    monkeypatch.setattr(Projected, "forward", lambda self, hidden: self.project(hidden))
+    assert torch.equal(model(x), model.project(x))
+
+
+EPILOGUE = "GELU in the epilogue of its projection"
+
+
+@torch.no_grad()
+def test_feed_forwards_of_diffusers(blocks, monkeypatch):
+    """LTX-Video's, Wan's and Flux's are modules with a projection inside."""
+    activations = pytest.importorskip("diffusers.models.activations")
+    monkeypatch.setattr(blocks.gated, "HAS_EPILOGUE", True)
+    report = blocks.accelerate(activations.GELU(8, 16, approximate="tanh"))
+    assert report.replaced == {("GELU", EPILOGUE): 1}

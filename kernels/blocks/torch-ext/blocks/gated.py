@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections.abc import Hashable
 from types import FunctionType, MethodType
 from typing import Any, Optional
 
@@ -182,3 +183,42 @@ def activated_projection(activation: Any, projection: Any, x: Any) -> Any:
     if HAS_EPILOGUE and type(x) in _PLAIN and gelu_fits_epilogue(projection, x) and activation_of(activation) == "tanh":
         return linear_gelu(projection, x)
     return activation(projection(x))
+
+
+_projections: dict[Hashable, bool] = {}
+
+
+def projection_in(module: nn.Module) -> Optional[str]:
+    """Return the name of the projection in a module that computes `gelu(projection(x), approximate="tanh")`, or None.
+
+    None, too, where Torch has no such epilogue.
+    """
+    cls = type(module)
+    if not HAS_EPILOGUE or len(module._modules) != 1 or module._parameters or module._buffers:
+        return None
+    ((name, projection),) = module._modules.items()
+    arguments = probes.required_arguments(cls.forward)
+    if type(projection) is not nn.Linear or arguments is None or len(arguments) != 1:
+        return None
+    key = cls, probes.watched_forward(cls).key(), probes.settings_of(module)
+    if key not in _projections:
+        _projections[key] = _is_gelu_of_projection(module, name)
+    return name if _projections[key] else None
+
+
+def _is_gelu_of_projection(module: nn.Module, name: str) -> bool:
+    with probes.probing() as source:
+        x, projection = probes.random((4, 16), source), nn.Linear(16, 24, dtype=torch.float32)
+        for parameter in projection.parameters():
+            parameter.copy_(probes.random(parameter.shape, source))
+        exact = gelu(projection(x), approximate="tanh")
+        copy = probes.copied(module, {})
+        copy.__dict__["_modules"] = {name: projection}
+        try:
+            if not probes.agree(copy(x.clone()), exact):
+                return False
+            projection.bfloat16()
+            lower = copy(x.bfloat16())
+        except Exception:
+            return False
+        return _is_near(lower, gelu(projection.float()(x.bfloat16().float()), approximate="tanh"))

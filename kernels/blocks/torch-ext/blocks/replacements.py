@@ -18,6 +18,8 @@ from typing import Any, Optional, Union
 from torch import nn
 from torch.compiler import is_compiling
 
+from .calls import PLAIN_TENSORS
+from .gated import gelu_fits_epilogue, linear_gelu, projection_in
 from .norms import NormForm, normalized, recognised_norm
 from .probes import Watched, has_hooks, is_bound, is_rewritten, watched_forward
 from .rewriting import Processing, functions_used, innermost, methods_of, rewrapped, rewritten
@@ -89,7 +91,13 @@ def find(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     if named is not None:
         return named, _reason_to_keep(module, named)
     form = recognised_norm(module)
-    replacement, reason = _rewritten(module) if form is None else (_of_norm(form), None)
+    projection = projection_in(module) if form is None else None
+    if form is not None:
+        replacement, reason = _of_norm(form), None
+    elif projection is not None:
+        replacement, reason = _of_projection(projection), None
+    else:
+        replacement, reason = _rewritten(module)
     return replacement, reason if replacement is None else _reason_of_instance(module)
 
 
@@ -160,8 +168,24 @@ def _of_norm(form: NormForm) -> Replacement:
         result = normalized(form, self, args[0]) if len(args) == 1 and not kwargs else None
         return super(mixin, self).forward(*args, **kwargs) if result is None else result
 
-    mixin = type("RecognisedNorm", (), {"forward": forward, "_blocks_norm": form})
+    mixin = type("RecognisedNorm", (), {"forward": forward, "_blocks_norm": form, "_blocks_probed": True})
     return Replacement(mixin, "LayerNorm" if form.centered else "RMSNorm", (form.kernel,))
+
+
+@functools.cache
+def _of_projection(name: str) -> Replacement:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if (
+            len(args) == 1
+            and not kwargs
+            and type(args[0]) in PLAIN_TENSORS
+            and gelu_fits_epilogue(self._modules[name], args[0])
+        ):
+            return linear_gelu(self._modules[name], args[0])
+        return super(mixin, self).forward(*args, **kwargs)
+
+    mixin = type("RecognisedProjection", (), {"forward": forward, "_blocks_probed": True})
+    return Replacement(mixin, "GELU in the epilogue of its projection", ())
 
 
 _rewritings: dict[Hashable, tuple[Optional[Replacement], Optional[str]]] = {}
@@ -290,7 +314,7 @@ def _join(replacement: Replacement, original: type) -> type:
     watched.add_method("forward")
     for path, function in _relied_on(replacement, original):
         watched.add(sys.modules[original.__module__], path, function)
-    if hasattr(replacement.mixin, "_blocks_norm"):
+    if hasattr(replacement.mixin, "_blocks_probed"):
         watched = watched_forward(original)
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
