@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from . import probes
-from .kernel_set import DEVICE, geglu, takes
+from .kernel_set import DEVICE, geglu, share_memory, takes
 
 _PLAIN = (Tensor, nn.Parameter)
 # "silu", or for gelu the argument `approximate` of its kernels.
@@ -126,7 +126,7 @@ def _joined(gate: Tensor, up: Tensor) -> tuple[Optional[Tensor], str]:
     if strides != up.stride() or strides[-1] != 1 or gate.dim() < 2 or strides[-2] < 2 * width:
         return None, ""
     offsets = gate.storage_offset(), up.storage_offset()
-    if abs(offsets[0] - offsets[1]) != width or gate.untyped_storage().data_ptr() != up.untyped_storage().data_ptr():
+    if abs(offsets[0] - offsets[1]) != width or not share_memory(gate, up):
         return None, ""
     half = "first" if offsets[0] < offsets[1] else "second"
     shape = (*gate.shape[:-1], 2 * width)

@@ -51,6 +51,14 @@ def takes(x: Tensor) -> bool:
     )
 
 
+def share_memory(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors are parts of one. In transforms of `torch.func` they have no memory: False."""
+    try:
+        return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    except NotImplementedError:
+        return False
+
+
 def is_capturing() -> bool:
     """Return whether the current stream of CUDA records a graph now."""
     return DEVICE == "cuda" and not is_compiling() and torch.cuda.is_current_stream_capturing()
