@@ -68,6 +68,15 @@ class GatedMLP(nn.Module):
         return self.activation(self.gate(x)) * self.up(x)
 
 
+def quick_gelu(x):
+    return x * torch.sigmoid(1.702 * x)
+
+
+class QuickMLP(GatedMLP):
+    def forward(self, x):
+        return quick_gelu(self.gate(x)) * self.up(x)
+
+
 class FusedMLP(nn.Module):
     def __init__(self):
         super().__init__()
@@ -117,8 +126,13 @@ def test_a_function_that_computes_something_else(blocks):
     torch.testing.assert_close(block(*inputs), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_norm_by_another_name_is_reported(blocks):
-    assert dict(blocks.accelerate(LayerNorm2d()).left) == {("LayerNorm2d", "it computes no norm that a kernel does"): 1}
+def test_what_no_kernel_computes_is_reported(blocks):
+    report = blocks.accelerate(nn.Sequential(LayerNorm2d(), QuickMLP(None)))
+    assert not report.replaced
+    assert dict(report.left) == {
+        ("LayerNorm2d", "it computes no norm that a kernel does"): 1,
+        ("QuickMLP", "its activation is quick_gelu, which no kernel computes"): 1,
+    }
 
 
 @pytest.mark.parametrize("inaccurate", [False, True])

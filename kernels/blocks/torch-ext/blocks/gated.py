@@ -60,6 +60,18 @@ def _is_elementwise(function: Any) -> bool:
     return isinstance(function, FunctionType) and bool(_ELEMENTWISE & {*function.__code__.co_names})
 
 
+def is_unknown_activation(function: Any) -> bool:
+    """Return whether a function of Python computes each element alone, as activations do, and no kernel computes it."""
+    if not _is_elementwise(function) or activation_of(function) is not None:
+        return False
+    with probes.probing() as source:
+        x = probes.random((4, 64), source)
+        try:
+            return probes.agree(function(x)[:, :32], function(x[:, :32]))
+        except Exception:
+            return False
+
+
 def _recognise(activation: Any) -> Optional[str]:
     with probes.probing() as source:
         x = probes.random((4, 64), source) * torch.tensor([0.1, 1.0, 3.0, 8.0])[:, None]

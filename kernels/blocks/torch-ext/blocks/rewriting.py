@@ -404,10 +404,14 @@ class _Rewriter(ast.NodeTransformer):
 
     def _miss_activation(self, node: ast.AST) -> None:
         activation = self._resolve(node.func) if isinstance(node, ast.Call) and len(node.args) == 1 else None
-        if not isinstance(activation, nn.Module) or norms.recognised_norm(activation) is not None:
-            return
-        if not (activation._modules or activation._parameters) and gated.activation_of(activation) is None:
-            self.misses.append(f"its activation is {type(activation).__name__}, which no kernel computes")
+        if isinstance(activation, nn.Module):
+            inner = activation._modules or activation._parameters or norms.recognised_norm(activation) is not None
+            unknown = not inner and gated.activation_of(activation) is None
+        else:
+            unknown = gated.is_unknown_activation(activation)
+        if unknown:
+            name = getattr(activation, "__name__", type(activation).__name__)
+            self.misses.append(f"its activation is {name}, which no kernel computes")
 
     def _is_number(self, node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) or type(self._resolve(node)) in (int, float)
