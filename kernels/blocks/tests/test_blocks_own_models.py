@@ -162,3 +162,9 @@ def test_halves_of_one_tensor_in_transforms(blocks):
     with torch.no_grad():
         joined = torch.func.vmap(lambda x: blocks.tokens.joined_tokens(*x.split((2, 6), dim=1)))(both)
     torch.testing.assert_close(joined, both)
+
+
+def test_a_dtype_that_no_kernel_takes_is_noted(blocks):
+    note = "the model is in float64, which the kernels do not take: it runs as before"
+    assert blocks.accelerate(Block().double().to(DEVICE)).notes == [note]
+    assert blocks.accelerate(Block().to(DEVICE)).notes == []

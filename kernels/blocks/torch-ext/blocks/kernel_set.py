@@ -30,7 +30,7 @@ VERSIONS = {
     **{name: _metadata(Path(kernel.__file__).parent)["version"] for name, kernel in KERNELS.items()},
 }
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -46,7 +46,7 @@ def takes(x: Tensor) -> bool:
         and not is_forward_mode()
         and type(x) in _PLAIN
         and x.device.type == DEVICE
-        and x.dtype in _DTYPES
+        and x.dtype in DTYPES
         and not torch.is_autocast_enabled(DEVICE)
     )
 
