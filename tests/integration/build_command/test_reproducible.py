@@ -14,14 +14,23 @@ from tests.integration.build_command.conftest import (
 
 
 def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Two builds of a compiled and a Python-only project, with another directory, cache and number of jobs."""
+    """Two builds of a compiled and a Python-only project: another directory, cache, number of jobs, and environment."""
     results = []
-    for name, jobs in (("here", "1"), ("somewhere/else", "3")):
+    refused = dict.fromkeys(("INCLUDES", "PTXAS_FLAGS", "NVCC_APPEND_FLAGS", "CCC_OVERRIDE_OPTIONS"), "--not-an-option")
+    taken = {
+        **refused,
+        "CPATH": "/",
+        "GCC_EXEC_PREFIX": "/nowhere/",
+        "COMPILER_PATH": "/nowhere",
+        "LC_ALL": "tr_TR.utf8",
+    }
+    for name, jobs, variables in (("here", "1", {}), ("somewhere/else", "3", taken)):
         cache = new_cache(f"cache-{jobs}")
         stable = copy_project("stable-scale", f"{name}/stable")
         python = copy_project("python-only", f"{name}/python")
         arguments = ("--no-load", "--jobs", jobs, "--compiler-cache", "off")
-        assert kernel_builder(cache, "build", stable, python, *arguments).code == 0
+        done = kernel_builder(cache, "build", stable, python, *arguments, **variables)
+        assert done.code == 0, done
         results.append({**content(stable / "build"), **content(python / "build")})
     assert results[0].keys() == results[1].keys()
     assert [name for name in results[0] if results[0][name] != results[1][name]] == []

@@ -1,5 +1,6 @@
 """The public functions: `accelerate` and `restore`."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -11,6 +12,9 @@ from .graphs import add_generation, add_graphs, remove_graphs
 from .norms import reason_of_norm
 from .replacements import Replacement, find, original_class, put, replaced_base, replacement_in, take_out
 from .report import Report, notes_on
+
+_SLOWER = "the check found the model faster without its replacement"
+_KEPT = "the check kept the model as it was"
 
 
 def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = False) -> Report:
@@ -83,18 +87,30 @@ def _accelerate_root(root: nn.Module, report: Report) -> None:
 
 def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optional[Replacement]:
     """Replace a module and return by what, or report why it is left."""
-    replacement, reason = find(module)
+    replacement, _ = find(module)
+    reason = _reason_left(module, inside)
     if replacement is not None and reason is None:
         put(module, replacement)
         return replacement
-    base = replaced_base(module)
-    if replacement is None and base is not None:
-        reason = f"its class is derived from {base.__name__} and may compute something else"
-    elif reason is None and type(module).__name__.endswith("Norm") and not inside:
-        reason = reason_of_norm(module)
     if reason is not None:
         report.left[type(module).__name__, reason] += 1
     return None
+
+
+def _reason_left(module: nn.Module, inside: bool = False) -> Optional[str]:
+    """Return why a module is left; None for one that is replaced, or of which nobody expects it."""
+    replacement, reason = find(module)
+    base = replaced_base(module)
+    if replacement is None and base is not None:
+        return f"its class is derived from {base.__name__} and may compute something else"
+    if replacement is None and reason is None and _is_called_norm(type(module).__name__) and not inside:
+        return reason_of_norm(module)
+    return reason
+
+
+def _is_called_norm(name: str) -> bool:
+    """Return whether a class is called a norm, as `LayerNorm2d` and `RMSNormGated` are."""
+    return re.search("[Nn]orm(?![a-z])", name) is not None
 
 
 def _accelerate_checked(root: nn.Module, check: Check, graphs: bool, report: Report) -> None:
@@ -127,7 +143,7 @@ def _accelerate_checked(root: nn.Module, check: Check, graphs: bool, report: Rep
         report.kernels.update(trial.kernels)
     else:
         for (name, _), number in trial.replaced.items():
-            report.left[name, "the check kept the model as it was"] += number
+            report.left[name, _KEPT] += number
 
 
 def _put_all(replacements: Mapping[nn.Module, Optional[Replacement]]) -> None:
@@ -158,9 +174,7 @@ def _take_out_slow(root: nn.Module, check: Check, trial: Report) -> bool:
         if is_faster_without(root, check, put_again, take_out_all):
             take_out_all()
             slow = True
-            trial.left[group[0], "the check found the model faster without its replacement"] += trial.replaced.pop(
-                group
-            )
+            trial.left[group[0], _SLOWER] += trial.replaced.pop(group)
     return slow
 
 
@@ -168,9 +182,11 @@ def _measure_shares(root: nn.Module, check: Check, report: Report) -> None:
     left: dict[tuple[str, str], list[nn.Module]] = {}
     for module in root.modules():
         if replacement_in(module) is None:
-            for key in report.left:
-                if key[0] == type(module).__name__:
-                    left.setdefault(key, []).append(module)
+            replacement, reason = find(module)
+            taken_out = (_SLOWER, _KEPT, *replacement.misses) if replacement is not None and reason is None else ()
+            for words in taken_out or (_reason_left(module),):
+                if (type(module).__name__, words) in report.left:
+                    left.setdefault((type(module).__name__, words), []).append(module)
     if left:
         report.shares = time_shares(root, check, left)
 

@@ -130,6 +130,10 @@ def is_faster_without(model: nn.Module, check: Check, put: Callable[[], None], t
 def time_shares(model: nn.Module, check: Check, groups: Mapping[Any, Sequence[nn.Module]]) -> dict[Any, float]:
     """Return which share of the time of one run of a model its modules take, by group, each with what is inside."""
     seconds, started, hooks = dict.fromkeys(groups, 0.0), {}, []
+    groups_of: dict[nn.Module, list[Any]] = {}
+    for group, modules in groups.items():
+        for module in modules:
+            groups_of.setdefault(module, []).append(group)
 
     def clock() -> float:
         if kernel_set.DEVICE == "cuda":
@@ -139,13 +143,13 @@ def time_shares(model: nn.Module, check: Check, groups: Mapping[Any, Sequence[nn
     def begin(module: nn.Module, _: Any) -> None:
         started[module] = clock()
 
-    for group, modules in groups.items():
+    def end(module: nn.Module, *_: Any) -> None:
+        spent = clock() - started.pop(module)
+        for group in groups_of[module]:
+            seconds[group] += spent
 
-        def end(module: nn.Module, *_: Any, group: Any = group) -> None:
-            seconds[group] += clock() - started.pop(module)
-
-        for module in modules:
-            hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    for module in groups_of:
+        hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
     try:
         start = clock()
         _run(model, check)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from . import probes
-from .kernel_set import DEVICE, geglu, takes
+from .kernel_set import DEVICE, geglu, share_memory, takes
 
 _PLAIN = (Tensor, nn.Parameter)
 # "silu", or for gelu the argument `approximate` of its kernels.
@@ -59,6 +59,20 @@ def _of_owner(owner: nn.Module, function: Any, activation: Any) -> Optional[str]
 
 def _is_elementwise(function: Any) -> bool:
     return isinstance(function, FunctionType) and bool(_ELEMENTWISE & {*function.__code__.co_names})
+
+
+def is_unknown_activation(function: Any) -> bool:
+    """Return whether a function of Python computes each element alone, as activations do, and no kernel computes it."""
+    if not _is_elementwise(function) or activation_of(function) is not None:
+        return False
+    if function.__module__ == "torch.nn.functional":  # `sigmoid` and `tanh`, which scale more than they activate
+        return False
+    with probes.probing() as source:
+        x = probes.random((4, 64), source)
+        try:
+            return probes.agree(function(x)[:, :32], function(x[:, :32]))
+        except Exception:
+            return False
 
 
 def _recognise(activation: Any) -> Optional[str]:
@@ -127,7 +141,7 @@ def _joined(gate: Tensor, up: Tensor) -> tuple[Optional[Tensor], str]:
     if strides != up.stride() or strides[-1] != 1 or gate.dim() < 2 or strides[-2] < 2 * width:
         return None, ""
     offsets = gate.storage_offset(), up.storage_offset()
-    if abs(offsets[0] - offsets[1]) != width or gate.untyped_storage().data_ptr() != up.untyped_storage().data_ptr():
+    if abs(offsets[0] - offsets[1]) != width or not share_memory(gate, up):
         return None, ""
     half = "first" if offsets[0] < offsets[1] else "second"
     shape = (*gate.shape[:-1], 2 * width)

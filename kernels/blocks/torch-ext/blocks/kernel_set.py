@@ -30,7 +30,7 @@ VERSIONS = {
     **{name: _metadata(Path(kernel.__file__).parent)["version"] for name, kernel in KERNELS.items()},
 }
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -46,9 +46,17 @@ def takes(x: Tensor) -> bool:
         and not is_forward_mode()
         and type(x) in _PLAIN
         and x.device.type == DEVICE
-        and x.dtype in _DTYPES
+        and x.dtype in DTYPES
         and not torch.is_autocast_enabled(DEVICE)
     )
+
+
+def share_memory(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors are parts of one. In transforms of `torch.func` they have no memory: False."""
+    try:
+        return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    except NotImplementedError:
+        return False
 
 
 def is_capturing() -> bool:

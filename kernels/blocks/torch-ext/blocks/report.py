@@ -117,14 +117,19 @@ class Report:
 
 
 def notes_on(roots: Iterable[nn.Module]) -> list[str]:
-    """Return what one should know about models that were accelerated: their device, untested libraries."""
+    """Return what one should know about models that were accelerated: their device and dtype, untested libraries."""
     notes = []
+    roots = list(roots)
     devices = {tensor.device.type for root in roots for tensor in (*root.parameters(), *root.buffers())} - {"meta"}
+    dtypes = {parameter.dtype for root in roots for parameter in root.parameters()}
     if devices and kernel_set.DEVICE not in devices:
         notes.append(
             f"the kernels are for {kernel_set.DEVICE}, and the model is on {', '.join(sorted(devices))}: "
             "there it runs as before"
         )
+    if dtypes and not dtypes & {*kernel_set.DTYPES}:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        notes.append(f"the model is in {names}, which the kernels do not take: it runs as before")
     for library, (oldest, newest) in TESTED.items():
         version = _version_of(library)
         if version is not None and _minor(version) > _minor(newest):

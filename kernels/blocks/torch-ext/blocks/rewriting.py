@@ -4,7 +4,8 @@ A forward keeps everything else that it does, and whatever somebody made of it. 
 activations and rotary functions `norms`, `gated` and `rotary` have recognised by what they compute:
 
 - `act(gate) * up`,
-- `norm(x) * (1 + scale) + shift`, and `x + gate * branch`,
+- `norm(x) * (1 + scale) + shift`, also where a function of the module computes it of its arguments, and
+  `x + gate * branch`,
 - `x = x + branch` followed by `norm(x)`, with or without gates and modulations,
 - calls of rotary functions, and of such functions with the norms of q and k before them,
 - `torch.nn.GELU` after a projection, which fits into the epilogue of its matrix product.
@@ -88,8 +89,21 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
         kernels = SimpleNamespace(
             **_FUNCTIONS, begun=gated.begun, normed_later=rotary.normed_later, **rewriter.constants
         )
-        result.function = _function(node, function, kernels)
+        result.function = _while_same(rewriter.inlined, _function(node, function, kernels), function)
     return result
+
+
+def _while_same(inlined: dict[str, FunctionType], new: FunctionType, function: FunctionType) -> FunctionType:
+    """Return a function that runs `new` as long as the functions are the same whose code is in it."""
+    if not inlined:
+        return new
+    present = function.__globals__
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        same = all(present.get(name) is value for name, value in inlined.items())
+        return (new if same else function)(*args, **kwargs)
+
+    return either
 
 
 @dataclass(frozen=True)
@@ -249,6 +263,7 @@ class _Rewriter(ast.NodeTransformer):
         self.does: dict[str, set[str]] = {}
         self.misses: list[str] = []
         self.constants: dict[str, Any] = {}
+        self.inlined: dict[str, FunctionType] = {}
         self._function = function
         self._roots = roots
         self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
@@ -389,10 +404,14 @@ class _Rewriter(ast.NodeTransformer):
 
     def _miss_activation(self, node: ast.AST) -> None:
         activation = self._resolve(node.func) if isinstance(node, ast.Call) and len(node.args) == 1 else None
-        if not isinstance(activation, nn.Module) or norms.recognised_norm(activation) is not None:
-            return
-        if not (activation._modules or activation._parameters) and gated.activation_of(activation) is None:
-            self.misses.append(f"its activation is {type(activation).__name__}, which no kernel computes")
+        if isinstance(activation, nn.Module):
+            inner = activation._modules or activation._parameters or norms.recognised_norm(activation) is not None
+            unknown = not inner and gated.activation_of(activation) is None
+        else:
+            unknown = gated.is_unknown_activation(activation)
+        if unknown:
+            name = getattr(activation, "__name__", type(activation).__name__)
+            self.misses.append(f"its activation is {name}, which no kernel computes")
 
     def _is_number(self, node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) or type(self._resolve(node)) in (int, float)
@@ -416,12 +435,40 @@ class _Rewriter(ast.NodeTransformer):
                     return self._call("modulated", ["adaln"], node, normed.func, *parts)
         return None
 
+    def _inlined(self, node: ast.Call) -> Optional[ast.expr]:
+        """Return what a function of the module returns, of the arguments of a call, if it is one expression of them."""
+        function = self._resolve(node.func) if isinstance(node.func, ast.Name) else None
+        if not isinstance(function, FunctionType) or function is not self._function.__globals__.get(node.func.id):
+            return None
+        given = dict(zip(function.__code__.co_varnames, node.args))
+        given.update((str(keyword.arg), keyword.value) for keyword in node.keywords)
+        if not any(self._norm_of(value) is not None for value in given.values()):
+            return None
+        if function.__code__.co_argcount != len(given) or any(isinstance(value, ast.Starred) for value in node.args):
+            return None
+        if sum(not _is_pure(value) for value in given.values()) > 1:
+            return None  # they are computed in another order
+        definition = _parsed(function)
+        body = [] if definition is None else definition.body[_has_docstring(definition) :]
+        value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+        if value is None or sorted(n.id for n in ast.walk(value) if isinstance(n, ast.Name)) != sorted(given):
+            return None  # each argument is computed once
+        value = copy.deepcopy(value)
+        for inner in ast.walk(value):
+            ast.copy_location(inner, node)
+        return _Substitution(given).visit(value)
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if self._processing is not None and _is_processor(node.func):
             for what, kernels in self._processing.does.items():
                 self.does.setdefault(what, set()).update(kernels)
             self.generic_visit(node)
             return ast.Call(self._constant(self._processing), [node.func, *node.args], node.keywords)
+        inlined = self._inlined(node)
+        modulated = self._modulated(inlined) if isinstance(inlined, ast.BinOp) else None
+        if modulated is not None:
+            self.inlined[node.func.id] = self._resolve(node.func)
+            return modulated
         call = self._rotary_of(node)
         self.generic_visit(node)
         if self._may_join and _is_cat(node):
@@ -469,7 +516,7 @@ class _Rewriter(ast.NodeTransformer):
                 continue
             user = self._only_user(body, index, target, value)
             if user is not None:
-                merged = _Substitution(target, value).visit(copy.deepcopy(body[user]))
+                merged = _Substitution({target: value}).visit(copy.deepcopy(body[user]))
                 if self._count(merged) > self._count(body[index]) + self._count(body[user]):
                     body[user] = merged
                     del body[index]
@@ -640,13 +687,13 @@ class _Rewriter(ast.NodeTransformer):
 
 
 class _Substitution(ast.NodeTransformer):
-    """Puts an expression in place of the reads of a name."""
+    """Puts expressions in place of the reads of names."""
 
-    def __init__(self, name: str, value: ast.expr) -> None:
-        self._name, self._value = name, value
+    def __init__(self, values: dict[str, ast.expr]) -> None:
+        self._values = values
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._value if node.id == self._name and isinstance(node.ctx, ast.Load) else node
+        return self._values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
 
 
 class _Exchange(ast.NodeTransformer):
@@ -684,6 +731,10 @@ def _is_plain(statement: ast.stmt) -> bool:
     if not isinstance(statement, (ast.Assign, ast.Return, ast.Expr)):
         return False
     return not any(isinstance(node, (ast.NamedExpr, ast.Yield)) or _is_in_place(node) for node in ast.walk(statement))
+
+
+def _has_docstring(node: ast.FunctionDef) -> bool:
+    return ast.get_docstring(node, clean=False) is not None
 
 
 def _is_pure(node: ast.expr) -> bool:

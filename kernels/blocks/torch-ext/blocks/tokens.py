@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from .kernel_set import share_memory
+
 
 def joined_tokens(first: Tensor, second: Tensor) -> Tensor:
     """Return `torch.cat((first, second), dim=1)`, without a copy of two parts of one tensor, as blocks return them."""
@@ -15,7 +17,7 @@ def joined_tokens(first: Tensor, second: Tensor) -> Tensor:
         and second.shape[::2] == (batch, channels)
         and first.stride() == second.stride() == (both * channels, channels, 1)
         and second.storage_offset() == first.storage_offset() + tokens * channels
-        and second.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and share_memory(first, second)
     ):
         return first.as_strided((batch, both, channels), first.stride())
     return torch.cat((first, second), dim=1)
