@@ -105,6 +105,11 @@ def test_what_does_not_exist_is_a_mistake(several: list[Path]) -> None:
             "torch.mps.compile_shader in a [torch-noarch] project needs none",
         ),
         (
+            '[torch]\nsrc = ["binding.cpp"]\n',
+            '["xpu"]',
+            "does not compile for xpu: the package index has Intel's runtime and no SYCL compiler",
+        ),
+        (
             '[tvm-ffi]\nsrc = ["binding.cpp"]\n',
             '["rocm"]',
             "does not compile for rocm: without Torch, which brings the HIP runtime, a binary would need a static one, "
