@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from kernel_builder.config import build_toml
+from kernel_builder.config import build_toml, known_backends
 from kernel_builder.config.ownership import owned_by
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.toml_schema import TomlPlace
@@ -30,10 +30,11 @@ def read_project(directory: Path, owner: str | None = None, repo_id: str | None 
 
     Raises:
         ConfigError: If `build.toml` is missing or invalid, or a file that it names is missing or is a symbolic link out
-            of the git work tree, or if `owner` is no name.
+            of the git work tree, or a back end that it lists lacks kernels, or if `owner` is no name.
     """
     file = directory / build_toml.FILE
     project = build_toml.read(file, Path(os.path.realpath(directory)))
+    _check_backends(project, TomlPlace(str(file), "general").at("backends"))
     framework = project.framework
     if not isinstance(framework, TorchNoarch):
         _check_files(project.root, framework.src, framework.include, TomlPlace(str(file), framework.table))
@@ -54,6 +55,21 @@ def sort_projects(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, 
         return tuple(paths), ()
     others = tuple(path for path in paths if path.exists() and not (path / build_toml.FILE).exists())
     return tuple(path for path in paths if path not in others), others
+
+
+def _check_backends(project: Project, place: TomlPlace) -> None:
+    """Raise an error for a back end with device code that no kernel has any for; the CPU's may be in `[torch] src`."""
+    if isinstance(project.framework, TorchNoarch):
+        return
+    for backend in map(known_backends.get, project.backends):
+        is_compiled = backend.compiles and not backend.why_not_compiled(project)
+        if is_compiled and backend.has_archs and all(kernel.backend != backend.name for kernel in project.kernels):
+            raise ConfigError(
+                f"lists {backend.name}, and no [kernel.<name>] is for it, so its packages would have no device code",
+                where=str(place),
+                hint=f'add a [kernel.<name>] with backend = "{backend.name}", which may have the sources of another, '
+                f'or take "{backend.name}" out of the list',
+            )
 
 
 def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], place: TomlPlace) -> None:

@@ -240,11 +240,11 @@ struct GeneralVector {
   int64_t column;  // of the row
 
   __device__ __forceinline__ SharedAddress place_of(Operand k) const {
-    const Source& source = rows.problem.sources[k];
+    const Source& source = rows.problem.sources[ARGUMENT_INDEX(k)];
     return rows.place_of(source, slot) + (index * rows.group + rows.thread) * source.type.words() * kVectorBytes;
   }
   __device__ __forceinline__ void read(Operand k, float otherwise, float (&values)[kWidth]) const {
-    const Source& source = rows.problem.sources[k];
+    const Source& source = rows.problem.sources[ARGUMENT_INDEX(k)];
     if (source.rows.data == nullptr) {
 #pragma unroll
       for (float& value : values) value = otherwise;
@@ -255,10 +255,10 @@ struct GeneralVector {
   // Writes to global memory, or, if rows are unaligned, to shared memory.
   __device__ __forceinline__ void write(Operand k, bool has_row, int64_t row_index,
                                         const float (&values)[kWidth]) const {
-    const Source& source = rows.problem.sources[k];
+    const Source& source = rows.problem.sources[ARGUMENT_INDEX(k)];
     if (!rows.problem.unaligned) {
       if (has_row && column < rows.problem.hidden) {
-        store_words(rows.problem.results[k], row_index + column, source.type, values);
+        store_words(rows.problem.results[ARGUMENT_INDEX(k)], row_index + column, source.type, values);
       }
       return;
     }
@@ -332,7 +332,7 @@ __device__ __forceinline__ void finish_vector(const GeneralVector& vector, const
     total[j] = moments.rstd * (total[j] - moments.mean_slope - x[j] * moments.projection);
     x[j] *= moments.rstd;
   }
-  if (problem.sources[kFromGradSum].rows.data != nullptr) {
+  if (problem.sources[ARGUMENT_INDEX(kFromGradSum)].rows.data != nullptr) {
     vector.read(kFromGradSum, 0.0f, values);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) total[j] += values[j];
@@ -341,7 +341,7 @@ __device__ __forceinline__ void finish_vector(const GeneralVector& vector, const
   if (problem.per_row_modulations) {
     float factor[kWidth], scale[kWidth];
     vector.read(kFromScale, 0.0f, scale);
-    if (problem.results[kFromScale] != nullptr) {
+    if (problem.results[ARGUMENT_INDEX(kFromScale)] != nullptr) {
       vector.read(kFromWeight, 1.0f, factor);
       vector.read(kFromBias, 0.0f, values);
 #pragma unroll
@@ -351,18 +351,18 @@ __device__ __forceinline__ void finish_vector(const GeneralVector& vector, const
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) grad[j] *= 1.0f + scale[j];
   }
-  if (problem.results[kFromBias] != nullptr) vector.write(kFromBias, has_row, 0, grad);
+  if (problem.results[ARGUMENT_INDEX(kFromBias)] != nullptr) vector.write(kFromBias, has_row, 0, grad);
   add_up(kSlope, grad);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) grad[j] *= x[j];
-  if (problem.results[kFromWeight] != nullptr) vector.write(kFromWeight, has_row, 0, grad);
+  if (problem.results[ARGUMENT_INDEX(kFromWeight)] != nullptr) vector.write(kFromWeight, has_row, 0, grad);
   add_up(kSlopeTimesNormed, grad);
-  if (problem.results[kFromGrad] == nullptr) return;
+  if (problem.results[ARGUMENT_INDEX(kFromGrad)] == nullptr) return;
   vector.read(kFromGate, 0.0f, values);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) values[j] *= total[j];
   vector.write(kFromGrad, has_row, row_index, values);
-  if (problem.sources[kFromBranch].rows.data == nullptr) return;
+  if (problem.sources[ARGUMENT_INDEX(kFromBranch)].rows.data == nullptr) return;
   vector.read(kFromBranch, 0.0f, values);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) values[j] *= total[j];

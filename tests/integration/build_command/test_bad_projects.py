@@ -35,6 +35,7 @@ from tests.support.sandboxes import hide_bubblewrap, skip_unless
         ("stable-scale", "../scale", "build.toml: [general] name", "not a name of small letters", "my-kernel"),
         ('["9.0"]', '["sm_90"]', "[kernel.scale_cuda] cuda-capabilities", "'sm_90' is not a CUDA", 'like "9.0"'),
         ('["cpu", "cuda"]', "[]", "build.toml: [general] backends", "empty", 'backends = ["cpu", "cuda"]'),
+        ('"cuda"]', '"cuda", "rocm"]', "build.toml: [general] backends", "lists rocm, and no", 'backend = "rocm"'),
     ],
 )
 def test_a_mistake_in_build_toml_is_refused(

@@ -12,7 +12,7 @@ from kernels import variants as client
 from kernels.backends import ROCm
 from packaging.version import Version
 
-from kernel_builder.backends import code_objects, hipify, wavefronts
+from kernel_builder.backends import code_objects, hipify, rocm, wavefronts
 from kernel_builder.backends.rocm import ROCM
 from kernel_builder.build import buildable
 from kernel_builder.build.graph import Graph
@@ -203,3 +203,15 @@ def packed(value: object) -> Iterator[bytes]:
 def test_metadata_of_code_objects_is_read() -> None:
     value = {"a": [{".name": "x" * 40, "n": 3, "m": 70000, "t": True}] * 20, "b": "gfx942"}
     assert code_objects._value(b"".join(packed(value)), 0)[0] == value
+
+
+def test_kernels_that_spill_registers_are_warned_of_once_for_each_architecture() -> None:
+    kernels = [code_objects.DeviceKernel(f"k{spills}", *spills) for spills in ((0, 64), (8, 0), (0, 65), (9, 1))]
+    objects = [code_objects.CodeObject(arch, arch, tuple(kernels)) for arch in ("gfx90a", "gfx90a", "gfx1100")]
+    objects.append(code_objects.CodeObject("gfx942", "gfx942", tuple(kernels[:2])))
+    found = list(rocm._spills(objects))
+    assert [finding.severity for finding in found] == ["warning"] * 2
+    assert [finding.message for finding in found] == [
+        f"for {arch}, {count} kernels spill registers, the most k(9, 1): 9 vector and 1 scalar"
+        for arch, count in (("gfx90a", 4), ("gfx1100", 2))
+    ]

@@ -23,7 +23,12 @@ backends = ["cpu", "cuda", "rocm"]
 [torch]
 src = ["binding.cpp"]
 
-[kernel.demo] # the only one
+[kernel.demo_cuda]
+backend = "cuda"
+depends = ["torch"]
+src = ["demo.cu"]
+
+[kernel.demo] # a comment
 backend = "cpu"
 depends = ["torch"]
 src = ["demo.cpp"]
@@ -36,7 +41,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 def project(directory: Path, text: str) -> Path:
     """Write a project without an edition into a new directory."""
-    for source in ("binding.cpp", "demo.cpp", "torch-ext/demo_kernel/__init__.py"):
+    for source in ("binding.cpp", "demo.cpp", "demo.cu", "torch-ext/demo_kernel/__init__.py"):
         (directory / source).parent.mkdir(parents=True, exist_ok=True)
         (directory / source).touch()
     (directory / "build.toml").write_text(text)
@@ -98,6 +103,11 @@ def test_what_does_not_exist_is_a_mistake(several: list[Path]) -> None:
             '["metal"]',
             "does not compile for metal: Metal's compiler is Apple's and runs on macOS only; Python with "
             "torch.mps.compile_shader in a [torch-noarch] project needs none",
+        ),
+        (
+            '[torch]\nsrc = ["binding.cpp"]\n',
+            '["xpu"]',
+            "does not compile for xpu: the package index has Intel's runtime and no SYCL compiler",
         ),
         (
             '[tvm-ffi]\nsrc = ["binding.cpp"]\n',
@@ -205,7 +215,7 @@ def test_check_config_judges_flags_as_a_build_does(tmp_path: Path) -> None:
     text = BUILD_TOML.replace('"cpu", "cuda", "rocm"', '"cpu"')
     home = project(tmp_path / "a", f'{text}cxx-flags = ["-I./inc/", "-O2"]\n')
     (home / "inc").mkdir()
-    kernel = json.loads(invoke("check-config", home, "--json").stdout)["kernels"][0]
+    kernel = json.loads(invoke("check-config", home, "--json").stdout)["kernels"][-1]
     assert (kernel["include"], kernel["cxx_flags"]) == (["inc"], ["-O2"])
     for flag, reason in (
         ("-ObjC++", "chooses a language"),

@@ -104,7 +104,7 @@ def test_other_frameworks(home: Path) -> None:
 
 def test_stable_abi_by_backend(home: Path) -> None:
     text = MINIMAL.replace("[torch]", '[torch]\nstable-abi = { cuda = "2.9" }').replace('["cpu"]', '["cpu", "cuda"]')
-    (home / "build.toml").write_text(text)
+    (home / "build.toml").write_text(f'{text}[kernel.g]\nbackend = "cuda"\ndepends = []\nsrc = ["relu.cu"]\n')
     framework = read_project(home).framework
     assert isinstance(framework, TorchFramework)
     assert framework.stable_abi == {"cuda": Release(2, 9)}

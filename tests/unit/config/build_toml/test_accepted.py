@@ -17,6 +17,7 @@ from tests.unit.config.build_toml.conftest import (
     CUDA,
     DEPENDENCY,
     NAMES,
+    TORCH,
     assert_same_values,
     framework,
     general,
@@ -78,8 +79,13 @@ ACCEPTED = [
     framework("[torch-noarch]"),
     framework('[torch-noarch]\npyext = ["py"]\ncuda_capabilities = ["9.0"]\nrocm_archs = ["gfx90a"]'),
     framework('[tvm-ffi]\nsrc = ["a.cpp"]\ninclude = ["."]\npyext = ["py"]\ncxx-flags = ["-O2"]'),
-    general().replace(CPU + CUDA, ""),
-    general().replace(CPU + CUDA, "[kernel]\n"),
+    general(backends='["cpu"]').replace(CPU + CUDA, ""),
+    general(backends='["cpu"]').replace(CPU + CUDA, "[kernel]\n"),
+    general(backends='["cpu", "cuda"]').replace(CPU, ""),
+    general(backends='["rocm"]').replace(TORCH + CPU + CUDA, "[torch-noarch]\n"),
+    kernel("rocm", src='["a.cu"]')
+    .replace('"cuda"]', '"cuda", "rocm"]', 1)
+    .replace(TORCH, f'{TORCH}stable-abi = "2.10"\n'),
     *(kernel(backend) for backend in ("cpu", "cuda", "metal", "rocm", "xpu")),
     *(kernel(b, 'include = ["inc"]', 'cxx-flags = ["-g"]') for b in ("cpu", "cuda", "metal", "rocm", "xpu")),
     kernel("cuda", 'cuda-capabilities = ["8.0", "9.0a", "10.0f", "12.0+PTX", "9.0a+PTX"]'),
@@ -97,7 +103,8 @@ ACCEPTED = [
     general().replace("\n", "\r\n"),
     "\ufeff" + general(),
     "torch.src = []\n" + framework(""),
-    'kernel.z = {backend = "cpu", depends = [], src = ["a.cpp"]}\n' + general().replace(CPU + CUDA, ""),
+    'kernel.z = {backend = "cpu", depends = [], src = ["a.cpp"]}\n'
+    + general(backends='["cpu"]').replace(CPU + CUDA, ""),
 ]
 
 

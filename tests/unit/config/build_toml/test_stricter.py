@@ -45,6 +45,15 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
     ),
     "a path with a control character": (r"has a control character", [torch('src = ["a\\nb.cpp"]')]),
     "no backends": (r"is an empty array", [general(backends="[]")]),
+    "a backend with device code that no kernel has": (
+        r"lists (cuda|rocm), and no \[kernel.<name>\] is for it",
+        [
+            general().replace(CUDA, ""),
+            general().replace(CPU + CUDA, ""),
+            torch('stable-abi = {rocm = "2.10"}').replace('"cuda"]', '"cuda", "rocm"]'),
+            framework('[tvm-ffi]\nsrc = ["a.cpp"]').replace(CUDA, ""),
+        ],
+    ),
     "no capabilities": (r"is an empty array", [kernel("cuda", "cuda-capabilities = []")]),
     "a text that is not a capability": (
         r"is not a CUDA capability",
