@@ -1,7 +1,7 @@
 """From project directories to packages: read, select, plan, and remake what is not current.
 
-A build that changes nothing imports no module that only a compile, a check or a report needs: those imports would take
-as long as the rest of it.
+A build that changes nothing imports no module that only a compile, a check or a report needs: those imports took a
+fifth of its time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Makes the packages of targets that are not current: compiles, assembles, checks, publishes.
 
-`pipeline` imports this module only if there are such targets: with the compilers' runner and all checks, it is most of
-what a build that changes nothing would have to import.
+`pipeline` imports this module, and with it the runner of compilers and all checks, only if there are such targets.
 """
 
 from __future__ import annotations
