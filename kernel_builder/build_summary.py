@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder.build.buildable import UnavailableVariant
-from kernel_builder.build.resources import SourceResources
 from kernel_builder.errors import BuildError, KernelBuilderError, SeveralErrors, StoreError
 
 if TYPE_CHECKING:
+    from kernel_builder.build.resources import SourceResources
     from kernel_builder.checks import CheckReport
 
 

@@ -24,7 +24,7 @@ from kernel_builder.config import build_toml
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import BuildError, FetchError, KernelBuilderError, PackageError
-from kernel_builder.toolchain import Toolchains, lock, trees
+from kernel_builder.toolchain import Toolchains, lock, tree_files
 from kernel_builder.toolchain.wheels import CorruptDownload
 
 Spec = Mapping[str, Any]
@@ -62,13 +62,13 @@ def unpack(spec: Spec, out: Path) -> None:
     tree = next(tree for tree in _toolchains(spec).pinned() if tree.kind == spec["kind"])
     out.mkdir()
     for pin, fetched in zip(tree.files, spec["fetched"], strict=True):
-        data = trees.map_file(Path(fetched))
+        data = tree_files.map_file(Path(fetched))
         slices, position = [], 0
         for start, stop in pin.ranges:
             slices.append(data[position : position + stop - start])
             position += stop - start
         try:
-            trees.unpack(pin, slices, out)
+            tree_files.unpack(pin, slices, out)
         except CorruptDownload as error:
             raise FetchError(f"is not what the lock pins: {error}", where=pin.file) from error
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_builder.build import buildable
 from kernel_builder.build.buildable import UnavailableVariant
-from kernel_builder.build.confinement import SandboxMode
 from kernel_builder.build_summary import FailedVariant
 from kernel_builder.config import notices, offered
 from kernel_builder.config.project import KernelDependency, Project
@@ -22,6 +21,7 @@ from kernel_builder.errors import ConfigError, KernelBuilderError, NothingToBuil
 from kernel_builder.package import foreign_files
 
 if TYPE_CHECKING:
+    from kernel_builder.build.confinement import SandboxMode
     from kernel_builder.checks import CheckReport
     from kernel_builder.toolchain import Toolchains
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,7 +98,7 @@ def by_clang(
     host: HostCompiler, options: CompileOptions, archs: Sequence[str], flags: Sequence[str], platform: str
 ) -> DeviceCommand:
     """Return the command with flags as clang spells them. Its host code uses the libraries of g++."""
-    templates = resources.files("kernel_builder") / "templates/clang"
+    templates = Path(__file__).parents[1] / "templates/clang"
     files = {name: (templates / name.rpartition("/")[2]).read_text() for name in (_PTXAS, _HOST_MATH)}
     command = (
         f"{CLANG}/zig",
@@ -176,7 +175,7 @@ def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) ->
         *_kept(argv),
         *cccl,
         "-idirafter",
-        str(resources.files("kernel_builder") / "templates/clang"),
+        str(Path(__file__).parents[1] / "templates/clang"),
         "-include",
         "host_math.h",
         source,

@@ -11,12 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from kernel_builder import elf, toml_file
-from kernel_builder.backends import code_objects, hipify, rocm_device_libraries, wavefronts
+from kernel_builder import toml_file
 from kernel_builder.backends.compiled import (
     CompiledBackend,
     DeviceCommand,
@@ -41,6 +39,7 @@ from kernel_builder.errors import VariantError
 from kernel_builder.plural import counted
 
 if TYPE_CHECKING:
+    from kernel_builder.backends.code_objects import CodeObject
     from kernel_builder.config.project import Kernel, Project, TorchNoarch
     from kernel_builder.config.release import Release
     from kernel_builder.config.variant import Abi
@@ -170,7 +169,7 @@ def _runtime() -> SymbolFamily:
 _MOST_VECTOR_SPILLS, _MOST_SCALAR_SPILLS = 8, 64
 
 
-def _spills(objects: Sequence[code_objects.CodeObject]) -> Iterator[DeviceFinding]:
+def _spills(objects: Sequence[CodeObject]) -> Iterator[DeviceFinding]:
     """Yield one finding for the kernels of each architecture that spill registers."""
     for arch in dict.fromkeys(code.arch for code in objects):
         spilling = [
@@ -241,6 +240,8 @@ class _Rocm(CompiledBackend):
 
     def toolkit(self, toolchains: Toolchains, release: Release | None) -> RocmToolkit:
         """Return the one toolkit of all releases: a binary that only uses what 7.1 has works with later ones of 7."""
+        from kernel_builder.backends import rocm_device_libraries
+
         pinned, clang = toolchains.component(_HIP), toolchains.clang()
         archs = self.known_archs()
         identity = rocm_device_libraries.identity(clang, pinned.identity, archs)
@@ -278,11 +279,13 @@ class _Rocm(CompiledBackend):
     ) -> DeviceCommand:
         own = _own(toolkit)
         generated = {
-            f"{_ADDED}/{name}": (resources.files("kernel_builder") / "templates/rocm" / name).read_text()
+            f"{_ADDED}/{name}": (Path(__file__).parents[1] / "templates/rocm" / name).read_text()
             for name in ("clang-offload-bundler", "lld", "additions.h")
         }
         path = options.source
         if PurePosixPath(path).suffix != ".hip":
+            from kernel_builder.backends import hipify
+
             include = (*source.kernel.include, "csrc")
             translated = hipify.translate(own.root, source.project, path, source.files, include)
             path = translated.source
@@ -311,6 +314,9 @@ class _Rocm(CompiledBackend):
         return (_runtime(),)
 
     def in_device_code(self, binary: Path, archs: Sequence[str]) -> Iterator[DeviceFinding]:
+        from kernel_builder import elf
+        from kernel_builder.backends import code_objects
+
         try:
             objects = code_objects.read(binary)
         except elf.Unreadable as error:
@@ -329,6 +335,8 @@ class _Rocm(CompiledBackend):
         wide = [arch for arch in archs if is_wave64(arch)]
         if not wide:
             return
+        from kernel_builder.backends import wavefronts
+
         for name, text in sources.items():
             for line, what in wavefronts.assumptions(text):
                 yield DeviceFinding(

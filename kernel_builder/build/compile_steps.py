@@ -8,7 +8,6 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -312,7 +311,7 @@ def _alias(project: Project, kernel: Kernel, source: str) -> str:
 @cache
 def _registration_header() -> str:
     """Return registration.h for Linux: what is in it for macOS is part of no key, and of no op namespace."""
-    text = (resources.files("kernel_builder") / "templates" / "registration.h").read_text()
+    text = (Path(__file__).parents[1] / "templates" / "registration.h").read_text()
     return re.sub(r"#ifdef __APPLE__.*?#else\n(.*?)#endif\n", r"\1", text, flags=re.DOTALL)
 
 

@@ -1,17 +1,18 @@
-"""The values of a build graph: compile steps, binaries, and the variants that they are published as."""
+"""The values of a build graph: compile steps, binaries, the variants that they are published as, what running took."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kernel_builder.backends import Compiler, LinkedIfCalled, token
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
+from kernel_builder.errors import BuildError
 
 TORCH, PYTHON, SYSROOT = token("torch"), token("python"), token("sysroot")
 
@@ -133,3 +134,27 @@ class Graph:
             if planned.binary
             and (planned.binary.key == step.key or any(step.key == part.key for part in planned.binary.objects))
         )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What running a graph took.
+
+    Attributes:
+        steps: How many steps ran: compiles and links.
+        compiles: How many of them were compiles.
+        cpu_seconds: Processor time of all compilers, user and system; None where a compiler cache's server ran them.
+        warnings: Title of a step -> what its compiler printed although it succeeded.
+        failures: Key of a step -> why it failed. A link whose objects have failed is not in it.
+    """
+
+    steps: int = 0
+    compiles: int = 0
+    cpu_seconds: float | None = 0.0
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    failures: Mapping[str, BuildError] = field(default_factory=dict)
+
+    def errors_of(self, binary: Binary) -> list[BuildError]:
+        """Return why a binary could not be made; empty if it was."""
+        steps: list[CompileStep | Binary] = [*binary.objects, binary]
+        return [self.failures[step.key] for step in steps if step.key in self.failures]

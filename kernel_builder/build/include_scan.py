@@ -152,6 +152,7 @@ def scan(
     digests: dict[str, str] = {}
     torch = python = namespace = libraries = False
     queue = [source]
+    real = Path(os.path.realpath(root))
     while queue:
         name = queue.pop()
         if name in digests:
@@ -179,7 +180,7 @@ def scan(
             ours = next((hit for place in places if (hit := _inside(root, place / target))), None)
             if ours is not None:
                 # The files that `build.toml` lists were checked when it was read.
-                check_link(Path(os.path.realpath(root)), root / ours, ours, str(root / ours))
+                check_link(real, root / ours, ours, str(root / ours))
                 queue.append(ours)
             elif target not in generated:
                 torch = torch or target.split("/", 1)[0] in _TORCH_ROOTS

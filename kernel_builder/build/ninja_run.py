@@ -32,12 +32,12 @@ from kernel_builder.build.cache import (
 )
 from kernel_builder.build.confinement import Confinement
 from kernel_builder.build.failures import check_symbols, failure, is_killed
-from kernel_builder.build.graph import Binary, CompileStep, Graph
+from kernel_builder.build.graph import Binary, CompileStep, Graph, Outcome
 from kernel_builder.build.step_scripts import compiled, linked, stage_compile, stage_link
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.files import remove_tree
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.toolchain import host_compiler, sccache
+from kernel_builder.toolchain import host_compiler, sccache_server
 
 # The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
@@ -45,30 +45,6 @@ _STEP_MEMORY = 1.5 * 2**30
 _PR_SET_PDEATHSIG = 1
 # Seconds after which a build says which steps it waits for: a source that includes torch/all.h takes a minute.
 _SILENCE = 15.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What running a graph took.
-
-    Attributes:
-        steps: How many steps ran: compiles and links.
-        compiles: How many of them were compiles.
-        cpu_seconds: Processor time of all compilers, user and system; None where a compiler cache's server ran them.
-        warnings: Title of a step -> what its compiler printed although it succeeded.
-        failures: Key of a step -> why it failed. A link whose objects have failed is not in it.
-    """
-
-    steps: int
-    compiles: int
-    cpu_seconds: float | None
-    warnings: Mapping[str, str]
-    failures: Mapping[str, BuildError]
-
-    def errors_of(self, binary: Binary) -> list[BuildError]:
-        """Return why a binary could not be made; empty if it was."""
-        steps: list[CompileStep | Binary] = [*binary.objects, binary]
-        return [self.failures[step.key] for step in steps if step.key in self.failures]
 
 
 def default_jobs() -> int:
@@ -109,7 +85,7 @@ def run(
         ToolchainError: If ninja is missing.
     """
     if not missing(graph, cache)[1]:
-        return Outcome(0, 0, 0.0, {}, {})
+        return Outcome()
     check_path(cache)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
@@ -271,7 +247,7 @@ class _Run:
         """Run the build file, and return all that ninja prints."""
         if self.compiler_cache is None:
             return self._ninja_in(_environment(), steps)
-        with sccache.serving(self.compiler_cache, self.cache) as server:
+        with sccache_server.serving(self.compiler_cache, self.cache) as server:
             return self._ninja_in(_environment(server), steps)
 
     def _ninja_in(self, environment: Mapping[str, str], steps: Sequence[CompileStep | Binary]) -> str:

@@ -19,7 +19,6 @@ from kernel_builder.checks.digest import check_digest
 from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
 from kernel_builder.checks.layout import check_layout
 from kernel_builder.checks.load import check_load, loading
-from kernel_builder.checks.load_conditions import load_conditions
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.needed_libraries import check_dependencies
 from kernel_builder.checks.op_namespace import check_op_namespace
@@ -37,20 +36,19 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.package.metadata import PackageMetadata
+from kernel_builder.package.records import NO_LOAD
 
 __all__ = [
     "ABI_CHECKS",
     "ALLOWABLE",
     "BEFORE_COMPILING",
     "CHECKS",
-    "NO_LOAD",
     "AbiPolicy",
     "CheckReport",
     "CheckedPackage",
     "Finding",
     "ProbeProcess",
     "check_op_sources",
-    "load_conditions",
     "read",
     "require_allowable",
     "run",
@@ -82,8 +80,6 @@ ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefine
 # What needs no binary, and what a load would stop at: a build checks this before it compiles.
 BEFORE_COMPILING = ("python-source", "python-imports")
 
-# Why the check `load` is skipped where its caller leaves it out.
-NO_LOAD = "--no-load"
 # The checks that ask a process with Torch.
 _LOADING = frozenset({"load", "ops"})
 

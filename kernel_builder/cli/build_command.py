@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel_builder.build.resources import SourceResources
-from kernel_builder.checks import CheckReport
-from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
 from kernel_builder.cli.shared_options import (
     allow_option,
@@ -39,6 +36,8 @@ from kernel_builder.progress import Progress, shown
 
 if TYPE_CHECKING:
     from kernel_builder.build.confinement import SandboxMode
+    from kernel_builder.build.resources import SourceResources
+    from kernel_builder.checks import CheckReport
     from kernel_builder.toolchain import Toolchains
 
 _ERRORS = 5  # so many are printed in full
@@ -60,6 +59,8 @@ def print_summary(summary: BuildSummary) -> None:
         if built.report:
             reports.setdefault(built.project, {})[built.variant] = built.report
     for project, of_project in reports.items():
+        from kernel_builder.checks import summary as checks_summary
+
         for line in checks_summary.lines(of_project, "warning", f"`kernel-builder check-builds {project}` lists all"):
             click.secho(line if line.startswith(" ") else f"warning: {project}: {line}", fg="yellow")
     for title, text in summary.warnings.items():

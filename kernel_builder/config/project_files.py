@@ -132,7 +132,8 @@ def in_work_tree(root: Path, path: Path) -> bool:
 
     git's own directory is not: its configuration may hold a token, as of a checkout on a build server.
     """
-    real, top = Path(os.path.realpath(path)), work_tree(root)
+    real = Path(os.path.realpath(path))
+    top = root if real.is_relative_to(root) else work_tree(root)
     return real.is_relative_to(top) and ".git" not in real.relative_to(top).parts
 
 

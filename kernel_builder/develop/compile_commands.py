@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from kernel_builder.toolchain import Toolchains
 
 NAME = "compile_commands.json"
 
-_TEMPLATES = str(resources.files("kernel_builder") / "templates")
+_TEMPLATES = str(Path(__file__).parents[1] / "templates")
 
 # Options of a step that serve the reproducibility of its output, and would make an editor's tool name other files.
 _DROPPED = re.compile(r"-c$|-frandom-seed=|-fmacro-prefix-map=")

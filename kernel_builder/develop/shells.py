@@ -7,7 +7,6 @@ import shutil
 import signal
 import sysconfig
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,7 +34,7 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
     else:
         stable = project.framework.stable_abi.get(variant.backend)
         torch = toolchains.torch(stable or variant.framework.release, "stable" if stable else "full")
-        include = [resources.files("kernel_builder") / "templates", *torch.include]
+        include = [Path(__file__).parents[1] / "templates", *torch.include]
     path: list[Path] = []
     backend = backends.compiled(variant.backend)
     if toolkit := backend.toolkit(toolchains, variant.release):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import string
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -101,4 +100,4 @@ def _dependency(depend: KernelDependency) -> dict[str, Any]:
 
 
 def _template(name: str) -> str:
-    return (resources.files("kernel_builder") / "templates" / name).read_text()
+    return (Path(__file__).parents[1] / "templates" / name).read_text()

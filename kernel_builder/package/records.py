@@ -13,6 +13,9 @@ from kernel_builder.files import write_atomically
 from kernel_builder.package.assembly import package_key
 from kernel_builder.package.tree_digest import hash_tree
 
+# Why the check `load` was skipped where the caller left it out.
+NO_LOAD = "--no-load"
+
 
 @dataclass(frozen=True)
 class CheckRecord:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
@@ -23,8 +21,7 @@ from kernel_builder.toolchain.tools import Subset
 SCHEMA = 4
 
 
-@dataclass(frozen=True)
-class PinnedFile:
+class PinnedFile(NamedTuple):
     """Part of one wheel, or of one source distribution.
 
     Attributes:
@@ -63,8 +60,7 @@ class PinnedFile:
         return sum(stop - start for start, stop in self.ranges)
 
 
-@dataclass(frozen=True)
-class CudaPin:
+class CudaPin(NamedTuple):
     """One CUDA release.
 
     Attributes:
@@ -79,8 +75,7 @@ class CudaPin:
     libraries: Mapping[str, tuple[PinnedFile, ...]]
 
 
-@dataclass(frozen=True)
-class ClangPin:
+class ClangPin(NamedTuple):
     """clang, and the CUDA release that it compiles with.
 
     Attributes:
@@ -94,8 +89,7 @@ class ClangPin:
     cuda: CudaPin
 
 
-@dataclass(frozen=True)
-class TorchPin:
+class TorchPin(NamedTuple):
     """One Torch release. Each platform has one wheel, of which each subset of the headers takes a part."""
 
     release: Release
@@ -103,8 +97,7 @@ class TorchPin:
     platforms: Mapping[str, Mapping[Subset, PinnedFile]]
 
 
-@dataclass(frozen=True)
-class DependencyPin:
+class DependencyPin(NamedTuple):
     """One header library, which is the same on all platforms. `license` is its SPDX name."""
 
     name: str
@@ -113,8 +106,7 @@ class DependencyPin:
     files: tuple[PinnedFile, ...]
 
 
-@dataclass(frozen=True)
-class ComponentPin:
+class ComponentPin(NamedTuple):
     """What the compiler of a back end needs besides itself; see `components.Component`."""
 
     name: str
@@ -123,15 +115,14 @@ class ComponentPin:
     files: tuple[PinnedFile, ...]
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(NamedTuple):
     """Everything that is pinned, releases ascending. A CUDA release in `cuda` has an nvcc."""
 
     cuda: Mapping[Release, CudaPin]
     torch: Mapping[Release, TorchPin]
     dependencies: Mapping[str, DependencyPin]
     clang: ClangPin | None = None
-    components: Mapping[str, ComponentPin] = field(default_factory=dict)
+    components: Mapping[str, ComponentPin] = {}
 
 
 def load_file(entry: Mapping[str, Any]) -> PinnedFile:
@@ -146,7 +137,7 @@ def _load_platforms(entry: Mapping[str, Any]) -> Mapping[str, tuple[PinnedFile, 
 
 
 def _dump_file(file: PinnedFile) -> dict[str, Any]:
-    return {**asdict(file), "ranges": [f"{start}-{stop}" for start, stop in file.ranges]}
+    return {**file._asdict(), "ranges": [f"{start}-{stop}" for start, stop in file.ranges]}
 
 
 def _dump_platforms(platforms: Mapping[str, tuple[PinnedFile, ...]]) -> dict[str, Any]:
@@ -276,4 +267,4 @@ def read(path: Path) -> Lock:
 @lru_cache(maxsize=1)
 def shipped() -> Lock:
     """Return the lock that comes with the builder."""
-    return loads((resources.files(__package__) / "lock.json").read_text(encoding="utf-8"), "lock.json")
+    return loads(Path(__file__).with_name("lock.json").read_text(encoding="utf-8"), "lock.json")

@@ -24,7 +24,7 @@ from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
 from kernel_builder.files import temporary_directory
 from kernel_builder.progress import Progress
-from kernel_builder.toolchain import dependencies, pins, trees
+from kernel_builder.toolchain import dependencies, pins, tree_files, trees
 from kernel_builder.toolchain.components import Component
 from kernel_builder.toolchain.dependencies import Dependency, DependencyFile
 from kernel_builder.toolchain.index import Index
@@ -230,7 +230,7 @@ def _pin_dependency(index: Index, library: Dependency) -> DependencyPin:
         for pin in pinned:
             package = next(candidate for candidate in index.packages(pin.project) if candidate.filename == pin.file)
             slices = [memoryview(index.read(package, start, stop)) for start, stop in pin.ranges]
-            trees.unpack(pin, slices, directory)
+            tree_files.unpack(pin, slices, directory)
         stated = dependencies.stated_version(directory)
     if stated != library.version:
         raise ToolchainError(

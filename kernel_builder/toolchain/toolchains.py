@@ -90,6 +90,7 @@ class Toolchains:
         self._given = _given() if given is None else given
         self.given_dependencies = {**header_libraries.given_by_environment(), **(dependencies or {})}
         self._in_directories: dict[str, HeaderLibrary] = {}
+        self._hosts: dict[str, HostCompiler] = {}
 
     @cached_property
     def lock(self) -> lock.Lock:
@@ -109,7 +110,10 @@ class Toolchains:
             ToolchainError: If there is none, or it cannot be used.
         """
         target = platform or this_platform()
-        return host_compiler.find(self._probes, target, self._cxx if target == this_platform() else self._cross_cxx)
+        if target not in self._hosts:  # every variant asks for it
+            named = self._cxx if target == this_platform() else self._cross_cxx
+            self._hosts[target] = host_compiler.find(self._probes, target, named)
+        return self._hosts[target]
 
     def host_obstacle(self, platform: str) -> Obstacle | None:
         """Return why another platform's host code cannot be compiled on this machine, or None if it can. No network."""
@@ -327,12 +331,18 @@ class Toolchains:
         """
         compiler = self.host(platform)
         more = sorted({*libraries} - {*sysroot.UNVERSIONED_LIBRARIES})
+
+        def make(_: Path, directory: Path) -> None:
+            from kernel_builder.toolchain import stand_ins  # made once for each host compiler
+
+            stand_ins.make(compiler, directory, more)
+
         of_more = f"-{hashlib.sha256(repr(more).encode()).hexdigest()[:16]}" if more else ""
         root = self.store.obtain(
             f"sysroot-{sysroot.RECIPE}-{compiler.identity[:16]}{of_more}",
             f"stand-in libraries of g++ {compiler.version} for {compiler.platform}",
             0,
-            lambda _, directory: sysroot.make(compiler, directory, more),
+            make,
         )
         return sysroot.Sysroot(root, compiler.platform)
 
@@ -410,6 +420,8 @@ class Toolchains:
             )
 
         def make(scratch: Path, directory: Path) -> None:
-            trees.fill(tree, self._index, scratch, directory, self._progress)
+            from kernel_builder.toolchain import tree_files  # most builds find all trees in the store
+
+            tree_files.fill(tree, self._index, scratch, directory, self._progress)
 
         return self.store.obtain(tree.name, tree.title, tree.download + tree.unpacked, make)

@@ -6,9 +6,8 @@ or host name enters the digest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kernel_builder.config.variant import Release
 
@@ -16,8 +15,7 @@ Subset = Literal["stable", "full"]
 CudaCompiler = Literal["nvcc", "clang"]
 
 
-@dataclass(frozen=True)
-class HostCompiler:
+class HostCompiler(NamedTuple):
     """The g++ that compiles host code and links.
 
     Attributes:
@@ -41,8 +39,7 @@ class HostCompiler:
     c_include: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Clang:
+class Clang(NamedTuple):
     """A clang with its headers.
 
     Attributes:
@@ -55,8 +52,7 @@ class Clang:
     identity: str
 
 
-@dataclass(frozen=True)
-class ComponentFiles:
+class ComponentFiles(NamedTuple):
     """Files that the compiler of a back end needs, in `root`."""
 
     root: Path
@@ -64,8 +60,7 @@ class ComponentFiles:
     identity: str
 
 
-@dataclass(frozen=True)
-class TorchHeaders:
+class TorchHeaders(NamedTuple):
     """The C++ headers of one Torch release.
 
     Attributes:
@@ -81,8 +76,7 @@ class TorchHeaders:
     identity: str
 
 
-@dataclass(frozen=True)
-class HeaderLibrary:
+class HeaderLibrary(NamedTuple):
     """Headers that a source needs besides those of Torch and the CUDA compiler.
 
     Attributes:
@@ -97,8 +91,7 @@ class HeaderLibrary:
     identity: str
 
 
-@dataclass(frozen=True)
-class Obstacle:
+class Obstacle(NamedTuple):
     """Why a toolchain cannot be had on this machine, and what to do about it."""
 
     reason: str

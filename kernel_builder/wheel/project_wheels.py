@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ def _refuse_kernel_depends(project: Project) -> None:
 
 def _content(project: Project, of: Mapping[str, HubPackage]) -> dict[str, WheelFile]:
     top = project.python_name
-    loader = resources.files("kernel_builder") / "templates" / _LOADER
+    loader = Path(__file__).parents[1] / "templates" / _LOADER
     content = {f"{top}/__init__.py": WheelFile(loader.read_bytes())}
     for package in of.values():
         if not (package.directory / top / "__init__.py").is_file():

@@ -13,6 +13,7 @@ from kernel_builder import backends, elf
 from kernel_builder.build import commands
 from kernel_builder.build.cache import object_path
 from kernel_builder.build.step_scripts import linked, stage_link
+from kernel_builder.config.variant import Release, StableAbi
 from tests.unit.build.test_plan import Copy, binary
 
 Link = Callable[..., elf.SharedObject]
@@ -25,7 +26,7 @@ def link(copy_project: Copy, tmp_path: Path) -> Link:
     def make(source: str, *, cuda: bool) -> elf.SharedObject:
         planned = binary(copy_project("stable-scale"))
         backend = backends.compiled("cuda" if cuda else "cpu")
-        libraries = commands.torch_libraries(backend, stable=True)
+        libraries = commands.framework_libraries(StableAbi(Release(2, 10)), backend, stable=True)
         changed = replace(planned, objects=planned.objects[:1], libraries=libraries)
         changed = replace(changed, linked_if_called=backend.linked_if_called)
         output = object_path(tmp_path, changed.objects[0])

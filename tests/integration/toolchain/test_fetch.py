@@ -11,7 +11,6 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,9 +182,9 @@ def test_headers_that_differ_from_the_pinned_record_are_refused(
     wheel = pinned.torch[TORCH].platforms[this_platform()]["stable"]
     start, _ = wheel.ranges[-1]
     # A file of the same size with a consistent RECORD that the lock does not pin.
-    other = replace(wheel, record="0" * 64)
+    other = wheel._replace(record="0" * 64)
     platforms = {this_platform(): {**pinned.torch[TORCH].platforms[this_platform()], "stable": other}}
-    mislocked = replace(pinned, torch={TORCH: replace(pinned.torch[TORCH], platforms=platforms)})
+    mislocked = pinned._replace(torch={TORCH: pinned.torch[TORCH]._replace(platforms=platforms)})
     with pytest.raises(FetchError, match=r"RECORD has SHA-256 \w+, expected 0{64}"):
         toolchains(pinned=mislocked).torch(TORCH, "stable")
     server.faults[TORCH_WHEEL] = Fault(flip=start + 100)
@@ -333,8 +332,8 @@ def test_a_disk_that_is_too_small_is_reported_before_the_download(
 def test_the_space_is_freed_after_the_disk_fills_up(toolchains: Make, pinned: lock.Lock, small_disk: Path) -> None:
     # The lock understates the unpacked size, so that the check of the free space passes and writing fails.
     platform = this_platform()
-    wheels = tuple(replace(wheel, unpacked=-wheel.download) for wheel in pinned.cuda[CUDA].platforms[platform])
-    understated = replace(pinned, cuda={CUDA: replace(pinned.cuda[CUDA], platforms={platform: wheels})})
+    wheels = tuple(wheel._replace(unpacked=-wheel.download) for wheel in pinned.cuda[CUDA].platforms[platform])
+    understated = pinned._replace(cuda={CUDA: pinned.cuda[CUDA]._replace(platforms={platform: wheels})})
     with pytest.raises(StoreError, match="the disk is full") as caught:
         toolchains(cache=small_disk / "cache", pinned=understated).cuda(CUDA)
     assert isinstance(caught.value.__cause__, OSError)
