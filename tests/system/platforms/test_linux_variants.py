@@ -18,7 +18,7 @@ BY_CLANG = CUDA.replace("cu130", "cu126")
 COMPILER = "aarch64-linux-gnu-g++"
 KERNELS = [path.parent.name for path in sorted(ROOT.glob("kernels/*/build.toml"))]
 # Builds for all variants. nvcc and clang compile the others once each, for one platform each: most of the time is that
-# of device code, which is the same for all platforms.
+# of device code, which is compiled for each platform again.
 WHOLE = "geglu"
 
 
