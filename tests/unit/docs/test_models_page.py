@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from types import ModuleType
 
 import pytest
@@ -41,3 +42,10 @@ def test_eager_counts_among_the_peers_of_a_case_that_was_compiled(models_page: M
     }
     report = {"time": {case: {"milliseconds": milliseconds} for case, milliseconds in times.items()}}
     assert models_page.beside_the_fastest(report) == {"compile is slower": 0.75, "compile is faster": 0.5}
+
+
+def test_the_models_are_measured_with_releases_that_the_card_names(models_page: ModuleType) -> None:
+    tested = runpy.run_path(str(ROOT / "kernels/blocks/torch-ext/blocks/tested_versions.py"))["TESTED"]
+    for report in (models_page.read_results(), models_page.generate_page.read_results()):
+        for library in tested.keys() & report["machine"].keys():
+            assert report["machine"][library].rpartition(".")[0] in tested[library], library
