@@ -7,6 +7,7 @@ from diffusers.models.transformers import transformer_flux
 from model_cases import built, error
 from text_models import logits, model_of
 from torch import nn
+from transformers import activations
 from transformers.models.llama import modeling_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
@@ -118,6 +119,27 @@ def test_patched_instance(blocks, attribute, when):
     actual = run()
     blocks.restore(model)
     assert error(actual, run()) < 1e-5
+
+
+@pytest.mark.parametrize("lost", ["Layer", "MLP"])
+def test_what_was_patched_for_a_while_is_replaced_afterwards(blocks, monkeypatch, lost):
+    class Layer(modeling_llama.LlamaDecoderLayer):  # of its own, so that nothing is known about it
+        pass
+
+    class MLP(modeling_llama.LlamaMLP):
+        pass
+
+    def accelerated():
+        model, _ = llama()
+        layer = model.model.layers[0]
+        layer.__class__, layer.mlp.__class__ = Layer, MLP
+        return {cls for cls, _ in blocks.accelerate(model).replaced}
+
+    cls = {"Layer": modeling_llama.LlamaRMSNorm, "MLP": activations.SiLUActivation}[lost]
+    monkeypatch.setattr(cls, "forward", lambda self, x: x * 1.5)
+    assert lost not in accelerated()
+    monkeypatch.undo()
+    assert lost in accelerated()
 
 
 @pytest.mark.parametrize("config", [FirstBlockCacheConfig(threshold=0.0), MagCacheConfig(calibrate=True)])

@@ -200,12 +200,19 @@ def _rewritten(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]
     key = (
         *(cls, type(processor), _call_of(processor), *methods_of(cls).values()),
         functions_used(cls, _call_of(processor)),
-        tuple((name, type(child)) for name, child in module._modules.items()),
+        # A norm or an activation that is patched for a while is none then.
+        tuple((name, *_state_of(child)) for name, child in module._modules.items()),
         tuple((name, value) for name, value in vars(module).items() if type(value) is bool),
     )
     if key not in _rewritings:
         _rewritings[key] = _rewrite(module)
     return _rewritings[key]
+
+
+def _state_of(child: Optional[nn.Module]) -> tuple[Any, ...]:
+    if child is None:
+        return (None,)
+    return type(child), type(child).forward, is_rewritten(child), has_hooks(child)
 
 
 def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
