@@ -38,8 +38,9 @@ INLINE float exponential(float x) {
   return x < -87.0f ? 0.0f : (series + 1.0f) * power;
 }
 
-INLINE float sum_of(const Block& lanes) {
-  float sum = 0.0f;
+// In float64: an error here is one of the whole row.
+INLINE double sum_of(const Block& lanes) {
+  double sum = 0.0;
   for (const float lane : lanes) sum += lane;
   return sum;
 }
@@ -69,7 +70,7 @@ INLINE void forward_row(const typename T::Storage* x, int64_t columns, typename 
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) sums[i] += to[i];
   });
-  const float factor = 1.0f / sum_of(sums);
+  const float factor = static_cast<float>(1.0 / sum_of(sums));
   kit::for_blocks(columns, [&](int64_t start, int64_t count) ALWAYS_INLINE {
     Block results;
     if (columns > kHeld) exponentials(start, count, held);
@@ -95,7 +96,7 @@ INLINE void backward_row(const typename T::Storage* y, const typename T::Storage
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) sums[i] += ys[i] * grads[i];
   });
-  const float projection = sum_of(sums);
+  const auto projection = static_cast<float>(sum_of(sums));
   kit::for_blocks(columns, [&](int64_t start, int64_t count) ALWAYS_INLINE {
     Block ys, grads, results;
     decode(start, count, ys, grads);
