@@ -146,6 +146,8 @@ def test_modules_of_a_projection_and_its_gelu(blocks, monkeypatch, approximate):
     report = blocks.accelerate(model)
     assert list(report.replaced) == [("Projected", EPILOGUE)] * (approximate == "tanh")
     assert torch.equal(model(x), expected)  # float32 has no epilogue
+    model, x = model.bfloat16(), x.bfloat16()
+    assert difference(model(x).float(), expected) < 0.02
     monkeypatch.setattr(Projected, "forward", lambda self, hidden: self.project(hidden))
     assert torch.equal(model(x), model.project(x))
 

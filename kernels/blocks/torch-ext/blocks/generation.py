@@ -459,14 +459,17 @@ class _Generation:
             state.grow(bucket_of(min(2 * position, self._call.most_cached)))
         bucket = min(bucket_of(position + 1), state.cache.capacity)
 
-        def functions() -> Any:
-            return functions_of_step(model, state.cache, state.products)
+        def logits() -> Tensor:
+            functions = functions_of_step(model, state.cache, state.products)
+            return state.compute(model, self._forward, functions, plan, bucket)
 
         def step(copies: Copies) -> None:
             if not state.products.is_known:
-                # The products that it finds out round otherwise when they are joined: a seed would give other tokens.
-                state.rehearse(model, self._forward, functions(), plan, bucket)
-            state.step(model, self._forward, functions(), plan, copies, bucket)
+                # Once for nothing: the products that it finds out round otherwise when they are joined, and a seed
+                # would give other tokens.
+                logits()
+                state.cache.position.sub_(1)
+            state.finish(logits(), plan, copies)
 
         self._decoder.run_step(state, self._key, bucket, plan, step, model)
 

@@ -190,37 +190,7 @@ class State:
             self._wait()
             self.graphs.popitem(last=False)
 
-    def step(
-        self,
-        model: nn.Module,
-        forward: Callable[..., Any],
-        functions: AbstractContextManager,
-        plan: Plan,
-        copies: Copies,
-        bucket: int,
-    ) -> None:
-        """Compute one step, all of it on the device: this is what a graph captures."""
-        logits = self._logits_of(model, forward, functions, plan, bucket)
-        if self.position_ids is not None:
-            self.position_ids.add_(1)
-        if plan.keeps_logits or plan.by_hand is not None:
-            self.logits = _keep(self.logits, logits.float())
-        if plan.by_hand is None:
-            self._choose(logits, plan, copies)
-
-    def rehearse(
-        self,
-        model: nn.Module,
-        forward: Callable[..., Any],
-        functions: AbstractContextManager,
-        plan: Plan,
-        bucket: int,
-    ) -> None:
-        """Compute the logits of a step for nothing, so that `functions` and the cache see what the model does."""
-        self._logits_of(model, forward, functions, plan, bucket)
-        self.cache.position.sub_(1)
-
-    def _logits_of(
+    def compute(
         self,
         model: nn.Module,
         forward: Callable[..., Any],
@@ -228,6 +198,10 @@ class State:
         plan: Plan,
         bucket: int,
     ) -> Tensor:
+        """Return the logits, [batch, vocabulary], of the token after the present one, which is cached.
+
+        This and `finish` are all of one step, on the device: what a graph captures.
+        """
         with self.cache.step(bucket) as read, functions:
             masks = read
             if plan.adds_masks:
@@ -246,6 +220,15 @@ class State:
                 **plan.options,
             )
             return forward(**inputs, return_dict=True).logits[:, -1]
+
+    def finish(self, logits: Tensor, plan: Plan, copies: Copies) -> None:
+        """Choose and write a token by its logits, and find out which sequences end."""
+        if self.position_ids is not None:
+            self.position_ids.add_(1)
+        if plan.keeps_logits or plan.by_hand is not None:
+            self.logits = _keep(self.logits, logits.float())
+        if plan.by_hand is None:
+            self._choose(logits, plan, copies)
 
     def _choose(self, scores: Tensor, plan: Plan, copies: Copies) -> None:
         first, count = plan.candidates(scores.shape[-1])
