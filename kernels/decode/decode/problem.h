@@ -19,6 +19,8 @@ using kit::Type;
 constexpr int64_t kMostRows = 8;
 // The most layers of one call.
 constexpr int kMostWeights = 3;
+// The most elements of a head.
+constexpr int kMostElements = 256;
 
 enum class Activation : int { none, silu, gelu, gelu_tanh };  // the ops take its number
 
@@ -72,6 +74,7 @@ struct Attention {
   const bool* mask;                             // [batch or 1, tokens]: the tokens that are read; null: all
   int64_t mask_stride;                          // of a sequence; 0: one mask for all
   void* out;                                    // [batch, query_heads, elements], contiguous
+  float* parts;                                 // scratch memory on CUDA: `attention_parts` numbers
 };
 
 }  // namespace decode_step

@@ -21,7 +21,6 @@ namespace {
 using namespace kit;
 
 constexpr int kMostQueries = 8;  // of a group
-constexpr int64_t kMostElements = 256;
 constexpr int64_t kTokens = 64;  // of a block
 
 int64_t parts_of(const Attention& problem) {

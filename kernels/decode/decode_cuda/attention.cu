@@ -1,11 +1,12 @@
 // Attention of one token per sequence over a cache, on CUDA.
 //
 // Beyond naive/decode.cu: keys and values are read once for all query heads of a key head, which are the rows of tensor
-// core products; the tokens of the cache are divided among the warps of several blocks, which form a cluster and add up
-// their results in each other's shared memory; the token's own key and value are written to the cache on the way.
+// core products; the tokens of the cache are divided among blocks, whose sums a second kernel adds up; a warp multiplies
+// one tile of the cache while the next is on its way to shared memory; tiles of a constant cache are read while the
+// previous kernel runs; the token's own key and value are written to the cache on the way.
 //
 // Reads:    keys and values of the tokens that the mask includes, once, and some that it excludes.
-// Writes:   `out`, and `key` and `value` at the position of the new ones.
+// Writes:   `out`, `parts`, and `key` and `value` at the position of the new ones.
 // Must not: allocate, synchronize, or use another stream than the one given; add in an order that varies.
 #include <cuda_runtime.h>
 
@@ -15,6 +16,7 @@
 #include "decode/problem.h"
 #include "decode_cuda/decode.h"
 #include "decode_cuda/tensor_cores.cuh"
+#include "kit/async_copy.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
 #include "kit/vectors.cuh"
@@ -27,21 +29,21 @@ using namespace kit;
 // Warps of a block: their registers hold the sums of a head's chunks.
 template <int kChunks>
 constexpr int kWarpsFor = kChunks > 2 ? 4 : 8;
-constexpr int kTokens = 16;       // of a warp at a time
+constexpr int kTokens = 16;       // of a tile, which a warp reads at a time
 constexpr int kChunk = 64;        // elements of a head that are added up at a time
 constexpr int kMostHeads = 16;    // query heads per block
-constexpr int kLeastTokens = 64;  // per block, if there is more than one for a key head
-constexpr int kMostSplits = 8;    // a cluster that every device with clusters can launch
+constexpr int kMostSplits = 32;   // one for each lane of a warp of `sum_kernel`
+constexpr int kLeastTokens = 48;  // per split, if there is more than one
 
 // How a call is divided among blocks.
 struct Division {
   int heads;        // query heads per block, at most kMostHeads
   int head_blocks;  // blocks for the query heads of a key head
-  int splits;       // of the tokens: the blocks of a cluster
-  int64_t tokens;   // per split
+  int splits;       // of the tokens
 };
 
-// Divides the tokens where otherwise SMs would have no block: more blocks than SMs would run one after another.
+// Divides the tokens where otherwise SMs would have no block. A block takes as long as the reading of 384 more tokens,
+// and adding up the splits as that of 192 (H100): fitted to caches of 330 to 8,192 tokens and 4 to 256 blocks.
 cudaError_t divide(const Attention& problem, Division* division) {
   const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
   // The registers of a block hold the sums of 16 heads of 128 elements, or of 8 of 256.
@@ -50,12 +52,14 @@ cudaError_t divide(const Attention& problem, Division* division) {
   int sms = 0;
   if (const cudaError_t error = sm_count(&sms); error != cudaSuccess) return error;
   const int64_t blocks = problem.batch * problem.key_heads * division->head_blocks;
-  int& splits = division->splits = 1;
-  while (compiled_capability() >= 90 && splits < kMostSplits && splits * kLeastTokens < problem.tokens &&
-         2 * splits * blocks <= sms) {
-    splits *= 2;
+  int64_t least = INT64_MAX;
+  for (int splits = 1; splits == 1 || (splits <= kMostSplits && splits * kLeastTokens <= problem.tokens); ++splits) {
+    const int64_t rounds = (blocks * splits + sms - 1) / sms;
+    const int64_t cost = rounds * (problem.tokens / splits + 384) + (splits > 1 ? 192 : 0);
+    if (cost >= least) continue;
+    least = cost;
+    division->splits = splits;
   }
-  division->tokens = (problem.tokens + splits - 1) / splits;
   return cudaSuccess;
 }
 
@@ -79,38 +83,30 @@ __device__ __forceinline__ float over_lanes_of_row(float value, bool maximum) {
   return value;
 }
 
-// Clusters, from capability 9.0 on.
-__device__ __forceinline__ void cluster_sync() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
+// From the sums of a head in shared memory to those of the next: padded, so that stores hit different banks.
+template <int kChunks>
+constexpr int sum_row() {
+  return kChunks * kChunk + 4;
 }
+constexpr size_t kStaticBytes = 2 * sizeof(float) * 8 * kMostHeads;  // of shared memory, at most
 
-// Loads a float at this block's shared address from the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ float load_of_block([[maybe_unused]] const float* from, [[maybe_unused]] int rank) {
-  float value = 0.0f;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto local = static_cast<uint32_t>(__cvta_generic_to_shared(from));
-  uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote) : "memory");
-#endif
-  return value;
+// Of the parts of a query head, one for each split: [splits][elements + 2], each the sums, the largest score and the
+// weights relative to it.
+__device__ __forceinline__ float* part_of(float* parts, int64_t head, int split, int splits, int elements) {
+  return parts + (head * splits + split) * (elements + 2);
 }
-
-// The softmax over the tokens of a warp, a block or a cluster, of each query head.
-struct Softmax {
-  float largest[kMostHeads];  // score
-  float weights[kMostHeads];  // their sum
-};
 
 // Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of
 // tokens 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's
 // keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
+// Each lane copies to shared memory what it reads from there. `stages` tiles of a warp have room: 2 or 1.
 template <typename T, int kChunks, bool kWide>
 __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
-    attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division) {
+    attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division, int stages,
+                     bool constant_cache) {
   constexpr int kWarps = kWarpsFor<kChunks>, kThreads = kWarps * kWarp;
+  constexpr int kVectors = 8 * kChunks;  // of a tile and a lane: 4 * kChunks of keys, as many of values
+  extern __shared__ uint4 ring[];        // [stages][kWarps][kVectors][kWarp]
   trigger_next_grid();
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane / 4, t = lane % 4;
@@ -119,32 +115,69 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
   const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
   const int heads = min(division.heads, per_key_head - head_block * division.heads);
   const int64_t first_head = key_head * per_key_head + head_block * division.heads;
-  const int64_t first = blockIdx.x * division.tokens, last = min(first + division.tokens, problem.tokens);
-  const int elements = static_cast<int>(problem.elements);
+  const auto tokens = static_cast<int>(problem.tokens), elements = static_cast<int>(problem.elements);
+  const auto split = static_cast<int>(blockIdx.x);
   constexpr int kBytes = sizeof(T);
-  grid_wait();
+
+  // The last elements of a head, or the last token, in place of ones past the end: no load has a condition, so that all
+  // are in flight at once.
+  const auto vector_at = [&](const char* from, int element) {
+    return reinterpret_cast<const uint4*>(from + min(element, elements - 8) * kBytes);
+  };
+  const auto row = [&](const Heads& of, int token) { return at(of, batch, key_head, min(token, tokens - 1), kBytes); };
+  const auto key_vector = [&](int stage, int i, int j) {
+    return ring + ((stage * kWarps + warp) * kVectors + i * 2 * kChunks + j) * kWarp + lane;
+  };
+  const auto value_vector = [&](int stage, int i, int j) {
+    return ring + ((stage * kWarps + warp) * kVectors + (4 + i) * kChunks + j) * kWarp + lane;
+  };
+  const auto copy = [&](int tile, int stage) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const char* const from = row(problem.key, tile + i * 8 + g);
+#pragma unroll
+      for (int j = 0; j < 2 * kChunks; ++j) cp_async(key_vector(stage, i, j), vector_at(from, j * 32 + t * 8));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const char* const from = row(problem.value, tile + i / 2 * 8 + 2 * t + i % 2);
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j) cp_async(value_vector(stage, i, j), vector_at(from, j * kChunk + g * 8));
+    }
+  };
+
+  // Neighbouring tiles belong to different blocks, so that all have as much to do where a mask includes the first
+  // tokens only. The first tile is copied without waiting for its mask.
+  const int step = kWarps * division.splits * kTokens;
+  const int first_tile = (warp * division.splits + split) * kTokens;
+  if (!constant_cache) grid_wait();
+  if (stages > 1) {
+    if (first_tile < tokens) copy(first_tile, 0);
+    cp_async_commit();
+  }
+  if (constant_cache) grid_wait();
 
   const int64_t position = problem.position == nullptr ? -1 : *problem.position;
   const bool* const mask = problem.mask == nullptr ? nullptr : problem.mask + batch * problem.mask_stride;
-  const auto is_included = [&](int64_t token) { return token < last && (mask == nullptr || mask[token]); };
-  // The last elements of a head, or the last token, in place of ones past the end: no load has a condition, so that all
-  // are in flight at once.
-  const auto vector = [&](const char* from, int element) {
-    return load_word(reinterpret_cast<const uint4*>(from + min(element, elements - 8) * kBytes));
+  // Bit i is that of token i / 2 * 8 + 2 * t + i % 2 of the tile, of which this lane has scores.
+  const auto included_of = [&](int tile) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = tile + i / 2 * 8 + 2 * t + i % 2;
+      bits |= static_cast<uint32_t>(token < tokens && (mask == nullptr || mask[token])) << i;
+    }
+    return bits;
   };
-  const auto row = [&](const Heads& of, int64_t token) {
-    return at(of, batch, key_head, min(token, last - 1), kBytes);
-  };
-
-  const char *const new_key = at(problem.new_key, batch, key_head, 0, kBytes), *const new_value =
-                                                                                   at(problem.new_value, batch,
-                                                                                      key_head, 0, kBytes);
+  const char* const new_key = at(problem.new_key, batch, key_head, 0, kBytes);
+  const char* const new_value = at(problem.new_value, batch, key_head, 0, kBytes);
   uint4 query[2 * kChunks], high_query[kWide ? 2 * kChunks : 1]{};
 #pragma unroll
   for (int i = 0; i < 2 * kChunks; ++i) {
     const int element = i * 32 + t * 8;
     const auto of_head = [&](int head) {
-      const uint4 word = vector(at(problem.query, batch, first_head + min(head, heads - 1), 0, kBytes), element);
+      const char* const from = at(problem.query, batch, first_head + min(head, heads - 1), 0, kBytes);
+      const uint4 word = load_word(vector_at(from, element));
       return head < heads && element < elements ? word : uint4{};
     };
     query[i] = of_head(g);
@@ -154,46 +187,41 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
   float largest[2]{-INFINITY, -INFINITY}, weights[2]{};
   const float scale = problem.scale * 1.4426950408889634f;  // log2(e)
 
-  const int64_t first_tile = first + warp * kTokens;
-  bool next_included[4];
-  const auto load_included = [&](int64_t tile) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) next_included[i] = is_included(tile + i / 2 * 8 + 2 * t + i % 2);
-  };
-  load_included(first_tile);
-  for (int64_t tile = first_tile; tile < last; tile += kWarps * kTokens) {
-    bool included[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) included[i] = next_included[i];
-    load_included(tile + kWarps * kTokens);
-    // The first tile is loaded without waiting for its mask.
-    const bool any = included[0] || included[1] || included[2] || included[3];
-    if (tile != first_tile && !__any_sync(kAllLanes, any)) continue;
-    uint4 keys[2][2 * kChunks], values[4][kChunks];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const char* const from = row(problem.key, tile + i * 8 + g);
-#pragma unroll
-      for (int j = 0; j < 2 * kChunks; ++j) keys[i][j] = vector(from, j * 32 + t * 8);
+  uint32_t next_included = included_of(first_tile);
+  uint32_t copied_included = stages > 1 ? included_of(first_tile + step) : next_included;  // of the tile copied next
+  int stage = 0;
+  for (int tile = first_tile; tile < tokens; tile += step) {
+    const int copied = tile + (stages - 1) * step;
+    if (copied < tokens && __any_sync(kAllLanes, copied_included != 0)) copy(copied, stages > 1 ? stage ^ 1 : 0);
+    cp_async_commit();
+    const uint32_t included = stages > 1 ? next_included : copied_included;
+    const int here = stage;
+    next_included = copied_included;
+    copied_included = included_of(copied + step);
+    if (stages > 1) stage ^= 1;
+    if (!__any_sync(kAllLanes, included != 0)) continue;
+    if (stages > 1) {
+      cp_async_wait<1>();
+    } else {
+      cp_async_wait<0>();
     }
-    const auto load_values = [&] {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const char* const from = row(problem.value, tile + i / 2 * 8 + 2 * t + i % 2);
-#pragma unroll
-        for (int j = 0; j < kChunks; ++j) values[i][j] = vector(from, j * kChunk + g * 8);
-      }
-    };
-    // The sums of more than two chunks leave no registers for keys and values at a time.
-    if constexpr (kChunks <= 2) load_values();
-    // What was read at the position of the new key and value is replaced: the loads do not wait for the position.
-    const bool has_position = position >= tile && position < tile + kTokens;
-    if (has_position) {
+    // What was read at the position of the new key and value is replaced: the copies do not wait for the position.
+    if (position >= tile && position < tile + kTokens) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (position != tile + i * 8 + g) continue;
 #pragma unroll
-        for (int j = 0; j < 2 * kChunks; ++j) keys[i][j] = vector(new_key, j * 32 + t * 8);
+        for (int j = 0; j < 2 * kChunks; ++j) {
+          *key_vector(here, i, j) = load_word(vector_at(new_key, j * 32 + t * 8));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (position != tile + i / 2 * 8 + 2 * t + i % 2) continue;
+#pragma unroll
+        for (int j = 0; j < kChunks; ++j) {
+          *value_vector(here, i, j) = load_word(vector_at(new_value, j * kChunk + g * 8));
+        }
       }
     }
 
@@ -203,17 +231,9 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
       const uint4 high = kWide ? high_query[j] : uint4{};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        multiply<T>(scores[i], query[j].x, high.x, query[j].y, high.y, keys[i][j].x, keys[i][j].y);
-        multiply<T>(scores[i], query[j].z, high.z, query[j].w, high.w, keys[i][j].z, keys[i][j].w);
-      }
-    }
-    if constexpr (kChunks > 2) load_values();
-    if (has_position) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (position != tile + i / 2 * 8 + 2 * t + i % 2) continue;
-#pragma unroll
-        for (int j = 0; j < kChunks; ++j) values[i][j] = vector(new_value, j * kChunk + g * 8);
+        const uint4 key = *key_vector(here, i, j);
+        multiply<T>(scores[i], query[j].x, high.x, query[j].y, high.y, key.x, key.y);
+        multiply<T>(scores[i], query[j].z, high.z, query[j].w, high.w, key.z, key.w);
       }
     }
     // scores[i][2 * h + j]: head g + 8 * h, token 8 * i + 2 * t + j.
@@ -224,7 +244,7 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& score = scores[i / 2][2 * h + i % 2];
-        score = included[i] ? score * scale : -INFINITY;
+        score = (included >> i & 1) != 0 ? score * scale : -INFINITY;
         overall = fmaxf(overall, score);
       }
       overall = over_lanes_of_row(overall, true);
@@ -249,52 +269,51 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
     const uint32_t low0 = pack<T>(exponents[0][0], exponents[0][1]), low1 = pack<T>(exponents[1][0], exponents[1][1]);
     const uint32_t high0 = kWide ? pack<T>(exponents[0][2], exponents[0][3]) : 0;
     const uint32_t high1 = kWide ? pack<T>(exponents[1][2], exponents[1][3]) : 0;
-    // A value that is excluded may be anything, also NaN, whose product with 0 is NaN.
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int j = 0; j < kChunks; ++j) values[i][j] = included[i] ? values[i][j] : uint4{};
-    }
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
+      uint4 values[4];
+      // A value that is excluded may be anything, also NaN, whose product with 0 is NaN.
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] = (included >> i & 1) != 0 ? *value_vector(here, i, j) : uint4{};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t a = word_at(values[0][j], i), b = word_at(values[1][j], i);
-        const uint32_t c = word_at(values[2][j], i), d = word_at(values[3][j], i);
+        const uint32_t a = word_at(values[0], i), b = word_at(values[1], i);
+        const uint32_t c = word_at(values[2], i), d = word_at(values[3], i);
         multiply<T>(sums[j][2 * i], low0, high0, low1, high1, __byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410));
         multiply<T>(sums[j][2 * i + 1], low0, high0, low1, high1, __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x7632));
       }
     }
   }
+  cp_async_wait<0>();
 
-  if (position >= first && position < last && head_block == 0 && warp < 2 && lane * 8 < elements) {
+  if (position >= 0 && position < tokens && split == 0 && head_block == 0 && warp < 2 && lane * 8 < elements) {
     const Heads& cache = warp == 0 ? problem.key : problem.value;
     char* const to = const_cast<char*>(at(cache, batch, key_head, position, kBytes));
-    store_word(reinterpret_cast<uint4*>(to) + lane, vector(warp == 0 ? new_key : new_value, lane * 8));
+    store_word(reinterpret_cast<uint4*>(to) + lane, load_word(vector_at(warp == 0 ? new_key : new_value, lane * 8)));
   }
 
-  // Adds up the warps of the block, then the blocks of the cluster.
-  constexpr int kRows = kWide ? 16 : 8;
-  __shared__ float warp_sums[kWarps][kRows][kChunk];
-  __shared__ Softmax warp_softmax[kWarps];
-  __shared__ Softmax softmax;
-  __shared__ float block_sums[kRows][kChunks * kChunk];
+  // Adds up the warps of the block, in the memory of the ring.
+  constexpr int kRow = sum_row<kChunks>();
+  auto* const warp_sums = reinterpret_cast<float*>(ring);  // [kWarps][kMostHeads or less][kRow]
+  constexpr int kRows = kWide ? kMostHeads : kMostHeads / 2;
+  __shared__ float warp_largest[kWarps][kMostHeads], warp_weights[kWarps][kMostHeads];
 #pragma unroll
   for (int h = 0; h < (kWide ? 2 : 1); ++h) {
     const float weight = over_lanes_of_row(weights[h], false);
     if (t == 0) {
-      warp_softmax[warp].largest[g + 8 * h] = largest[h];
-      warp_softmax[warp].weights[g + 8 * h] = weight;
+      warp_largest[warp][g + 8 * h] = largest[h];
+      warp_weights[warp][g + 8 * h] = weight;
     }
   }
+  __syncthreads();  // no warp reads its tiles any more
 #pragma unroll
   for (int j = 0; j < kChunks; ++j) {
-    if (j > 0) __syncthreads();
 #pragma unroll
     for (int h = 0; h < (kWide ? 2 : 1); ++h) {
+      if (g + 8 * h >= heads) continue;
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
-        float* const to = &warp_sums[warp][g + 8 * h][(2 * t + column) * 8];
+        float* const to = warp_sums + (warp * kRows + g + 8 * h) * kRow + j * kChunk + (2 * t + column) * 8;
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
           *reinterpret_cast<float4*>(to + i) =
@@ -303,84 +322,122 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
         }
       }
     }
-    __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < heads * kChunk; i += kThreads) {
-      const int h = i / kChunk, element = i % kChunk;
-      float overall = -INFINITY, weight = 0.0f, sum = 0.0f;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) overall = fmaxf(overall, warp_softmax[w].largest[h]);
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const float factor = factor_of(warp_softmax[w].largest[h], overall);
-        weight = fmaf(factor, warp_softmax[w].weights[h], weight);
-        sum = fmaf(factor, warp_sums[w][h][element], sum);
-      }
-      block_sums[h][j * kChunk + element] = sum;
-      if (element == 0 && j == 0) {
-        softmax.largest[h] = overall;
-        softmax.weights[h] = weight;
-      }
-    }
   }
-  if (division.splits > 1) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
-  // The blocks of a cluster divide the results.
-  for (int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x); i < heads * elements;
-       i += division.splits * kThreads) {
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < heads * elements; i += kThreads) {
     const int h = i / elements, element = i % elements;
-    float weight = softmax.weights[h], sum = block_sums[h][element];
-    if (division.splits > 1) {
-      float overall = -INFINITY;
-      weight = sum = 0.0f;
-      for (int rank = 0; rank < division.splits; ++rank) {
-        overall = fmaxf(overall, load_of_block(&softmax.largest[h], rank));
-      }
-      for (int rank = 0; rank < division.splits; ++rank) {
-        const float factor = factor_of(load_of_block(&softmax.largest[h], rank), overall);
-        weight = fmaf(factor, load_of_block(&softmax.weights[h], rank), weight);
-        sum = fmaf(factor, load_of_block(&block_sums[h][element], rank), sum);
-      }
+    float overall = -INFINITY, weight = 0.0f, sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) overall = fmaxf(overall, warp_largest[w][h]);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float factor = factor_of(warp_largest[w][h], overall);
+      weight = fmaf(factor, warp_weights[w][h], weight);
+      sum = fmaf(factor, warp_sums[(w * kRows + h) * kRow + element], sum);
     }
-    static_cast<T*>(problem.out)[(batch * problem.query_heads + first_head + h) * elements + element] =
-        encode<T>(weight > 0.0f ? sum / weight : 0.0f);
+    const int64_t head = batch * problem.query_heads + first_head + h;
+    if (division.splits == 1) {
+      static_cast<T*>(problem.out)[head * elements + element] = encode<T>(weight > 0.0f ? sum / weight : 0.0f);
+      continue;
+    }
+    float* const part = part_of(problem.parts, head, split, division.splits, elements);
+    part[element] = sum;
+    if (element == 0) {
+      part[elements] = overall;
+      part[elements + 1] = weight;
+    }
   }
-  if (division.splits > 1) cluster_sync();  // no block leaves while another reads its shared memory
+}
+
+// Adds up the parts of a query head: a block for each. Lane i of a warp has the factor of split i.
+constexpr int kSumThreads = 128;
+template <typename T>
+__global__ void __launch_bounds__(kSumThreads) sum_kernel(float* parts, int splits, int elements, T* out) {
+  trigger_next_grid();
+  const int64_t head = blockIdx.x;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  grid_wait();
+  const float* const of_lane = part_of(parts, head, min(lane, splits - 1), splits, elements) + elements;
+  const float largest = lane < splits ? of_lane[0] : -INFINITY, weights = lane < splits ? of_lane[1] : 0.0f;
+  constexpr int kRounds = (kMostElements + kSumThreads - 1) / kSumThreads;
+  float values[kRounds][kMostSplits];  // all are loaded before the first is used
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int element = round * kSumThreads + static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kMostSplits; ++i) {
+      values[round][i] = i < splits && element < elements ? part_of(parts, head, i, splits, elements)[element] : 0.0f;
+    }
+  }
+  float overall = largest;
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    overall = fmaxf(overall, __shfl_xor_sync(kAllLanes, overall, offset));
+  }
+  const float factor = factor_of(largest, overall);
+  float weight = factor * weights;
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) weight += __shfl_xor_sync(kAllLanes, weight, offset);
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round) {
+    const int element = round * kSumThreads + static_cast<int>(threadIdx.x);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kMostSplits; ++i) sum = fmaf(__shfl_sync(kAllLanes, factor, i), values[round][i], sum);
+    if (element < elements) out[head * elements + element] = encode<T>(weight > 0.0f ? sum / weight : 0.0f);
+  }
 }
 
 template <typename T, int kChunks, bool kWide>
-void launch(const Attention& problem, const Division& division, cudaStream_t stream) {
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(division.splits), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(division.splits, static_cast<unsigned>(problem.key_heads * division.head_blocks),
-                        static_cast<unsigned>(problem.batch));
-  config.blockDim = kWarpsFor<kChunks> * kWarp;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = compiled_capability() >= 90 ? 2 : 0;  // older code has neither a grid wait nor clusters
-  cudaLaunchKernelEx(&config, attention_kernel<T, kChunks, kWide>, problem, division);
+void launch(const Attention& problem, const Division& division, bool constant_cache, cudaStream_t stream) {
+  constexpr size_t kStage = sizeof(uint4) * kWarpsFor<kChunks> * 8 * kChunks * kWarp;
+  constexpr size_t kSums =
+      sizeof(float) * kWarpsFor<kChunks> * (kWide ? kMostHeads : kMostHeads / 2) * sum_row<kChunks>();
+  const auto kernel = attention_kernel<T, kChunks, kWide>;
+  int device = 0, room = 0;
+  // Errors are also left for cudaGetLastError.
+  if (current_device(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
+    return;
+  }
+  const int stages = 2 * kStage + kStaticBytes <= static_cast<size_t>(room) ? 2 : 1;
+  const size_t bytes = std::max(kSums, stages * kStage);
+  if (cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(bytes)) != cudaSuccess) {
+    return;
+  }
+  const dim3 grid(division.splits, static_cast<unsigned>(problem.key_heads * division.head_blocks),
+                  static_cast<unsigned>(problem.batch));
+  launch_with_pdl(kernel, grid, dim3(kWarpsFor<kChunks> * kWarp), bytes, stream, problem, division, stages,
+                  constant_cache);
+  if (division.splits == 1) return;
+  launch_with_pdl(sum_kernel<T>, dim3(static_cast<unsigned>(problem.batch * problem.query_heads)), dim3(kSumThreads), 0,
+                  stream, problem.parts, division.splits, static_cast<int>(problem.elements),
+                  static_cast<T*>(problem.out));
 }
 
 template <typename T, bool kWide>
-void launch_for_elements(const Attention& problem, const Division& division, cudaStream_t stream) {
-  if (problem.elements <= 64) {
-    launch<T, 1, kWide>(problem, division, stream);
-  } else if (problem.elements <= 128) {
-    launch<T, 2, kWide>(problem, division, stream);
+void launch_for_elements(const Attention& problem, const Division& division, bool constant_cache, cudaStream_t stream) {
+  if (problem.elements <= kChunk) {
+    launch<T, 1, kWide>(problem, division, constant_cache, stream);
+  } else if (problem.elements <= 2 * kChunk) {
+    launch<T, 2, kWide>(problem, division, constant_cache, stream);
   } else {
-    launch<T, 4, false>(problem, division, stream);
+    launch<T, 4, false>(problem, division, constant_cache, stream);
   }
 }
 
 }  // namespace
 
-int attention(const Attention& problem, void* stream) {
+int attention_parts(const Attention& problem, int64_t* floats) {
+  *floats = 0;
+  Division division{};
+  if (const cudaError_t error = divide(problem, &division); error != cudaSuccess) return error;
+  if (division.splits > 1) *floats = problem.batch * problem.query_heads * division.splits * (problem.elements + 2);
+  return cudaSuccess;
+}
+
+int attention(const Attention& problem, bool constant_cache, void* stream) {
   if (problem.type == Type::float32 || compiled_capability() < 80) return cudaErrorNotSupported;
   Division division{};
   if (const cudaError_t error = divide(problem, &division); error != cudaSuccess) return error;
@@ -389,9 +446,9 @@ int attention(const Attention& problem, void* stream) {
     using T = typename decltype(type)::Element;
     if constexpr (sizeof(T) == 2) {
       if (division.heads > 8) {
-        launch_for_elements<T, true>(problem, division, to);
+        launch_for_elements<T, true>(problem, division, constant_cache, to);
       } else {
-        launch_for_elements<T, false>(problem, division, to);
+        launch_for_elements<T, false>(problem, division, constant_cache, to);
       }
     }
   });

@@ -130,6 +130,23 @@ def test_new_token_in_a_view():
     assert torch.equal(storage, before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_constant_cache(dtype):
+    """A cache may be read early, but not the token: each layer reads what the one before has computed."""
+    start, _, _ = inputs(2, 2, 4, 1, 64, dtype)
+    layers = [random(2, 2, 2, 400, 64, dtype=dtype) for _ in range(12)]
+    mask = padded(2, 400)
+    results = []
+    for constant in (False, True):
+        caches = [layer.clone() for layer in layers]
+        x = start
+        for position, (key, value) in zip(torch.arange(390, 402, device=DEVICE) % 400, caches):
+            new = dict(new_key=x[:, ::4], new_value=x[:, 1::4], position=position, constant_cache=constant)
+            x = kernel.attention(x, key, value, mask=mask, **new).transpose(1, 2)
+        results.append([x, *caches])
+    assert all(a.isfinite().all() and torch.equal(a, b) for a, b in zip(*results))
+
+
 def test_empty():
     query, key, value = inputs(2, 2, 4, 6, 64, torch.bfloat16)
     assert not kernel.attention(query, key[:, :, :0], value[:, :, :0]).any()

@@ -94,6 +94,8 @@ def test_choices_are_checked():
     query, key = QUERY.to(DEVICE), KEY.to(DEVICE)
     with pytest.raises(ValueError, match="new_key, new_value and position must be given together"):
         kernel.attention(query, key, key, position=POSITION.to(DEVICE))
+    with pytest.raises(ValueError, match="and with constant_cache"):
+        kernel.attention(query, key, key, constant_cache=True)
 
 
 def test_caches_that_cannot_be_written():

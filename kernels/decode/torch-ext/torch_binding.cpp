@@ -23,10 +23,9 @@ using namespace kit;
 using decode_step::Activation;
 using decode_step::Attention;
 using decode_step::Heads;
+using decode_step::kMostElements;
 using decode_step::Linear;
 using MaybeTensor = std::optional<Tensor>;
-
-constexpr int64_t kMostElements = 256;  // of a head
 
 void check_dtype(const Tensor& tensor, const char* argument, const Tensor& first, const char* first_name) {
   check_device(tensor, argument, first, first_name);
@@ -263,7 +262,7 @@ Attention problem_of(const Tensor& query, const Tensor& key, const Tensor& value
 }
 
 // Allocates the result, [batch, 1, query_heads, elements], and computes it.
-Tensor run(Attention& problem, const Tensor& query) {
+Tensor run(Attention& problem, const Tensor& query, [[maybe_unused]] bool constant_cache) {
   const int64_t sizes[] = {problem.batch, 1, problem.query_heads, problem.elements};
   Tensor out = allocate({sizes, 4}, dtype(query), query);
   if (out.numel() == 0) return out;
@@ -273,7 +272,14 @@ Tensor run(Attention& problem, const Tensor& query) {
   }
   problem.out = out.mutable_data_ptr();
 #if defined(CUDA_KERNEL)
-  check(decode_step::attention(problem, current_stream(query)));
+  int64_t floats = 0;
+  check(decode_step::attention_parts(problem, &floats));
+  Tensor parts;
+  if (floats > 0) {
+    parts = allocate({&floats, 1}, aoti_torch_dtype_float32(), query);
+    problem.parts = static_cast<float*>(parts.mutable_data_ptr());
+  }
+  check(decode_step::attention(problem, constant_cache, current_stream(query)));
 #else
   const int64_t groups = decode_step::attention_groups(problem);
   const int64_t cost = problem.tokens * problem.elements * 2;
@@ -290,12 +296,12 @@ Tensor attention(Tensor query, Tensor key, Tensor value, MaybeTensor mask, doubl
   problem.query = read_heads(query);
   problem.key = read_heads(key);
   problem.value = read_heads(value);
-  return run(problem, query);
+  return run(problem, query, false);
 }
 
 // The same, after new_key and new_value are written to key and value at the token `position`.
 Tensor cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor key, Tensor value, Tensor position,
-                        MaybeTensor mask, double scale) {
+                        MaybeTensor mask, double scale, bool constant_cache) {
   Attention problem = problem_of(query, key, value, mask, scale);
   const int64_t sizes[] = {problem.batch, problem.key_heads, 1, problem.elements};
   check_dtype(new_key, "new_key", query, "query");
@@ -318,7 +324,7 @@ Tensor cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor k
                          std::to_string(*problem.position));
   }
 #endif
-  return run(problem, query);
+  return run(problem, query, constant_cache);
 }
 
 }  // namespace
@@ -334,7 +340,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor");
   ops.def(
       "cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value,"
-      " Tensor position, Tensor? mask, float scale) -> Tensor");
+      " Tensor position, Tensor? mask, float scale, bool constant_cache=False) -> Tensor");
 }
 
 #if defined(CUDA_KERNEL)

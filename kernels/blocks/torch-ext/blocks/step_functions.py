@@ -288,6 +288,7 @@ def attend(
         new_key=new.key,
         new_value=new.value,
         position=new.slot,
+        constant_cache=True,  # what it has was written in earlier steps; see _are_constant
     )
     return output, None
 

@@ -20,6 +20,7 @@ def attention(
     new_key: Tensor | None = None,
     new_value: Tensor | None = None,
     position: Tensor | None = None,
+    constant_cache: bool = False,
 ) -> Tensor:
     """Return the attention of one token per sequence, [batch, 1, query_heads, elements], contiguous, rounded once.
 
@@ -37,13 +38,15 @@ def attention(
             CUDA their heads must start at 16-byte boundaries.
         new_value: The same for `value`.
         position: One int64 on the device of `query`, at least 0 and below tokens. On CUDA it is not checked.
+        constant_cache: Whether no kernel that may still run writes `key` or `value`. On CUDA reading them then begins
+            before the previous kernel of the stream ends. It needs `position`, which is written by this call.
 
     The kernel has no gradient. In autocast, in forward-mode differentiation, and where a tensor needs a gradient,
     `torch.nn.functional.scaled_dot_product_attention` computes it, after `index_copy_` for the new token. On
     CUDA also for float32, and on devices of a capability below 8.0.
 
     Raises:
-        ValueError: If only some of `new_key`, `new_value` and `position` are given.
+        ValueError: If only some of `new_key`, `new_value` and `position` are given, or `constant_cache` without them.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
     if scale is None:
@@ -51,12 +54,15 @@ def attention(
     by_torch = (
         is_autocast_enabled(DEVICE) or need_derivative(query, key, value, new_key, new_value) or not _has_kernel(query)
     )
-    if new_key is None and new_value is None and position is None:
+    if new_key is None and new_value is None and position is None and not constant_cache:
         return (_attention_by_torch if by_torch else _attention)(query, key, value, mask, scale)
     if new_key is None or new_value is None or position is None:
-        raise ValueError("decode: new_key, new_value and position must be given together")
-    function = _cached_attention_by_torch if by_torch else _cached_attention
-    return function(query, new_key, new_value, key, value, position, mask, scale)
+        raise ValueError("decode: new_key, new_value and position must be given together, and with constant_cache")
+    if by_torch:
+        return _cached_attention_by_torch(query, new_key, new_value, key, value, position, mask, scale)
+    if constant_cache:
+        return _cached_attention(query, new_key, new_value, key, value, position, mask, scale, True)
+    return _cached_attention(query, new_key, new_value, key, value, position, mask, scale)
 
 
 _TENSOR_CORES: dict[torch.device, bool] = {}  # of each device, whether they take bfloat16
@@ -138,7 +144,7 @@ def _attention_fake(query, key, value, mask, scale):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("cached_attention"))
-def _cached_attention_fake(query, new_key, new_value, key, value, position, mask, scale):
+def _cached_attention_fake(query, new_key, new_value, key, value, position, mask, scale, constant_cache=False):
     out = _attention_fake(query, key, value, mask, scale)
     check_with(new_key, "new_key", query, "query")
     _check_shape(new_key, "new_key", [key.shape[0], key.shape[1], 1, key.shape[3]])
