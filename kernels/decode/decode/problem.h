@@ -59,6 +59,19 @@ struct Heads {
   int64_t batch_stride = 0, head_stride = 0, token_stride = 0;
 };
 
+// What is done to query and new_key first, on CUDA alone: RMSNorm of each head if there are weights, rounded to the
+// dtype and, with `rounded_before_weight`, before the weight, too; then the rotation of elements p and p + elements / 2
+// by the angle of entry p of the tables, rounded. The factor of a normalized element is its weight plus the offset.
+struct Rotary {
+  const void* cos = nullptr;  // [batch or 1, elements / 2 or more]; null: no norm and no rotation
+  const void* sin = nullptr;
+  int64_t batch_stride = 0;            // of the tables
+  const void* query_weight = nullptr;  // [elements]; both or none
+  const void* key_weight = nullptr;
+  float eps = 0.0f, offset = 0.0f;
+  bool rounded_before_weight = false;
+};
+
 // Attention of one token per sequence over a cache. Query head h reads key head h / (query_heads / key_heads):
 //
 //     out[b][h] = sum over t of softmax(scale * query[b][h] . key[b][t] + mask[b][t]) * value[b][t]
@@ -74,6 +87,7 @@ struct Attention {
   const bool* mask;                             // [batch or 1, tokens]: the tokens that are read; null: all
   int64_t mask_stride;                          // of a sequence; 0: one mask for all
   void* out;                                    // [batch, query_heads, elements], contiguous
+  Rotary rotary;                                // with new_key only
   float* parts;                                 // scratch memory on CUDA: `attention_parts` numbers
 };
 

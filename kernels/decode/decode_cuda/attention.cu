@@ -83,6 +83,52 @@ __device__ __forceinline__ float over_lanes_of_row(float value, bool maximum) {
   return value;
 }
 
+// Normalizes and rotates one head per group of four lanes: lane t of four has the vectors of elements i * 32 + t * 8.
+template <typename T, int kChunks>
+__device__ __forceinline__ void rotate(uint4 (&vectors)[2 * kChunks], const Rotary& rotary, const void* weight,
+                                       int64_t batch, int t) {
+  using Eight = Vector<T, 8>;
+  const auto load_eight = [](const void* from, int64_t element) {
+    return load<T, 8>(static_cast<const T*>(from) + element);
+  };
+  Eight words[2 * kChunks];
+#pragma unroll
+  for (int i = 0; i < 2 * kChunks; ++i) memcpy(&words[i], &vectors[i], sizeof(uint4));
+  if (weight != nullptr) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kChunks; ++i) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) squares = fmaf(decode(words[i], e), decode(words[i], e), squares);
+    }
+    const float factor = rsqrtf(over_lanes_of_row(squares, false) / (kChunks * kChunk) + rotary.eps);
+#pragma unroll
+    for (int i = 0; i < 2 * kChunks; ++i) {
+      const Eight weights = load_eight(weight, i * 32 + t * 8);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        float value = decode(words[i], e) * factor;
+        if (rotary.rounded_before_weight) value = decode(encode<T>(value));
+        words[i].elements[e] = encode<T>(value * (decode(weights, e) + rotary.offset));
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int64_t entry = batch * rotary.batch_stride + i * 32 + t * 8;
+    const Eight cosines = load_eight(rotary.cos, entry), sines = load_eight(rotary.sin, entry);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float a = decode(words[i], e), b = decode(words[i + kChunks], e);
+      const float cosine = decode(cosines, e), sine = decode(sines, e);
+      words[i].elements[e] = encode<T>(a * cosine - b * sine);
+      words[i + kChunks].elements[e] = encode<T>(b * cosine + a * sine);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * kChunks; ++i) memcpy(&vectors[i], &words[i], sizeof(uint4));
+}
+
 // From the sums of a head in shared memory to those of the next: padded, so that stores hit different banks.
 template <int kChunks>
 constexpr int kSumRow = kChunks* kChunk + 4;
@@ -99,7 +145,7 @@ __device__ __forceinline__ float* part_of(float* parts, int64_t head, int split,
 // keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
 // `stages` tiles of a warp have room in shared memory: 2 or 1.
 template <typename T, int kChunks, bool kWide>
-__global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
+__global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 1)
     attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division, int stages,
                      bool constant_cache) {
   constexpr int kWarps = kWarpsFor<kChunks>, kThreads = kWarps * kWarp;
@@ -187,6 +233,11 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
     query[i] = of_head(g);
     if (kWide) high_query[i] = of_head(g + 8);
   }
+  const bool rotates = problem.rotary.cos != nullptr;
+  if (rotates) {
+    rotate<T, kChunks>(query, problem.rotary, problem.rotary.query_weight, batch, t);
+    if constexpr (kWide) rotate<T, kChunks>(high_query, problem.rotary, problem.rotary.query_weight, batch, t);
+  }
   float sums[kChunks][8][4]{};
   float largest[2]{-INFINITY, -INFINITY}, weights[2]{};
   const float scale = problem.scale * 1.4426950408889634f;  // log2(e)
@@ -204,23 +255,32 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
     next_included = copied_included;
     copied_included = included_of(copied + step);
     if (stages > 1) stage ^= 1;
-    if (!__any_sync(kAllLanes, included != 0)) continue;
+    const bool has_position = position >= tile && position < tile + kTokens;
+    if (!__any_sync(kAllLanes, included != 0) && !has_position) continue;
     if (stages > 1) {
       cp_async_wait<1>();
     } else {
       cp_async_wait<0>();
     }
     __syncwarp();
-    // What was read at the position of the new key and value is replaced: the copies do not wait for the position.
-    if (position >= tile && position < tile + kTokens) {
+    // The new key and value go to the cache, and take the place of what was read there: the copies do not wait for the
+    // position.
+    if (has_position) {
+      uint4 vectors[2 * kChunks];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (position != tile + i * 8 + g) continue;
+      for (int j = 0; j < 2 * kChunks; ++j) vectors[j] = load_word(vector_at(new_key, j * 32 + t * 8));
+      if (rotates) rotate<T, kChunks>(vectors, problem.rotary, problem.rotary.key_weight, batch, t);
+      const auto store = [&](const Heads& cache, int element, uint4 vector) {
+        char* const to = const_cast<char*>(at(cache, batch, key_head, position, kBytes));
+        if (element < elements && head_block == 0) store_word(reinterpret_cast<uint4*>(to + element * kBytes), vector);
+      };
 #pragma unroll
-        for (int j = 0; j < 2 * kChunks; ++j) {
-          *key_vector(here, i, j) = load_word(vector_at(new_key, j * 32 + t * 8));
-        }
+      for (int j = 0; j < 2 * kChunks; ++j) {
+        if (g == j % 8) store(problem.key, j * 32 + t * 8, vectors[j]);
+        if (position == tile + g) *key_vector(here, 0, j) = vectors[j];
+        if (position == tile + 8 + g) *key_vector(here, 1, j) = vectors[j];
       }
+      store(problem.value, lane * 8, load_word(vector_at(new_value, lane * 8)));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (position != tile + i / 2 * 8 + 2 * t + i % 2) continue;
@@ -291,12 +351,6 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp)
     }
   }
   cp_async_wait<0>();
-
-  if (position >= 0 && position < tokens && split == 0 && head_block == 0 && warp < 2 && lane * 8 < elements) {
-    const Heads& cache = warp == 0 ? problem.key : problem.value;
-    char* const to = const_cast<char*>(at(cache, batch, key_head, position, kBytes));
-    store_word(reinterpret_cast<uint4*>(to) + lane, load_word(vector_at(warp == 0 ? new_key : new_value, lane * 8)));
-  }
 
   // Adds up the warps of the block, in the memory of the ring.
   constexpr int kRow = kSumRow<kChunks>;

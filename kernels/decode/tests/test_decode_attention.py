@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_decode import DEVICE, DTYPES, assert_as_good, doubles, eager_attention, kernel, random
+from reference_decode import DEVICE, DTYPES, assert_as_good, doubles, eager_attention, eager_rotary, kernel, random
 
 # The kernel rounds the weights of the values to 16 bits on CUDA, as other fast ones do and eager PyTorch may not.
 FACTOR = 2.0 if DEVICE == "cuda" else 1.1
@@ -128,6 +128,52 @@ def test_new_token_in_a_view():
     for i, new in enumerate((new_key, new_value)):
         before[:, 13, i] = new[:, :, 0]
     assert torch.equal(storage, before)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("elements", [64, 80, 128, 256])
+def test_rotary(elements, dtype):
+    """Query and new key are normalized and rotated first, also where a cache of other heads is read."""
+    for group, norm in (
+        (4, {}),
+        (1, {"eps": 1e-6, "rounding": "before_weight"}),
+        (10, {"eps": 1e-5, "offset": 1.0}),
+    ):
+        query, key, value = inputs(2, 2, group, 70, elements, dtype)
+        new_key, new_value = (random(2, 1, 2, elements, dtype=dtype).transpose(1, 2) for _ in range(2))
+        weights = [random(elements, dtype=dtype) if norm else None for _ in range(2)]
+        for tables in (1, 2):
+            angles = torch.rand(tables, elements // 2, device=DEVICE) * 6
+            cos, sin = (table.repeat(1, 2).to(dtype) for table in (angles.cos(), angles.sin()))
+
+            def eager(query, new_key, new_value, key, value, cos, sin, query_weight, key_weight):
+                options = {"eps": 0.0, **norm}
+                turned = eager_rotary(new_key, key_weight, cos, sin, **options)
+                caches = [
+                    torch.cat((cache[:, :, :40], new, cache[:, :, 41:]), 2)
+                    for cache, new in ((key, turned), (value, new_value))
+                ]
+                return eager_attention(eager_rotary(query, query_weight, cos, sin, **options), *caches), caches[0]
+
+            tensors = [query, new_key, new_value, key, value, cos, sin, *weights]
+            reference, expected = eager(*tensors), eager(*doubles(tensors))
+            for width in (elements, elements // 2):
+                cached = key.clone()
+                out = kernel.attention(
+                    query,
+                    cached,
+                    value.clone(),
+                    new_key=new_key,
+                    new_value=new_value,
+                    position=torch.tensor(40, device=DEVICE),
+                    cos=cos[:, :width],
+                    sin=sin[:, :width],
+                    **dict(zip(("query_weight", "key_weight"), weights)),
+                    **norm,
+                )
+                assert_as_good(out, reference[0].contiguous(), expected[0], 2.0)  # the scores of other roundings
+                assert_as_good(cached, reference[1], expected[1], 1.5)  # of few elements, the largest error varies
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

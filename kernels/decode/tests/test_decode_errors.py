@@ -96,6 +96,17 @@ def test_choices_are_checked():
         kernel.attention(query, key, key, position=POSITION.to(DEVICE))
     with pytest.raises(ValueError, match="and with constant_cache"):
         kernel.attention(query, key, key, constant_cache=True)
+    new, row = NEW.to(DEVICE), torch.ones(1, 16, device=DEVICE)
+    token = {"new_key": new, "new_value": new, "position": POSITION.to(DEVICE)}
+    for message, options in (
+        ("new_key, new_value and position must be given", {"cos": row, "sin": row}),
+        ("cos and sin must be given together", {"cos": row, **token}),
+        ("cos and sin must be given together, and with weights", {"key_weight": row[0], **token}),
+        ("query_weight and key_weight must be given together", {"cos": row, "sin": row, "key_weight": row[0], **token}),
+        ("rounding must be .*, not 'first'", {"cos": row, "sin": row, "rounding": "first", **token}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kernel.attention(query, key, key, **options)
 
 
 def test_caches_that_cannot_be_written():

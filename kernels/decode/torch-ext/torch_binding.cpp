@@ -5,6 +5,7 @@
 // Must not: compute; call anything of Torch newer than 2.10.
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "decode/problem.h"
 #include "kit/tensors.h"
@@ -25,6 +26,7 @@ using decode_step::Attention;
 using decode_step::Heads;
 using decode_step::kMostElements;
 using decode_step::Linear;
+using decode_step::Rotary;
 using MaybeTensor = std::optional<Tensor>;
 
 void check_dtype(const Tensor& tensor, const char* argument, const Tensor& first, const char* first_name) {
@@ -261,6 +263,52 @@ Attention problem_of(const Tensor& query, const Tensor& key, const Tensor& value
   return problem;
 }
 
+// Checks what is needed to rotate query and new_key.
+Rotary rotary_of(const Attention& problem, const Tensor& query, MaybeTensor& cos, MaybeTensor& sin,
+                 MaybeTensor& query_weight, MaybeTensor& key_weight) {
+  Rotary rotary;
+  if (!cos.has_value() && !sin.has_value() && !query_weight.has_value() && !key_weight.has_value()) return rotary;
+#if defined(CUDA_KERNEL)
+  if (!cos.has_value() || !sin.has_value()) fail("cos", "must be given together with sin, and with weights");
+  if (query_weight.has_value() != key_weight.has_value())
+    fail("query_weight", "must be given together with key_weight");
+  if (problem.elements != 64 && problem.elements != 128 && problem.elements != 256) {
+    fail("query", "must have 64, 128 or 256 elements per head to be rotated, not " + std::to_string(problem.elements));
+  }
+  check_dtype(*cos, "cos", query, "query");
+  check_dtype(*sin, "sin", query, "query");
+  if (cos->dim() != 2 || (cos->size(0) != 1 && cos->size(0) != problem.batch) ||
+      (cos->size(1) != problem.elements && 2 * cos->size(1) != problem.elements)) {
+    fail("cos", "must have shape [" + std::to_string(problem.batch) + " or 1, " + std::to_string(problem.elements / 2) +
+                    " or " + std::to_string(problem.elements) + "], not " + text(cos->sizes()));
+  }
+  check_shape(*sin, "sin", cos->sizes());
+  // Vectors of 16 bytes are read.
+  const auto data_of = [](MaybeTensor& tensor) {
+    if (!tensor->is_contiguous() || reinterpret_cast<uintptr_t>(tensor->const_data_ptr()) % 16 != 0) {
+      Tensor copy = allocate_like(*tensor);
+      torch::stable::copy_(copy, *tensor);
+      tensor = copy;
+    }
+    return tensor->const_data_ptr();
+  };
+  rotary.cos = data_of(cos);
+  rotary.sin = data_of(sin);
+  rotary.batch_stride = cos->size(0) == 1 ? 0 : cos->size(1);
+  if (!query_weight.has_value()) return rotary;
+  const int64_t sizes[] = {problem.elements};
+  for (auto [weight, name] : {std::pair{&query_weight, "query_weight"}, std::pair{&key_weight, "key_weight"}}) {
+    check_dtype(**weight, name, query, "query");
+    check_shape(**weight, name, {sizes, 1});
+  }
+  rotary.query_weight = data_of(query_weight);
+  rotary.key_weight = data_of(key_weight);
+#else
+  fail("cos", "is for CUDA alone: the op does not rotate on the CPU");
+#endif
+  return rotary;
+}
+
 // Allocates the result, [batch, 1, query_heads, elements], and computes it.
 Tensor run(Attention& problem, const Tensor& query, [[maybe_unused]] bool constant_cache) {
   const int64_t sizes[] = {problem.batch, 1, problem.query_heads, problem.elements};
@@ -301,7 +349,9 @@ Tensor attention(Tensor query, Tensor key, Tensor value, MaybeTensor mask, doubl
 
 // The same, after new_key and new_value are written to key and value at the token `position`.
 Tensor cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor key, Tensor value, Tensor position,
-                        MaybeTensor mask, double scale, bool constant_cache) {
+                        MaybeTensor mask, double scale, bool constant_cache, MaybeTensor cos, MaybeTensor sin,
+                        MaybeTensor query_weight, MaybeTensor key_weight, double eps, double offset,
+                        bool rounded_before_weight) {
   Attention problem = problem_of(query, key, value, mask, scale);
   const int64_t sizes[] = {problem.batch, problem.key_heads, 1, problem.elements};
   check_dtype(new_key, "new_key", query, "query");
@@ -313,6 +363,10 @@ Tensor cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor k
   }
   [[maybe_unused]] const auto device = enter(query);
   problem.query = read_heads(query);
+  problem.rotary = rotary_of(problem, query, cos, sin, query_weight, key_weight);
+  problem.rotary.eps = static_cast<float>(eps);
+  problem.rotary.offset = static_cast<float>(offset);
+  problem.rotary.rounded_before_weight = rounded_before_weight;
   problem.new_key = read_heads(new_key);
   problem.new_value = read_heads(new_value);
   problem.key = written_heads(key, "key");
@@ -340,7 +394,9 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor");
   ops.def(
       "cached_attention(Tensor query, Tensor new_key, Tensor new_value, Tensor(a!) key, Tensor(b!) value,"
-      " Tensor position, Tensor? mask, float scale, bool constant_cache=False) -> Tensor");
+      " Tensor position, Tensor? mask, float scale, bool constant_cache=False, Tensor? cos=None,"
+      " Tensor? sin=None, Tensor? query_weight=None, Tensor? key_weight=None, float eps=0.0, float offset=0.0,"
+      " bool rounded_before_weight=False) -> Tensor");
 }
 
 #if defined(CUDA_KERNEL)
