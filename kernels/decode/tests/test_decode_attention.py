@@ -25,6 +25,15 @@ def inputs(batch, key_heads, group, tokens, elements, dtype):
     return [query, *(random(batch, key_heads, tokens, elements, dtype=dtype) for _ in range(2))]
 
 
+def eager_cached(query, new_key, new_value, key, value, cos, sin, query_weight, key_weight, norm):
+    """Return the attention of a token that is rotated and written at position 40, and the keys after it."""
+    turned = eager_rotary(new_key, key_weight, cos, sin, **norm)
+    keys, values = (
+        torch.cat((cache[:, :, :40], new, cache[:, :, 41:]), 2) for cache, new in ((key, turned), (value, new_value))
+    )
+    return eager_attention(eager_rotary(query, query_weight, cos, sin, **norm), keys, values), keys
+
+
 def padded(batch, tokens):
     """Return a mask that excludes another number of tokens at the left of each sequence."""
     first = torch.arange(batch, device=DEVICE)[:, None] * tokens // (batch + 1)
@@ -147,17 +156,8 @@ def test_rotary(elements, dtype):
             angles = torch.rand(tables, elements // 2, device=DEVICE) * 6
             cos, sin = (table.repeat(1, 2).to(dtype) for table in (angles.cos(), angles.sin()))
 
-            def eager(query, new_key, new_value, key, value, cos, sin, query_weight, key_weight):
-                options = {"eps": 0.0, **norm}
-                turned = eager_rotary(new_key, key_weight, cos, sin, **options)
-                caches = [
-                    torch.cat((cache[:, :, :40], new, cache[:, :, 41:]), 2)
-                    for cache, new in ((key, turned), (value, new_value))
-                ]
-                return eager_attention(eager_rotary(query, query_weight, cos, sin, **options), *caches), caches[0]
-
             tensors = [query, new_key, new_value, key, value, cos, sin, *weights]
-            reference, expected = eager(*tensors), eager(*doubles(tensors))
+            reference, expected = (eager_cached(*given, {"eps": 0.0, **norm}) for given in (tensors, doubles(tensors)))
             for width in (elements, elements // 2):
                 cached = key.clone()
                 out = kernel.attention(
@@ -187,7 +187,7 @@ def test_constant_cache(dtype):
         caches = [layer.clone() for layer in layers]
         x = start
         for position, (key, value) in zip(torch.arange(390, 402, device=DEVICE) % 400, caches):
-            new = dict(new_key=x[:, ::4], new_value=x[:, 1::4], position=position, constant_cache=constant)
+            new = {"new_key": x[:, ::4], "new_value": x[:, 1::4], "position": position, "constant_cache": constant}
             x = kernel.attention(x, key, value, mask=mask, **new).transpose(1, 2)
         results.append([x, *caches])
     assert all(a.isfinite().all() and torch.equal(a, b) for a, b in zip(*results))

@@ -29,6 +29,7 @@ from .kernel_set import decode, takes
 _NAME = "blocks_decoding"
 _ROWS = 8  # that the kernels of decode take
 _ELEMENTS = 256  # of a head, at most
+_ROTATED_ELEMENTS = (64, 128, 256)  # of a head that attention rotates itself
 _thread = threading.local()
 
 
@@ -84,6 +85,44 @@ class _Product:
         self.out.copy_(_product(self.x, self.weight, self.bias))
 
 
+@dataclass
+class _Rotation:
+    """A rotation of q and k that waits: `outs` have no elements yet, and views of them may have been made.
+
+    Attributes:
+        function, args: rope3d's op, and what it was called with.
+    """
+
+    outs: tuple[Tensor, Tensor]
+    function: Any
+    args: tuple
+
+    def compute(self) -> None:
+        for out, result in zip(self.outs, self.function(*self.args)):
+            out.copy_(result)
+
+    def for_attention(self) -> Optional[dict[str, Any]]:
+        """Return q and k, [batch, heads, 1, elements], and the options by which `decode.attention` rotates, or None."""
+        q, k, *args = self.args
+        with_norm = _name_of(self.function) == _NORM_ROTATE
+        weights, args = (args[:2], args[2:]) if with_norm else ([None, None], args)
+        cos, sin, *args = args
+        eps, per_token, offset, is_early = (args[:4] + [0.0, False, 0.0, False][len(args) :]) if with_norm else _NO_NORM
+        rotary_dim, prefix, head_dim, half, heads_first, *inverse = args[4 * with_norm :] or [0, 0, 0, False, False]
+        if not half or head_dim or prefix or any(inverse) or per_token or rotary_dim not in (0, q.shape[-1]):
+            return None
+        if (with_norm and None in weights) or q.shape[-1] not in _ROTATED_ELEMENTS:
+            return None
+        if any(tensor.dtype != q.dtype for tensor in (cos, sin, *weights) if tensor is not None):
+            return None
+        if cos.dim() == 3:
+            cos, sin = cos[:, 0], sin[:, 0]
+        q, k = (x if heads_first else x.transpose(1, 2) for x in (q, k))
+        options = {"eps": eps, "offset": offset, "rounding": "before_weight" if is_early else "last"}
+        weighted = dict(zip(("query_weight", "key_weight"), weights))
+        return {"query": q, "new_key": k, "cos": cos, "sin": sin, **weighted, **options}
+
+
 class _Functions(TorchFunctionMode):
     """Takes the place of functions of Torch in a step."""
 
@@ -92,6 +131,7 @@ class _Functions(TorchFunctionMode):
         self._groups = groups
         self._waiting = waiting
         self._products: dict[int, _Product] = {}  # by id of the output: those that wait
+        self._rotations: dict[int, tuple[Tensor, _Rotation]] = {}  # by id of an output or a view of it, which is kept
         self._input: Optional[Tensor] = None  # of the last group
         self._ready: dict[int, tuple[Optional[Tensor], Tensor]] = {}  # by id of the weight: its bias, and its product
 
@@ -99,18 +139,47 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is F.linear:
             return self._linear(*args, **kwargs)
-        if self._products and function not in _METADATA:
+        if function in _METADATA:
+            return function(*args, **kwargs)
+        if self._products:
             result = self._fuse(function, args, kwargs)
             if result is not None:
                 return result
+        if function is Tensor.transpose and id(args[0]) in self._rotations:
+            view = function(*args, **kwargs)
+            self._rotations[id(view)] = view, self._rotations[id(args[0])][1]
+            return view
+        if self._products or self._rotations:
             for tensor in _tensors_of((args, kwargs)):
                 self._finish(tensor)
+        if _is_rotation(function, args, kwargs):
+            # As the op's own results.
+            outs = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in args[:2])
+            rotation = _Rotation(outs, function, args)
+            self._rotations |= {id(out): (out, rotation) for out in outs}
+            return outs
         return function(*args, **kwargs)
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         for product in self._products.values():
             product.compute()
+        for _, rotation in self._rotations.values():
+            rotation.compute()
+
+    def rotation_of(self, query: Tensor, key: Tensor) -> Optional[dict[str, Any]]:
+        """Return how attention is to rotate the query and the key of a token, or None after they are rotated."""
+        found = [self._rotations.get(id(x), (x, None))[1] for x in (query, key)]
+        options = found[0].for_attention() if found[0] is not None and found[0] is found[1] else None
+        if options is None:
+            self._finish(query)
+            self._finish(key)
+        else:
+            self._drop(found[0])
+        return options
+
+    def _drop(self, rotation: _Rotation) -> None:
+        self._rotations = {at: entry for at, entry in self._rotations.items() if entry[1] is not rotation}
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         self._finish(input)
@@ -165,6 +234,10 @@ class _Functions(TorchFunctionMode):
         product = self._products.pop(id(tensor), None)
         if product is not None:
             product.compute()
+        if id(tensor) in self._rotations:
+            _, rotation = self._rotations[id(tensor)]
+            self._drop(rotation)
+            rotation.compute()
 
 
 class _FirstFunctions(TorchFunctionMode):
@@ -255,8 +328,21 @@ def _can_add(product: Any, other: Any) -> bool:
 _ACTIVATIONS = {0: "gelu", 1: "gelu_tanh", 2: "silu"}
 
 
+def _name_of(function: Any) -> Optional[str]:
+    return getattr(function, "__name__", None)
+
+
 def _is_gate(function: Any) -> bool:
-    return getattr(function, "__name__", None) == "geglu_pair.default"
+    return _name_of(function) == "geglu_pair.default"
+
+
+# rope3d's ops, which return q and k.
+_NORM_ROTATE, _ROTATE = "norm_rotate.default", "rotate_tokens.default"
+_NO_NORM = (0.0, False, 0.0, False)
+
+
+def _is_rotation(function: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    return _name_of(function) in (_NORM_ROTATE, _ROTATE) and not kwargs and isinstance(args[1], Tensor)
 
 
 def attend(
@@ -279,13 +365,14 @@ def attend(
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **kwargs)
     if new is None:
         return decode.attention(query, key, value, mask=attention_mask, scale=kwargs.get("scaling")), None
+    functions = getattr(_thread, "functions", None)
+    rotation = functions.rotation_of(query, new.key) if isinstance(functions, _Functions) else None
     output = decode.attention(
-        query,
-        key,
-        value,
+        **(rotation or {"query": query, "new_key": new.key}),
+        key=key,
+        value=value,
         mask=attention_mask,
         scale=kwargs.get("scaling"),
-        new_key=new.key,
         new_value=new.value,
         position=new.slot,
         constant_cache=True,  # what it has was written in earlier steps; see _are_constant
@@ -326,9 +413,10 @@ def functions_of_step(model: nn.Module, cache: FixedCache, products: Products) -
     try:
         for config in changed:
             config._attn_implementation = _NAME
-        with products.functions():
+        with products.functions() as _thread.functions:
             yield
     finally:
         for config in changed:
             config._attn_implementation = "sdpa"
         del _thread.cache
+        _thread.functions = None

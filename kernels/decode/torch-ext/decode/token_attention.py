@@ -66,9 +66,9 @@ def attention(
     CUDA also for float32, and on devices of a capability below 8.0.
 
     Raises:
-        ValueError: If only some of `new_key`, `new_value` and `position` are given, or `constant_cache` or `cos` without
-            them; if only one of `cos` and `sin`, or of the weights, is given, or weights without `cos`; if `rounding` is
-            unknown.
+        ValueError: If only some of `new_key`, `new_value` and `position` are given, or `constant_cache` or `cos`
+            without them; if only one of `cos` and `sin`, or of the weights, is given, or weights without `cos`; if
+            `rounding` is unknown.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
     if scale is None:
