@@ -116,16 +116,33 @@ def test_sampling_among_the_best_candidates(blocks):
 
 
 class Calls(TorchDispatchMode):
-    """Counts the ops of decode."""
+    """Counts the ops of a package."""
 
-    def __init__(self):
+    def __init__(self, package="decode"):
         super().__init__()
+        self.package = package
         self.ops = Counter()
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if "decode" in op.namespace:
+        if self.package in op.namespace:
             self.ops[op.overloadpacket.__name__] += 1
         return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_attention_rotates(blocks, name):
+    """The step has no rotation of its own, and the tokens are those of transformers."""
+    model = lively(name, head_dim=64)
+    expected = [generate(model), generate(model, BATCH, attention_mask=PADDED)]
+    accelerated(blocks, model)
+    for _ in range(2):
+        assert torch.equal(generate(model), expected[0])
+        assert torch.equal(generate(model, BATCH, attention_mask=PADDED), expected[1])
+    with Calls("rope3d") as rotations, Calls() as calls:
+        generate(model)
+    layers = model.config.num_hidden_layers
+    assert rotations.ops.total() == layers  # of the prompt
+    assert calls.ops["cached_attention"] == layers * 23
 
 
 @pytest.mark.parametrize(
