@@ -26,15 +26,14 @@ def is_open_to_others(cache: Path) -> bool:
 
 
 def user_cache(program: str) -> Path:
-    """Return the directory where a program keeps its cache by default.
+    """Return the directory where a program keeps its cache by default, as the XDG Base Directory Specification says.
 
     Raises:
         StoreError: If the user has no home directory, such as a user id without an account in a container.
     """
-    import platformdirs
-
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return Path(platformdirs.user_cache_dir(program))
+        return (named if named.is_absolute() else Path("~/.cache").expanduser()) / program
     except RuntimeError as error:
         raise StoreError(
             "this user has no home directory, which the cache is kept in",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import resource
-import secrets
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from kernel_builder.errors import BuildError
 
 _TEMPORARY = "kernel-builder-tmp-"
 _UNLOCKED_SECONDS = 10
+_LOCK_SECONDS = 0.05  # between two looks at a lock
 
 
 @contextmanager
@@ -35,10 +35,12 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
         OSError: If the directory cannot be written, or the disk is full; the old file is kept.
     """
     staged = None
+    named = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     try:
         descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError:
-        descriptor, staged = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        descriptor = os.open(named, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        staged = named
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -46,14 +48,13 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
             if staged is None:  # a link cannot replace a file
-                named = path.parent / f".{path.name}.{secrets.token_hex(4)}"
                 # Only with `src_dir_fd`, which an absolute path does not need, Python follows the link in /proc.
                 os.link(f"/proc/self/fd/{descriptor}", named, src_dir_fd=descriptor)
-                staged = str(named)
-        os.replace(staged, path)  # noqa: PTH105
+                staged = named
+        staged.replace(path)
     except BaseException:
         if staged is not None:
-            os.unlink(staged)  # noqa: PTH108
+            staged.unlink()
         raise
 
 
@@ -104,7 +105,9 @@ def temporary_directory() -> Iterator[Path]:
 
     It is locked: of what a killed process has left, the next process that makes one removes those whose lock is free.
     """
-    _remove_left_ones()
+    import tempfile  # a build that changes nothing makes no directory, and this takes 4 ms
+
+    _remove_left_ones(Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -116,9 +119,9 @@ def temporary_directory() -> Iterator[Path]:
 
 
 @cache
-def _remove_left_ones() -> None:
+def _remove_left_ones(parent: Path) -> None:
     """Remove temporary directories of this user whose process has ended."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+    for directory in parent.glob(f"{_TEMPORARY}*"):
         with suppress(OSError):
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -168,17 +171,31 @@ def locked(
     Raises:
         OSError: If the directory of `path` cannot be written.
     """
-    from filelock import FileLock, Timeout
+    end = time.monotonic() + patience
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            while not _is_free(descriptor):
+                if time.monotonic() >= end:
+                    waiting()
+                    end = math.inf
+                time.sleep(_LOCK_SECONDS)
+            if os.fstat(descriptor).st_nlink == 0:  # its last holder has removed it
+                continue
+            try:
+                yield
+            finally:
+                if remove:
+                    path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(descriptor)
 
-    lock = FileLock(path)
+
+def _is_free(descriptor: int) -> bool:
+    """Lock an open file, unless another process or thread has locked it."""
     try:
-        lock.acquire(timeout=patience)
-    except Timeout:
-        waiting()
-        lock.acquire()
-    try:
-        yield
-    finally:
-        if remove:
-            path.unlink(missing_ok=True)
-        lock.release()
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

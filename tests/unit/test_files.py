@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from kernel_builder import files
-from kernel_builder.files import replacing, temporary_directory
+from kernel_builder.files import locked, replacing, temporary_directory
 
 KEEPS_ONE = """
 import sys, time
@@ -21,6 +22,15 @@ with temporary_directory() as directory:
     (directory / "file").write_text("x")
     print(directory, flush=True)
     time.sleep(60)
+"""
+
+HOLDS_A_LOCK = """
+import sys
+from pathlib import Path
+from kernel_builder.files import locked
+with locked(Path(sys.argv[1]), remove=True):
+    print("locked", flush=True)
+    sys.stdin.read()
 """
 
 WRITES_A_FILE = """
@@ -87,3 +97,30 @@ def test_a_directory_is_removed_whatever_is_in_it(tmp_path: Path, monkeypatch: p
         (closed / "inside").mkdir(parents=True)
         closed.chmod(0)
     assert not directory.exists()
+
+
+def _holder(path: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HOLDS_A_LOCK, path]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "locked\n"
+    return process
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_lock_is_waited_for_until_its_holder_ends(tmp_path: Path, killed: bool) -> None:
+    """Its last holder has removed the file, or was killed and has left it."""
+    path = tmp_path / "lock"
+    waits: list[float] = []
+    with _holder(path) as process:
+
+        def waiting() -> None:
+            waits.append(time.monotonic())
+            process.kill() if killed else process.communicate()
+
+        started = time.monotonic()
+        with locked(path, waiting=waiting, patience=0.2, remove=True):
+            assert path.exists()
+            with pytest.raises(KeyError), locked(path, waiting=lambda: {}["refused"]):
+                pass
+    assert len(waits) == 1 and waits[0] - started >= 0.2
+    assert not path.exists()

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 
-from kernel_builder.files import write_atomically
+from kernel_builder.files import locked, write_atomically
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -131,7 +130,7 @@ def flake(nix: Nix) -> Path:
     copy does not.
     """
     copy, made = nix.root / "repository", nix.root / "made"
-    with FileLock(nix.root / "lock"):
+    with locked(nix.root / "lock"):
         if not made.exists():
             _make_flake(nix, copy)
             made.touch()
