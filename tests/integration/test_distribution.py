@@ -179,6 +179,8 @@ def test_installed_wheels_have_a_working_command_line(distributions: Path, tmp_p
     (site / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
     where = run(python, "-c", "import kernel_builder; print(kernel_builder.__file__)", cwd=tmp_path).strip()
     assert Path(where).is_relative_to(site)
+    show = "import sys, kernel_builder; print(kernel_builder.__version__, 'importlib.metadata' in sys.modules)"
+    assert run(python, "-c", show, cwd=tmp_path).split() == [builder.name.split("-")[1], "False"]
 
     command = tmp_path / "venv" / "bin" / "kernel-builder"
     assert "init" in run(command, "--help", cwd=tmp_path)
