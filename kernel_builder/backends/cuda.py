@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +30,7 @@ from kernel_builder.config.release import Release, is_within
 from kernel_builder.config.toml_schema import Key
 from kernel_builder.config.variant import Abi, FullAbi, StableAbi, TvmFfiAbi
 from kernel_builder.errors import ConfigError, VariantError
+from kernel_builder.frozen import dataclass
 
 if TYPE_CHECKING:
     from kernel_builder.backends.host_code import CompileOptions
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _TABLE = Path(__file__).with_name("cuda.toml")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CudaToolkit(Toolkit):
     """A CUDA compiler with its headers and libraries.
 
@@ -296,7 +297,8 @@ class _Cuda(CompiledBackend):
         return not (release and kernel.cuda_minver and release < kernel.cuda_minver)
 
     def notes(self, kernel: Kernel) -> Iterator[str]:
-        unknown = [c for c in kernel.cuda_capabilities or () if _number(c) not in self.known_archs()]
+        known = self.known_archs()
+        unknown = [c for c in kernel.cuda_capabilities or () if _number(c) not in known]
         if unknown:
             yield (
                 f"[kernel.{kernel.name}] cuda-capabilities: no known CUDA release compiles for {', '.join(unknown)}; "

@@ -204,7 +204,8 @@ class _Rocm(CompiledBackend):
         return f"rocm{release}" if release else self.name
 
     def notes(self, kernel: Kernel) -> Iterator[str]:
-        unknown = [arch for arch in kernel.rocm_archs or () if arch not in self.known_archs()]
+        known = self.known_archs()
+        unknown = [arch for arch in kernel.rocm_archs or () if arch not in known]
         if unknown:
             yield (
                 f"[kernel.{kernel.name}] rocm-archs: clang does not compile for {', '.join(unknown)}; "

@@ -12,12 +12,12 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from kernel_builder.config.project_files import check_link
 from kernel_builder.errors import ConfigError
+from kernel_builder.frozen import dataclass
 
 # The top directories of Torch's headers, in wheels of all releases.
 _TORCH_ROOTS = frozenset({"ATen", "c10", "caffe2", "torch"})
@@ -26,12 +26,14 @@ _TORCH_ROOTS = frozenset({"ATen", "c10", "caffe2", "torch"})
 _PYTHON_HEADERS = re.compile(r"Python\.h|torch/csrc/python_headers\.h")
 # What may contain the delimiters of others, so that one expression has to find all: comments, raw strings, characters,
 # strings. Each alternative that begins also ends, at the end of the line or file if not before. Otherwise a search for
-# the end would start at every beginning, and take a time that grows with the square of the file.
+# the end would start at every beginning, and take a time that grows with the square of the file. The characters that
+# any can begin with come first: else all alternatives are tried at every character, which takes four times as long.
 _LITERAL = re.compile(
+    rb"(?=[/\"'RuUL])(?:"
     rb"(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"
     rb"|(?<!\w)(?:u8|[uUL])?(?P<raw>R\"([^()\\\s\"]{0,16})\(.*?(?:\)\3\"|\Z))"
     rb"|(?<!\w)(?:u8|[uUL])?(?P<character>'(?:\\[^\n]|[^'\\\n]){1,16}')"
-    rb"|\"(?:\\[^\n]|[^\"\\\n])*\"?",
+    rb"|\"(?:\\[^\n]|[^\"\\\n])*\"?)",
     re.DOTALL,
 )
 _CONTINUED = re.compile(rb"\\[ \t\f\v]*\r?\n")
@@ -67,6 +69,8 @@ class Scan:
 
 @dataclass(frozen=True)
 class _File:
+    """What a scan asks of one file."""
+
     digest: str
     angled: tuple[str, ...]
     quoted: tuple[str, ...]
@@ -112,15 +116,15 @@ def _facts(path: Path) -> _File:
     return _read(path, status.st_size, status.st_mtime_ns)
 
 
-def _inside(root: Path, candidate: PurePosixPath) -> str | None:
+def _inside(root: Path, candidate: str) -> str | None:
     """Resolve `..`, and return the project-relative name of a file; None if the project has no such file."""
     parts: list[str] = []
-    for part in candidate.parts:
+    for part in candidate.split("/"):
         if part == "..":
             if not parts:
                 return None
             parts.pop()
-        elif part != ".":
+        elif part not in {"", "."}:
             parts.append(part)
     name = "/".join(parts)
     return name if name and (root / name).is_file() else None
@@ -176,8 +180,8 @@ def scan(
                     where=str(root / name),
                     hint="copy it into the project and include it by its name there: other machines do not have it",
                 )
-            places = ([PurePosixPath(name).parent] if beside else []) + [PurePosixPath(entry) for entry in include]
-            ours = next((hit for place in places if (hit := _inside(root, place / target))), None)
+            places = [name.rpartition("/")[0], *include] if beside else include
+            ours = next((hit for place in places if (hit := _inside(root, f"{place}/{target}"))), None)
             if ours is not None:
                 # The files that `build.toml` lists were checked when it was read.
                 check_link(real, root / ours, ours, str(root / ours))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import kernel_builder
 from kernel_builder.checkouts import CommittedFiles, ForgedObjectError, committed_files, git_output
 from kernel_builder.config.project import Project
+from kernel_builder.frozen import dataclass
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,7 @@ def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
         sources: The files that its compile steps read, relative to its root.
     """
     here = Path(kernel_builder.__file__).resolve().parent
-    mine = [Path(parent, name) for parent, _, names in os.walk(here) for name in names if "__pycache__" not in parent]
-    own = git_state(here, mine) if (here.parent / ".git").exists() else None
+    own = git_state(here, _builder_files(here)) if (here.parent / ".git").exists() else None
     recorded: dict[str, Any] = {"kernel-builder": builder_origin(asdict(own) if own else {})}
     inputs = {"build.toml", *(str(path.relative_to(project.root)) for _, path in project.python_files), *sources}
     for part in [project.framework, *project.kernels]:
@@ -95,6 +95,12 @@ def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
     if kernel:
         recorded["kernel"] = asdict(kernel)
     return recorded
+
+
+def _builder_files(package: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(package):
+        if "__pycache__" not in folder:
+            yield from (Path(folder, name) for name in names)
 
 
 def _git_paths(path: Path) -> list[Path]:

@@ -132,9 +132,14 @@ def in_work_tree(root: Path, path: Path) -> bool:
 
     git's own directory is not: its configuration may hold a token, as of a checkout on a build server.
     """
-    real = Path(os.path.realpath(path))
-    top = root if real.is_relative_to(root) else work_tree(root)
-    return real.is_relative_to(top) and ".git" not in real.relative_to(top).parts
+    real = os.path.realpath(path)
+    top = root if _is_below(real, root) else work_tree(root)
+    return _is_below(real, top) and ".git" not in real[len(str(top)) :].split("/")
+
+
+def _is_below(path: str, directory: Path) -> bool:
+    """Return whether a path without `..` and links is a directory or below it."""
+    return f"{path}/".startswith(f"{str(directory).rstrip('/')}/")
 
 
 def check_link(root: Path, path: Path, name: str, where: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 # Headers of glibc up to 2.42, without `.h`.
 _FILES = """
@@ -49,7 +48,7 @@ def is_inside(directory: str, install: str) -> bool:
     """Return whether a directory is inside the one of g++'s own headers and start files."""
     installed = (os.path.normpath(install), os.path.realpath(install))
     names = (os.path.normpath(directory), os.path.realpath(directory))
-    return any(Path(name).is_relative_to(own) for name in names for own in installed)
+    return any(f"{name}/".startswith(f"{own}/") for name in names for own in installed)
 
 
 def patterns(search: Sequence[str], install: str, version: str) -> tuple[str, ...]:
@@ -75,7 +74,7 @@ def patterns(search: Sequence[str], install: str, version: str) -> tuple[str, ..
 def _of_c_library(directory: str) -> Iterator[str]:
     top = escaped(directory)
     for below, names in (("", _FILES), ("sys/", _SYS), ("netinet/", _NETINET)):
-        yield rf"{top}/{below}({'|'.join(map(escaped, names.split()))})\.h"
+        yield rf"{top}/{below}({'|'.join(escaped(names).split())})\.h"
     yield f"{top}/({'|'.join((*_DIRECTORIES, *_KERNEL))})/.*"
     # Where each package has a directory of its own, as with Nix, the kernel's headers are behind links.
     for name in _KERNEL:
