@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import string
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,6 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
         PackageError: If a file of the project has a name that the builder needs.
         BuildError: If a Python file of the project is not what it was when the build was planned.
     """
-    from string import Template
-
     from kernels_data import Digest, DigestAlgorithm
 
     project = planned.project
@@ -51,7 +50,7 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
     machine = (planned.variant.platform or "").partition("-")[0]
     for name, template in templates.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        content = Template(_template(template)).substitute(namespace=planned.module, machine=machine)
+        content = string.Template(_template(template)).substitute(namespace=planned.module, machine=machine)
         (directory / name).write_text(content, encoding="utf-8")
     for name, source in project.python_files:
         target = directory / name

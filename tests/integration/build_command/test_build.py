@@ -64,7 +64,7 @@ def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_buil
     needless = {
         f"kernel_builder.{name}" for name in ("build.ninja_run", "checks", "elf", "remake", "toolchain.tree_files")
     }
-    needless |= {"filelock", "platformdirs", "random", "string", "tempfile"}
+    needless |= {"filelock", "platformdirs", "random", "tempfile"}
     assert imported.isdisjoint(needless), "a build without changes needs none of them"
 
 
