@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +30,6 @@ from kernel_builder.config.release import Release, is_within
 from kernel_builder.config.toml_schema import Key
 from kernel_builder.config.variant import Abi, FullAbi, StableAbi, TvmFfiAbi
 from kernel_builder.errors import ConfigError, VariantError
-from kernel_builder.frozen import dataclass
 
 if TYPE_CHECKING:
     from kernel_builder.backends.host_code import CompileOptions
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 _TABLE = Path(__file__).with_name("cuda.toml")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CudaToolkit(Toolkit):
     """A CUDA compiler with its headers and libraries.
 

@@ -12,12 +12,12 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from kernel_builder.config.project_files import check_link
 from kernel_builder.errors import ConfigError
-from kernel_builder.frozen import dataclass
 
 # The top directories of Torch's headers, in wheels of all releases.
 _TORCH_ROOTS = frozenset({"ATen", "c10", "caffe2", "torch"})

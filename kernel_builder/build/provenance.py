@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import kernel_builder
 from kernel_builder.checkouts import CommittedFiles, ForgedObjectError, committed_files, git_output
 from kernel_builder.config.project import Project
-from kernel_builder.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ __device__ __forceinline__ void rotate(uint4 (&vectors)[2 * kChunks], const Rota
 
 // From the sums of a head in shared memory to those of the next: padded, so that stores hit different banks.
 template <int kChunks>
-constexpr int kSumRow = kChunks* kChunk + 4;
+constexpr int kSumRow = kChunks * kChunk + 4;
 constexpr size_t kStaticBytes = 2 * sizeof(float) * 8 * kMostHeads;  // of shared memory, at most
 
 // Of the parts of a query head, one for each split: [splits][elements + 2], each the sums, the largest score and the
