@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import builder
-import generate_page
 import kernel_page
 import models_page
 from kernel_page import Result
@@ -37,7 +36,7 @@ COMPUTED = {
 }
 # Those of docs/models.md and docs/figures.md that say most in one row.
 MODELS = ("ltx-2464", "wan-32760", "flux-4608", "qwen3-8192", "qwen3-decode")
-FIGURES = ("downloads", "nothing-changed", "cpp-extension", "equal-bytes")
+FIGURES = ("downloads", "nothing-changed", "equal-bytes")
 
 
 def fill(readme: str) -> str:
@@ -50,7 +49,6 @@ def fill(readme: str) -> str:
     parts = {
         "kernels": kernels(kernel_page.read_results()),
         "models": models(models_page.read_results()),
-        "generate": generate(generate_page.read_results()),
         "builder": builder_figures(builder_report),
     }
     for name, text in parts.items():
@@ -97,9 +95,17 @@ def kernels(results: Sequence[Result]) -> str:
             f"Median and range over the sizes of models, bfloat16, {on}, cold caches. Copy speed is the bandwidth of a "
             "device-to-device copy of the same number of bytes, measured in the same run; [a share can be above 1]"
             f"(docs/kernels.md). The peers are {listed(peers_named)}; at each size the fastest counts. "
-            f"Commits: {listed(f'{result.kernel} `{_commit(result)}`' for result in measured)}.",
+            f"{_commits(measured)}.",
         ]
     )
+
+
+def _commits(results: Sequence[Result]) -> str:
+    """Return the commit that the results are of, or that of each kernel if they differ."""
+    commits = {result.kernel: f"`{_commit(result)}`" for result in results}
+    if len(set(commits.values())) == 1:
+        return f"Commit {next(iter(commits.values()))}"
+    return f"Commits: {listed(f'{kernel} {commit}' for kernel, commit in commits.items())}"
 
 
 def _commit(result: Result) -> str:
@@ -144,25 +150,6 @@ def models(report: Mapping[str, Any]) -> str:
             f"{spread(with_graphs.values())} times as long as with the fastest of eager and both modes of "
             f"`torch.compile`: median and range of {len(with_graphs)} cases. The first accelerated call takes "
             f"{spread(first['accelerated'], 1)} s, the first compiled one {spread(first[COMPILE], 0)} s.",
-        ]
-    )
-
-
-def generate(report: Mapping[str, Any]) -> str:
-    """Return the table of `generate`."""
-    variants = {EAGER: "eager", "compiled": "transformers' compiled static cache", "graphs": "with graphs"}
-    table = [["tokens per second", *variants.values(), "floor: the weights at copy speed"]]
-    for name, case in report["cases"].items():
-        speeds = [generate_page.speed(case, variant) for variant in variants] + [case["floor-tokens-per-second"]]
-        shown = ["-" if tokens is None else f"{tokens:,.0f}" for tokens in speeds]
-        table.append([generate_page.title(name, case), *shown])
-    machine = report["machine"]
-    return "\n".join(
-        [
-            tables.as_markdown(table),
-            "",
-            f"{machine['device']}, bfloat16, random weights, greedy, {report['new-tokens']} new tokens, "
-            f"Torch {machine['torch']}, transformers {machine['transformers']}. `-`: not measured.",
         ]
     )
 

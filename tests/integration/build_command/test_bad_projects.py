@@ -337,7 +337,7 @@ def test_a_check_can_be_allowed_by_name(copy_project: Copy, cache: Path, kernel_
     project = copy_project("python-only")
     (init,) = (project / "torch-ext").glob("*/__init__.py")
     init.write_text(init.read_text() + "import transformers\n")
-    refused = kernel_builder(cache, "build", project)
+    refused = kernel_builder(cache, "build", project, "--no-load")
     assert_refused(refused, 7, "CheckError", where=str(project), message="transformers", hint="--allow python-imports")
     assert not (project / "build").exists()
     done = kernel_builder(cache, "build", project, "--allow", "python-imports")

@@ -34,11 +34,12 @@ def test_full_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builde
         "torch213-cxx11-cpu-x86_64-linux",
         "--variant",
         "torch213-cxx11-cu130-x86_64-linux",
+        "--no-load",
     )
     assert first.code == 0, first
     assert first.answer["compiles"] == 4
     assert run_python(LOAD + REFUSED, project).splitlines() == ["[0.0, 2.0, 4.0]", "got 2 dimensions: [2, 3]"]
-    further = kernel_builder(cache, "build", project, "--variant", full_abi(NEWEST, "cu130"))
+    further = kernel_builder(cache, "build", project, "--variant", full_abi(NEWEST, "cu130"), "--no-load")
     assert further.code == 0, further
     assert further.answer["compiles"] == 1
     assert (project / "build" / "torch213-cxx11-cpu-x86_64-linux" / "metadata.json").is_file()

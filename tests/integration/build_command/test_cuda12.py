@@ -58,7 +58,7 @@ def test_a_function_that_a_runtime_lacks_is_refused(
         stream.write('extern "C" void at_end(cudaEvent_t a) { float ms; cudaEventElapsedTime_v2(&ms, a, a); }\n')
         stream.write("void* kept = (void*)at_end;\n")
     with untouched(project):
-        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12, "--no-load")
     message = "cudaEventElapsedTime_v2 is not in the runtime of CUDA 12.6"
     assert_refused(done, 7, "CheckError", where=str(project), message=message, hint="correct the project")
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from kernel_builder import checks, elf
 from kernel_builder.package.metadata import PackageMetadata
@@ -44,6 +45,12 @@ def emulated() -> Path:
     return program
 
 
+def _device_code(package: Path) -> bytes:
+    (binary,) = package.glob("*.so")
+    with binary.open("rb") as stream:
+        return bytes(ELFFile(stream).get_section_by_name(".nv_fatbin").data())
+
+
 @needs_compiler
 def test_both_platforms_in_one_build(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
     project, cache = copy_project("stable-scale"), new_cache("cache")
@@ -60,6 +67,7 @@ def test_both_platforms_in_one_build(copy_project: Copy, new_cache: NewCache, ke
         assert elf.read(binary).machine == "aarch64"
         recorded = PackageMetadata.read(project / "build" / name)
         assert recorded is not None and recorded.provenance["cross-compiler"]["name"] == "g++"
+    assert _device_code(project / "build" / BY_CLANG) == _device_code(project / "build" / ARM_BY_CLANG)
     assert "cross-compiler" not in (project / "build" / CPU / "metadata.json").read_text()
     assert "this package is for aarch64, and this machine is x86_64" in run_python(
         LOAD_DIRECTLY, project / "build" / ARM_CPU
