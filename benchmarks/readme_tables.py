@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import builder
+import generate_page
 import kernel_page
 import models_page
 from kernel_page import Result
@@ -49,6 +50,7 @@ def fill(readme: str) -> str:
     parts = {
         "kernels": kernels(kernel_page.read_results()),
         "models": models(models_page.read_results()),
+        "generate": generate(generate_page.read_results()),
         "builder": builder_figures(builder_report),
     }
     for name, text in parts.items():
@@ -151,6 +153,18 @@ def models(report: Mapping[str, Any]) -> str:
             f"`torch.compile`: median and range of {len(with_graphs)} cases. The first accelerated call takes "
             f"{spread(first['accelerated'], 1)} s, the first compiled one {spread(first[COMPILE], 0)} s.",
         ]
+    )
+
+
+def generate(report: Mapping[str, Any]) -> str:
+    """Return a sentence on the speed of `generate`."""
+    case = report["cases"]["llama-8b"]
+    graphs, compiled, eager = (f"{generate_page.speed(case, name):,.0f}" for name in ("graphs", "compiled", EAGER))
+    return (
+        f"`generate` of {generate_page.title('llama-8b', case)}, with `accelerate(model, graphs=True)`: {graphs} "
+        f"tokens a second; {compiled} by transformers' compiled static cache, {eager} eager, "
+        f"{case['floor-tokens-per-second']:,.0f} at the copy speed of the weights ({report['machine']['device']}; "
+        "`benchmarks/generate.py --case llama-8b --json g.json`)."
     )
 
 

@@ -23,10 +23,13 @@ def test_the_tables_are_written_from_the_results(readme_tables: ModuleType) -> N
 
 
 def test_only_what_is_between_the_markers_is_written(readme_tables: ModuleType) -> None:
-    blocks = [f"<!-- figures: {name} -->\ntyped 0.99\n<!-- /figures -->\n" for name in ("kernels", "models", "builder")]
+    blocks = [
+        f"<!-- figures: {name} -->\ntyped 0.99\n<!-- /figures -->\n"
+        for name in ("kernels", "models", "generate", "builder")
+    ]
     filled = readme_tables.fill("before\n" + "kept 0.99\n".join(blocks) + "after\n")
     assert filled.startswith("before\n") and filled.endswith("<!-- /figures -->\nafter\n")
-    assert filled.count("kept 0.99\n") == 2 and "typed" not in filled
+    assert filled.count("kept 0.99\n") == 3 and "typed" not in filled
     assert readme_tables.fill(filled) == filled
     with pytest.raises(ValueError, match="must have <!-- figures: kernels -->"):
         readme_tables.fill("".join(blocks[1:]))
