@@ -160,7 +160,7 @@ def test_halves_of_one_tensor_in_transforms(blocks):
         torch.testing.assert_close(way(parameters, x)["both.weight"], own)
     both = torch.randn(2, 3, 8, WIDTH, device=DEVICE)
     with torch.no_grad():
-        joined = torch.func.vmap(lambda x: blocks.tokens.joined_tokens(*x.split((2, 6), dim=1)))(both)
+        joined = torch.func.vmap(lambda x: blocks.projections.joined_tokens(*x.split((2, 6), dim=1), 1))(both)
     torch.testing.assert_close(joined, both)
 
 

@@ -35,20 +35,26 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def takes(x: Tensor) -> bool:
-    """Return whether the kernels should compute on `x` now.
+    """Return whether the kernels should compute on `x` now."""
+    return takes_tensors() and fits(x)
+
+
+def takes_tensors() -> bool:
+    """Return whether the kernels should compute now.
 
     Not while `torch.compile` or `torch.export` traces: Inductor fuses a model's own operations with their neighbours,
     and cannot with ours. Not in autocast, which changes the dtypes of a model's own operations. Not in forward-mode
-    differentiation, which has no kernels. Not for subclasses of Tensor, such as DTensor or quantized weights.
+    differentiation, which has no kernels.
     """
-    return (
-        not is_compiling()
-        and not is_forward_mode()
-        and type(x) in _PLAIN
-        and x.device.type == DEVICE
-        and x.dtype in DTYPES
-        and not torch.is_autocast_enabled(DEVICE)
-    )
+    return not (is_compiling() or is_forward_mode() or torch.is_autocast_enabled(DEVICE))
+
+
+def fits(x: Any) -> bool:
+    """Return whether `x` is a tensor that the kernels can compute on.
+
+    Not subclasses of Tensor, such as DTensor or quantized weights.
+    """
+    return type(x) in _PLAIN and x.dtype in DTYPES and x.device.type == DEVICE
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:
