@@ -36,6 +36,32 @@ class Block(nn.Module):
         return x + gate2.unsqueeze(1) * self.second(modulate(normed, scale=scale2, shift=shift2))
 
 
+class ChangingBlock(Block):
+    """Changes tensors in place where the value of no step before it is still to be computed."""
+
+    def forward(self, x, condition):
+        x = x + self.first(x)
+        normed = self.norm1(x)
+        x = x + self.second(normed)
+        x *= 0.5
+        return x
+
+
+class ChangingBetween(Block):
+    """Changes a part of a sum before the norm of the sum."""
+
+    def forward(self, x, condition):
+        branch = self.first(x)
+        total = x + branch
+        branch.zero_()
+        normed = self.norm1(total)
+        for part in normed.unbind(1):
+            total = total + part[:, None]
+            normed = self.norm2(total)
+            part += 1
+        return normed
+
+
 class OtherBlock(Block):
     def forward(self, x, condition):
         scale, shift, *_ = self.modulation(condition).chunk(6, dim=1)
@@ -113,6 +139,28 @@ def test_a_modulation_by_a_function(blocks, monkeypatch):
     actual = block(*inputs)
     blocks.restore(block)
     assert (actual - block(*inputs)).norm() < 1e-5 * actual.norm()
+
+
+@torch.no_grad()
+def test_tensors_that_change_in_place(blocks):
+    for block, does in (ChangingBlock(), "residual sum with norm"), (ChangingBetween(), None):
+        block, inputs = block.to(DEVICE), conditioned()
+        expected = block(*inputs)
+        report = blocks.accelerate(block)
+        assert [what for name, what in report.replaced if name == type(block).__name__] == [does] * (does is not None)
+        torch.testing.assert_close(block(*inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_hooks_for_all_modules_see_each_module(blocks):
+    block, inputs, seen = Block().to(DEVICE), conditioned(), []
+    blocks.accelerate(block)
+    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        block(*inputs)
+    finally:
+        hook.remove()
+    assert {*seen} == {*block.modules()}
 
 
 def test_a_function_that_computes_something_else(blocks):

@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 from torch import nn
 from torch.compiler import is_compiling
+from torch.nn.modules.module import _has_any_global_hook
 
 from .deferred import now
 from .kernel_set import takes, takes_tensors
@@ -355,12 +356,13 @@ def _dispatched(joined: type, original: type, name: str, new: FunctionType) -> C
 
     @functools.wraps(inner)
     def dispatch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self, joined) or not takes_tensors():
-            return inner(self, *args, **kwargs)
-        present = getattr(original, name)
-        if present is method:
-            return new(self, *args, **kwargs)
-        return present(self, *map(now, args), **{key: now(value) for key, value in kwargs.items()})
+        present = inner
+        # Hooks for all modules must see the norms and activations that rewritten code does not call as modules.
+        if isinstance(self, joined) and takes_tensors() and not _has_any_global_hook():
+            present = getattr(original, name)
+            if present is method:
+                return new(self, *args, **kwargs)
+        return present(self, *map(now, args), **kwargs)
 
     dispatch.takes_deferred = new.takes_deferred
     return rewrapped(method, inner, dispatch)

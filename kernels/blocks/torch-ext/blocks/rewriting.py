@@ -306,7 +306,10 @@ class _Rewriter(ast.NodeTransformer):
         self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         self._closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
         self._made: dict[str, Any] = {}  # functions made or imported inside
-        self._may_defer = self._has_norm = False
+        self._has_norm = False
+        self._changes: list[tuple[int, int]] = []  # first and last lines where tensors may change
+        self._last_line: dict[str, int] = {}  # where names are used last
+        self._exposed: set[str] = set()  # names whose first values must not be deferred
         self._of_norms: set[Optional[str]] = set()  # names that are given a norm
         # Names, by what uses them: a norm, a modulation or rotary embedding, a sum, a product; and parts of tokens.
         self._normed: dict[str, list[tuple[int, nn.Module, bool]]] = {}
@@ -329,11 +332,7 @@ class _Rewriter(ast.NodeTransformer):
             self._learn(node)
         called = [self._resolve(node.func) for node in nodes if isinstance(node, ast.Call)]
         self._has_norm = any(isinstance(value, nn.Module) and _has_norm(value) for value in called)
-        # A value is computed at another time than the model does: not where what it is made of may change between.
-        self._may_defer = not any(
-            isinstance(node, (ast.With, ast.Try)) or (not self._is_rotated_in_place(node) and _is_in_place(node))
-            for node in nodes
-        )
+        self._find_exposed(body, nodes)
         for node in nodes:
             self._find_uses(node)
         self._find_deferred([argument.arg for argument in arguments.args], nodes)
@@ -380,6 +379,35 @@ class _Rewriter(ast.NodeTransformer):
         self.inlined[node.func.id] = function
         return value
 
+    def _find_exposed(self, body: _Body, nodes: list[ast.AST]) -> None:
+        """Find the values between whose assignment and last use tensors may change, which must not be deferred."""
+        loops = [(node.lineno, node.end_lineno) for node in nodes if isinstance(node, (ast.For, ast.While))]
+        for node in nodes:
+            if isinstance(node, (ast.With, ast.Try)) or (not self._is_rotated_in_place(node) and _is_in_place(node)):
+                around = [loop for loop in loops if loop[0] <= node.lineno <= loop[1]]
+                self._changes.append(min([*around, (node.lineno, node.end_lineno)]))
+            if isinstance(node, ast.Name):
+                self._last_line[node.id] = max(node.lineno, self._last_line.get(node.id, 0))
+        self._exposed = {name for name in self._last_line if self._is_exposed(name, body, 0, (0, 0))}
+        self._mark_deferrable(body, (math.inf, 0))
+
+    def _mark_deferrable(self, body: _Body, loop: tuple[float, float]) -> None:
+        for index, statement in enumerate(body):
+            target, _ = _assigned(statement)
+            is_loop = isinstance(statement, (ast.For, ast.While)) and loop[1] == 0
+            around = (statement.lineno, statement.end_lineno) if is_loop else loop
+            if target is not None and not self._is_exposed(target, body[index + 1 :], statement.lineno, loop):
+                statement.may_defer = True
+            for name in () if isinstance(statement, _SCOPES) else ("body", "orelse"):
+                self._mark_deferrable(getattr(statement, name, []), around)
+
+    def _is_exposed(self, name: str, later: _Body, line: int, loop: tuple[float, float]) -> bool:
+        """Return whether tensors may change between a line that gives a name a value, and the last use of that."""
+        ends = (s.end_lineno for s in later if isinstance(s, ast.Assign) and name in _stored(s) and not loop[1])
+        end = next(ends, None)
+        first, last = (min(line, loop[0]), max(self._last_line[name], loop[1])) if end is None else (line, end)
+        return any(first <= until and begin <= last for begin, until in self._changes)
+
     def _find_uses(self, node: ast.AST) -> None:
         if self._norm_of(node) is not None:
             x = _widened(node.args[0]) or node.args[0]
@@ -407,9 +435,10 @@ class _Rewriter(ast.NodeTransformer):
     def _find_deferred(self, parameters: list[str], nodes: list[ast.AST]) -> None:
         """Find the names whose values may be deferred."""
         assigned = [(target, value) for target, value in map(_assigned, nodes) if target is not None]
-        for target, value in assigned:
+        free = [_assigned(node) for node in nodes if hasattr(node, "may_defer")]
+        for target, value in free:
             self._activated |= {target} if self._activation_of(value) is not None else set()
-        for target, value in assigned:
+        for target, value in free:
             self._gated |= {target} if self._is_gated(value) and not self._is_activated(value) else set()
             if isinstance(value, ast.Name):  # another name of the same value
                 for uses in (self._combined, self._added):
@@ -420,18 +449,16 @@ class _Rewriter(ast.NodeTransformer):
         for node in nodes:
             for normed, _, _ in _modulations(node):
                 self._mark_modulated(normed, assigned)
-        if not self._may_defer:
-            return
         captured = {*self._function.__code__.co_cellvars, *self._roots}
         captured |= set().union(*(_loaded(node) for node in nodes if isinstance(node, _SCOPES)))
         used = self._normed.keys() | {x.id for n in nodes for x, _, _ in _modulations(n) if isinstance(x, ast.Name)}
         # Only `called` passes deferred values, to methods of models, as their first arguments.
         given = parameters[1:] if len(self._roots) == 1 else []
-        self._deferred = {*itertools.takewhile(lambda name: name in used - captured, given)}
+        self._deferred = {*itertools.takewhile(lambda name: name in used - captured - self._exposed, given)}
         self.takes_deferred = len(self._deferred)
         new = True
         while new:
-            new = {t for t, value in assigned if t not in captured and self._is_deferred(value, t)} - self._deferred
+            new = {t for t, value in free if t not in captured and self._is_deferred(value, t)} - self._deferred
             self._deferred |= new
 
     def _mark_modulated(self, normed: ast.expr, assigned: list[tuple[str, Any]]) -> None:
@@ -550,7 +577,8 @@ class _Rewriter(ast.NodeTransformer):
             new.keywords = [self.visit(keyword) for keyword in call.keywords]
             return ast.copy_location(ast.Expr(new), node)
         target, value = _assigned(node)
-        new = self._deferring(value, target) if target in self._deferred else None
+        may_defer = target in self._deferred and hasattr(node, "may_defer")
+        new = self._deferring(value, target) if may_defer else None
         if new is None:
             return self.generic_visit(node)
         node.value, node.is_deferred = new, True
@@ -653,7 +681,7 @@ class _Rewriter(ast.NodeTransformer):
         """
 
         def is_in(uses: Any) -> bool:
-            return self._may_defer and target is not None and (target == _ANY or target in uses)
+            return target is not None and (target == _ANY or target in uses)
 
         if isinstance(node, ast.Name):
             is_deferred = node.id in self._deferred - self._settled
@@ -676,7 +704,7 @@ class _Rewriter(ast.NodeTransformer):
         if self._activation_of(node) is not None:
             return self._begun(node) if target and is_in(self._multiplied) else None
         is_processor = len(self._roots) == 2
-        if _is_cat(node) and self._may_defer and (self._has_norm or is_processor) and not self._rotated_part_of(node):
+        if _is_cat(node) and not self._changes and (self._has_norm or is_processor) and not self._rotated_part_of(node):
             parts, dim = node.args[0].elts, _dim_of(node)
             if any(self._deferring(part) is None for part in parts):
                 if dim != 1 and not is_processor:
@@ -684,12 +712,12 @@ class _Rewriter(ast.NodeTransformer):
                 self.does.setdefault(_DOES["joined"][0], set())
             return self._call("joined", node, ast.List([*map(self._operand, parts)], ast.Load()), ast.Constant(dim))
         if isinstance(node.func, ast.Attribute) and not node.keywords:
-            of_norm = target if self._may_defer and (target == _ANY or target in self._combined) else None
+            of_norm = target if is_in(self._combined) else None
             if node.func.attr in _VIEWS:
                 x = self._deferring(node.func.value, of_norm)
                 if x is not None and not any(isinstance(argument, ast.Starred) for argument in node.args):
                     return self._call("viewed", node, x, ast.Constant(node.func.attr), *map(self.visit, node.args))
-            if node.func.attr == "type_as" and len(node.args) == 1 and self._has_norm and self._may_defer:
+            if node.func.attr == "type_as" and len(node.args) == 1 and self._has_norm:
                 x = self._deferring(node.func.value, _ANY)
                 return None if x is None else self._call("like_type", node, x, self._operand(node.args[0]))
         return None
@@ -697,7 +725,7 @@ class _Rewriter(ast.NodeTransformer):
     def _operand(self, node: ast.expr) -> ast.expr:
         """Return an expression that a function of this package gets."""
         x = _widened(node)
-        if x is not None and self._may_defer and self._has_norm:
+        if x is not None and self._has_norm:
             return self._call("wide", node, self._operand(x))
         new = self._deferring(node)
         return self.visit(node) if new is None else new
@@ -745,7 +773,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if isinstance(node.op, ast.Mult):
-            for activated, up, name in ((node.left, node.right, "gated"), (node.right, node.left, "gated_reversed")):
+            sides = [(node.left, node.right, "gated"), (node.right, node.left, "gated_reversed")]
+            # A name may be given an activation whose product with something else is meant.
+            for activated, up, name in sorted(sides, key=lambda side: isinstance(side[0], ast.Name)):
                 if isinstance(activated, ast.Name) and activated.id in self._deferred & self._activated:
                     begun = activated
                 elif self._activation_of(activated) is not None:
@@ -758,7 +788,7 @@ class _Rewriter(ast.NodeTransformer):
         is_one = (
             isinstance(node.right, ast.Attribute) and self._is_number(node.right) and self._resolve(node.right) == 1
         )
-        if isinstance(node.op, ast.Div) and self._may_defer and is_one:
+        if isinstance(node.op, ast.Div) and not self._changes and is_one:
             return self._call("divided", node, self.visit(node.left), node.right, does="divided")
         return self.generic_visit(node)
 
@@ -817,8 +847,8 @@ class _Rewriter(ast.NodeTransformer):
             parts = node.func, projected.func, self.visit(projected.args[0])
             return self._call("activated_projection", node, *parts, does="activated_projection")
         self.generic_visit(node)
-        linear = self._resolve(node.func) if _is_one_of(projected, self._parts) and len(self._roots) == 2 else None
-        if isinstance(linear, nn.Linear) and linear.bias is not None:
+        is_part = _is_one_of(projected, self._parts) and len(self._roots) == 2
+        if is_part and isinstance(function, nn.Linear) and function.bias is not None:
             return self._call("projected", node, node.func, node.args[0], does="projected")
         return node
 
