@@ -58,7 +58,7 @@ class ChangingBetween(Block):
         for part in normed.unbind(1):
             total = total + part[:, None]
             normed = self.norm2(total)
-            part += 1
+            part.add_(1)
         return normed
 
 
@@ -143,11 +143,11 @@ def test_a_modulation_by_a_function(blocks, monkeypatch):
 
 @torch.no_grad()
 def test_tensors_that_change_in_place(blocks):
-    for block, does in (ChangingBlock(), "residual sum with norm"), (ChangingBetween(), None):
-        block, inputs = block.to(DEVICE), conditioned()
+    for cls, does in (ChangingBlock, "residual sum with norm"), (ChangingBetween, None):
+        block, inputs = cls().to(DEVICE), conditioned()
         expected = block(*inputs)
         report = blocks.accelerate(block)
-        assert [what for name, what in report.replaced if name == type(block).__name__] == [does] * (does is not None)
+        assert [what for name, what in report.replaced if name == cls.__name__] == [does] * (does is not None)
         torch.testing.assert_close(block(*inputs), expected, rtol=1e-5, atol=1e-5)
 
 

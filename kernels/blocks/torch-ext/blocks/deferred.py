@@ -10,10 +10,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .kernel_set import adaln, fits, rmsnorm
+from .kernel_set import PLAIN_TENSORS, adaln, fits, rmsnorm
 from .norms import NormForm, form_of, normalized, weight_for
-
-_PLAIN = (Tensor, nn.Parameter)
 
 
 class Deferred:
@@ -71,7 +69,7 @@ def wide(x: Any) -> Any:
     return _Wide(x)
 
 
-_TIMES = (*_PLAIN, _Wide)
+_TIMES = (*PLAIN_TENSORS, _Wide)
 
 
 def _unless_wide(x: Any) -> Any:
@@ -92,9 +90,9 @@ class _Product(Deferred):
 
 def times(first: Any, second: Any) -> Any:
     """Return `first * second`."""
-    if type(first) not in _PLAIN:
+    if type(first) not in PLAIN_TENSORS:
         first = _unless_wide(first)
-    if type(second) not in _PLAIN:
+    if type(second) not in PLAIN_TENSORS:
         second = _unless_wide(second)
     if type(first) in _TIMES and type(second) in _TIMES:
         return _Product(first, second)
@@ -169,9 +167,9 @@ def _parts_of(x: Any, other: Any, narrow: bool = False) -> Optional[_Parts]:
 
 def total(first: Any, second: Any) -> Any:
     """Return `first + second`."""
-    if type(first) not in _PLAIN and (type(first) is not _Product or first.value is not None):
+    if type(first) not in PLAIN_TENSORS and (type(first) is not _Product or first.value is not None):
         first = _unless_wide(first)
-    if type(second) not in _PLAIN and (type(second) is not _Product or second.value is not None):
+    if type(second) not in PLAIN_TENSORS and (type(second) is not _Product or second.value is not None):
         second = _unless_wide(second)
     if type(first) is _Wide or type(second) is _Wide:
         return _Sum(first, second, None)
@@ -198,7 +196,7 @@ class Normed(Deferred):
             normed = self.x.normed(self.norm, self.form, None, None, self.state == "narrow")
             if normed is not None:
                 return normed
-        x = self.x if type(self.x) in _PLAIN else self.x.now()
+        x = self.x if type(self.x) in PLAIN_TENSORS else self.x.now()
         if self.state is None:
             normed = normalized(self.form, self.norm, x)
             return self.norm(x) if normed is None else normed
@@ -212,7 +210,7 @@ class Normed(Deferred):
         x, form = self.x, self.form
         if scale is not None and not (
             _fits(scale, x.like if type(x) is _Sum and x.value is None and x.like is not None else x, last)
-            and type(shift) in _PLAIN
+            and type(shift) in PLAIN_TENSORS
             and shift.dtype == scale.dtype
             and shift.shape == scale.shape
             and shift.device == scale.device
@@ -315,7 +313,7 @@ def _is_plainly_called(module: nn.Module) -> bool:
 
 def _is_like(branch: Any, residual: Tensor) -> bool:
     return (
-        type(branch) in _PLAIN
+        type(branch) in PLAIN_TENSORS
         and branch.shape == residual.shape
         and branch.dtype == residual.dtype
         and branch.device == residual.device
@@ -325,7 +323,7 @@ def _is_like(branch: Any, residual: Tensor) -> bool:
 def _fits(modulation: Any, x: Any, last: bool) -> bool:
     """Return whether the kernels broadcast a scale, shift or gate to `x` as Torch does, and round as the model does."""
     dtype = torch.float32 if last else x.dtype
-    if type(modulation) not in _PLAIN or modulation.dtype != dtype or modulation.device != x.device:
+    if type(modulation) not in PLAIN_TENSORS or modulation.dtype != dtype or modulation.device != x.device:
         return False
     shape, expected = modulation.shape, x.shape
     if len(shape) == len(expected) == 3:  # the most common ones first

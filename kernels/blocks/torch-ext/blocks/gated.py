@@ -11,9 +11,8 @@ from torch.nn.functional import gelu, silu
 
 from . import probes
 from .deferred import Deferred, now, pending
-from .kernel_set import fits, geglu, share_memory
+from .kernel_set import PLAIN_TENSORS, fits, geglu, share_memory
 
-_PLAIN = (Tensor, nn.Parameter)
 # "silu", or for gelu the argument `approximate` of its kernels.
 _STATEMENTS = {
     "silu": silu,
@@ -110,7 +109,7 @@ class _Activated(Deferred):
 
 def begun(activation: Any, gate: Any) -> Any:
     """Return `activation(gate)`."""
-    name = activation_of(activation) if type(gate) in _PLAIN else None
+    name = activation_of(activation) if type(gate) in PLAIN_TENSORS else None
     return activation(gate) if name is None else _Activated(name, activation, gate)
 
 
@@ -119,7 +118,7 @@ def gated(activated: Any, up: Any) -> Any:
     if pending(activated, _Activated):
         gate = activated.gate
         if (
-            type(up) in _PLAIN
+            type(up) in PLAIN_TENSORS
             and gate.dtype == up.dtype
             and gate.shape == up.shape
             and gate.dim() > 0

@@ -31,7 +31,7 @@ VERSIONS = {
 }
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def takes(x: Tensor) -> bool:
@@ -54,7 +54,7 @@ def fits(x: Any) -> bool:
 
     Not subclasses of Tensor, such as DTensor or quantized weights.
     """
-    return type(x) in _PLAIN and x.dtype in DTYPES and x.device.type == DEVICE
+    return type(x) in PLAIN_TENSORS and x.dtype in DTYPES and x.device.type == DEVICE
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:

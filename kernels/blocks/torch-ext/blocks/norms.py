@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from . import probes
-from .kernel_set import adaln, rmsnorm
+from .kernel_set import PLAIN_TENSORS, adaln, rmsnorm
 
-_PLAIN = (Tensor, nn.Parameter)
 # What norms use whose eps is not an attribute. That of Torch depends on the dtype.
 _CONSTANTS = (1e-5, 1e-6, 1e-8, 1e-12)
 
@@ -134,7 +133,7 @@ def _is_candidate(norm: nn.Module) -> bool:
     if norm._modules or norm._buffers or type(norm).forward is nn.Module.forward:
         return False
     given = [p for p in norm._parameters.values() if p is not None]
-    if len(given) > 2 or any(p.dim() != 1 or p.shape != given[0].shape or type(p) not in _PLAIN for p in given):
+    if len(given) > 2 or any(p.dim() != 1 or p.shape != given[0].shape or type(p) not in PLAIN_TENSORS for p in given):
         return False
     arguments = probes.required_arguments(type(norm).forward)
     return arguments is not None and len(arguments) == 1

@@ -9,14 +9,12 @@ from torch.nn.functional import gelu
 
 from . import probes
 from .gated import activation_of, is_near
-from .kernel_set import DEVICE, fits, share_memory
-
-_PLAIN = (Tensor, nn.Parameter)
+from .kernel_set import DEVICE, PLAIN_TENSORS, fits, share_memory
 
 
 def projected(linear: Any, x: Any) -> Any:
     """Return `linear(x)`, of a copy of what is not contiguous: else the bias is added by a kernel of its own."""
-    return linear(x.contiguous() if type(x) in _PLAIN else x)
+    return linear(x.contiguous() if type(x) in PLAIN_TENSORS else x)
 
 
 def item(modules: Any, index: Any, key: str) -> Any:
@@ -90,9 +88,9 @@ def is_plain_linear(projection: Any, dtype: torch.dtype) -> bool:
         type(projection) is nn.Linear
         and "forward" not in projection.__dict__
         and not probes.has_hooks(projection)
-        and type(projection.weight) in _PLAIN
+        and type(projection.weight) in PLAIN_TENSORS
         and projection.weight.dtype == dtype
-        and type(projection.bias) in _PLAIN
+        and type(projection.bias) in PLAIN_TENSORS
         and projection.bias.dtype == dtype
     )
 

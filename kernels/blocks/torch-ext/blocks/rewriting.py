@@ -316,9 +316,9 @@ class _Rewriter(ast.NodeTransformer):
         self._combined, self._added, self._multiplied, self._parts = set(), set(), set(), set()
         # Names that are given the product of a gate and a branch, an activation, and any deferred value.
         self._gated, self._activated, self._deferred = set(), set(), set()
+        self._given: set[str] = set()  # deferred names that have a value where the rewriter is
         # By names: the first and last lines of the statements, outside of others, that assign them a value.
         self._assignments: dict[Optional[str], list[tuple[int, int]]] = {}
-        self._settled: set[str] = set()  # deferred names whose values are computed where the rewriter is
 
     def rewrite(self, arguments: ast.arguments, body: _Body) -> _Body:
         assigned = [_assigned(node) for statement in body for node in _outside_scopes(statement)]
@@ -336,7 +336,8 @@ class _Rewriter(ast.NodeTransformer):
         for node in nodes:
             self._find_uses(node)
         self._find_deferred([argument.arg for argument in arguments.args], nodes)
-        return self._body(body)
+        self._pair(body)
+        return [self.visit(statement) for statement in body]
 
     def _learn(self, node: ast.AST) -> None:
         """Keep what functions are that are imported or made inside, and are the same at each call."""
@@ -455,7 +456,7 @@ class _Rewriter(ast.NodeTransformer):
         # Only `called` passes deferred values, to methods of models, as their first arguments.
         given = parameters[1:] if len(self._roots) == 1 else []
         self._deferred = {*itertools.takewhile(lambda name: name in used - captured - self._exposed, given)}
-        self.takes_deferred = len(self._deferred)
+        self.takes_deferred, self._given = len(self._deferred), {*self._deferred}
         new = True
         while new:
             new = {t for t, value in free if t not in captured and self._is_deferred(value, t)} - self._deferred
@@ -474,57 +475,6 @@ class _Rewriter(ast.NodeTransformer):
         return found is not None
 
     # --- statements ---
-
-    def _body(self, body: _Body) -> _Body:
-        self._pair(body)
-        new: _Body = []
-        for statement in body:
-            changed = self.visit(statement)
-            if isinstance(changed, (ast.If, ast.For, ast.While)):
-                new += getattr(changed, "first", [])
-            else:
-                new += self._settle(changed)
-                known = isinstance(changed, ast.Assign) and not getattr(changed, "is_deferred", False)
-                (self._settled.update if known else self._settled.difference_update)(_stored(changed))
-            new.append(changed)
-        return new
-
-    def _settle(self, node: ast.AST) -> _Body:
-        """Return statements that compute the deferred values that a statement needs in any case, and let it read these.
-
-        What comes after it does not ask again whether they are deferred.
-        """
-        reads = [inner for inner in _always_run(node) if _is_now(inner)]
-        names = {inner.args[0].id for inner in reads if not isinstance(node, ast.Return)}
-        _Settled(names).visit(node)
-        self._settled |= names
-        assigned = [ast.Assign([ast.Name(name, ast.Store())], _now(ast.Name(name, ast.Load()))) for name in names]
-        return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in assigned]
-
-    def visit_If(self, node: ast.If) -> ast.AST:
-        node.test = ast.Expr(self.visit(node.test))
-        node.first, node.test = self._settle(node.test), node.test.value
-        before = {*self._settled}
-        node.body, after = self._body(node.body), self._settled
-        self._settled = before
-        node.orelse = self._body(node.orelse)
-        if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
-            self._settled &= after
-        return node
-
-    def visit_For(self, node: Any) -> ast.AST:
-        for name in ("iter", "test"):
-            if hasattr(node, name):
-                setattr(node, name, self.visit(getattr(node, name)))
-        self._settled -= _stored(node)
-        before = {*self._settled}
-        node.body, node.orelse = self._body(node.body), self._body(node.orelse)
-        self._settled = before
-        return node
-
-    def visit_While(self, node: ast.While) -> ast.AST:
-        self._settled -= _stored(node)
-        return self.visit_For(node)
 
     def _pair(self, body: Any) -> None:
         """Join the statements that rotate q and then k alike: one kernel computes both."""
@@ -581,7 +531,8 @@ class _Rewriter(ast.NodeTransformer):
         new = self._deferring(value, target) if may_defer else None
         if new is None:
             return self.generic_visit(node)
-        node.value, node.is_deferred = new, True
+        node.value = new
+        self._given.add(target)
         return node
 
     def _is_rotated_in_place(self, node: ast.AST) -> bool:
@@ -684,8 +635,7 @@ class _Rewriter(ast.NodeTransformer):
             return target is not None and (target == _ANY or target in uses)
 
         if isinstance(node, ast.Name):
-            is_deferred = node.id in self._deferred - self._settled
-            return node if is_deferred and isinstance(node.ctx, ast.Load) else None
+            return node if node.id in self._deferred and isinstance(node.ctx, ast.Load) else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             return self._modulated(node) or self._sum(node, target, is_in(self._normed))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
@@ -863,7 +813,8 @@ class _Rewriter(ast.NodeTransformer):
     def _rotated(self, node: ast.Call, inner: ast.Call, call: rotary.RotaryCall) -> ast.expr:
         both, rest = getattr(node, "both", None), inner.args[call.tensors :]
         xs = [_whole(x) if inner is not node else x for x in inner.args[: call.tensors]] if both is None else both
-        is_normed = any(self._deferring(copy.deepcopy(x), _ANY) is not None for x in xs)
+        later = self._deferred - self._given  # these names are given deferred values after this
+        is_normed = any(self._deferring(copy.deepcopy(x), _ANY) is not None and not _is_one_of(x, later) for x in xs)
         operands = [self._deferring(x, _ANY) or self.visit(x) for x in xs]
         arguments = [self._constant(call), inner.func, ast.Tuple(operands, ast.Load())]
         name = "rotated"
@@ -906,39 +857,6 @@ class _Rewriter(ast.NodeTransformer):
         if call is None and rotary.is_candidate(function):
             self.misses.append(f"{node.func.id} computes no rotary embedding that a kernel does")
         return call
-
-
-class _Settled(ast.NodeTransformer):
-    """Reads names without `now`."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        return node.args[0] if _is_now(node) and node.args[0].id in self._names else self.generic_visit(node)
-
-
-def _now(node: ast.expr) -> ast.expr:
-    return ast.Call(ast.Attribute(ast.Name(_KERNELS, ast.Load()), "now", ast.Load()), [node], [])
-
-
-def _is_now(node: Any) -> bool:
-    """Return whether an expression is `now` of a name."""
-    function = node.func if isinstance(node, ast.Call) else None
-    is_ours = isinstance(function, ast.Attribute) and function.attr == "now" and _is_one_of(function.value, {_KERNELS})
-    return is_ours and isinstance(node.args[0], ast.Name)
-
-
-def _always_run(node: ast.AST) -> Iterator[ast.AST]:
-    """Return the expressions of a statement that run whenever it does."""
-    yield node
-    if isinstance(node, (ast.BoolOp, ast.IfExp)):
-        yield from _always_run(node.values[0] if isinstance(node, ast.BoolOp) else node.test)
-    elif not isinstance(node, (*_SCOPES, ast.Compare)):
-        for inner in ast.iter_child_nodes(node):
-            yield from _always_run(inner)
-    elif isinstance(node, ast.Compare):
-        yield from _always_run(node.left)
 
 
 class _Substitution(ast.NodeTransformer):

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from . import probes
 from .deferred import Deferred, Normed, now, pending
-from .kernel_set import fits, is_capturing, rope3d
+from .kernel_set import PLAIN_TENSORS, fits, is_capturing, rope3d
 from .norms import has_rows, weight_for
 from .projections import joined_tokens
 from .rotary_tables import halves, parted
 from .rotary_tables import parts as parts_of
 
-_PLAIN = (Tensor, nn.Parameter)
 # Sizes of the probes, all different: sequences, tokens, heads of q and of k, elements of a head.
 _B, _S, _H, _G, _D = 2, 5, 3, 4, 16
 
@@ -253,13 +252,13 @@ class _Joined(Deferred):
         self.parts, self.dim = parts, dim
 
     def computed(self) -> Tensor:
-        return torch.cat([now(part) for part in self.parts], self.dim)
+        return joined_tokens(*map(now, self.parts), self.dim)
 
 
 def viewed(x: Any, name: str, *args: Any) -> Any:
     """Return `getattr(x, name)(*args)`, of a view or a part of `x`."""
     cls = type(x)
-    if cls in _PLAIN:
+    if cls in PLAIN_TENSORS:
         return getattr(x, name)(*args)
     if (cls is _Viewed or (cls is Normed and x.__dict__.get("state", "") is None)) and x.value is None:
         return _Viewed(x, name, args)
@@ -269,7 +268,7 @@ def viewed(x: Any, name: str, *args: Any) -> Any:
 def joined(parts: list[Any], dim: int) -> Any:
     """Return `torch.cat(parts, dim)`."""
     first, second = parts
-    if type(first) in _PLAIN and type(second) in _PLAIN:
+    if type(first) in PLAIN_TENSORS and type(second) in PLAIN_TENSORS:
         return joined_tokens(first, second, dim)
     if pending(first, Normed, _Viewed) and pending(second, Normed, _Viewed):
         return _Joined(parts, dim)
@@ -346,7 +345,7 @@ def _rotated_group(
         other, *of_other = _kind_of(group[1], heads[1])
         kind, of_weights = kind if kind == other else None, of_weights + of_other
     if kind is None:
-        heads = [part if type(x) in _PLAIN else _tokens_first(now(x), form) for x, part in zip(group, heads)]
+        heads = [part if type(x) in PLAIN_TENSORS else _tokens_first(now(x), form) for x, part in zip(group, heads)]
         return list(rope3d.apply_rotary(*_two(heads), *tables, **options)[: len(heads)])
     eps, offset, rounding, norm = kind
     out = rope3d.norm_rotary(
@@ -406,7 +405,7 @@ def _prepared(
     if call.sin is None and isinstance(tables[0], (tuple, list)):
         tables = list(tables[0])
     x, table, other = groups[0][0], tables[0], tables[-1]
-    if not fits(x) or type(table) not in _PLAIN or type(other) not in _PLAIN:
+    if not fits(x) or type(table) not in PLAIN_TENSORS or type(other) not in PLAIN_TENSORS:
         return None
     form = _form_for(call, x, table, len(groups) > 1)
     if form is None or len(tables) != (1 if form.complex else 2) or not call.watched.are_unchanged():
@@ -429,7 +428,7 @@ def _prepared(
     for group in groups:
         heads.append([])
         for y in group:
-            if type(y) not in _PLAIN or y.dim() != ndim or y.dtype != x.dtype:
+            if type(y) not in PLAIN_TENSORS or y.dim() != ndim or y.dtype != x.dtype:
                 return None
             heads[-1].append(_tokens_first(y, form))
             batch, count, _, elements = heads[-1][-1].shape

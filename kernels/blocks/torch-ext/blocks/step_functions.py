@@ -22,9 +22,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .calls import PLAIN_TENSORS
 from .generation_cache import FixedCache
-from .kernel_set import decode, takes
+from .kernel_set import PLAIN_TENSORS, decode, takes
 
 _NAME = "blocks_decoding"
 _ROWS = 8  # that the kernels of decode take
