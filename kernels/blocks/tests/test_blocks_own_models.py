@@ -62,6 +62,19 @@ class ChangingBetween(Block):
         return normed
 
 
+class ChangingModule(Block):
+    """Changes a part of a sum by a module before the norm of the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.activation = nn.SiLU(inplace=True)
+
+    def forward(self, x, condition):
+        branch = self.first(x)
+        total = x + branch
+        return self.second(self.activation(branch)) + self.norm1(total)
+
+
 class OtherBlock(Block):
     def forward(self, x, condition):
         scale, shift, *_ = self.modulation(condition).chunk(6, dim=1)
@@ -143,7 +156,8 @@ def test_a_modulation_by_a_function(blocks, monkeypatch):
 
 @torch.no_grad()
 def test_tensors_that_change_in_place(blocks):
-    for cls, does in (ChangingBlock, "residual sum with norm"), (ChangingBetween, None):
+    cases = (ChangingBlock, "residual sum with norm"), (ChangingBetween, None), (ChangingModule, None)
+    for cls, does in cases:
         block, inputs = cls().to(DEVICE), conditioned()
         expected = block(*inputs)
         report = blocks.accelerate(block)

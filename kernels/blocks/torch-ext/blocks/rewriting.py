@@ -384,13 +384,21 @@ class _Rewriter(ast.NodeTransformer):
         """Find the values between whose assignment and last use tensors may change, which must not be deferred."""
         loops = [(node.lineno, node.end_lineno) for node in nodes if isinstance(node, (ast.For, ast.While))]
         for node in nodes:
-            if isinstance(node, (ast.With, ast.Try)) or (not self._is_rotated_in_place(node) and _is_in_place(node)):
+            if self._is_rotated_in_place(node):
+                continue
+            if isinstance(node, (ast.With, ast.Try)) or _is_in_place(node) or self._is_module_in_place(node):
                 around = [loop for loop in loops if loop[0] <= node.lineno <= loop[1]]
                 self._changes.append(min([*around, (node.lineno, node.end_lineno)]))
+        for node in nodes:
             if isinstance(node, ast.Name):
                 self._last_line[node.id] = max(node.lineno, self._last_line.get(node.id, 0))
         self._exposed = {name for name in self._last_line if self._is_exposed(name, body, 0, (0, 0))}
         self._mark_deferrable(body, (math.inf, 0))
+
+    def _is_module_in_place(self, node: ast.AST) -> bool:
+        """Return whether a call is of a module like `SiLU(inplace=True)`, or of one with such a module inside."""
+        module = self._resolve(node.func) if isinstance(node, ast.Call) else None
+        return isinstance(module, nn.Module) and any(getattr(inner, "inplace", False) for inner in module.modules())
 
     def _mark_deferrable(self, body: _Body, loop: tuple[float, float]) -> None:
         for index, statement in enumerate(body):
@@ -947,8 +955,11 @@ def _has_norm(module: nn.Module) -> bool:
 
 def _is_in_place(node: ast.AST) -> bool:
     """Return whether a tensor may be changed in place."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.attr.endswith("_") and not node.func.attr.endswith("__")
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        is_named = name.endswith("_") and not name.endswith("__")
+        given = {keyword.arg for keyword in node.keywords if getattr(keyword.value, "value", True) is not False}
+        return is_named or bool(given & {"inplace", "out"})
     if isinstance(node, (ast.Attribute, ast.Subscript)):
         return isinstance(node.ctx, ast.Store)
     return isinstance(node, ast.AugAssign)
