@@ -1,7 +1,6 @@
 """The kernels that this package depends on, which the client loads with it, and when they may be called."""
 
 import json
-import operator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,6 @@ VERSIONS = {
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
-# Of a tensor. Its `device.type` takes six times as long.
-_is_on_device = operator.attrgetter(f"is_{DEVICE}")
 
 
 def takes(x: Tensor) -> bool:
@@ -57,7 +54,12 @@ def fits(x: Any) -> bool:
 
     Not subclasses of Tensor, such as DTensor or quantized weights.
     """
-    return type(x) in PLAIN_TENSORS and x.dtype in DTYPES and _is_on_device(x)
+    # `x.device.type` takes six times as long.
+    return (
+        type(x) in PLAIN_TENSORS
+        and x.dtype in DTYPES
+        and (x.is_cpu if DEVICE == "cpu" else x.is_cuda and DEVICE == "cuda")
+    )
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:
