@@ -65,7 +65,8 @@ _Layer = tuple[Tensor, Optional[Tensor]]  # weight and bias
 _ADDITIONS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
 # Functions that do not read the elements of a tensor.
 _METADATA = {
-    getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_cuda", "layout", "ndim", "requires_grad", "shape")
+    getattr(Tensor, name).__get__
+    for name in ("device", "dtype", "is_cpu", "is_cuda", "layout", "ndim", "requires_grad", "shape")
 }
 _METADATA |= {Tensor.dim, Tensor.element_size, Tensor.is_contiguous, Tensor.numel, Tensor.size, Tensor.stride}
 
