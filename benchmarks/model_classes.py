@@ -31,8 +31,35 @@ def main() -> None:
     blocks = _load()
     torch.set_num_threads(1)
     models = {name: measure(blocks, name, new_model) for name in NAMES}
+    seconds = deep(blocks)
     versions = blocks.Report().versions
-    RESULTS.write_text(json.dumps({"versions": versions, "models": models}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"versions": versions, "seconds": seconds, "models": models}, indent=1) + "\n")
+
+
+def deep(blocks: Any) -> dict[str, float]:
+    """Return the seconds of CPU time that it takes to accelerate models of many layers, whose classes are new to it."""
+    from diffusers import FluxTransformer2DModel
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {"hidden_size": 40, "intermediate_size": 56, "num_attention_heads": 2, "num_key_value_heads": 1}
+    text = {**sizes, "head_dim": 20, "num_hidden_layers": 80, "vocab_size": 9}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    image = {"in_channels": 8, "num_attention_heads": 2, "attention_head_dim": 24, "axes_dims_rope": (8, 8, 8)}
+    made = {
+        "Llama, 80 layers": lambda: LlamaForCausalLM(LlamaConfig(**text)),
+        "Qwen3-MoE, 80 layers": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, **experts)),
+        "Flux.1, 40 + 60 blocks": lambda: FluxTransformer2DModel(
+            **image, num_layers=40, num_single_layers=60, joint_attention_dim=8, pooled_projection_dim=8
+        ),
+    }
+    seconds = {}
+    for name, make in made.items():
+        model = make()
+        start = time.process_time()
+        report = blocks.accelerate(model)
+        seconds[name] = round(time.process_time() - start, 2)
+        print(f"{name}: {sum(report.replaced.values())} replaced, {seconds[name]} s", flush=True)
+    return seconds
 
 
 def measure(blocks: Any, name: str, new_model: Any) -> dict[str, Any]:

@@ -36,6 +36,45 @@ class Block(nn.Module):
         return x + gate2.unsqueeze(1) * self.second(modulate(normed, scale=scale2, shift=shift2))
 
 
+class ChangingBlock(Block):
+    """Changes tensors in place where the value of no step before it is still to be computed."""
+
+    def forward(self, x, condition):
+        x = x + self.first(x)
+        normed = self.norm1(x)
+        x = x + self.second(normed)
+        x *= 0.5
+        return x
+
+
+class ChangingBetween(Block):
+    """Changes a part of a sum before the norm of the sum."""
+
+    def forward(self, x, condition):
+        branch = self.first(x)
+        total = x + branch
+        branch.zero_()
+        normed = self.norm1(total)
+        for part in normed.unbind(1):
+            total = total + part[:, None]
+            normed = self.norm2(total)
+            part.add_(1)
+        return normed
+
+
+class ChangingModule(Block):
+    """Changes a part of a sum by a module before the norm of the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.activation = nn.SiLU(inplace=True)
+
+    def forward(self, x, condition):
+        branch = self.first(x)
+        total = x + branch
+        return self.second(self.activation(branch)) + self.norm1(total)
+
+
 class OtherBlock(Block):
     def forward(self, x, condition):
         scale, shift, *_ = self.modulation(condition).chunk(6, dim=1)
@@ -115,6 +154,29 @@ def test_a_modulation_by_a_function(blocks, monkeypatch):
     assert (actual - block(*inputs)).norm() < 1e-5 * actual.norm()
 
 
+@torch.no_grad()
+def test_tensors_that_change_in_place(blocks):
+    cases = (ChangingBlock, "residual sum with norm"), (ChangingBetween, None), (ChangingModule, None)
+    for cls, does in cases:
+        block, inputs = cls().to(DEVICE), conditioned()
+        expected = block(*inputs)
+        report = blocks.accelerate(block)
+        assert [what for name, what in report.replaced if name == cls.__name__] == [does] * (does is not None)
+        torch.testing.assert_close(block(*inputs), expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_hooks_for_all_modules_see_each_module(blocks):
+    block, inputs, seen = Block().to(DEVICE), conditioned(), []
+    blocks.accelerate(block)
+    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        block(*inputs)
+    finally:
+        hook.remove()
+    assert {*seen} == {*block.modules()}
+
+
 def test_a_function_that_computes_something_else(blocks):
     block, inputs = (
         OtherBlock().to(DEVICE),
@@ -160,7 +222,7 @@ def test_halves_of_one_tensor_in_transforms(blocks):
         torch.testing.assert_close(way(parameters, x)["both.weight"], own)
     both = torch.randn(2, 3, 8, WIDTH, device=DEVICE)
     with torch.no_grad():
-        joined = torch.func.vmap(lambda x: blocks.tokens.joined_tokens(*x.split((2, 6), dim=1)))(both)
+        joined = torch.func.vmap(lambda x: blocks.projections.joined_tokens(*x.split((2, 6), dim=1), 1))(both)
     torch.testing.assert_close(joined, both)
 
 

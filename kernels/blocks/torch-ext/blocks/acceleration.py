@@ -73,22 +73,19 @@ def restore(model: Any) -> None:
 
 
 def _accelerate_root(root: nn.Module, report: Report) -> None:
-    inside: set[nn.Module] = set()  # modules whose computation a replaced module may have taken over
     for module in root.modules():
-        replacement = replacement_in(module) or _put_if_possible(module, report, module in inside)
+        replacement = replacement_in(module) or _put_if_possible(module, report)
         if replacement is not None:
             name = original_class(module).__name__
             report.replaced[name, replacement.does] += 1
             report.kernels[name, replacement.does] = list(replacement.kernels)
             report.left.update((name, miss) for miss in replacement.misses)
-            if not replacement.methods:  # the code of a rewritten forward calls those that it does not know
-                inside.update(module.children())
 
 
-def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optional[Replacement]:
+def _put_if_possible(module: nn.Module, report: Report) -> Optional[Replacement]:
     """Replace a module and return by what, or report why it is left."""
     replacement, _ = find(module)
-    reason = _reason_left(module, inside)
+    reason = _reason_left(module)
     if replacement is not None and reason is None:
         put(module, replacement)
         return replacement
@@ -97,13 +94,13 @@ def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optiona
     return None
 
 
-def _reason_left(module: nn.Module, inside: bool = False) -> Optional[str]:
+def _reason_left(module: nn.Module) -> Optional[str]:
     """Return why a module is left; None for one that is replaced, or of which nobody expects it."""
     replacement, reason = find(module)
     base = replaced_base(module)
     if replacement is None and base is not None:
         return f"its class is derived from {base.__name__} and may compute something else"
-    if replacement is None and reason is None and _is_called_norm(type(module).__name__) and not inside:
+    if replacement is None and reason is None and _is_called_norm(type(module).__name__):
         return reason_of_norm(module)
     return reason
 

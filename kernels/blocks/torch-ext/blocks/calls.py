@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-PLAIN_TENSORS = (Tensor, nn.Parameter)
+from .kernel_set import PLAIN_TENSORS
+
 _VALUES = (type(None), bool, int, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 _FLOATS = (float, complex)
 

@@ -2,7 +2,6 @@
 
 import functools
 import weakref
-from collections.abc import Hashable
 from types import FunctionType, MethodType
 from typing import Any, Optional
 
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from . import probes
-from .kernel_set import DEVICE, geglu, share_memory, takes
+from .deferred import Deferred, now, pending
+from .kernel_set import PLAIN_TENSORS, fits, geglu, share_memory
 
-_PLAIN = (Tensor, nn.Parameter)
 # "silu", or for gelu the argument `approximate` of its kernels.
 _STATEMENTS = {
     "silu": silu,
@@ -86,39 +85,48 @@ def _recognise(activation: Any) -> Optional[str]:
         if not torch.equal(given, x):  # in place: whoever reads the input later would get another
             return None
         for name, statement in _STATEMENTS.items():
-            if probes.agree(own, statement(x)) and _is_near(lower, statement(x)):
+            if probes.agree(own, statement(x)) and is_near(lower, statement(x)):
                 return name
     return None
 
 
-def _is_near(lower: Any, exact: Tensor) -> bool:
+def is_near(lower: Any, exact: Tensor) -> bool:
     """Return whether an activation in bfloat16 is right to the roundings that one of a few operations has."""
     if not isinstance(lower, Tensor) or lower.dtype != torch.bfloat16:
         return False
     return bool(((lower.float() - exact).abs() <= 0.02 * exact.abs() + 0.01).all())
 
 
+class _Activated(Deferred):
+    """`activation(gate)`, with the kernels' name of it."""
+
+    def __init__(self, name: str, activation: Any, gate: Tensor) -> None:
+        self.name, self.activation, self.gate = name, activation, gate
+
+    def computed(self) -> Tensor:
+        return self.activation(self.gate)
+
+
 def begun(activation: Any, gate: Any) -> Any:
-    """Return what `gated` gets: the activation and its input, or its result if it must be called, and called now."""
-    name = activation_of(activation) if type(gate) in _PLAIN else None
-    return activation(gate) if name is None else (name, activation, gate)
+    """Return `activation(gate)`."""
+    name = activation_of(activation) if type(gate) in PLAIN_TENSORS else None
+    return activation(gate) if name is None else _Activated(name, activation, gate)
 
 
 def gated(activated: Any, up: Any) -> Any:
-    """Return `activated * up`, where `begun` returned `activated`."""
-    if type(activated) is not tuple:
-        return activated * up
-    name, activation, gate = activated
-    if (
-        type(up) in _PLAIN
-        and gate.dtype == up.dtype
-        and gate.shape == up.shape
-        and gate.dim() > 0
-        and takes(gate)
-        and gate.device == up.device
-    ):
-        return product(name, gate, up)
-    return activation(gate) * up
+    """Return `activated * up`."""
+    if pending(activated, _Activated):
+        gate = activated.gate
+        if (
+            type(up) in PLAIN_TENSORS
+            and gate.dtype == up.dtype
+            and gate.shape == up.shape
+            and gate.dim() > 0
+            and fits(gate)
+            and gate.device == up.device
+        ):
+            return product(activated.name, gate, up)
+    return now(activated) * up
 
 
 def gated_reversed(up: Any, activated: Any) -> Any:
@@ -150,89 +158,3 @@ def _joined(gate: Tensor, up: Tensor) -> tuple[Optional[Tensor], str]:
     base = gate._base  # so that gradients go to it
     fits = base is not None and base is up._base and base.shape == shape and base.stride() == strides
     return (base, half) if fits and base.storage_offset() == min(offsets) else (None, "")
-
-
-# --- GELU in the epilogue of a projection -----------------------------------------------------------------------------
-
-# Torch has no documented function for it. The schemas of ATen's ops stay compatible.
-_ADDMM_ACTIVATION = getattr(torch.ops.aten, "_addmm_activation", None)
-HAS_EPILOGUE = DEVICE == "cuda" and _ADDMM_ACTIVATION is not None
-
-
-def gelu_fits_epilogue(projection: nn.Module, x: Tensor) -> bool:
-    """Return whether `linear_gelu` may compute in place of `projection` and a GELU with the tanh approximation.
-
-    The epilogue has no gradient. On the CPU it computes the exact GELU. Without a bias, Torch does not use it.
-    """
-    if not (HAS_EPILOGUE and takes(x) and x.dtype != torch.float32 and x.dim() > 1):
-        return False
-    return is_plain_linear(projection, x.dtype) and not (
-        torch.is_grad_enabled()
-        and (x.requires_grad or projection.weight.requires_grad or projection.bias.requires_grad)
-    )
-
-
-def is_plain_linear(projection: Any, dtype: torch.dtype) -> bool:
-    """Return whether `projection` is nothing but a `torch.nn.Linear` with a bias and parameters of `dtype`."""
-    return (
-        type(projection) is nn.Linear
-        and "forward" not in projection.__dict__
-        and not probes.has_hooks(projection)
-        and type(projection.weight) in _PLAIN
-        and projection.weight.dtype == dtype
-        and type(projection.bias) in _PLAIN
-        and projection.bias.dtype == dtype
-    )
-
-
-def linear_gelu(projection: nn.Module, x: Tensor) -> Tensor:
-    """Return `gelu(projection(x), approximate="tanh")`, with the GELU in the epilogue of the matrix multiplication."""
-    rows = x.flatten(0, -2)
-    out = _ADDMM_ACTIVATION.default(projection.bias, rows, projection.weight.t(), use_gelu=True)
-    return out.view(*x.shape[:-1], out.shape[-1])
-
-
-def activated_projection(activation: Any, projection: Any, x: Any) -> Any:
-    """Return `activation(projection(x))`, in one kernel if the activation fits the epilogue of the projection."""
-    if HAS_EPILOGUE and type(x) in _PLAIN and gelu_fits_epilogue(projection, x) and activation_of(activation) == "tanh":
-        return linear_gelu(projection, x)
-    return activation(projection(x))
-
-
-_projections: dict[Hashable, bool] = {}
-
-
-def projection_in(module: nn.Module) -> Optional[str]:
-    """Return the name of the projection in a module that computes `gelu(projection(x), approximate="tanh")`, or None.
-
-    None, too, where Torch has no such epilogue.
-    """
-    cls = type(module)
-    if not HAS_EPILOGUE or len(module._modules) != 1 or module._parameters or module._buffers:
-        return None
-    ((name, projection),) = module._modules.items()
-    arguments = probes.required_arguments(cls.forward)
-    if type(projection) is not nn.Linear or arguments is None or len(arguments) != 1:
-        return None
-    key = cls, probes.watched_forward(cls).key(), probes.settings_of(module)
-    if key not in _projections:
-        _projections[key] = _is_gelu_of_projection(module, name)
-    return name if _projections[key] else None
-
-
-def _is_gelu_of_projection(module: nn.Module, name: str) -> bool:
-    with probes.probing() as source:
-        x, projection = probes.random((4, 16), source), nn.Linear(16, 24, dtype=torch.float32)
-        for parameter in projection.parameters():
-            parameter.copy_(probes.random(parameter.shape, source))
-        exact = gelu(projection(x), approximate="tanh")
-        copy = probes.copied(module, {})
-        copy.__dict__["_modules"] = {name: projection}
-        try:
-            if not probes.agree(copy(x.clone()), exact):
-                return False
-            projection.bfloat16()
-            lower = copy(x.bfloat16())
-        except Exception:
-            return False
-        return _is_near(lower, gelu(projection.float()(x.bfloat16().float()), approximate="tanh"))

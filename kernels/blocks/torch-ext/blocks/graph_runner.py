@@ -10,10 +10,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .calls import PLAIN_TENSORS, Call, Refused, is_value, rebuild, take_apart
+from .calls import Call, Refused, is_value, rebuild, take_apart
 from .gpu import Gpu
 from .graph_times import GraphTimes
-from .kernel_set import is_forward_mode, is_transformed
+from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed
 from .snapshots import Snapshot
 
 LIMIT = 8

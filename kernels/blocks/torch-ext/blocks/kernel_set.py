@@ -31,23 +31,34 @@ VERSIONS = {
 }
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def takes(x: Tensor) -> bool:
-    """Return whether the kernels should compute on `x` now.
+    """Return whether the kernels should compute on `x` now."""
+    return takes_tensors() and fits(x)
+
+
+def takes_tensors() -> bool:
+    """Return whether the kernels should compute now.
 
     Not while `torch.compile` or `torch.export` traces: Inductor fuses a model's own operations with their neighbours,
     and cannot with ours. Not in autocast, which changes the dtypes of a model's own operations. Not in forward-mode
-    differentiation, which has no kernels. Not for subclasses of Tensor, such as DTensor or quantized weights.
+    differentiation, which has no kernels.
     """
+    return not (is_compiling() or is_forward_mode() or torch.is_autocast_enabled(DEVICE))
+
+
+def fits(x: Any) -> bool:
+    """Return whether `x` is a tensor that the kernels can compute on.
+
+    Not subclasses of Tensor, such as DTensor or quantized weights.
+    """
+    # `x.device.type` takes six times as long.
     return (
-        not is_compiling()
-        and not is_forward_mode()
-        and type(x) in _PLAIN
-        and x.device.type == DEVICE
+        type(x) in PLAIN_TENSORS
         and x.dtype in DTYPES
-        and not torch.is_autocast_enabled(DEVICE)
+        and (x.is_cpu if DEVICE == "cpu" else x.is_cuda and DEVICE == "cuda")
     )
 
 

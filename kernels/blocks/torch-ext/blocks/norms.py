@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from . import probes
-from .kernel_set import adaln, rmsnorm, takes
+from .kernel_set import PLAIN_TENSORS, adaln, rmsnorm
 
-_PLAIN = (Tensor, nn.Parameter)
 # What norms use whose eps is not an attribute. That of Torch depends on the dtype.
 _CONSTANTS = (1e-5, 1e-6, 1e-8, 1e-12)
 
@@ -28,6 +27,7 @@ class NormForm:
         offset: Added to the weight.
         width: The number of elements that it normalizes, or None for any.
         roundings: By dtypes of x and of the weight: where the norm rounds, as in `rmsnorm.rms_norm`, or None.
+        places: What `place` has returned.
     """
 
     sample: nn.Module
@@ -38,6 +38,7 @@ class NormForm:
     offset: float
     width: Optional[int]
     roundings: dict[tuple[torch.dtype, Optional[torch.dtype]], Optional[str]] = field(default_factory=dict)
+    places: dict[tuple, Optional[str]] = field(default_factory=dict)
 
     @property
     def kernel(self) -> str:
@@ -53,6 +54,29 @@ class NormForm:
         except KeyError:
             self.roundings[dtype, weight] = rounding = _rounding(self, dtype, weight)
             return rounding
+
+    def place(
+        self, weight: Optional[Tensor], bias: Any, dtype: torch.dtype, last: bool, combined: bool
+    ) -> Optional[str]:
+        """Return where the norm rounds in a kernel that also computes what is before or after it; None if in none.
+
+        Args:
+            last: Whether the norm gets x in float32, and the result is rounded to `dtype`, that of x, after all.
+            combined: Whether there are modulations or gates.
+        """
+        of_weight = None if weight is None else weight.dtype
+        key = dtype, of_weight, bias is None, last, combined
+        if key not in self.places:
+            rounding = self.rounding(torch.float32 if last else dtype, of_weight)
+            if rounding is not None and last:
+                rounding = "last"
+            is_apart = combined and (
+                self.offset
+                or not (last or weight is None or of_weight == dtype)
+                or not (self.centered or weight is None or rounding == "last")
+            )
+            self.places[key] = None if is_apart or (bias is not None and not self.centered) else rounding
+        return self.places[key]
 
     def statement(self, norm: nn.Module, x: Tensor, rounding: str) -> Tensor:
         """Compute the norm with Torch, rounding as the kernels do."""
@@ -109,7 +133,7 @@ def _is_candidate(norm: nn.Module) -> bool:
     if norm._modules or norm._buffers or type(norm).forward is nn.Module.forward:
         return False
     given = [p for p in norm._parameters.values() if p is not None]
-    if len(given) > 2 or any(p.dim() != 1 or p.shape != given[0].shape or type(p) not in _PLAIN for p in given):
+    if len(given) > 2 or any(p.dim() != 1 or p.shape != given[0].shape or type(p) not in PLAIN_TENSORS for p in given):
         return False
     arguments = probes.required_arguments(type(norm).forward)
     return arguments is not None and len(arguments) == 1
@@ -211,143 +235,28 @@ def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
     return parameter if parameter is None or parameter.dtype == x.dtype else parameter.float()
 
 
-def takes_rows(x: Tensor, width: Optional[int]) -> bool:
-    """Return whether the kernels should normalize `x` over its last dimension, of `width` elements, now.
+def has_rows(x: Tensor, width: Optional[int]) -> bool:
+    """Return whether the kernels should normalize `x` over its last dimension, of `width` elements.
 
     Not if the elements of a row are apart, as in VAEs, which normalize a transposed tensor: the kernels copy it, and
     change the memory format for the convolution that follows.
     """
-    return takes(x) and x.dim() > 0 and x.stride(-1) == 1 and (width is None or x.shape[-1] == width)
+    return x.dim() > 0 and x.stride(-1) == 1 and (width is None or x.shape[-1] == width)
 
 
 def normalized(form: NormForm, norm: nn.Module, x: Tensor) -> Optional[Tensor]:
     """Return `norm(x)`, or None if the kernels cannot compute it."""
-    if not takes_rows(x, form.width):
+    if not has_rows(x, form.width):
         return None
     weight, bias = form.parameters(norm)
     rounding = form.rounding(x.dtype, None if weight is None else weight.dtype)
     if rounding is None:
         return None
-    weight, eps = weight_for(weight, x), form.eps_of(norm)
+    if x.dim() == 4 and not x.is_contiguous() and x.transpose(1, 2).is_contiguous():  # heads stay where they are
+        y = normalized(form, norm, x.transpose(1, 2))
+        return None if y is None else y.transpose(1, 2)
+    weight, eps = weight if weight is None else weight_for(weight, x), form.eps_of(norm)
     if form.centered:
         return adaln.ada_layer_norm(x, None, None, weight, weight_for(bias, x), eps)
     y = rmsnorm.rms_norm(x, weight, eps, form.offset, rounding)
     return y if bias is None else y + bias
-
-
-def _fits(modulation: Any, x: Tensor) -> bool:
-    """Return whether the kernels broadcast a scale, shift or gate to `x` as Torch does."""
-    if type(modulation) not in _PLAIN or modulation.dtype != x.dtype or modulation.device != x.device:
-        return False
-    shape, expected = modulation.shape, x.shape
-    if len(shape) == 1:
-        return shape[0] == expected[-1]
-    if len(shape) != len(expected) or shape[-1] != expected[-1]:
-        return False
-    ones = False
-    for size, full in zip(shape[:-1], expected[:-1]):
-        ones = ones or size != full
-        if ones and size != 1:
-            return False
-    return True
-
-
-def _modulable(norm: Any, x: Tensor) -> Optional[NormForm]:
-    """Return the form of a norm that the kernels can compute together with modulations of `x`."""
-    form = form_of(norm)
-    if form is None or form.offset or not takes_rows(x, form.width):
-        return None
-    weight, bias = form.parameters(norm)
-    rounding = form.rounding(x.dtype, None if weight is None else weight.dtype)
-    if rounding is None or (weight is not None and weight.dtype != x.dtype):
-        return None
-    return form if form.centered or (bias is None and (weight is None or rounding == "last")) else None
-
-
-def modulated(norm: Any, x: Tensor, scale: Any, shift: Any) -> Any:
-    """Return `norm(x) * (1 + scale) + shift`."""
-    form = _modulable(norm, x) if _fits(scale, x) and _fits(shift, x) and scale.shape == shift.shape else None
-    if form is None:
-        return norm(x) * (1 + scale) + shift
-    weight, bias = form.parameters(norm)
-    if form.centered:
-        return adaln.ada_layer_norm(x, scale, shift, weight, bias, form.eps_of(norm), "each")
-    return adaln.ada_rms_norm(x, scale, shift, weight, form.eps_of(norm), "each")
-
-
-def gated_sum(residual: Any, first: Any, second: Any) -> Any:
-    """Return `residual + first * second`."""
-    if type(residual) in _PLAIN and takes(residual):
-        for gate, branch in ((first, second), (second, first)):
-            if _is_like(branch, residual) and _fits(gate, residual):
-                return adaln.gate_residual(residual, branch, gate, "each")
-    return residual + first * second
-
-
-def sum_gated(first: Any, second: Any, residual: Any) -> Any:
-    """Return `first * second + residual`, with the arguments in the order in which they are computed."""
-    return gated_sum(residual, first, second)
-
-
-def _is_like(branch: Any, residual: Tensor) -> bool:
-    return (
-        type(branch) in _PLAIN
-        and branch.dtype == residual.dtype
-        and branch.shape == residual.shape
-        and branch.device == residual.device
-    )
-
-
-def sum_norm(norm: Any, first: Any, second: Any) -> tuple[Any, Any]:
-    """Return `first + second`, and `norm(first + second)`."""
-    form = form_of(norm) if type(first) in _PLAIN and _is_like(second, first) else None
-    if form is not None and takes_rows(first, form.width):
-        weight, bias = form.parameters(norm)
-        rounding = form.rounding(first.dtype, None if weight is None else weight.dtype)
-        if rounding is not None and (form.centered or bias is None):
-            weight, eps = weight_for(weight, first), form.eps_of(norm)
-            if form.centered:
-                return adaln.add_ada_norm(first, second, None, None, weight, weight_for(bias, first), eps)
-            normed, total = rmsnorm.add_rms_norm(second, first, weight, eps, form.offset, rounding)
-            return total, normed
-    total = first + second
-    return total, norm(total)
-
-
-def gated_sum_norm(norm: Any, residual: Any, first: Any, second: Any) -> tuple[Any, Any]:
-    """Return `residual + first * second`, and its norm."""
-    return _sum_modulated(norm, residual, first, second, None, None)
-
-
-def sum_modulated(norm: Any, first: Any, second: Any, scale: Any, shift: Any) -> tuple[Any, Any]:
-    """Return `first + second`, and its norm times `1 + scale`, plus `shift`."""
-    if type(first) in _PLAIN and _is_like(second, first) and _fits(scale, first) and _fits(shift, first):
-        form = _modulable(norm, first) if scale.shape == shift.shape else None
-        if form is not None:
-            return _fused(form, norm, first, second, None, scale, shift)
-    total = first + second
-    return total, modulated(norm, total, scale, shift)
-
-
-def gated_sum_modulated(norm: Any, residual: Any, first: Any, second: Any, scale: Any, shift: Any) -> tuple[Any, Any]:
-    """Return `residual + first * second`, and its norm times `1 + scale`, plus `shift`."""
-    return _sum_modulated(norm, residual, first, second, scale, shift)
-
-
-def _sum_modulated(norm: Any, residual: Any, first: Any, second: Any, scale: Any, shift: Any) -> tuple[Any, Any]:
-    form = _modulable(norm, residual) if type(residual) in _PLAIN else None
-    if form is not None and (scale is None or (_fits(scale, residual) and _fits(shift, residual))):
-        for gate, branch in ((first, second), (second, first)):
-            same = scale is None or scale.shape == shift.shape == getattr(gate, "shape", None)
-            if same and _is_like(branch, residual) and _fits(gate, residual):
-                return _fused(form, norm, residual, branch, gate, scale, shift)
-    total = gated_sum(residual, first, second)
-    return total, norm(total) if scale is None else modulated(norm, total, scale, shift)
-
-
-def _fused(form: NormForm, norm: nn.Module, residual: Tensor, branch: Tensor, gate: Any, scale: Any, shift: Any) -> Any:
-    weight, bias = form.parameters(norm)
-    kind = "layer" if form.centered else "rms"
-    return adaln.gate_residual_ada_norm(
-        residual, branch, gate, scale, shift, weight, bias, form.eps_of(norm), kind, "each"
-    )

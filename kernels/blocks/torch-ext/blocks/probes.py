@@ -5,7 +5,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Optional
 
 import torch
@@ -83,14 +83,6 @@ class Watched:
 
     def add_method(self, name: str) -> None:
         self._attributes.append((self._cls, name, getattr(self._cls, name)))
-
-    def add(self, library: ModuleType, path: str, value: Any) -> None:
-        """Watch a function of a library's module, or "Class.method" there."""
-        name, _, attribute = path.partition(".")
-        if attribute:
-            self._attributes.append((getattr(library, name), attribute, value))
-        elif name in vars(library):
-            self._globals.append((vars(library), name, value))
 
     def add_used(self, function: Any) -> None:
         """Watch what a function calls: methods of the class, and functions of its module."""

@@ -9,19 +9,20 @@ import copy
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, MappingProxyType, MethodType
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from torch import nn
 from torch.compiler import is_compiling
+from torch.nn.modules.module import _has_any_global_hook
 
-from .calls import PLAIN_TENSORS
-from .gated import gelu_fits_epilogue, linear_gelu, projection_in
+from .deferred import now
+from .kernel_set import takes, takes_tensors
 from .norms import NormForm, normalized, recognised_norm
 from .probes import Watched, has_hooks, is_bound, is_rewritten, watched_forward
+from .projections import gelu_fits_epilogue, linear_gelu, projection_in
 from .rewriting import Processing, functions_used, innermost, methods_of, rewrapped, rewritten
 
 Mismatch = Callable[[nn.Module], Optional[str]]
@@ -37,7 +38,6 @@ class Replacement:
         kernels: The names of the kernels that the forward calls, for the report.
         mismatch: Returns why a module of the class must keep its own forward, or None.
         renamed: Names that some releases of the library give parameters, by the names that the mixin gives them.
-        relies_on: Functions of the library's module, and methods of its classes, that the forward computes in place of.
         methods: In place of a mixin: the class's own methods, rewritten.
         misses: What the forward has that no kernel computes, and why.
     """
@@ -47,7 +47,6 @@ class Replacement:
     kernels: tuple[str, ...]
     mismatch: Mismatch = lambda module: None
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)  # else it could not be hashed
-    relies_on: tuple[str, ...] = ()
     methods: Mapping[str, FunctionType] = field(default_factory=dict, compare=False)
     misses: tuple[str, ...] = ()
 
@@ -61,20 +60,18 @@ def replaces(
     kernels: tuple[str, ...],
     mismatch: Mismatch = lambda module: None,
     renamed: Mapping[str, str] = MappingProxyType({}),
-    relies_on: tuple[str, ...] = (),
 ) -> Callable[[type], type]:
     """Register the decorated class as the replacement of the classes at `paths`, "package.module.Class" each.
 
     A name must be given only where what a forward computes cannot be told from its parts; why, the module that gives it
     says. `kernels` names the kernels that the forward calls itself, without those of replaced modules inside.
     `mismatch` must check every attribute that the forward reads: the classes change with their libraries. The forward
-    gets a parameter in `renamed` by its own name, whichever of the two names the library uses. `relies_on` names the
-    library's functions, and methods of its classes, that the forward does not call, but computes what they do.
+    gets a parameter in `renamed` by its own name, whichever of the two names the library uses.
     """
 
     def register(mixin: type) -> type:
         for path in paths:
-            _by_path[path] = Replacement(mixin, does, kernels, mismatch, renamed, relies_on)
+            _by_path[path] = Replacement(mixin, does, kernels, mismatch, renamed)
         return mixin
 
     return register
@@ -131,21 +128,7 @@ def _reason_to_keep(module: nn.Module, replacement: Replacement) -> Optional[str
         reason = f"it has another structure than expected: {error}"
     if reason is not None:
         return reason
-    for path, function in [("forward", type(module).forward), *_relied_on(replacement, type(module))]:
-        if is_foreign(function, type(module)):
-            return f"its {path} was replaced by other code"
-    return None
-
-
-def _relied_on(replacement: Replacement, cls: type) -> list[tuple[str, Any]]:
-    """Return the functions that a replacement computes in place of, as they are now, each with its name."""
-    library, functions = sys.modules[cls.__module__], []
-    for path in replacement.relies_on:
-        value = library
-        for name in path.split("."):
-            value = getattr(value, name, None)
-        functions.append((path, value))
-    return functions
+    return "its forward was replaced by other code" if is_foreign(type(module).forward, type(module)) else None
 
 
 def is_foreign(function: Any, cls: type) -> bool:
@@ -165,7 +148,7 @@ def is_foreign(function: Any, cls: type) -> bool:
 @functools.cache
 def _of_norm(form: NormForm) -> Replacement:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        result = normalized(form, self, args[0]) if len(args) == 1 and not kwargs else None
+        result = normalized(form, self, args[0]) if len(args) == 1 and not kwargs and takes(args[0]) else None
         return super(mixin, self).forward(*args, **kwargs) if result is None else result
 
     mixin = type("RecognisedNorm", (), {"forward": forward, "_blocks_norm": form, "_blocks_probed": True})
@@ -175,13 +158,9 @@ def _of_norm(form: NormForm) -> Replacement:
 @functools.cache
 def _of_projection(name: str) -> Replacement:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if (
-            len(args) == 1
-            and not kwargs
-            and type(args[0]) in PLAIN_TENSORS
-            and gelu_fits_epilogue(self._modules[name], args[0])
-        ):
-            return linear_gelu(self._modules[name], args[0])
+        projection = self._modules[name]
+        if len(args) == 1 and not kwargs and takes(args[0]) and gelu_fits_epilogue(projection, args[0]):
+            return linear_gelu(projection, args[0])
         return super(mixin, self).forward(*args, **kwargs)
 
     mixin = type("RecognisedProjection", (), {"forward": forward, "_blocks_probed": True})
@@ -218,6 +197,7 @@ def _state_of(child: Optional[nn.Module]) -> tuple[Any, ...]:
 def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     methods: dict[str, FunctionType] = {}
     does: dict[str, set[str]] = {}
+    of_norms: set[str] = set()
     reasons: list[str] = []
     processing = _rewritten_processor(module, reasons)
     for name, method in methods_of(type(module)).items():
@@ -230,12 +210,13 @@ def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
         reasons += new.misses
         if new.function is not None:
             methods[name] = new.function
+            of_norms |= new.norms
             for what, kernels in new.does.items():
                 does.setdefault(what, set()).update(kernels)
     misses = tuple(dict.fromkeys(reasons))
     if not methods:
         return None, "; ".join(misses) or None
-    kernels = tuple(sorted(set().union(*does.values())))
+    kernels = tuple(sorted(of_norms.union(*does.values())))
     return Replacement(type("Rewritten", (), {}), "; ".join(does), kernels, methods=methods, misses=misses), None
 
 
@@ -251,12 +232,16 @@ def _rewritten_processor(module: nn.Module, reasons: list[str]) -> Optional[Proc
     if inner is None or isinstance(processor, nn.Module):
         return None
     if is_foreign(present, type(module)):
-        reasons.append(f"{type(processor).__name__} was replaced by other code")
+        reasons.append(f"its {type(processor).__name__}.__call__ was replaced by other code")
         return None
     names = list(inspect.signature(inner).parameters)[:2]
     new = rewritten(inner, dict(zip(names, (processor, module))))
     reasons += new.misses
-    return None if new.function is None else Processing(present, rewrapped(present, inner, new.function), new.does)
+    return (
+        None
+        if new.function is None
+        else Processing(present, rewrapped(present, inner, new.function), new.does, new.norms)
+    )
 
 
 def put(module: nn.Module, replacement: Replacement) -> None:
@@ -319,8 +304,6 @@ class _Copied:
 def _join(replacement: Replacement, original: type) -> type:
     watched = Watched(original)
     watched.add_method("forward")
-    for path, function in _relied_on(replacement, original):
-        watched.add(sys.modules[original.__module__], path, function)
     if hasattr(replacement.mixin, "_blocks_probed"):
         watched = watched_forward(original)
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
@@ -373,26 +356,13 @@ def _dispatched(joined: type, original: type, name: str, new: FunctionType) -> C
 
     @functools.wraps(inner)
     def dispatch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not isinstance(self, joined):
-            return inner(self, *args, **kwargs)
-        present = getattr(original, name)
-        return (new if present is method else present)(self, *args, **kwargs)
+        present = inner
+        # Hooks for all modules must see the norms and activations that rewritten code does not call as modules.
+        if isinstance(self, joined) and takes_tensors() and not _has_any_global_hook():
+            present = getattr(original, name)
+            if present is method:
+                return new(self, *args, **kwargs)
+        return present(self, *map(now, args), **kwargs)
 
+    dispatch.takes_deferred = new.takes_deferred
     return rewrapped(method, inner, dispatch)
-
-
-# --- what forwards ask of the modules inside -------------------------------------------------------------------------
-
-
-def is_own(module: nn.Module, *classes: Union[type, str]) -> bool:
-    """Return whether a call of `module` would run the forward of one of `classes`, and nothing else.
-
-    A forward must ask this at every call before it computes in place of a module inside: hooks, adapters and
-    offloading may have been added since the replacement, or another module may have been put there. Classes may be
-    given as paths, as in `replaces`. Classes derived from them are others, for their forwards may be.
-    """
-    paths = [cls if isinstance(cls, str) else path_of(cls) for cls in classes]
-    if path_of(type(module)) not in paths or is_rewritten(module) or has_hooks(module):
-        return False
-    watched = getattr(type(module), "_blocks_watched", None)
-    return watched is None or watched.are_unchanged()

@@ -5,12 +5,14 @@ activations and rotary functions `norms`, `gated` and `rotary` have recognised b
 
 - `act(gate) * up`,
 - `norm(x) * (1 + scale) + shift`, also where a function of the module computes it of its arguments, and
-  `x + gate * branch`,
-- `x = x + branch` followed by `norm(x)`, with or without gates and modulations,
-- calls of rotary functions, and of such functions with the norms of q and k before them,
-- `torch.nn.GELU` after a projection, which fits into the epilogue of its matrix product.
+  `x + gate * branch`, in the dtype of x, or in float32 and rounded at the end,
+- `x + branch` with the `norm(x)` after it, with or without gates and modulations,
+- calls of rotary functions, on all or some of the tokens, and with the norms of q and k before them,
+- `torch.nn.GELU` after a projection, which fits into the epilogue of its matrix product,
+- copies that are not needed, or that make the operation after them faster.
 
-Each is replaced by a call that looks at its arguments, and computes the expression itself where the kernels cannot.
+Steps that one kernel computes may be apart, under conditions, or in another method: the values between them are
+`deferred`. Each call looks at its arguments, and computes the expression itself where the kernels cannot.
 """
 
 import ast
@@ -18,41 +20,60 @@ import builtins
 import copy
 import dis
 import functools
+import importlib.util
 import inspect
+import itertools
+import math
+import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Optional
 
 from torch import nn
 
-from . import gated, norms, rotary, tokens
-from .probes import _content
+from . import deferred, gated, norms, projections, rotary
+from .probes import _content, required_arguments
 
 _KERNELS = "__blocks"
 _MISSING = object()
+_FUNCTION_TYPES = FunctionType, BuiltinFunctionType
 _Body = list[ast.stmt]
 
-# What is replaced, for the report, by the function that is called instead.
+# What is replaced, for the report, by the function that is called instead, and the kernels.
 _DOES = {
-    "gated": "activation of the gate, and the product",
-    "gated_reversed": "activation of the gate, and the product",
-    "modulated": "norm with modulation",
-    "gated_sum": "residual sum with gate",
-    "sum_gated": "residual sum with gate",
-    "sum_norm": "residual sum with norm",
-    "gated_sum_norm": "residual sum with gate and norm",
-    "sum_modulated": "residual sum with norm and modulation",
-    "gated_sum_modulated": "residual sum with gate, norm and modulation",
-    "rotated": "rotary embedding",
-    "norm_rotated": "q/k norm with rotary embedding",
-    "activated_projection": "GELU in the epilogue of its projection",
-    "joined_tokens": "parts of one tensor joined without a copy",
+    "gated": ("activation of the gate, and the product", ("geglu",)),
+    "modulated": ("norm with modulation", ("adaln",)),
+    "rotated": ("rotary embedding", ("rope3d",)),
+    "norm_rotated": ("q/k norm with rotary embedding", ("rope3d",)),
+    "activated_projection": ("GELU in the epilogue of its projection", ()),
+    "joined": ("tokens joined in their order in memory", ()),
+    "projected": ("parts of the tokens copied before their projection", ()),
+    "divided": ("division by one left out", ()),
 }
 _FUNCTIONS = {
-    name: getattr(module, name) for module in (gated, norms, rotary, tokens) for name in _DOES if name in vars(module)
+    name: value
+    for module in (deferred, gated, projections, rotary)
+    for name, value in vars(module).items()
+    if isinstance(value, FunctionType) and not name.startswith("_")
 }
+
+
+_signatures: dict[FunctionType, tuple[Any, inspect.Signature]] = {}
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """Return `inspect.signature(function)`, found once: diffusers asks for it in each forward."""
+    inner = getattr(function, "__func__", None)
+    if type(inner) is not FunctionType or inner.__dict__:  # such as what it wraps
+        return inspect.signature(function)
+    made_of = inner.__code__, inner.__defaults__, inner.__kwdefaults__
+    known, signature = _signatures.get(inner, (None, None))
+    if known != made_of:
+        signature = inspect.signature(function)
+        _signatures[inner] = made_of, signature
+    return signature
 
 
 @dataclass
@@ -62,11 +83,13 @@ class Rewriting:
     Attributes:
         function: The function rewritten, or None if it has nothing that the kernels compute.
         does: What the kernels compute in it, each with their names.
+        norms: The kernels of norms that it computes where their values are needed, if nothing else does.
         misses: What it has that looks as if they could, and why they cannot.
     """
 
     function: Optional[FunctionType] = None
     does: dict[str, set[str]] = field(default_factory=dict)
+    norms: set[str] = field(default_factory=set)
     misses: list[str] = field(default_factory=list)
 
 
@@ -83,13 +106,12 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
         return Rewriting(misses=["the source of its forward cannot be read"])
     rewriter = _Rewriter(function, roots, processing)
     node = copy.deepcopy(node)
-    node.body = rewriter.rewrite(node.body)
-    result = Rewriting(None, rewriter.does, rewriter.misses)
+    node.body = rewriter.rewrite(node.args, node.body)
+    result = Rewriting(None, rewriter.does, rewriter.norms, rewriter.misses)
     if rewriter.does:
-        kernels = SimpleNamespace(
-            **_FUNCTIONS, begun=gated.begun, normed_later=rotary.normed_later, **rewriter.constants
-        )
+        kernels = SimpleNamespace(slice=slice, signature_of=signature_of, **_FUNCTIONS, **rewriter.constants)
         result.function = _while_same(rewriter.inlined, _function(node, function, kernels), function)
+        result.function.takes_deferred = rewriter.takes_deferred
     return result
 
 
@@ -100,8 +122,9 @@ def _while_same(inlined: dict[str, FunctionType], new: FunctionType, function: F
     present = function.__globals__
 
     def either(*args: Any, **kwargs: Any) -> Any:
-        same = all(present.get(name) is value for name, value in inlined.items())
-        return (new if same else function)(*args, **kwargs)
+        if all(present.get(name) is value for name, value in inlined.items()):
+            return new(*args, **kwargs)
+        return function(*map(deferred.now, args), **kwargs)
 
     return either
 
@@ -114,11 +137,13 @@ class Processing:
         present: The method of the processor's class.
         new: What is called in its place.
         does: What the kernels compute in it.
+        norms: As in `Rewriting`.
     """
 
     present: Any
     new: Any
     does: dict[str, set[str]]
+    norms: set[str]
 
     def __call__(self, processor: Any, *args: Any, **kwargs: Any) -> Any:
         if type(processor).__call__ is self.present:
@@ -256,60 +281,279 @@ _NAMED = {*dis.hasname, *dis.haslocal, *dis.hasfree} | {dis.opmap["LOAD_CONST"]}
 
 # --- patterns ---------------------------------------------------------------------------------------------------------
 
+_ANY = ""  # a target that takes every deferred value
+_SCOPES = (ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.FunctionDef, ast.ClassDef)
+_VIEWS = ("transpose", "view", "reshape", "unflatten")
+_KNOWN_BEFORE = ("shape", "dtype", "device", "ndim")
+
 
 class _Rewriter(ast.NodeTransformer):
+    """Puts calls of this package in place of what it knows.
+
+    Names whose values may be deferred are read with `now`, except where this package gets them.
+    """
+
     def __init__(self, function: FunctionType, roots: dict[str, Any], processing: Optional[Processing]) -> None:
         self._processing = processing
         self.does: dict[str, set[str]] = {}
+        self.norms: set[str] = set()
         self.misses: list[str] = []
         self.constants: dict[str, Any] = {}
         self.inlined: dict[str, FunctionType] = {}
+        self.takes_deferred = 0
         self._function = function
         self._roots = roots
         self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         self._closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-        self._all: list[ast.Name] = []
-        self._has_norm, self._may_join = False, True
-        self._matches = self._sums = 0
-        self._counting = False
+        self._made: dict[str, Any] = {}  # functions made or imported inside
+        self._has_norm = False
+        self._changes: list[tuple[int, int]] = []  # first and last lines where tensors may change
+        self._last_line: dict[str, int] = {}  # where names are used last
+        self._exposed: set[str] = set()  # names whose first values must not be deferred
+        self._of_norms: set[Optional[str]] = set()  # names that are given a norm
+        # Names, by what uses them: a norm, a modulation or rotary embedding, a sum, a product; and parts of tokens.
+        self._normed: dict[str, list[tuple[int, nn.Module, bool]]] = {}
+        self._combined, self._added, self._multiplied, self._parts = set(), set(), set(), set()
+        # Names that are given the product of a gate and a branch, an activation, and any deferred value.
+        self._gated, self._activated, self._deferred = set(), set(), set()
+        self._given: set[str] = set()  # deferred names that have a value where the rewriter is
+        # By names: the first and last lines of the statements, outside of others, that assign them a value.
+        self._assignments: dict[Optional[str], list[tuple[int, int]]] = {}
 
-    def rewrite(self, body: _Body) -> _Body:
+    def rewrite(self, arguments: ast.arguments, body: _Body) -> _Body:
+        assigned = [_assigned(node) for statement in body for node in _outside_scopes(statement)]
+        self._of_norms = {target for target, value in assigned if self._norm_of(value) is not None}
+        body = [_Inlined(self.inlined_of).visit(statement) for statement in body]
         for statement in body:
-            for node in ast.walk(statement):
-                if isinstance(node, ast.Name):
-                    self._all.append(node)
-                elif isinstance(node, ast.Call) and isinstance(self._resolve(node.func), nn.Module):
-                    self._has_norm = self._has_norm or _has_norm(self._resolve(node.func))
-                self._may_join = self._may_join and not _is_in_place(node)
-        self._may_join = self._may_join and self._has_norm
-        return self._body(body)
+            target, _ = _assigned(statement)
+            self._assignments.setdefault(target, []).append((statement.lineno, statement.end_lineno))
+        nodes = [node for statement in body for node in _outside_scopes(statement)]
+        for node in nodes:
+            self._learn(node)
+        called = [self._resolve(node.func) for node in nodes if isinstance(node, ast.Call)]
+        self._has_norm = any(isinstance(value, nn.Module) and _has_norm(value) for value in called)
+        self._find_exposed(body, nodes)
+        for node in nodes:
+            self._find_uses(node)
+        self._find_deferred([argument.arg for argument in arguments.args], nodes)
+        self._pair(body)
+        return [self.visit(statement) for statement in body]
 
-    def _body(self, body: _Body) -> _Body:
-        for statement in body:
-            for name in ("body", "orelse", "finalbody"):
-                inner = getattr(statement, name, None)
-                if isinstance(inner, list) and not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-                    setattr(statement, name, self._body(inner))
-            for handler in getattr(statement, "handlers", ()):
-                handler.body = self._body(handler.body)
-        self._merge(body)
-        self._rotate(body)
+    def _learn(self, node: ast.AST) -> None:
+        """Keep what functions are that are imported or made inside, and are the same at each call."""
+        found: dict[str, Any] = {}
+        if isinstance(node, ast.ImportFrom):
+            package = self._function.__globals__.get("__package__") or ""
+            name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            for alias in node.names:
+                found[alias.asname or alias.name] = getattr(sys.modules.get(name), alias.name, _MISSING)
+        elif isinstance(node, ast.FunctionDef):
+            codes = [c for c in self._function.__code__.co_consts if isinstance(c, CodeType) and c.co_name == node.name]
+            is_same = len(codes) == 1 and not (codes[0].co_freevars or node.decorator_list or node.args.defaults)
+            if is_same and not node.args.kw_defaults:
+                found[node.name] = FunctionType(codes[0], self._function.__globals__)
+        for name, value in found.items():
+            self._made[name] = _MISSING if name in self._made else value
+
+    def inlined_of(self, node: ast.Call) -> Optional[ast.expr]:
+        """Return what a function of the module returns, of the arguments of a call, if it modulates a norm of these."""
+        function = self._resolve(node.func) if isinstance(node.func, ast.Name) else None
+        if not isinstance(function, FunctionType) or function is not self._function.__globals__.get(node.func.id):
+            return None
+        given = dict(zip(function.__code__.co_varnames, node.args))
+        given.update((str(keyword.arg), keyword.value) for keyword in node.keywords)
+        if function.__code__.co_argcount != len(given) or any(isinstance(value, ast.Starred) for value in node.args):
+            return None
+        if sum(not _is_pure(value) for value in given.values()) > 1:
+            return None  # they are computed in another order
+        definition = _parsed(function)
+        body = [] if definition is None else definition.body[_has_docstring(definition) :]
+        value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
+        if value is None or sorted(n.id for n in ast.walk(value) if isinstance(n, ast.Name)) != sorted(given):
+            return None  # each argument is computed once
+        value = copy.deepcopy(value)
+        for inner in ast.walk(value):
+            ast.copy_location(inner, node)
+        value = _Substitution(given).visit(value)
+        if not any(self._norm_of(x) is not None or _is_one_of(x, self._of_norms) for x, _, _ in _modulations(value)):
+            return None
+        self.inlined[node.func.id] = function
+        return value
+
+    def _find_exposed(self, body: _Body, nodes: list[ast.AST]) -> None:
+        """Find the values between whose assignment and last use tensors may change, which must not be deferred."""
+        loops = [(node.lineno, node.end_lineno) for node in nodes if isinstance(node, (ast.For, ast.While))]
+        for node in nodes:
+            if self._is_rotated_in_place(node):
+                continue
+            if isinstance(node, (ast.With, ast.Try)) or _is_in_place(node) or self._is_module_in_place(node):
+                around = [loop for loop in loops if loop[0] <= node.lineno <= loop[1]]
+                self._changes.append(min([*around, (node.lineno, node.end_lineno)]))
+        for node in nodes:
+            if isinstance(node, ast.Name):
+                self._last_line[node.id] = max(node.lineno, self._last_line.get(node.id, 0))
+        self._exposed = {name for name in self._last_line if self._is_exposed(name, body, 0, (0, 0))}
+        self._mark_deferrable(body, (math.inf, 0))
+
+    def _is_module_in_place(self, node: ast.AST) -> bool:
+        """Return whether a call is of a module like `SiLU(inplace=True)`, or of one with such a module inside."""
+        module = self._resolve(node.func) if isinstance(node, ast.Call) else None
+        return isinstance(module, nn.Module) and any(getattr(inner, "inplace", False) for inner in module.modules())
+
+    def _mark_deferrable(self, body: _Body, loop: tuple[float, float]) -> None:
         for index, statement in enumerate(body):
-            if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.FunctionDef)):
-                body[index] = self.visit(statement)
-        self._sum(body)
-        return body
+            target, _ = _assigned(statement)
+            is_loop = isinstance(statement, (ast.For, ast.While)) and loop[1] == 0
+            around = (statement.lineno, statement.end_lineno) if is_loop else loop
+            if target is not None and not self._is_exposed(target, body[index + 1 :], statement.lineno, loop):
+                statement.may_defer = True
+            for name in () if isinstance(statement, _SCOPES) else ("body", "orelse"):
+                self._mark_deferrable(getattr(statement, name, []), around)
+
+    def _is_exposed(self, name: str, later: _Body, line: int, loop: tuple[float, float]) -> bool:
+        """Return whether tensors may change between a line that gives a name a value, and the last use of that."""
+        ends = (s.end_lineno for s in later if isinstance(s, ast.Assign) and name in _stored(s) and not loop[1])
+        end = next(ends, None)
+        first, last = (min(line, loop[0]), max(self._last_line[name], loop[1])) if end is None else (line, end)
+        return any(first <= until and begin <= last for begin, until in self._changes)
+
+    def _find_uses(self, node: ast.AST) -> None:
+        if self._norm_of(node) is not None:
+            x = _widened(node.args[0]) or node.args[0]
+            if isinstance(x, ast.Name):
+                self._normed.setdefault(x.id, []).append((node.lineno, self._norm_of(node), False))
+        elif isinstance(node, ast.Call):
+            rotates = self._rotary_of(node)
+            if rotates is not None or _is_cat(node):
+                arguments = node.args[: rotates.tensors] if rotates is not None else node.args[0].elts
+                self._combined |= {x.id for x in map(_whole, arguments) if isinstance(x, ast.Name)}
+            elif self._may_take_deferred(node.func):
+                self._combined |= {x.id for x in node.args if isinstance(x, ast.Name)}
+                for x in node.args:
+                    if isinstance(x, ast.Name):
+                        self._normed.setdefault(x.id, [])
+            elif isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
+                self._combined |= _loaded(node.func.value) if isinstance(node.func.value, ast.Name) else set()
+        elif isinstance(node, ast.BinOp):
+            uses = {ast.Add: self._added, ast.Mult: self._multiplied}.get(type(node.op), set())
+            uses.update(x.id for x in (node.left, node.right) if isinstance(x, ast.Name))
+            self._combined |= {x.id for x, _, _ in _modulations(node) if isinstance(x, ast.Name)}
+        elif isinstance(node, ast.Assign) and _is_part(node.value):
+            self._parts |= _stored(node)
+
+    def _find_deferred(self, parameters: list[str], nodes: list[ast.AST]) -> None:
+        """Find the names whose values may be deferred."""
+        assigned = [(target, value) for target, value in map(_assigned, nodes) if target is not None]
+        free = [_assigned(node) for node in nodes if hasattr(node, "may_defer")]
+        for target, value in free:
+            self._activated |= {target} if self._activation_of(value) is not None else set()
+        for target, value in free:
+            self._gated |= {target} if self._is_gated(value) and not self._is_activated(value) else set()
+            if isinstance(value, ast.Name):  # another name of the same value
+                for uses in (self._combined, self._added):
+                    uses.update({value.id} if target in uses else ())
+                for one, other in ((target, value.id), (value.id, target)):
+                    if one in self._normed:
+                        self._normed.setdefault(other, self._normed[one])
+        for node in nodes:
+            for normed, _, _ in _modulations(node):
+                self._mark_modulated(normed, assigned)
+        captured = {*self._function.__code__.co_cellvars, *self._roots}
+        captured |= set().union(*(_loaded(node) for node in nodes if isinstance(node, _SCOPES)))
+        used = self._normed.keys() | {x.id for n in nodes for x, _, _ in _modulations(n) if isinstance(x, ast.Name)}
+        # Only `called` passes deferred values, to methods of models, as their first arguments.
+        given = parameters[1:] if len(self._roots) == 1 else []
+        self._deferred = {*itertools.takewhile(lambda name: name in used - captured - self._exposed, given)}
+        self.takes_deferred, self._given = len(self._deferred), {*self._deferred}
+        new = True
+        while new:
+            new = {t for t, value in free if t not in captured and self._is_deferred(value, t)} - self._deferred
+            self._deferred |= new
+
+    def _mark_modulated(self, normed: ast.expr, assigned: list[tuple[str, Any]]) -> None:
+        calls = [normed, *(v for target, v in assigned if isinstance(normed, ast.Name) and target == normed.id)]
+        of_calls = [norm for norm in map(self._norm_of, calls) if norm is not None]
+        for found in self._normed.values():
+            found[:] = [(line, norm, m or any(norm is other for other in of_calls)) for line, norm, m in found]
+
+    def _is_deferred(self, value: ast.expr, target: str) -> bool:
+        before = dict(self.constants), list(self.misses), {what: set(by) for what, by in self.does.items()}
+        found = self._deferring(copy.deepcopy(value), target)
+        self.constants, self.misses, self.does = before
+        return found is not None
+
+    # --- statements ---
+
+    def _pair(self, body: Any) -> None:
+        """Join the statements that rotate q and then k alike: one kernel computes both."""
+        for index in range(len(body) - 2, -1, -1):
+            (first, x), (second, y) = map(_assigned, body[index : index + 2])
+            of_x, of_y = self._rotated_name(x), self._rotated_name(y)
+            if None in (first, second, of_x, of_y) or first == second or first in _loaded(y):
+                continue
+            if ast.dump(_Substitution({of_y: ast.Name(of_x, ast.Load())}).visit(copy.deepcopy(y))) == ast.dump(x):
+                x.both = [ast.copy_location(ast.Name(name, ast.Load()), x) for name in (of_x, of_y)]
+                targets = ast.Tuple([ast.Name(name, ast.Store()) for name in (first, second)], ast.Store())
+                both = ast.copy_location(ast.Assign([targets], x), body[index])
+                body[index : index + 2] = [ast.fix_missing_locations(both)]
+
+    def _rotated_name(self, value: Any) -> Optional[str]:
+        """Return the name that an expression rotates, if that is all it does."""
+        call = self._rotated_part_of(value) or value
+        rotates = self._rotary_of(call)
+        x = _whole(call.args[0]) if rotates is not None and rotates.tensors == 1 else None
+        return x.id if isinstance(x, ast.Name) else None
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        for name in ("body", "orelse", "finalbody"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):
+                self._pair(inner)
+        return super().generic_visit(node)
 
     # Functions and classes inside have names of their own.
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         return node
 
     visit_ClassDef = visit_ListComp = visit_GeneratorExp = visit_DictComp = visit_SetComp = visit_Lambda
+    visit_With = visit_Lambda  # which may begin what the kernels have no part in, such as autocast
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        made = self._made.get(node.name, _MISSING)
+        if made is not _MISSING and rotary.is_candidate(made):
+            name = ast.Name(node.name, ast.Store())
+            return ast.fix_missing_locations(ast.copy_location(ast.Assign([name], self._constant(made)), node))
         if rotary.gets_tables([argument.arg for argument in node.args.args]):
             self.misses.append(f"{node.name} is made anew at each call, so nothing can tell what it computes")
         return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        if self._is_rotated_in_place(node):
+            place, call = node.targets[0], node.value
+            function = [self._constant(self._rotary_of(call)), call.func, self.visit(place.value), _index(place.slice)]
+            new = self._call("rotate_part", node, *function, *map(self.visit, call.args[1:]), does="rotated")
+            new.keywords = [self.visit(keyword) for keyword in call.keywords]
+            return ast.copy_location(ast.Expr(new), node)
+        target, value = _assigned(node)
+        may_defer = target in self._deferred and hasattr(node, "may_defer")
+        new = self._deferring(value, target) if may_defer else None
+        if new is None:
+            return self.generic_visit(node)
+        node.value = new
+        self._given.add(target)
+        return node
+
+    def _is_rotated_in_place(self, node: ast.AST) -> bool:
+        """Return whether a statement is `x[part] = rotate(x[part], ...)`."""
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            return getattr(node, "is_rotated", False)
+        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)):
+            return False
+        rotates, place = self._rotary_of(node.value), node.targets[0]
+        if rotates is None or rotates.tensors != 1 or not isinstance(place.value, ast.Name):
+            return False
+        place.is_rotated = ast.unparse(place) == ast.unparse(node.value.args[0]) and _index(place.slice) is not None
+        return place.is_rotated
 
     # --- what names are ---
 
@@ -319,10 +563,14 @@ class _Rewriter(ast.NodeTransformer):
             if node.id in self._roots:
                 return self._roots[node.id]
             if node.id in self._locals:
-                return _MISSING
+                return self._made.get(node.id, _MISSING)
             if node.id in self._closure:
                 return _content(self._closure[node.id])
             return self._function.__globals__.get(node.id, getattr(builtins, node.id, _MISSING))
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            owner, index = self._resolve(node.value), node.slice.value
+            is_there = isinstance(owner, nn.ModuleList) and type(index) is int and -len(owner) <= index < len(owner)
+            return owner[index] if is_there else _MISSING
         if not isinstance(node, ast.Attribute):
             return _MISSING
         owner = self._resolve(node.value)
@@ -352,11 +600,9 @@ class _Rewriter(ast.NodeTransformer):
         if activation is _MISSING or (isinstance(activation, nn.Module) and activation._modules):
             return None
         if not node.keywords:
-            if gated.activation_of(activation) is not None:
-                return node.func
-            return None
-        options = _constants(node.keywords)
-        if options is None or not isinstance(activation, (FunctionType, BuiltinFunctionType)):
+            return node.func if gated.activation_of(activation) is not None else None
+        options = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
+        if None in options or _MISSING in options.values() or not isinstance(activation, _FUNCTION_TYPES):
             return None
         partial = functools.partial(activation, **options)
         return self._constant(partial) if gated.activation_of(partial) is not None else None
@@ -366,41 +612,153 @@ class _Rewriter(ast.NodeTransformer):
         self.constants[name] = value
         return ast.Attribute(ast.Name(_KERNELS, ast.Load()), name, ast.Load())
 
-    def _call(self, name: str, kernels: Sequence[str], node: ast.AST, *arguments: ast.expr) -> ast.expr:
-        # A kernel of ours outweighs an epilogue: the activation of a gate is computed with the product.
-        self._matches += 2 if kernels else 1
-        if not self._counting:
-            self.does.setdefault(_DOES[name], set()).update(kernels)
+    def _call(self, name: str, node: ast.AST, *arguments: ast.expr, does: str = "") -> ast.expr:
+        if does:
+            words, kernels = _DOES[does]
+            self.does.setdefault(words, set()).update(kernels)
         function = ast.Attribute(ast.Name(_KERNELS, ast.Load()), name, ast.Load())
         return ast.fix_missing_locations(ast.copy_location(ast.Call(function, list(arguments), []), node))
 
+    def _may_take_deferred(self, function: ast.expr) -> bool:
+        """Return whether a call may be of a rewritten method or forward that norms or modulates what it gets."""
+        value = self._resolve(function)
+        if isinstance(value, nn.Module):
+            return norms.recognised_norm(value) is None and _has_norm(value) and bool(methods_of(type(value)))
+        return isinstance(value, MethodType) and any(value.__self__ is root for root in self._roots.values())
+
     # --- expressions ---
 
+    def visit(self, node: ast.AST) -> Any:
+        new = self._deferring(node) if isinstance(node, ast.expr) else None
+        return super().visit(node) if new is None else self._call("now", node, new)
+
+    def _deferring(self, node: Any, target: Optional[str] = None) -> Optional[ast.expr]:
+        """Return what an expression becomes whose value may be deferred; None for any other.
+
+        Args:
+            target: The name that is given the value, `_ANY`, or None.
+        """
+
+        def is_in(uses: Any) -> bool:
+            return target is not None and (target == _ANY or target in uses)
+
+        if isinstance(node, ast.Name):
+            return node if node.id in self._deferred and isinstance(node.ctx, ast.Load) else None
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return self._modulated(node) or self._sum(node, target, is_in(self._normed))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            if is_in(self._added) and self._is_gated(node) and not self._is_activated(node):
+                return self._call("times", node, self._operand(node.left), self._operand(node.right))
+            return None
+        if not isinstance(node, ast.Call):
+            return None
+        if self._norm_of(node) is not None:
+            x = _widened(node.args[0]) or node.args[0]
+            is_used = is_in(self._combined) or (isinstance(x, ast.Name) and x.id in self._deferred)
+            if not is_used:
+                return None
+            self.norms.add(norms.recognised_norm(self._norm_of(node)).kernel)
+            return self._call("normed", node, node.func, self._operand(node.args[0]))
+        if self._activation_of(node) is not None:
+            return self._begun(node) if target and is_in(self._multiplied) else None
+        is_processor = len(self._roots) == 2
+        if _is_cat(node) and not self._changes and (self._has_norm or is_processor) and not self._rotated_part_of(node):
+            parts, dim = node.args[0].elts, _dim_of(node)
+            if any(self._deferring(part) is None for part in parts):
+                if dim != 1 and not is_processor:
+                    return None
+                self.does.setdefault(_DOES["joined"][0], set())
+            return self._call("joined", node, ast.List([*map(self._operand, parts)], ast.Load()), ast.Constant(dim))
+        if isinstance(node.func, ast.Attribute) and not node.keywords:
+            of_norm = target if is_in(self._combined) else None
+            if node.func.attr in _VIEWS:
+                x = self._deferring(node.func.value, of_norm)
+                if x is not None and not any(isinstance(argument, ast.Starred) for argument in node.args):
+                    return self._call("viewed", node, x, ast.Constant(node.func.attr), *map(self.visit, node.args))
+            if node.func.attr == "type_as" and len(node.args) == 1 and self._has_norm:
+                x = self._deferring(node.func.value, _ANY)
+                return None if x is None else self._call("like_type", node, x, self._operand(node.args[0]))
+        return None
+
+    def _operand(self, node: ast.expr) -> ast.expr:
+        """Return an expression that a function of this package gets."""
+        x = _widened(node)
+        if x is not None and self._has_norm:
+            return self._call("wide", node, self._operand(x))
+        new = self._deferring(node)
+        return self.visit(node) if new is None else new
+
+    def _modulated(self, node: ast.BinOp) -> Optional[ast.expr]:
+        for normed, scale, shift in _modulations(node):
+            if isinstance(normed, ast.Name) and normed.id in self._deferred:
+                x = normed
+            elif self._norm_of(normed) is not None:
+                x = self._call("normed", normed, normed.func, self._operand(normed.args[0]))
+            else:
+                continue
+            return self._call("modulated", node, x, self.visit(scale), self.visit(shift), does="modulated")
+        return None
+
+    def _sum(self, node: ast.BinOp, target: Optional[str], is_normed: bool) -> Optional[ast.expr]:
+        parts = node.left, node.right
+        if not self._has_norm or any(map(self._is_number, parts)):
+            return None
+        gates = [x for x in parts if self._is_gated(x) and not self._is_activated(x)]
+        with_gate = len(gates) == 1 or any(isinstance(x, ast.Name) and x.id in self._gated for x in parts)
+        if not (with_gate or is_normed) or len(gates) > 1:
+            return None
+        operands = [
+            self._call("times", x, self._operand(x.left), self._operand(x.right)) if x in gates else self._operand(x)
+            for x in parts
+        ]
+        last = min((end for start, end in self._assignments.get(target, ()) if start > node.lineno), default=math.inf)
+        later = [(norm, m) for line, norm, m in self._normed.get(target or "", ()) if node.lineno < line <= last]
+        modulated, kinds = any(m for _, m in later), {norms.recognised_norm(norm).kernel for norm, _ in later}
+        if with_gate or later:
+            more = ["with gate"] * with_gate + ["norm"] * bool(later) + ["modulation"] * modulated
+            does = "residual sum " + _listed(more if with_gate else ["with norm", *more[1:]])
+            self.does.setdefault(does, set()).update({"adaln"} if with_gate or modulated else kinds)
+        return self._call("total", node, *operands)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if isinstance(node.ctx, ast.Load) and isinstance(self._resolve(node), nn.Module):
+            return self._call("item", node, self.visit(node.value), node.slice, ast.Constant(str(node.slice.value)))
+        return self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        is_known = node.attr in _KNOWN_BEFORE and isinstance(node.value, ast.Name)
+        return node if is_known else self.generic_visit(node)
+
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        modulated = self._modulated(node)
-        if modulated is not None:
-            return modulated
         if isinstance(node.op, ast.Mult):
-            # Before the operands are visited: a GELU of a projection alone would go to its epilogue.
-            if self._activation_of(node.left) is not None:
-                return self._call("gated", ["geglu"], node, self._begun(node.left), self.visit(node.right))
-            if self._activation_of(node.right) is not None:
-                return self._call("gated_reversed", ["geglu"], node, self.visit(node.left), self._begun(node.right))
-        self.generic_visit(node)
-        left, right = node.left, node.right
-        if isinstance(node.op, ast.Mult):
-            self._miss_activation(left)
-            self._miss_activation(right)
-        if isinstance(node.op, ast.Add) and self._has_norm:
-            if self._is_gated(right) and not self._is_number(left) and not _is_product(left):
-                return self._call("gated_sum", ["adaln"], node, left, right.left, right.right)
-            if self._is_gated(left) and not self._is_number(right) and not _is_product(right):
-                return self._call("sum_gated", ["adaln"], node, left.left, left.right, right)
-        return node
+            sides = [(node.left, node.right, "gated"), (node.right, node.left, "gated_reversed")]
+            # A name may be given an activation whose product with something else is meant.
+            for activated, up, name in sorted(sides, key=lambda side: isinstance(side[0], ast.Name)):
+                if isinstance(activated, ast.Name) and activated.id in self._deferred & self._activated:
+                    begun = activated
+                elif self._activation_of(activated) is not None:
+                    begun = self._begun(activated)
+                else:
+                    self._miss_activation(activated)
+                    continue
+                parts = [begun, self.visit(up)]
+                return self._call(name, node, *(parts if name == "gated" else parts[::-1]), does="gated")
+        is_one = (
+            isinstance(node.right, ast.Attribute) and self._is_number(node.right) and self._resolve(node.right) == 1
+        )
+        if isinstance(node.op, ast.Div) and not self._changes and is_one:
+            return self._call("divided", node, self.visit(node.left), node.right, does="divided")
+        return self.generic_visit(node)
 
     def _begun(self, call: Any) -> ast.expr:
-        begun = ast.Attribute(ast.Name(_KERNELS, ast.Load()), "begun", ast.Load())
-        return ast.Call(begun, [self._activation_of(call), self.visit(call.args[0])], [])
+        return self._call("begun", call, self._activation_of(call), self.visit(call.args[0]))
+
+    def _is_activated(self, node: Any) -> bool:
+        """Return whether a product is of an activation and what it gates."""
+        return any(
+            self._activation_of(x) is not None or (isinstance(x, ast.Name) and x.id in self._activated)
+            for x in (node.left, node.right)
+        )
 
     def _miss_activation(self, node: ast.AST) -> None:
         activation = self._resolve(node.func) if isinstance(node, ast.Call) and len(node.args) == 1 else None
@@ -422,268 +780,91 @@ class _Rewriter(ast.NodeTransformer):
             return False
         return _without_one(node.left) is None and _without_one(node.right) is None
 
-    def _modulated(self, node: ast.BinOp) -> Optional[ast.expr]:
-        if not isinstance(node.op, ast.Add):
-            return None
-        for product, shift in ((node.left, node.right), (node.right, node.left)):
-            if not _is_product(product):
-                continue
-            for normed, factor in ((product.left, product.right), (product.right, product.left)):
-                scale = _without_one(factor)
-                if scale is not None and self._norm_of(normed) is not None:
-                    parts = [self.visit(part) for part in (normed.args[0], scale, shift)]
-                    return self._call("modulated", ["adaln"], node, normed.func, *parts)
-        return None
-
-    def _inlined(self, node: ast.Call) -> Optional[ast.expr]:
-        """Return what a function of the module returns, of the arguments of a call, if it is one expression of them."""
-        function = self._resolve(node.func) if isinstance(node.func, ast.Name) else None
-        if not isinstance(function, FunctionType) or function is not self._function.__globals__.get(node.func.id):
-            return None
-        given = dict(zip(function.__code__.co_varnames, node.args))
-        given.update((str(keyword.arg), keyword.value) for keyword in node.keywords)
-        if not any(self._norm_of(value) is not None for value in given.values()):
-            return None
-        if function.__code__.co_argcount != len(given) or any(isinstance(value, ast.Starred) for value in node.args):
-            return None
-        if sum(not _is_pure(value) for value in given.values()) > 1:
-            return None  # they are computed in another order
-        definition = _parsed(function)
-        body = [] if definition is None else definition.body[_has_docstring(definition) :]
-        value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
-        if value is None or sorted(n.id for n in ast.walk(value) if isinstance(n, ast.Name)) != sorted(given):
-            return None  # each argument is computed once
-        value = copy.deepcopy(value)
-        for inner in ast.walk(value):
-            ast.copy_location(inner, node)
-        return _Substitution(given).visit(value)
-
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if self._processing is not None and _is_processor(node.func):
             for what, kernels in self._processing.does.items():
                 self.does.setdefault(what, set()).update(kernels)
+            self.norms |= self._processing.norms
             self.generic_visit(node)
             return ast.Call(self._constant(self._processing), [node.func, *node.args], node.keywords)
-        inlined = self._inlined(node)
-        modulated = self._modulated(inlined) if isinstance(inlined, ast.BinOp) else None
-        if modulated is not None:
-            self.inlined[node.func.id] = self._resolve(node.func)
-            return modulated
-        call = self._rotary_of(node)
-        self.generic_visit(node)
-        if self._may_join and _is_cat(node):
-            return self._call("joined_tokens", (), node, *node.args[0].elts)
+        function = self._resolve(node.func)
+        if type(function) is nn.Dropout and len(node.args) == 1 and not node.keywords:
+            return self._call("dropped", node, self.visit(node.func), self.visit(node.args[0]))
+        if function is inspect.signature and len(node.args) == 1 and not node.keywords:
+            return self._call("signature_of", node, *node.args)
+        inner = self._rotated_part_of(node)
+        call = self._rotary_of(node if inner is None else inner)
         if call is not None:
-            new = self._call("rotated", ["rope3d"], node, self._constant(call), node.func, *node.args)
-            new.keywords = node.keywords
+            return self._rotated(node, inner or node, call)
+        if self._may_take_deferred(node.func) and any(self._deferring(x) is not None for x in node.args):
+            new = self._call("called", node, node.func, *map(self._operand, node.args))
+            new.keywords = [self.visit(keyword) for keyword in node.keywords]
             return new
-        if gated.HAS_EPILOGUE and len(node.args) == 1 and not node.keywords and isinstance(node.args[0], ast.Call):
-            projected = node.args[0]
-            is_linear = isinstance(self._resolve(projected.func), nn.Linear) and len(projected.args) == 1
-            activation = self._resolve(node.func)
-            if is_linear and activation is not _MISSING and gated.activation_of(activation) == "tanh":
-                return self._call("activated_projection", (), node, node.func, projected.func, projected.args[0])
+        projected = node.args[0] if len(node.args) == 1 and not node.keywords else None
+        if self._fits_epilogue(node.func, projected):
+            parts = node.func, projected.func, self.visit(projected.args[0])
+            return self._call("activated_projection", node, *parts, does="activated_projection")
+        self.generic_visit(node)
+        is_part = _is_one_of(projected, self._parts) and len(self._roots) == 2
+        if is_part and isinstance(function, nn.Linear) and function.bias is not None:
+            return self._call("projected", node, node.func, node.args[0], does="projected")
         return node
 
-    def _rotary_of(self, node: ast.AST) -> Optional[rotary.RotaryCall]:
-        if not isinstance(node, ast.Call) or any(isinstance(argument, ast.Starred) for argument in node.args):
+    def _fits_epilogue(self, function: ast.expr, projected: Any) -> bool:
+        """Return whether a call is of a GELU with the tanh approximation, of a projection."""
+        if not (projections.HAS_EPILOGUE and isinstance(projected, ast.Call) and len(projected.args) == 1):
+            return False
+        activation = self._resolve(function)
+        is_linear = isinstance(self._resolve(projected.func), nn.Linear)
+        return is_linear and activation is not _MISSING and gated.activation_of(activation) == "tanh"
+
+    def _rotated(self, node: ast.Call, inner: ast.Call, call: rotary.RotaryCall) -> ast.expr:
+        both, rest = getattr(node, "both", None), inner.args[call.tensors :]
+        xs = [_whole(x) if inner is not node else x for x in inner.args[: call.tensors]] if both is None else both
+        later = self._deferred - self._given  # these names are given deferred values after this
+        is_normed = any(self._deferring(copy.deepcopy(x), _ANY) is not None and not _is_one_of(x, later) for x in xs)
+        operands = [self._deferring(x, _ANY) or self.visit(x) for x in xs]
+        arguments = [self._constant(call), inner.func, ast.Tuple(operands, ast.Load())]
+        name = "rotated"
+        if inner is not node:
+            name = "rotated_part"
+            indexes = [_index(part.slice) for part in (inner.args[0], node.args[0].elts[1])]
+            arguments += [ast.Tuple(indexes, ast.Load()), ast.Constant(_dim_of(node))]
+        new = self._call(
+            name, node, *arguments, *map(self.visit, rest), does="norm_rotated" if is_normed else "rotated"
+        )
+        new.keywords = [self.visit(keyword) for keyword in inner.keywords]
+        return new
+
+    def _rotated_part_of(self, node: Any) -> Optional[ast.Call]:
+        """Return the rotary call in `torch.cat([rotate(x[part], ...), x[other part]], dim)`."""
+        if not (isinstance(node, ast.Call) and _is_cat(node)):
             return None
-        if not isinstance(node.func, ast.Name) or len(node.args) + len(node.keywords) < 2:
+        first, second = node.args[0].elts
+        rotates = self._rotary_of(first)
+        if rotates is None or rotates.tensors != 1:
             return None
+        names = {ast.unparse(x.value) for x in (first.args[0], second) if isinstance(x, ast.Subscript)}
+        is_same = len(names) == 1 and isinstance(second, ast.Subscript) and isinstance(first.args[0], ast.Subscript)
+        return first if is_same and None not in (_index(first.args[0].slice), _index(second.slice)) else None
+
+    def _rotary_of(self, node: Any) -> Optional[rotary.RotaryCall]:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            return None
+        starred = [isinstance(argument, ast.Starred) for argument in node.args]
         function = self._resolve(node.func)
         named = {keyword.arg: keyword.value for keyword in node.keywords}
         # A table may be given by name: what it is does not change what the function computes.
-        options = {name: value.value for name, value in named.items() if isinstance(value, ast.Constant) and name}
-        if None in named or function is _MISSING:
+        options = {name: _literal(value) for name, value in named.items() if name and _literal(value) is not _MISSING}
+        if None in named or function is _MISSING or True in starred[:-1] or len(node.args) + len(named) < 2:
             return None
-        tables = [name for name in named if name not in options]
-        call = rotary.recognised_rotary(function, len(node.args) + len(tables), options)
+        given = len(node.args) + len(named) - len(options)
+        if True in starred:  # the tables
+            given = len(required_arguments(function) or ())
+        call = rotary.recognised_rotary(function, given, options)
         if call is None and rotary.is_candidate(function):
             self.misses.append(f"{node.func.id} computes no rotary embedding that a kernel does")
         return call
-
-    # --- statements ---
-
-    def _merge(self, body: _Body) -> None:
-        """Put expressions into the one place where they are used, where that gives a pattern."""
-        index = 0
-        while index < len(body):
-            target, value = _assigned(body[index])
-            if target is None or not (
-                self._norm_of(value) is not None or self._activation_of(value) is not None or _is_product(value)
-            ):
-                index += 1
-                continue
-            user = self._only_user(body, index, target, value)
-            if user is not None:
-                merged = _Substitution({target: value}).visit(copy.deepcopy(body[user]))
-                if self._count(merged) > self._count(body[index]) + self._count(body[user]):
-                    body[user] = merged
-                    del body[index]
-                    continue
-            index += 1
-
-    def _count(self, statement: ast.stmt) -> int:
-        before, self._matches, self._counting = self._matches, 0, True
-        constants = dict(self.constants)
-        self.visit(copy.deepcopy(statement))
-        matches, self._matches, self._counting, self.constants = self._matches, before, False, constants
-        return matches
-
-    def _only_user(self, body: _Body, index: int, target: str, value: ast.expr) -> Optional[int]:
-        """Return the statement after `index` that may compute `target` itself: the only one that reads it."""
-        read = _loaded(value) - self._roots.keys()
-        for user in range(index + 1, min(index + 6, len(body))):
-            statement = body[user]
-            if not _is_plain(statement):
-                return None
-            loads = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == target]
-            if any(isinstance(n.ctx, ast.Load) for n in loads):
-                once = sum(isinstance(n.ctx, ast.Load) for n in loads) == 1
-                return user if once and self._is_dead_after(body, user, target) else None
-            if loads or (read | {target}) & (_stored(statement) | _loaded(statement)):
-                return None
-        return None
-
-    def _is_dead_after(self, body: _Body, user: int, name: str) -> bool:
-        if name in _stored(body[user]):
-            return True
-        for statement in body[user + 1 :]:
-            if name in _loaded(statement):
-                return False
-            if name in _stored(statement) and _assigned(statement)[0] == name:
-                return True
-        last = body[user].end_lineno or 0
-        loads = [n.lineno for n in self._all if n.id == name and not isinstance(n.ctx, ast.Store)]
-        if self._has_loop():  # which may come back to any of them
-            return all(body[user].lineno <= line <= last for line in loads)
-        return all(line <= last for line in loads)
-
-    def _has_loop(self) -> bool:
-        node = _parsed(self._function)
-        return node is None or any(isinstance(inner, (ast.For, ast.While)) for inner in ast.walk(node))
-
-    def _rotate(self, body: _Body) -> None:
-        """Compute the norms of q and k together with the rotary embedding that follows them."""
-        for index, statement in enumerate(body):
-            call = statement.value if isinstance(statement, ast.Assign) else None
-            rotates = self._rotary_of(call) if call is not None else None
-            if rotates is None or len(call.args) < rotates.tensors:
-                continue
-            places = [self._normed_at(body, index, argument) for argument in call.args[: rotates.tensors]]
-            wholes = {place[1] for place in places if place is not None}
-            if None in places or len(wholes) != 1:
-                continue
-            funcs = []
-            for place in places:
-                holder, _, normed = place
-                funcs.append(normed.func)
-                later = ast.Attribute(ast.Name(_KERNELS, ast.Load()), "normed_later", ast.Load())
-                call_later = ast.copy_location(ast.Call(later, [normed.func, normed.args[0]], []), normed)
-                body[holder] = ast.fix_missing_locations(_Exchange(normed, call_later).visit(body[holder]))
-            arguments = [self.visit(argument) for argument in call.args]
-            new = self._call(
-                "norm_rotated",
-                ["rope3d"],
-                call,
-                self._constant(rotates),
-                ast.Tuple(funcs, ast.Load()),
-                ast.Constant(wholes.pop()),
-                call.func,
-                *arguments,
-            )
-            new.keywords = call.keywords
-            statement.value = new
-
-    def _normed_at(self, body: _Body, index: int, x: ast.expr) -> Optional[tuple[int, bool, ast.Call]]:
-        """Return where the input of a rotary function is normalized, whether all heads are at once, and the call."""
-        if not isinstance(x, ast.Name):
-            return None
-        split = False
-        for holder in range(index - 1, -1, -1):
-            target, value = _assigned(body[holder])
-            if target != x.id:
-                if not _is_plain(body[holder]) or x.id in _loaded(body[holder]) | _stored(body[holder]):
-                    return None
-                continue
-            value, changed = _transposed_from(value)
-            split = split or changed == "split"
-            if isinstance(value, ast.Name) and value.id == x.id and changed:
-                continue
-            norm = self._norm_of(value)
-            form = None if norm is None else norms.recognised_norm(norm)
-            if form is None or form.centered or (split and form.width is None):
-                return None
-            return holder, split, value
-        return None
-
-    def _sum(self, body: _Body) -> None:
-        """Compute sums together with the norms that follow them."""
-        index = 0
-        while index < len(body):
-            target, value = _assigned(body[index])
-            parts = self._sum_of(value) if target is not None else None
-            if parts is not None:
-                self._sum_at(body, index, target, parts)
-            index += 1
-
-    def _sum_of(self, value: Optional[ast.expr]) -> Optional[tuple[str, list[ast.expr]]]:
-        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-            return "sum", [value.left, value.right]
-        name = _kernel_of(value)
-        if name == "gated_sum":
-            return "gated_sum", value.args
-        if name == "sum_gated":
-            first, second, residual = value.args
-            return ("gated_sum", [residual, first, second]) if _is_pure(residual) else None
-        return None
-
-    def _sum_at(self, body: _Body, index: int, target: str, parts: tuple[str, list[ast.expr]]) -> None:
-        kind, operands = parts
-        names, between = {target}, set()
-        for user in range(index + 1, min(index + 5, len(body))):
-            statement = body[user]
-            if not _is_plain(statement):
-                return
-            alias, value = _assigned(statement)
-            if alias is not None and isinstance(value, ast.Name) and value.id in names:
-                names.add(alias)
-                continue
-            normed = self._norm_in(statement, names, between)
-            if normed is not None:
-                break
-            if names & (_stored(statement) | _loaded(statement)):
-                return
-            between |= _stored(statement)
-        else:
-            return
-        if _kernel_of(normed) == "modulated":
-            norm, _, scale, shift = normed.args
-            name, arguments = f"{kind}_modulated", [norm, *operands, scale, shift]
-        else:
-            norm = normed.func
-            name, arguments = f"{kind}_norm", [norm, *operands]
-        resolved = norms.recognised_norm(self._resolve(norm))
-        kernel = "adaln" if name != "sum_norm" else resolved.kernel if resolved is not None else "rmsnorm"
-        self._sums += 1
-        place, result = body[index], f"{_KERNELS}_normed{self._sums}"
-        call = self._call(name, [kernel], place, *arguments)
-        both = ast.Tuple([ast.Name(target, ast.Store()), ast.Name(result, ast.Store())], ast.Store())
-        body[index] = ast.fix_missing_locations(ast.copy_location(ast.Assign([both], call), place))
-        body[user] = ast.fix_missing_locations(_Exchange(normed, ast.Name(result, ast.Load())).visit(body[user]))
-        if not isinstance(body[user], ast.Return):  # else it would be in memory until the function returns
-            free = ast.Assign([ast.Name(result, ast.Store())], ast.Constant(None))
-            body.insert(user + 1, ast.fix_missing_locations(ast.copy_location(free, body[user])))
-
-    def _norm_in(self, statement: ast.stmt, names: set[str], between: set[str]) -> Any:
-        """Return a call in a statement that normalizes one of `names`, and that may be computed before it."""
-        for node in _unconditional(statement):
-            if self._norm_of(node) is not None and _is_one_of(node.args[0], names):
-                return node
-            if _kernel_of(node) == "modulated" and _is_one_of(node.args[1], names):
-                later = set().union(*(_loaded(part) for part in node.args[2:]))
-                return None if later & (between | names) else node
-        return None
 
 
 class _Substitution(ast.NodeTransformer):
@@ -696,14 +877,69 @@ class _Substitution(ast.NodeTransformer):
         return self._values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
 
 
-class _Exchange(ast.NodeTransformer):
-    """Puts an expression in place of another."""
+class _Inlined(ast.NodeTransformer):
+    """Puts expressions in place of calls of which `inlined_of` knows one."""
 
-    def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self._old, self._new = old, new
+    def __init__(self, inlined_of: Callable[[ast.Call], Optional[ast.expr]]) -> None:
+        self._inlined_of = inlined_of
 
-    def visit(self, node: ast.AST) -> Any:
-        return self._new if node is self._old else super().visit(node)
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return self._inlined_of(node) or self.generic_visit(node)
+
+
+def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
+    """Return a statement and what is in it, but not what is in functions and comprehensions."""
+    yield node
+    if not isinstance(node, _SCOPES):
+        for inner in ast.iter_child_nodes(node):
+            yield from _outside_scopes(inner)
+
+
+def _whole(node: ast.expr) -> ast.expr:
+    """Return `x` of `x[...]`."""
+    return node.value if isinstance(node, ast.Subscript) else node
+
+
+def _widened(node: Any) -> Optional[ast.expr]:
+    """Return `x` of `x.float()`."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not (node.args or node.keywords)
+    return node.func.value if is_call and node.func.attr == "float" else None
+
+
+def _modulations(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
+    """Return what may be modulated in an expression, the scale, and the shift."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        for product, shift in ((node.left, node.right), (node.right, node.left)):
+            pairs = ((product.left, product.right), (product.right, product.left)) if _is_product(product) else ()
+            for x, factor in pairs:
+                scale = _without_one(factor)
+                if scale is not None:
+                    yield x, scale, shift
+
+
+def _index(node: ast.expr) -> Optional[ast.expr]:
+    """Return an index of slices as a tuple, if it is one."""
+    parts = node.elts if isinstance(node, ast.Tuple) else [node]
+    if not all(isinstance(part, ast.Slice) for part in parts):
+        return None
+    none = ast.Constant(None)
+    function = ast.Attribute(ast.Name(_KERNELS, ast.Load()), "slice", ast.Load())
+    slices = [ast.Call(function, [x or none for x in (part.lower, part.upper, part.step)], []) for part in parts]
+    return ast.fix_missing_locations(ast.copy_location(ast.Tuple(slices, ast.Load()), node))
+
+
+def _is_part(node: ast.expr) -> bool:
+    """Return whether an expression has parts of tensors: slices, or what they are split into."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Slice):
+            return True
+        if isinstance(inner, ast.Attribute) and inner.attr in ("split", "split_with_sizes"):
+            return True
+    return False
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _assigned(statement: ast.stmt) -> tuple[Optional[str], Any]:
@@ -719,35 +955,14 @@ def _has_norm(module: nn.Module) -> bool:
 
 def _is_in_place(node: ast.AST) -> bool:
     """Return whether a tensor may be changed in place."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.attr.endswith("_") and not node.func.attr.endswith("__")
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        is_named = name.endswith("_") and not name.endswith("__")
+        given = {keyword.arg for keyword in node.keywords if getattr(keyword.value, "value", True) is not False}
+        return is_named or bool(given & {"inplace", "out"})
     if isinstance(node, (ast.Attribute, ast.Subscript)):
         return isinstance(node.ctx, ast.Store)
     return isinstance(node, ast.AugAssign)
-
-
-def _is_plain(statement: ast.stmt) -> bool:
-    """Return whether a statement computes and assigns, without conditions, and changes no tensor in place."""
-    if not isinstance(statement, (ast.Assign, ast.Return, ast.Expr)):
-        return False
-    return not any(isinstance(node, (ast.NamedExpr, ast.Yield)) or _is_in_place(node) for node in ast.walk(statement))
-
-
-def _has_docstring(node: ast.FunctionDef) -> bool:
-    return ast.get_docstring(node, clean=False) is not None
-
-
-def _is_pure(node: ast.expr) -> bool:
-    return not any(isinstance(inner, ast.Call) for inner in ast.walk(node))
-
-
-def _unconditional(node: ast.AST) -> Iterator[ast.AST]:
-    """Return the expressions in a statement that are computed each time, once."""
-    yield node
-    if isinstance(node, (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)):
-        return
-    for inner in ast.iter_child_nodes(node):
-        yield from _unconditional(inner)
 
 
 def _loaded(node: ast.AST) -> set[str]:
@@ -756,6 +971,14 @@ def _loaded(node: ast.AST) -> set[str]:
 
 def _stored(node: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _has_docstring(node: ast.FunctionDef) -> bool:
+    return ast.get_docstring(node, clean=False) is not None
+
+
+def _is_pure(node: ast.expr) -> bool:
+    return not any(isinstance(inner, ast.Call) for inner in ast.walk(node))
 
 
 def _is_one_of(node: ast.AST, names: set[str]) -> bool:
@@ -778,27 +1001,20 @@ def _is_processor(node: ast.AST) -> bool:
 
 
 def _is_cat(node: ast.Call) -> bool:
-    """Return whether a call is `torch.cat` of two tensors along their tokens."""
-    function, options = node.func, {keyword.arg: keyword.value for keyword in node.keywords}
-    along = options.get("dim", node.args[1] if len(node.args) > 1 else None)
+    """Return whether a call is `torch.cat` of two tensors along a dimension in the middle."""
     return (
-        isinstance(function, ast.Attribute)
-        and function.attr == "cat"
-        and isinstance(function.value, ast.Name)
-        and function.value.id == "torch"
-        and isinstance(along, ast.Constant)
-        and along.value == 1
+        ast.unparse(node.func) == "torch.cat"
+        and _dim_of(node) in (1, 2)
         and isinstance(node.args[0], (ast.List, ast.Tuple))
         and len(node.args[0].elts) == 2
         and not any(isinstance(part, ast.Starred) for part in node.args[0].elts)
     )
 
 
-def _kernel_of(node: Any) -> Optional[str]:
-    """Return the name of the function of this package that a rewritten expression calls."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-        return node.func.attr if node.func.value.id == _KERNELS else None
-    return None
+def _dim_of(node: ast.Call) -> Any:
+    options = {keyword.arg: keyword.value for keyword in node.keywords}
+    dim = options.get("dim", node.args[1] if len(node.args) > 1 else None)
+    return dim.value if isinstance(dim, ast.Constant) and node.args else None
 
 
 def _without_one(node: ast.expr) -> Optional[ast.expr]:
@@ -818,22 +1034,8 @@ def _without_one(node: ast.expr) -> Optional[ast.expr]:
     return None
 
 
-def _transposed_from(node: Any) -> tuple[Any, str]:
-    """Return `x` of `x.transpose(1, 2)` or `x.view(...).transpose(1, 2)`, and whether that splits its heads."""
-    changed = ""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        arguments = [a.value if isinstance(a, ast.Constant) else None for a in node.args]
-        if node.func.attr == "transpose" and arguments == [1, 2] and not changed:
-            changed = "transposed"
-        elif node.func.attr in ("view", "reshape") and changed == "transposed":
-            changed = "split"
-        else:
-            break
-        node = node.func.value
-    return node, changed
-
-
-def _constants(keywords: Sequence[ast.keyword]) -> Optional[dict[str, Any]]:
-    if all(keyword.arg is not None and isinstance(keyword.value, ast.Constant) for keyword in keywords):
-        return {str(keyword.arg): keyword.value.value for keyword in keywords}
-    return None
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return _MISSING

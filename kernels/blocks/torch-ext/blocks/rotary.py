@@ -10,21 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from . import probes
-from .kernel_set import is_capturing, rope3d, takes
-from .norms import form_of, weight_for
-from .rotary_tables import parts
+from .deferred import Deferred, Normed, now, pending
+from .kernel_set import PLAIN_TENSORS, fits, is_capturing, rope3d
+from .norms import has_rows, weight_for
+from .projections import joined_tokens
+from .rotary_tables import halves, parted
+from .rotary_tables import parts as parts_of
 
-_PLAIN = (Tensor, nn.Parameter)
 # Sizes of the probes, all different: sequences, tokens, heads of q and of k, elements of a head.
 _B, _S, _H, _G, _D = 2, 5, 3, 4, 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RotaryForm:
     """How a call rotates, for x and tables of some numbers of dimensions.
 
     Attributes:
-        layout: "bhsd" or "bshd"; "shd" for x without sequences.
+        layout: "bhsd" or "bshd"; "shd" for x without sequences, "bsd" for x whose heads are one, "bSHd" for tables that
+            differ from head to head.
         pairs: "half" or "interleaved".
         repeats: How the tables have the value of a pair: "half" or "interleaved" at both elements, "once", or "first":
             like "half", and the second half is not read.
@@ -52,7 +55,7 @@ class RotaryCall:
         cos: The argument that has the cosines, or both tables, or the complex rotations: its position and name.
         sin: The argument that has the sines, or None where `cos` has both.
         swapped: Whether the sines come first.
-        forms: By the numbers of dimensions of x and of a table.
+        forms: By the numbers of dimensions of x and of a table, and whether that is complex.
     """
 
     function: Any
@@ -60,7 +63,7 @@ class RotaryCall:
     tensors: int
     cos: tuple[int, str]
     sin: Optional[tuple[int, str]]
-    forms: dict[tuple[int, int, bool], RotaryForm]
+    forms: dict[tuple[int, int, bool], list[RotaryForm]]
 
 
 _calls: dict[Hashable, Optional[RotaryCall]] = {}
@@ -108,7 +111,7 @@ def _recognise(
         names = [name for name in inspect.signature(called).parameters if name != "self"]
     except ValueError:
         return None
-    cos, sin = (names.index(name) if name in names else None for name in ("cos", "sin"))
+    cos, sin = (next((i for i, n in enumerate(names) if n.rpartition("_")[2] == name), None) for name in ("cos", "sin"))
     if cos is not None and sin is not None:
         tensors, tables = min(cos, sin), {cos, sin}
     else:
@@ -123,11 +126,11 @@ def _recognise(
         return None
     where = (cos, names[cos]), None if sin is None else (sin, names[sin])
     call = RotaryCall(function, watched, tensors, *where, {})
-    for layout, rank in product(("bhsd", "bshd", "shd"), (2, 3, 4)):
+    for layout, rank in product(("bhsd", "bshd", "shd", "bsd", "bSHd"), (2, 3, 4)):
         form = _form(call, layout, rank, options, source)
         if form is not None:
-            dims = (3 if layout == "shd" else 4, rank, form.complex)
-            call.forms.setdefault(dims, form)
+            dims = (len(layout), rank, form.complex)
+            call.forms.setdefault(dims, []).append(form)
     return call if call.forms else None
 
 
@@ -165,11 +168,16 @@ def _agrees(
     options: dict[str, Any],
     source: torch.Generator,
 ) -> bool:
-    shapes = {"bhsd": lambda h: (_B, h, _S, _D), "bshd": lambda h: (_B, _S, h, _D), "shd": lambda h: (_S, h, _D)}
-    xs = [probes.random(shapes[form.layout](heads), source, dtype) for heads in (_H, _G)[: call.tensors]]
+    sizes = {"b": _B, "s": _S, "d": _D, "S": _S, "H": _H}
+    xs = [
+        probes.random([(sizes | {"h": heads})[name] for name in form.layout], source, dtype)
+        for heads in (_H, _G)[: call.tensors]
+    ]
     batch = () if form.layout == "shd" else (_B,)
     shape = {2: (_S,), 3: (*batch, _S), 4: (*batch, 1, _S) if form.layout == "bhsd" else (*batch, _S, 1)}[rank]
-    if len(shape) != rank - 1:
+    if form.layout == "bSHd":
+        shape = (_S, _H)
+    if len(shape) != rank - 1 or (form.layout == "bSHd" and call.tensors > 1):
         return False
     once = [probes.random((*shape, width // 2), source, table_dtype) for _ in range(2)]
     if form.complex:
@@ -217,7 +225,7 @@ def _is_rotated(x: Tensor, own: Any, once: list[Tensor], form: RotaryForm) -> bo
 
 def _aligned(table: Tensor, form: RotaryForm) -> Tensor:
     """Return a table with a dimension of size 1 for the heads."""
-    if table.dim() == 4:
+    if table.dim() == 4 or form.layout in ("bsd", "bSHd"):
         return table
     return table.unsqueeze(-3 if form.layout == "bhsd" else -2)
 
@@ -225,120 +233,251 @@ def _aligned(table: Tensor, form: RotaryForm) -> Tensor:
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 
-def rotated(call: RotaryCall, function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Return `function(*args, **kwargs)`."""
-    found = _prepared(call, function, args, kwargs)
+class _Viewed(Deferred):
+    """A norm of which the heads are made after it: `getattr(x, name)(*args)`, of `x` likewise."""
+
+    source: Any = None
+
+    def __init__(self, x: Any, name: str, args: Any) -> None:
+        self.x, self.name, self.args = x, name, args
+
+    def computed(self) -> Tensor:
+        return getattr(self.x.now(), self.name)(*self.args)
+
+
+class _Joined(Deferred):
+    """Normalized parts, joined along a dimension."""
+
+    def __init__(self, parts: list[Any], dim: int) -> None:
+        self.parts, self.dim = parts, dim
+
+    def computed(self) -> Tensor:
+        return joined_tokens(*map(now, self.parts), self.dim)
+
+
+def viewed(x: Any, name: str, *args: Any) -> Any:
+    """Return `getattr(x, name)(*args)`, of a view or a part of `x`."""
+    cls = type(x)
+    if cls in PLAIN_TENSORS:
+        return getattr(x, name)(*args)
+    if (cls is _Viewed or (cls is Normed and x.__dict__.get("state", "") is None)) and x.value is None:
+        return _Viewed(x, name, args)
+    return getattr(now(x), name)(*args)
+
+
+def joined(parts: list[Any], dim: int) -> Any:
+    """Return `torch.cat(parts, dim)`."""
+    first, second = parts
+    if type(first) in PLAIN_TENSORS and type(second) in PLAIN_TENSORS:
+        return joined_tokens(first, second, dim)
+    if pending(first, Normed, _Viewed) and pending(second, Normed, _Viewed):
+        return _Joined(parts, dim)
+    return joined_tokens(now(first), now(second), dim)
+
+
+def rotated(call: RotaryCall, function: Callable, xs: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+    """Return `function(*xs, *args, **kwargs)`, or of a function of one tensor what it returns of each of `xs`."""
+    parts = [x.parts if type(x) is _Joined and x.value is None else (x,) for x in xs]
+    results = _rotated(call, function, parts, args, kwargs)
+    if results is None:
+        xs = tuple(map(now, xs))
+        results = function(*xs, *args, **kwargs) if call.tensors == 2 else [function(x, *args, **kwargs) for x in xs]
+    return results[0] if len(xs) == 1 else tuple(results)
+
+
+def rotated_part(
+    call: RotaryCall, function: Callable, xs: tuple[Any, ...], parts: Any, dim: int, *args: Any, **kwargs: Any
+) -> Any:
+    """Return what the function rotates of the first of two parts of each of `xs`, joined with the second part."""
+    first, second = (part[dim] for part in parts)
+    end = second.start
+    is_cut = type(end) is int and end < 0 and first == slice(None, end) and second == slice(end, None)
+    results = _rotated(call, function, [(x,) for x in xs], args, kwargs, -end, dim) if is_cut else None
+    if results is None:
+        wholes = map(now, xs)
+        results = [torch.cat((function(x[parts[0]], *args, **kwargs), x[parts[1]]), dim) for x in wholes]
+    return results[0] if len(xs) == 1 else tuple(results)
+
+
+def rotate_part(call: RotaryCall, function: Callable, x: Any, part: Any, *args: Any, **kwargs: Any) -> None:
+    """Compute `x[part] = function(x[part], *args, **kwargs)`."""
+    given = x[part]
+    found = _prepared(call, function, [(given,)], args, kwargs, 0)
     if found is None:
-        return function(*args, **kwargs)
-    form, (q, k), tables, width = found
-    return _finished(call, form, rope3d.apply_rotary(q, k, *tables, pairs=form.pairs, **_layout(form, q, width)))
+        x[part] = function(given, *args, **kwargs)
+    elif torch.is_grad_enabled() and x.requires_grad:  # autograd takes no kernel that changes a view
+        x[part] = _rotated(call, function, [(given,)], args, kwargs)[0]
+    else:
+        _, ((heads,),), (tables,), options = found
+        rope3d.apply_rotary(heads, None, *tables, inplace=True, **options)
 
 
-def norm_rotated(call: RotaryCall, norms: tuple[Any, ...], whole: bool, function: Callable, *args: Any, **kwargs: Any):
-    """Return what `rotated` does of normalized q and k.
+def _rotated(
+    call: RotaryCall, function: Callable, parts: list, args: Any, kwargs: Any, more: int = 0, dim: int = -1
+) -> Optional[list[Tensor]]:
+    """Return the rotations of one or two tensors, each given by its parts along the tokens, or None.
 
     Args:
-        norms: The norms of the tensors.
-        whole: Whether the norms are over all heads of a token, before these were split and transposed.
+        more: The number of tokens at the end that are not rotated.
+        dim: The dimension of the tokens, if there are such.
     """
-    found = _prepared(call, function, args, kwargs)
-    forms = [form_of(norm) for norm in norms]
-    form, norm = forms[0], norms[0]
-    if found is None or any(other is None or other.centered or other.bias for other in forms):
-        return _separately(call, norms, whole, function, args, kwargs)
-    rotary, (q, k), tables, width = found
-    weights = [weight_for(other.parameters(n)[0], q) for other, n in zip(forms, norms)]
-    for other, own, weight in zip(forms, norms, weights):
-        size = q.shape[-1] * (q.shape[2] if whole and own is norm else k.shape[2] if whole else 1)
-        rounding = other.rounding(q.dtype, None if weight is None else own._parameters[other.weight].dtype)
-        if (
-            rounding != form.rounding(q.dtype, None if weight is None else norm._parameters[form.weight].dtype)
-            or rounding is None
-            or other.eps_of(own) != form.eps_of(norm)
-            or other.offset != form.offset
-            # The product of rounded values and a wider weight is not rounded to the dtype of x, as the kernel's is.
-            or (weight is not None and rounding == "before_weight" and weight.dtype != q.dtype)
-            or (whole if weight is None else weight.shape[0] != size)
-        ):
-            return _separately(call, norms, whole, function, args, kwargs)
-    out = rope3d.norm_rotary(
-        q,
-        k,
-        weights[0],
-        weights[-1] if k is not None else None,
-        *tables,
-        eps=form.eps_of(norm),
-        norm="token" if whole else "head",
-        offset=form.offset,
-        rounding=rounding,
-        pairs=rotary.pairs,
-        **_layout(rotary, q, width),
-    )
-    return _finished(call, rotary, out)
-
-
-def _separately(
-    call: RotaryCall, norms: tuple[Any, ...], whole: bool, function: Callable, args: Any, kwargs: Any
-) -> Any:
-    """Return `function` of the normalized tensors, each by itself."""
-    xs = [x if form_of(norm) is None else _normed_heads(norm, x) if whole else norm(x) for norm, x in zip(norms, args)]
-    return rotated(call, function, *xs, *args[len(xs) :], **kwargs)
-
-
-def normed_later(norm: Any, x: Any) -> Any:
-    """Return what `norm_rotated` gets: `x` if that may compute the norm, or else the norm, called in its place."""
-    return norm(x) if form_of(norm) is None else x
-
-
-def _normed_heads(norm: Any, x: Tensor) -> Tensor:
-    """Return what was split into heads and transposed, normalized as before that."""
-    tokens = x.transpose(1, 2)
-    return norm(tokens.reshape(-1, form_of(norm).width)).view(tokens.shape).transpose(1, 2)
-
-
-def _prepared(call: RotaryCall, function: Callable, args: Any, kwargs: Any) -> Any:
-    """Return the form, `[batch, tokens, heads, elements]` of q and k, the kernels' tables and the rotated width."""
-    if function is not call.function or len(args) < call.tensors or type(args[0]) not in _PLAIN:
+    groups = list(zip(*parts))
+    found = _prepared(call, function, groups, args, kwargs, more) if len(parts[0]) == len(parts[-1]) else None
+    if found is None or (more and found[0].layout.index("s") != dim):
         return None
-    xs = args[: call.tensors]
-    tables = [_argument(where, args, kwargs) for where in (call.cos, call.sin) if where is not None]
+    form, heads, tables, options = found
+    outs = [_rotated_group(form, *each, options) for each in zip(groups, heads, tables)]
+    results = outs[0] if len(outs) == 1 else [torch.cat(each, 1) for each in zip(*outs)]
+    if form.layout == "bhsd":
+        return [x.transpose(1, 2) for x in results]
+    if form.layout == "shd":
+        return [x[0] for x in results]
+    if form.layout == "bsd":
+        return [x.squeeze(2) for x in results]
+    return [x.view(_source(y).shape) for x, y in zip(results, groups[0])] if form.layout == "bSHd" else results
+
+
+def _rotated_group(
+    form: RotaryForm, group: Any, heads: list[Tensor], tables: Any, options: dict[str, Any]
+) -> list[Tensor]:
+    kind, *of_weights = _kind_of(group[0], heads[0])
+    if len(group) == 2:
+        other, *of_other = _kind_of(group[1], heads[1])
+        kind, of_weights = kind if kind == other else None, of_weights + of_other
+    if kind is None:
+        heads = [part if type(x) in PLAIN_TENSORS else _tokens_first(now(x), form) for x, part in zip(group, heads)]
+        return list(rope3d.apply_rotary(*_two(heads), *tables, **options)[: len(heads)])
+    eps, offset, rounding, norm = kind
+    out = rope3d.norm_rotary(
+        *(*_two(heads), *_two(of_weights), *tables), eps=eps, offset=offset, rounding=rounding, norm=norm, **options
+    )
+    return list(out[: len(heads)])
+
+
+def _two(tensors: list) -> list:
+    return tensors if len(tensors) == 2 else [tensors[0], None]
+
+
+def _source(x: Any) -> Tensor:
+    """Return a tensor, or of a pending norm its input, in the shape of its result."""
+    if type(x) is _Viewed and x.value is None:
+        if x.source is None:
+            x.source = getattr(_source(x.x), x.name)(*x.args)
+        return x.source
+    return now(x.x) if type(x) is Normed and x.value is None else now(x)
+
+
+def _kind_of(x: Any, heads: Tensor) -> tuple[Any, Optional[Tensor]]:
+    """Return what a kernel must know of a pending norm to rotate it: eps, offset, rounding and kind; and its weight.
+
+    Of anything else, return None for both.
+    """
+    while type(x) is _Viewed and x.value is None:
+        x = x.x
+    if type(x) is not Normed or x.value is not None:
+        return None, None
+    rows, form = now(x.x), x.form
+    if x.state is not None or form.centered or form.bias or not has_rows(rows, form.width):
+        return None, None
+    weight, _ = form.parameters(x.norm)
+    rounding = form.rounding(rows.dtype, None if weight is None else weight.dtype)
+    # The product of rounded values and a wider weight is not rounded to the dtype of x, as the kernel's is.
+    if rounding is None or (weight is not None and rounding == "before_weight" and weight.dtype != rows.dtype):
+        return None, None
+    batch, count, number, size = heads.shape
+    if rows.shape[-1] == size:
+        kind = "head"
+    elif rows.shape == (batch, count, number * size) and weight is not None:
+        kind = "token"
+    else:
+        return None, None
+    return (form.eps_of(x.norm), form.offset, rounding, kind), weight_for(weight, rows)
+
+
+def _prepared(
+    call: RotaryCall, function: Callable, groups: list, args: Any, kwargs: Any, more: int
+) -> Optional[tuple[RotaryForm, list[list[Tensor]], Any, dict[str, Any]]]:
+    """Return the form, and for each group the tensors and the tables for the kernels, and their options."""
+    if function is not call.function:
+        return None
+    groups = [[_source(x) for x in group] for group in groups]
+    tables = [_argument(where, args, kwargs, call.tensors) for where in (call.cos, call.sin) if where is not None]
     if call.sin is None and isinstance(tables[0], (tuple, list)):
         tables = list(tables[0])
-    if not (takes(xs[0]) and all(type(tensor) in _PLAIN for tensor in (*xs, *tables))):
+    x, table, other = groups[0][0], tables[0], tables[-1]
+    if not fits(x) or type(table) not in PLAIN_TENSORS or type(other) not in PLAIN_TENSORS:
         return None
-    form = call.forms.get((xs[0].dim(), tables[0].dim(), tables[0].is_complex()))
+    form = _form_for(call, x, table, len(groups) > 1)
     if form is None or len(tables) != (1 if form.complex else 2) or not call.watched.are_unchanged():
         return None
-    x, last = xs[0], tables[0].shape[-1]
-    dtype = torch.float32 if form.complex else tables[0].dtype
-    width = 2 * last if form.repeats == "once" else last
+    shape, size = table.shape, x.shape[-1]
+    dtype = torch.float32 if form.complex else table.dtype
+    width = 2 * shape[-1] if form.repeats == "once" else shape[-1]
     if (
-        width > x.shape[-1]
-        or (width < x.shape[-1] and not form.partial)
+        width > size
+        or (width < size and not form.partial)
         or width % 2
         or (dtype != x.dtype and not form.casts)
-        or any(t.device != x.device or t.shape != tables[0].shape or t.dtype != tables[0].dtype for t in tables)
-        or any(other.dim() != x.dim() or other.dtype != x.dtype for other in xs)
+        or table.device != x.device
+        or other.device != x.device
+        or other.shape != shape
+        or other.dtype != table.dtype
     ):
         return None
+    heads, counts, ndim = [], [], x.dim()
+    for group in groups:
+        heads.append([])
+        for y in group:
+            if type(y) not in PLAIN_TENSORS or y.dim() != ndim or y.dtype != x.dtype:
+                return None
+            heads[-1].append(_tokens_first(y, form))
+            batch, count, _, elements = heads[-1][-1].shape
+            if elements != size or batch != heads[0][0].shape[0] or count != heads[-1][0].shape[1]:
+                return None
+        counts.append(count)
     if form.repeats in ("half", "interleaved") and not _repeats(call, form, tables):
         return None
-    heads = [_tokens_first(x, form) for x in xs]
-    tables = [_for_kernels(table, form) for table in (parts(tables[0]) if form.complex else tables)]
-    batch, tokens = heads[0].shape[:2]
-    if any(
-        table is None or table.shape[-2] != tokens or (table.dim() == 3 and table.shape[0] not in (1, batch))
-        for table in tables
-    ):
+    prepared = _tables_for(form, tables, counts, more)
+    if prepared is None or (prepared[0][0].dim() == 3 and prepared[0][0].shape[0] not in (1, batch)):
         return None
-    if any(other.shape[:2] != (batch, tokens) for other in heads):
-        return None
-    return form, (heads[0], heads[1] if len(heads) > 1 else None), tables, width
+    options = {"pairs": form.pairs, "rotary_dim": width} if width != size else {"pairs": form.pairs}
+    return form, heads, prepared, options
 
 
-def _argument(where: tuple[int, str], args: Any, kwargs: Any) -> Any:
+def _form_for(call: RotaryCall, x: Tensor, table: Tensor, is_part: bool) -> Optional[RotaryForm]:
+    for form in call.forms.get((x.dim(), table.dim(), table.is_complex()), ()):
+        if _has_tokens(table, form, x, is_part):
+            return form
+    return None
+
+
+def _tables_for(form: RotaryForm, tables: list[Tensor], counts: list[int], more: int) -> Any:
+    """Return the tables of the kernels for parts of some numbers of tokens, the last `more` of them not rotated."""
+    table = tables[0]
+    if form.repeats == "interleaved" and form.layout != "bSHd" and table.dtype != torch.float64:
+        if table.shape[form.layout.index("s") if table.dim() == 4 else -2] + more != sum(counts):
+            return None
+        return halves(*tables, more, counts)
+    tables = [_for_kernels(table, form) for table in (parts_of(table) if form.complex else tables)]
+    if more or tables[0].shape[-2] != sum(counts):
+        return None
+    return parted(tables, counts)
+
+
+def _has_tokens(table: Tensor, form: RotaryForm, x: Tensor, is_part: bool) -> bool:
+    """Return whether a table has tokens and heads where a form has those of x."""
+    dims = table.dim()
+    if dims == 3 and x.dim() == 4:
+        return (form.layout == "bSHd") == (table.shape[:2] == x.shape[1:3] and not is_part)
+    if dims < 4:
+        return True
+    count = x.shape[form.layout.index("s")]
+    return table.shape[form.layout.index("h")] == 1 and (is_part or table.shape[form.layout.index("s")] == count)
+
+
+def _argument(where: tuple[int, str], args: Any, kwargs: Any, before: int) -> Any:
     index, name = where
-    return args[index] if index < len(args) else kwargs.get(name)
+    return args[index - before] if index - before < len(args) else kwargs.get(name)
 
 
 def _repeats(call: RotaryCall, form: RotaryForm, tables: list[Tensor]) -> bool:
@@ -346,44 +485,37 @@ def _repeats(call: RotaryCall, form: RotaryForm, tables: list[Tensor]) -> bool:
 
     It reads the first tables of each width, which waits for the GPU.
     """
-    key = call.function, tables[0].shape[-1], tables[0].device.type
-    if key not in _repeating and not is_capturing():
-        same = True
-        for table in tables:
-            first, second = table.chunk(2, -1) if form.repeats == "half" else (table[..., ::2], table[..., 1::2])
-            same = same and bool(torch.equal(first, second))
-        _repeating[key] = same
-    return _repeating.get(key, False)
+    key = call.function, tables[0].shape[-1]
+    known = _repeating.get(key)
+    if known is not None:
+        return known
+    if is_capturing():
+        return False
+    same = True
+    for table in tables:
+        first, second = table.chunk(2, -1) if form.repeats == "half" else (table[..., ::2], table[..., 1::2])
+        same = same and bool(torch.equal(first, second))
+    _repeating[key] = same
+    return same
 
 
 def _tokens_first(x: Tensor, form: RotaryForm) -> Tensor:
+    if form.layout == "bshd":
+        return x
+    if form.layout == "bhsd":
+        return x.transpose(1, 2)
     if form.layout == "shd":
         return x[None]
-    return x.transpose(1, 2) if form.layout == "bhsd" else x
+    if form.layout == "bsd":
+        return x.unsqueeze(2)
+    return x.flatten(1, 2).unsqueeze(2)  # "bSHd": each head is a token of its own
 
 
-def _for_kernels(table: Tensor, form: RotaryForm) -> Optional[Tensor]:
+def _for_kernels(table: Tensor, form: RotaryForm) -> Tensor:
+    if form.layout == "bSHd":
+        table = table.flatten(0, 1)
     if table.dim() == 4:
-        heads = 1 if form.layout == "bhsd" else 2
-        if table.shape[heads] != 1:
-            return None
-        table = table.squeeze(heads)
+        table = table.squeeze(form.layout.index("h"))
     if table.dtype == torch.float64:
         table = table.float()
-    if form.repeats == "interleaved":
-        return table
     return table[..., : table.shape[-1] // 2] if form.repeats == "first" else table
-
-
-def _layout(form: RotaryForm, q: Tensor, width: int) -> dict[str, Any]:
-    return {"rotary_dim": width} if width != q.shape[-1] else {}
-
-
-def _finished(call: RotaryCall, form: RotaryForm, out: Any) -> Any:
-    q, k = out
-    xs = [q] if call.tensors == 1 else [q, k]
-    if form.layout == "shd":
-        xs = [x[0] for x in xs]
-    elif form.layout == "bhsd":
-        xs = [x.transpose(1, 2) for x in xs]
-    return xs[0] if call.tensors == 1 else tuple(xs)

@@ -5,6 +5,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Optional
 
 import torch
@@ -103,12 +104,17 @@ def _keep(kept: "OrderedDict[Hashable, _Kept]", key: Hashable, new: _Kept) -> No
 
 def with_halves(cos: Tensor, sin: Tensor) -> Tables:
     """Return `cos, sin`, for which `halves` now finds tables of half the width, with one entry for each pair."""
-    setattr(cos, _HALVES, (sin, {0: (_half(cos), _half(sin))}))
+    with torch.inference_mode(False), torch.no_grad():
+        setattr(cos, _HALVES, (sin, _versions(cos, sin), {None: (_half(cos), _half(sin))}))
     return cos, sin
 
 
+def _versions(cos: Tensor, sin: Tensor) -> Optional[tuple[int, int]]:
+    return None if cos.is_inference() or sin.is_inference() else (cos._version, sin._version)
+
+
 def _half(table: Tensor) -> Tensor:
-    if table.stride(0) == 0:  # the same for all sequences
+    if table.dim() > 2 and table.stride(0) == 0:  # the same for all sequences
         table = table[:1]
     return _without_heads(table)[..., ::2].contiguous()
 
@@ -117,26 +123,44 @@ def _without_heads(table: Tensor) -> Tensor:
     return table.flatten(1, 2) if table.dim() == 4 else table
 
 
-def halves(cos: Tensor, sin: Tensor, more: int = 0) -> Tables:
-    """Return tables for the kernels, of half the width if there are such, followed by `more` tokens not to rotate.
+def halves(cos: Tensor, sin: Tensor, more: int, counts: list[int]) -> list[Tables]:
+    """Return tables for the kernels, of half the width if they may be kept, for parts of some numbers of tokens.
 
     Args:
-        cos: `[tokens, n]`, `[batch, tokens, n]` or `[1, tokens, 1, n]`.
+        cos: `[tokens, n]`, `[batch, tokens, n]`, `[1, tokens, 1, n]` or `[1, 1, tokens, n]`.
         sin: Of the shape of `cos`.
+        more: The number of tokens not to rotate, which follow the others.
+        counts: The numbers of tokens of the parts, those not to rotate included.
     """
-    made_with, halved = getattr(cos, _HALVES, (None, {}))
-    if made_with is not sin:
-        halved = {0: (_without_heads(cos), _without_heads(sin))}
-    if more in halved:
-        return halved[more]
-    tables = tuple(_followed_by(more, table, value) for table, value in zip(halved[0], (1.0, 0.0)))
-    if not _are_temporary():
-        halved[more] = tables
+    versions, made = _versions(cos, sin), vars(cos).get(_HALVES)
+    if made is None or made[0] is not sin or made[1] != versions:
+        if versions is None or cos.requires_grad or sin.requires_grad or _are_temporary():
+            return parted(_followed_by(more, _without_heads(cos), _without_heads(sin)), counts)
+        with_halves(cos, sin)
+        made = vars(cos)[_HALVES]
+    key = more, *counts
+    tables = made[2].get(key)
+    if tables is None:
+        with torch.inference_mode(False), torch.no_grad():
+            tables = parted(_followed_by(more, *made[2][None]), counts)
+        if not _are_temporary():
+            made[2][key] = tables
     return tables
 
 
-def _followed_by(more: int, table: Tensor, value: float) -> Tensor:
-    return torch.cat((table, table.new_full((*table.shape[:-2], more, table.shape[-1]), value)), -2)
+def _followed_by(more: int, cos: Tensor, sin: Tensor) -> Tables:
+    if not more:
+        return cos, sin
+    shape = (*cos.shape[:-2], more, cos.shape[-1])
+    return torch.cat((cos, cos.new_ones(shape)), -2), torch.cat((sin, sin.new_zeros(shape)), -2)
+
+
+def parted(tables: Tables, counts: list[int]) -> list[Tables]:
+    """Return the tables of parts of some numbers of tokens."""
+    if len(counts) == 1:
+        return [tables]
+    begins = accumulate(counts, initial=0)
+    return [tuple(table.narrow(-2, begin, count) for table in tables) for begin, count in zip(begins, counts)]
 
 
 def with_parts(first: Tensor, second: Tensor) -> Tables:

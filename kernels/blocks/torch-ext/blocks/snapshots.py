@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .calls import PLAIN_TENSORS
+from .kernel_set import PLAIN_TENSORS
 
 # Attributes of every module that its forward does not depend on, without gradients.
 _NOT_READ = {

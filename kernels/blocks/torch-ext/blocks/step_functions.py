@@ -22,9 +22,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .calls import PLAIN_TENSORS
 from .generation_cache import FixedCache
-from .kernel_set import decode, takes
+from .kernel_set import PLAIN_TENSORS, decode, takes
 
 _NAME = "blocks_decoding"
 _ROWS = 8  # that the kernels of decode take
@@ -67,7 +66,8 @@ _Layer = tuple[Tensor, Optional[Tensor]]  # weight and bias
 _ADDITIONS = {Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add}
 # Functions that do not read the elements of a tensor.
 _METADATA = {
-    getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_cuda", "layout", "ndim", "requires_grad", "shape")
+    getattr(Tensor, name).__get__
+    for name in ("device", "dtype", "is_cpu", "is_cuda", "layout", "ndim", "requires_grad", "shape")
 }
 _METADATA |= {Tensor.dim, Tensor.element_size, Tensor.is_contiguous, Tensor.numel, Tensor.size, Tensor.stride}
 
