@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from kernel_builder.measure import plot
 
-RESULTS = Path(__file__).resolve().parent / "results" / "generate.h100.json"
-PLOT = "models/generate.h100.svg"
+RESULTS = Path(__file__).resolve().parent / "results" / "generate.h200.json"
+PLOT = "models/generate.h200.svg"
 _TITLES = {"llama-8b": "Llama 3.1 8B", "qwen3-4b": "Qwen3 4B", "gemma3-4b": "Gemma 3 4B", "qwen3-moe": "Qwen3-30B-A3B"}
 _HEADINGS = {"eager": "eager", "accelerated": "accelerated", "compiled": "compiled", "graphs": "accelerated, graphs"}
 # With graphs / compiled.

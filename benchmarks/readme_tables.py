@@ -36,7 +36,7 @@ COMPUTED = {
     "rope3d": "rotary embeddings, on three axes or by tables, with q/k norm",
 }
 # Those of docs/models.md and docs/figures.md that say most in one row.
-MODELS = ("ltx-2464", "wan-32760", "flux-4608", "qwen3-8192", "qwen3-decode")
+MODELS = ("ltx-2464", "wan-32760", "flux-4608", "qwen3-decode")
 FIGURES = ("downloads", "nothing-changed", "equal-bytes")
 
 
@@ -94,8 +94,8 @@ def kernels(results: Sequence[Result]) -> str:
         [
             tables.as_markdown(table),
             "",
-            f"Median and range over the sizes of models, bfloat16, {on}, cold caches. Copy speed is the bandwidth of a "
-            "device-to-device copy of the same number of bytes, measured in the same run; [a share can be above 1]"
+            f"Median and range over the sizes of models, bfloat16, {on}, cold caches. Copy speed is that of a "
+            "device-to-device copy of as many bytes in the same run; [a share can be above 1]"
             f"(docs/kernels.md). The peers are {listed(peers_named)}; at each size the fastest counts. "
             f"{_commits(measured)}.",
         ]
@@ -103,11 +103,11 @@ def kernels(results: Sequence[Result]) -> str:
 
 
 def _commits(results: Sequence[Result]) -> str:
-    """Return the commit that the results are of, or that of each kernel if they differ."""
+    """Return the commit that most results are of, and those of the others."""
     commits = {result.kernel: f"`{_commit(result)}`" for result in results}
-    if len(set(commits.values())) == 1:
-        return f"Commit {next(iter(commits.values()))}"
-    return f"Commits: {listed(f'{kernel} {commit}' for kernel, commit in commits.items())}"
+    usual = statistics.mode(commits.values())
+    others = [f"of {kernel} {commit}" for kernel, commit in commits.items() if commit != usual]
+    return f"Commit {', '.join([usual, *others])}"
 
 
 def _commit(result: Result) -> str:
@@ -149,9 +149,9 @@ def models(report: Mapping[str, Any]) -> str:
             tables.as_markdown(table),
             "",
             f"Milliseconds of one forward, {machine['device']}, bfloat16, {releases}. With graphs, a forward takes "
-            f"{spread(with_graphs.values())} times as long as with the fastest of eager and both modes of "
-            f"`torch.compile`: median and range of {len(with_graphs)} cases. The first accelerated call takes "
-            f"{spread(first['accelerated'], 1)} s, the first compiled one {spread(first[COMPILE], 0)} s.",
+            f"{spread(with_graphs.values())} of the time of the fastest of eager and `torch.compile`, median and range of "
+            f"{len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, the first "
+            f"compiled one {spread(first[COMPILE], 0)} s.",
         ]
     )
 
@@ -161,10 +161,9 @@ def generate(report: Mapping[str, Any]) -> str:
     case = report["cases"]["llama-8b"]
     graphs, compiled, eager = (f"{generate_page.speed(case, name):,.0f}" for name in ("graphs", "compiled", EAGER))
     return (
-        f"`generate` of {generate_page.title('llama-8b', case)}, with `accelerate(model, graphs=True)`: {graphs} "
-        f"tokens a second; {compiled} by transformers' compiled static cache, {eager} eager, "
-        f"{case['floor-tokens-per-second']:,.0f} at the copy speed of the weights ({report['machine']['device']}; "
-        "`benchmarks/generate.py --case llama-8b --json g.json`)."
+        f"{generate_page.title('llama-8b', case)}: {graphs} tokens a second; {compiled} by transformers' compiled "
+        f"static cache, {eager} eager, {case['floor-tokens-per-second']:,.0f} at the copy speed of the weights "
+        f"({report['machine']['device']}; `benchmarks/generate.py --case llama-8b --json g.json`)."
     )
 
 
