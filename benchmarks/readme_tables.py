@@ -149,9 +149,9 @@ def models(report: Mapping[str, Any]) -> str:
             tables.as_markdown(table),
             "",
             f"Milliseconds of one forward, {machine['device']}, bfloat16, {releases}. With graphs, a forward takes "
-            f"{spread(with_graphs.values())} of the time of the fastest of eager and `torch.compile`, median and range of "
-            f"{len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, the first "
-            f"compiled one {spread(first[COMPILE], 0)} s.",
+            f"{spread(with_graphs.values())} of the time of the fastest of eager and `torch.compile`, median and range "
+            f"of {len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, the "
+            f"first compiled one {spread(first[COMPILE], 0)} s.",
         ]
     )
 
