@@ -16,7 +16,6 @@ from typing import Any, Optional
 
 from torch import nn
 from torch.compiler import is_compiling
-from torch.nn.modules.module import _has_any_global_hook
 
 from .deferred import now
 from .kernel_set import takes, takes_tensors
@@ -357,8 +356,7 @@ def _dispatched(joined: type, original: type, name: str, new: FunctionType) -> C
     @functools.wraps(inner)
     def dispatch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         present = inner
-        # Hooks for all modules must see the norms and activations that rewritten code does not call as modules.
-        if isinstance(self, joined) and takes_tensors() and not _has_any_global_hook():
+        if isinstance(self, joined) and takes_tensors():
             present = getattr(original, name)
             if present is method:
                 return new(self, *args, **kwargs)
