@@ -103,24 +103,27 @@ class _Rotation:
 
     def for_attention(self) -> Optional[dict[str, Any]]:
         """Return q and k, [batch, heads, 1, elements], and the options by which `decode.attention` rotates, or None."""
-        q, k, *args = self.args
-        with_norm = _name_of(self.function) == _NORM_ROTATE
-        weights, args = (args[:2], args[2:]) if with_norm else ([None, None], args)
-        cos, sin, *args = args
-        eps, per_token, offset, is_early = (args[:4] + [0.0, False, 0.0, False][len(args) :]) if with_norm else _NO_NORM
-        rotary_dim, prefix, head_dim, half, heads_first, *inverse = args[4 * with_norm :] or [0, 0, 0, False, False]
-        if not half or head_dim or prefix or any(inverse) or per_token or rotary_dim not in (0, q.shape[-1]):
+        given = dict(zip(_ROTATIONS[_name_of(self.function)], self.args))
+        q, k, cos, sin = (given[name] for name in ("q", "k", "cos", "sin"))
+        width, with_norm = q.shape[-1], "eps" in given
+        weights = given.get("q_weight"), given.get("k_weight")
+        unusual = any(given.get(name) for name in ("per_token", "prefix", "head_dim", "inverse"))
+        if unusual or not given.get("half") or given["rotary_dim"] not in (0, width) or width not in _ROTATED_ELEMENTS:
             return None
-        if (with_norm and None in weights) or q.shape[-1] not in _ROTATED_ELEMENTS:
+        if with_norm and any(weight is None for weight in weights):
             return None
         if any(tensor.dtype != q.dtype for tensor in (cos, sin, *weights) if tensor is not None):
             return None
         if cos.dim() == 3:
             cos, sin = cos[:, 0], sin[:, 0]
-        q, k = (x if heads_first else x.transpose(1, 2) for x in (q, k))
-        options = {"eps": eps, "offset": offset, "rounding": "before_weight" if is_early else "last"}
-        weighted = dict(zip(("query_weight", "key_weight"), weights))
-        return {"query": q, "new_key": k, "cos": cos, "sin": sin, **weighted, **options}
+        options = {"cos": cos, "sin": sin}
+        if with_norm:
+            options |= dict(
+                zip(("query_weight", "key_weight"), weights), eps=given["eps"], offset=given.get("offset", 0.0)
+            )
+            options["rounding"] = "before_weight" if given.get("rounded_before_weight") else "last"
+        q, k = (x if given["heads_first"] else x.transpose(1, 2) for x in (q, k))
+        return {"query": q, "new_key": k, **options}
 
 
 class _Functions(TorchFunctionMode):
@@ -336,13 +339,19 @@ def _is_gate(function: Any) -> bool:
     return _name_of(function) == "geglu_pair.default"
 
 
-# rope3d's ops, which return q and k.
-_NORM_ROTATE, _ROTATE = "norm_rotate.default", "rotate_tokens.default"
-_NO_NORM = (0.0, False, 0.0, False)
+# The arguments of rope3d's ops that return q and k, in their order; the last ones may be left out together.
+_FORM = ("rotary_dim", "prefix", "head_dim", "half", "heads_first")
+_ROTATIONS = {
+    "rotate_tokens.default": ("q", "k", "cos", "sin", *_FORM, "inverse"),
+    "norm_rotate.default": (
+        *("q", "k", "q_weight", "k_weight", "cos", "sin"),
+        *("eps", "per_token", "offset", "rounded_before_weight", *_FORM),
+    ),
+}
 
 
 def _is_rotation(function: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    return _name_of(function) in (_NORM_ROTATE, _ROTATE) and not kwargs and isinstance(args[1], Tensor)
+    return _name_of(function) in _ROTATIONS and not kwargs and isinstance(args[1], Tensor)
 
 
 def attend(
