@@ -71,6 +71,8 @@ CASES = {
     "qwen3-moe": Case(qwen3_moe_config, 12, 48, 1, 200),
 }
 _LAYERS_COMPARED = 4  # with float32
+# The errors of one prompt differ from those of another by as much as those of two ways to round.
+_PROMPTS_COMPARED = 8
 
 
 def main() -> None:
@@ -135,8 +137,13 @@ def _make(case: Case, layers: int) -> tuple[Any, dict[str, Any]]:
     # With an id that ends a sequence every loop has to look for it. A sequence that ends early would not count.
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = [vocabulary - 1, vocabulary - 2]
-    prompt = torch.randint(3, vocabulary - 9, (case.batch, case.prompt), device="cuda")
-    return model, {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+    return model, _prompt(case, model)
+
+
+def _prompt(case: Case, model: Any) -> dict[str, Any]:
+    """Return the arguments of `generate` for random tokens."""
+    prompt = torch.randint(3, model.config.vocab_size - 9, (case.batch, case.prompt), device="cuda")
+    return {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
 
 
 def _measure(name: str, case: Case, arguments: argparse.Namespace) -> None:
@@ -279,28 +286,42 @@ def _compare_with_float32(case: Case, layers: int) -> dict[str, Any]:
     from transformers import LogitsProcessor, LogitsProcessorList
 
     class Forced(LogitsProcessor):  # type: ignore[misc]
+        def __init__(self, chosen: Tensor) -> None:
+            self._chosen = chosen
+
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
             forced = torch.full_like(scores, float("-inf"))
-            return forced.scatter(1, chosen[:, input_ids.shape[1], None], 0)
+            return forced.scatter(1, self._chosen[:, input_ids.shape[1], None], 0)
 
-    model, inputs = _make(case, layers)
+    model, first = _make(case, layers)
+    prompts = [first, *(_prompt(case, model) for _ in range(_PROMPTS_COMPARED - 1))]
     options = {**GREEDY, "return_dict_in_generate": True, "output_logits": True}
     kernel("blocks").accelerate(model, graphs=True)
-    # A step runs, then is captured, then is replayed.
-    outputs = [_generate(model, inputs, NEW_TOKENS, **options) for _ in range(2)]
+    _generate(model, first, NEW_TOKENS, **options)  # a step runs, then is captured; from here on it is replayed
+    outputs = [_generate(model, prompt, NEW_TOKENS, **options) for prompt in prompts]
     kernel("blocks").restore(model)
-    chosen, logits = outputs[-1].sequences, {"graphs": torch.stack(outputs[-1].logits)}
-    options["logits_processor"] = LogitsProcessorList([Forced()])
-    logits["eager"] = torch.stack(_generate(model, inputs, NEW_TOKENS, **options).logits).float()
+    logits = {"graphs": torch.stack([torch.stack(output.logits) for output in outputs])}
+
+    def forced() -> Tensor:
+        of_prompts = []
+        for prompt, output in zip(prompts, outputs, strict=True):
+            processors = LogitsProcessorList([Forced(output.sequences)])
+            same = _generate(model, prompt, NEW_TOKENS, **options, logits_processor=processors)
+            of_prompts.append(torch.stack(same.logits))
+        return torch.stack(of_prompts)
+
+    logits["eager"] = forced().float()
     model.float()
-    reference = torch.stack(_generate(model, inputs, NEW_TOKENS, **options).logits)
+    reference = forced()
     differences = {variant: (of - reference).abs() for variant, of in logits.items()}
     best = logits["eager"].topk(2)
-    differs = best.indices[..., 0] != chosen[:, case.prompt :].T
+    chosen = torch.stack([output.sequences[:, case.prompt :].T for output in outputs])
+    differs = best.indices[..., 0] != chosen
     rounding = sum(difference.amax(-1) for difference in differences.values())
     unexplained = differs & (best.values[..., 0] - best.values[..., 1] > rounding)
     return {
         "layers": layers,
+        "prompts": len(prompts),
         "rms-error": {variant: float(of.square().mean().sqrt()) for variant, of in differences.items()},
         "largest-error": {variant: float(of.max()) for variant, of in differences.items()},
         "rms-logit": float(reference.square().mean().sqrt()),
