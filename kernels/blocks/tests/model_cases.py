@@ -117,7 +117,7 @@ def check_float32_output(blocks, build):
     expected = case.run()
     accelerated(blocks, case)
     assert error(case.run(), expected) < 1e-5
-    assert error(case.run(), expected) < 1e-5  # with tables that were kept
+    assert error(case.run(), expected) < 1e-5
     blocks.restore(case.model)
     assert torch.equal(case.run(), expected)
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 
 class Slow(nn.RMSNorm):
-    """Registered with a faster forward, or one that is slower, or wrong."""
+    """Replaced by a faster forward, or one that is slower, or wrong."""
 
     def forward(self, x):
         time.sleep(self.seconds)
@@ -21,14 +21,16 @@ class Slow(nn.RMSNorm):
 
 @pytest.fixture
 def replace(blocks, monkeypatch):
-    """Return a function that registers a forward as the replacement of the class above, for one test."""
-    replacements = blocks.replacements
+    """Return a function that makes a forward the replacement of the class above, for one test."""
+    own = blocks.acceleration.find
 
     def register(forward):
-        mixin = type("Registered", (), {"forward": forward})
-        path = replacements.path_of(Slow)
-        replacement = replacements.Replacement(mixin, "something", ("rmsnorm",), lambda module: None)
-        monkeypatch.setitem(replacements._by_path, path, replacement)
+        replacement = blocks.replacements.Replacement("something", ("rmsnorm",), forward)
+        monkeypatch.setattr(
+            blocks.acceleration,
+            "find",
+            lambda module: (replacement, None) if type(module) is Slow else own(module),
+        )
 
     return register
 
@@ -81,7 +83,7 @@ def failing(self, x):
 def test_worse_model_is_restored(blocks, replace, forward, reason):
     replace(forward)
     model = norm(seconds=0.0 if forward is slower else 0.003)
-    report = blocks.accelerate(model, check={"x": torch.randn(4, 16, device=DEVICE)})
+    report = blocks.accelerate(model, check=(torch.randn(4, 16, device=DEVICE),))
     assert report.check.kept == "eager" and report.check.reason.startswith(reason)
     assert not is_accelerated(blocks, model)
     assert not report.replaced and report.left == {("Slow", "the check kept the model as it was"): 1}

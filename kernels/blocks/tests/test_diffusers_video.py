@@ -60,7 +60,6 @@ def test_wan_with_fused_projections(blocks):
 )
 def test_kernels_compute_what_they_can(blocks, build, expected):
     case = accelerated(blocks, build())
-    case.run()  # keeps the tables
     counts = operations(case)
     assert {name: counts[name] for name in expected if counts[name] < expected[name]} == {}
     assert counts["neg"] == 0  # of the model's own rotations
@@ -169,102 +168,11 @@ def test_modulation_of_another_dtype_keeps_the_models_own_result(blocks):
 # --- tables of rotary embeddings -------------------------------------------------------------------------------------
 
 
-def tables(blocks, model):
-    return blocks.rotary_tables._kept.get(model.rope, {})
-
-
-@pytest.mark.parametrize("build", [ltx, wan, hunyuan_video])
-@torch.no_grad()
-def test_tables_are_kept_for_each_size(blocks, build):
-    case = accelerated(blocks, build())
-    model, inputs = case.model, case.inputs
-    case.run()
-    case.run()
-    assert len(tables(blocks, model)) == 1
-    if build is ltx:
-        inputs |= {"height": inputs["height"] // 2, "width": inputs["width"] * 2}
-    else:
-        inputs["hidden_states"] = inputs["hidden_states"].transpose(-1, -2)[..., :2].contiguous()
-    actual = case.run()
-    assert len(tables(blocks, model)) == 2
-    blocks.restore(model)
-    assert error(actual, case.run()) < 1e-5
-
-
-@torch.no_grad()
-def test_tables_of_coordinates_are_not_kept(blocks):
-    case = accelerated(blocks, ltx(coordinates=True))
-    case.run()
-    case.inputs["video_coords"] += 1.0
-    actual = case.run()
-    assert len(tables(blocks, case.model)) == 0
-    blocks.restore(case.model)
-    assert error(actual, case.run()) < 1e-5
-
-
-@torch.no_grad()
-def test_tables_follow_the_frequencies_of_the_module(blocks):
-    case = accelerated(blocks, wan())
-    case.run()
-    rope = case.model.rope
-    rope.freqs_cos.mul_(0.5)
-    changed = case.run()
-    rope.freqs_sin = rope.freqs_sin * 0.5
-    replaced = case.run()
-    assert len(tables(blocks, case.model)) == 1
-    blocks.restore(case.model)
-    assert error(replaced, case.run()) < 1e-5
-    rope.freqs_sin = rope.freqs_sin * 2
-    assert error(changed, case.run()) < 1e-5
-
-
-@torch.no_grad()
-def test_kept_tables_have_a_bound(blocks, monkeypatch):
-    case = accelerated(blocks, wan())
-    case.run()
-    (entry,) = tables(blocks, case.model).values()
-    monkeypatch.setattr(blocks.rotary_tables, "_MOST_BYTES", 2 * entry.bytes)
-    for width in (2, 4, 6, 8):
-        case.inputs["hidden_states"] = torch.randn(1, 4, 2, 8, width)
-        case.inputs["encoder_hidden_states"] = torch.randn(1, TEXT, 16)
-        case.inputs["timestep"] = torch.tensor([100.0])
-        case.run()
-    kept = tables(blocks, case.model)
-    assert sum(entry.bytes for entry in kept.values()) <= 2 * entry.bytes
-    assert [key[0][-1] for key in kept] == [6, 8]  # the ones used last
-
-
 def test_tables_made_in_inference_mode_serve_training(blocks):
     case = accelerated(blocks, ltx())
     with torch.inference_mode():
         case.run()
     case.run().sum().backward()
-    assert all(table.is_inference() is False for entry in tables(blocks, case.model).values() for table in entry.tables)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@torch.no_grad()
-def test_tables_that_a_cuda_graph_reads_stay(blocks, monkeypatch):
-    rope = accelerated(blocks, ltx()).model.rope
-    x = torch.randn(1, TOKENS, 8)
-    expected = [table.clone() for table in rope(x, 2, 4, 4)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = [table + 0 for table in rope(x, 2, 4, 4)]
-    monkeypatch.setattr(blocks.rotary_tables, "_MOST_BYTES", 1)
-    for width in range(5, 20):
-        rope(x, 2, 4, width)
-    graph.replay()
-    assert all(torch.equal(f, e) for f, e in zip(captured, expected))
-
-
-@torch.no_grad()
-def test_copies_have_no_tables(blocks):
-    case = accelerated(blocks, hunyuan_video())
-    case.run()
-    copied = copy.deepcopy(case.model)
-    assert len(tables(blocks, copied)) == 0
-    assert torch.equal(Case(copied, case.inputs).run(), case.run())
 
 
 # --- feed-forwards ---------------------------------------------------------------------------------------------------

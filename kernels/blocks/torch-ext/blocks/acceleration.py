@@ -6,11 +6,10 @@ from typing import Any, Optional
 
 from torch import nn
 
-from . import models  # noqa: F401
 from .comparison import Check, compare, is_faster_without, time_shares
 from .graphs import add_generation, add_graphs, remove_graphs
 from .norms import reason_of_norm
-from .replacements import Replacement, find, original_class, put, replaced_base, replacement_in, take_out
+from .replacements import Replacement, find, original_class, put, replacement_in, take_out
 from .report import Report, notes_on
 
 _SLOWER = "the check found the model faster without its replacement"
@@ -97,9 +96,6 @@ def _put_if_possible(module: nn.Module, report: Report) -> Optional[Replacement]
 def _reason_left(module: nn.Module) -> Optional[str]:
     """Return why a module is left; None for one that is replaced, or of which nobody expects it."""
     replacement, reason = find(module)
-    base = replaced_base(module)
-    if replacement is None and base is not None:
-        return f"its class is derived from {base.__name__} and may compute something else"
     if replacement is None and reason is None and _is_called_norm(type(module).__name__):
         return reason_of_norm(module)
     return reason

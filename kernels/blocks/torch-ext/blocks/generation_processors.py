@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .calls import is_value
-from .replacements import path_of
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,10 @@ class Formless(Exception):
     """There is no form. The text says for what and why."""
 
 
+def _path_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def form_of(processor: Any) -> Form:
     """Return the form of a logits processor.
 
@@ -72,7 +75,7 @@ def form_of(processor: Any) -> Form:
         Formless: If it has none.
     """
     cls = type(processor)
-    path = path_of(cls)
+    path = _path_of(cls)
     library, _, name = path.rpartition(".")
     make = _FORMS.get(name) if library == "transformers.generation.logits_process" else None
     if make is None:
@@ -91,7 +94,7 @@ def form_of(processor: Any) -> Form:
 
 def eos_of(criterion: Any) -> Optional[Tensor]:
     """Return the ids that end a sequence, if that is all that a stopping criterion is about."""
-    if path_of(type(criterion)) == "transformers.generation.stopping_criteria.EosTokenCriteria":
+    if _path_of(type(criterion)) == "transformers.generation.stopping_criteria.EosTokenCriteria":
         return criterion.eos_token_id
     return None
 

@@ -1,8 +1,7 @@
 """Faster forwards for modules, and how they are found, put into a module and taken out.
 
-A replacement is put in front of the class of a module: `module.__class__` becomes a class made of both. Parameters,
-hooks, `state_dict`, `isinstance`, copies and all other methods stay those of the module, and `super().forward` is its
-own forward.
+The class of a module with a replacement is one that is derived from its own. Parameters, hooks, `state_dict`,
+`isinstance`, copies and all other methods stay those of the module.
 """
 
 import copy
@@ -11,81 +10,43 @@ import importlib
 import inspect
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, MappingProxyType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, Optional
 
-from torch import nn
-from torch.compiler import is_compiling
+from torch import Tensor, nn
 
 from .deferred import now
 from .kernel_set import takes, takes_tensors
 from .norms import NormForm, normalized, recognised_norm
-from .probes import Watched, has_hooks, is_bound, is_rewritten, watched_forward
+from .probes import has_hooks, is_bound, is_rewritten, watched_forward
 from .projections import gelu_fits_epilogue, linear_gelu, projection_in
 from .rewriting import Processing, functions_used, innermost, methods_of, rewrapped, rewritten
 
-Mismatch = Callable[[nn.Module], Optional[str]]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one for each class and formula
 class Replacement:
     """A faster forward.
 
     Attributes:
-        mixin: A class with a `forward` that takes the parameters of the module's own, or other methods of its class.
         does: What the forward computes with kernels, for the report.
-        kernels: The names of the kernels that the forward calls, for the report.
-        mismatch: Returns why a module of the class must keep its own forward, or None.
-        renamed: Names that some releases of the library give parameters, by the names that the mixin gives them.
-        methods: In place of a mixin: the class's own methods, rewritten.
+        kernels: The names of the kernels that the forward calls, without those of replaced modules inside.
+        compute: Gets the module and the only argument of its forward, and returns the result, or None where the kernels
+            cannot compute it; or None where `methods` are given.
+        norm: What a norm computes.
+        methods: The class's own methods, rewritten.
         misses: What the forward has that no kernel computes, and why.
     """
 
-    mixin: type
     does: str
     kernels: tuple[str, ...]
-    mismatch: Mismatch = lambda module: None
-    renamed: Mapping[str, str] = field(default_factory=dict, compare=False)  # else it could not be hashed
-    methods: Mapping[str, FunctionType] = field(default_factory=dict, compare=False)
+    compute: Optional[Callable[[nn.Module, Tensor], Optional[Tensor]]] = None
+    norm: Optional[NormForm] = None
+    methods: Mapping[str, FunctionType] = field(default_factory=dict)
     misses: tuple[str, ...] = ()
-
-
-_by_path: dict[str, Replacement] = {}
-
-
-def replaces(
-    *paths: str,
-    does: str,
-    kernels: tuple[str, ...],
-    mismatch: Mismatch = lambda module: None,
-    renamed: Mapping[str, str] = MappingProxyType({}),
-) -> Callable[[type], type]:
-    """Register the decorated class as the replacement of the classes at `paths`, "package.module.Class" each.
-
-    A name must be given only where what a forward computes cannot be told from its parts; why, the module that gives it
-    says. `kernels` names the kernels that the forward calls itself, without those of replaced modules inside.
-    `mismatch` must check every attribute that the forward reads: the classes change with their libraries. The forward
-    gets a parameter in `renamed` by its own name, whichever of the two names the library uses.
-    """
-
-    def register(mixin: type) -> type:
-        for path in paths:
-            _by_path[path] = Replacement(mixin, does, kernels, mismatch, renamed)
-        return mixin
-
-    return register
-
-
-@functools.cache
-def path_of(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def find(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     """Return the replacement for a module, if there is one, and why the module keeps its own forward, if it must."""
-    named = _by_path.get(path_of(type(module)))
-    if named is not None:
-        return named, _reason_to_keep(module, named)
     form = recognised_norm(module)
     projection = projection_in(module) if form is None else None
     if form is not None:
@@ -97,11 +58,6 @@ def find(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     return replacement, reason if replacement is None else _reason_of_instance(module)
 
 
-def replaced_base(module: nn.Module) -> Optional[type]:
-    """Return the class that a module's class is derived from and that has a replacement, if there is one."""
-    return next((cls for cls in type(module).__mro__[1:] if path_of(cls) in _by_path), None)
-
-
 def _reason_of_instance(module: nn.Module) -> Optional[str]:
     if is_rewritten(module) and not hasattr(module, "_hf_hook"):
         return "its forward was replaced by other code"
@@ -110,24 +66,6 @@ def _reason_of_instance(module: nn.Module) -> Optional[str]:
     if all(getattr(hook, "__module__", "") == "transformers.utils.output_capturing" for hook in hooks):
         return "it has hooks" if module._backward_hooks or module._backward_pre_hooks else None
     return "it has hooks"
-
-
-def _reason_to_keep(module: nn.Module, replacement: Replacement) -> Optional[str]:
-    """Return why a module of a class that is replaced by its name must keep its own forward, or None."""
-    reason = _reason_of_instance(module)
-    if reason is not None:
-        return reason
-    own = list(inspect.signature(type(module).forward).parameters)
-    ours = list(inspect.signature(replacement.mixin.forward).parameters)
-    if own not in (ours, [replacement.renamed.get(name, name) for name in ours]):
-        return f"its forward has other parameters than expected: {', '.join(own[1:])}"
-    try:
-        reason = replacement.mismatch(module)
-    except AttributeError as error:
-        reason = f"it has another structure than expected: {error}"
-    if reason is not None:
-        return reason
-    return "its forward was replaced by other code" if is_foreign(type(module).forward, type(module)) else None
 
 
 def is_foreign(function: Any, cls: type) -> bool:
@@ -146,24 +84,17 @@ def is_foreign(function: Any, cls: type) -> bool:
 
 @functools.cache
 def _of_norm(form: NormForm) -> Replacement:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        result = normalized(form, self, args[0]) if len(args) == 1 and not kwargs and takes(args[0]) else None
-        return super(mixin, self).forward(*args, **kwargs) if result is None else result
-
-    mixin = type("RecognisedNorm", (), {"forward": forward, "_blocks_norm": form, "_blocks_probed": True})
-    return Replacement(mixin, "LayerNorm" if form.centered else "RMSNorm", (form.kernel,))
+    does = "LayerNorm" if form.centered else "RMSNorm"
+    return Replacement(does, (form.kernel,), lambda norm, x: normalized(form, norm, x), norm=form)
 
 
 @functools.cache
 def _of_projection(name: str) -> Replacement:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        projection = self._modules[name]
-        if len(args) == 1 and not kwargs and takes(args[0]) and gelu_fits_epilogue(projection, args[0]):
-            return linear_gelu(projection, args[0])
-        return super(mixin, self).forward(*args, **kwargs)
+    def compute(module: nn.Module, x: Tensor) -> Optional[Tensor]:
+        projection = module._modules[name]
+        return linear_gelu(projection, x) if gelu_fits_epilogue(projection, x) else None
 
-    mixin = type("RecognisedProjection", (), {"forward": forward, "_blocks_probed": True})
-    return Replacement(mixin, "GELU in the epilogue of its projection", ())
+    return Replacement("GELU in the epilogue of its projection", (), compute)
 
 
 _rewritings: dict[Hashable, tuple[Optional[Replacement], Optional[str]]] = {}
@@ -216,7 +147,7 @@ def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     if not methods:
         return None, "; ".join(misses) or None
     kernels = tuple(sorted(of_norms.union(*does.values())))
-    return Replacement(type("Rewritten", (), {}), "; ".join(does), kernels, methods=methods, misses=misses), None
+    return Replacement("; ".join(does), kernels, methods=methods, misses=misses), None
 
 
 def _call_of(processor: Any) -> Any:
@@ -301,20 +232,15 @@ class _Copied:
 
 @functools.cache
 def _join(replacement: Replacement, original: type) -> type:
-    watched = Watched(original)
-    watched.add_method("forward")
-    if hasattr(replacement.mixin, "_blocks_probed"):
-        watched = watched_forward(original)
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    marks = {"_blocks_replacement": replacement, "_blocks_original": original}
-    bases = (_Copied, replacement.mixin, original)
-    joined = type(original.__name__, bases, {**names, **marks, "_blocks_watched": watched})
-    if replacement.methods:
-        for name, new in replacement.methods.items():
-            setattr(joined, name, _dispatched(joined, original, name, new))
-    else:
-        joined.forward = _guarded(joined, original, replacement, watched)
+    marks = {"_blocks_replacement": replacement, "_blocks_original": original, "_blocks_norm": replacement.norm}
+    joined = type(original.__name__, (_Copied, original), {**names, **marks})
+    for name, new in replacement.methods.items():
+        setattr(joined, name, _dispatched(joined, original, name, new))
+    if replacement.compute is not None:
+        joined._blocks_watched = watched_forward(original)
+        joined.forward = _guarded(joined, original, replacement.compute)
     _register(joined, original)
     return joined
 
@@ -330,21 +256,15 @@ def _register(joined: type, original: type) -> None:
         return
 
 
-def _guarded(joined: type, original: type, replacement: Replacement, watched: Watched) -> Callable:
-    signature = inspect.signature(original.forward)
-    renamed = [(new, name) for name, new in replacement.renamed.items() if new in signature.parameters]
-
-    @functools.wraps(replacement.mixin.forward)
+def _guarded(joined: type, original: type, compute: Callable[[nn.Module, Tensor], Optional[Tensor]]) -> Callable:
+    @functools.wraps(original.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = None
         # Wrappers keep the bound forward that they found, and call it after the module was restored, too.
-        if not isinstance(self, joined) or not (is_compiling() or watched.are_unchanged()):
-            return original.forward(self, *args, **kwargs)
-        for new, name in renamed:
-            if new in kwargs:
-                kwargs[name] = kwargs.pop(new)
-        return replacement.mixin.forward(self, *args, **kwargs)
+        if len(args) == 1 and not kwargs and isinstance(self, joined) and takes(args[0]):
+            result = compute(self, args[0]) if joined._blocks_watched.are_unchanged() else None
+        return original.forward(self, *args, **kwargs) if result is None else result
 
-    forward.__signature__ = signature
     return forward
 
 

@@ -9,7 +9,7 @@ activations and rotary functions `norms`, `gated` and `rotary` have recognised b
 - `x + branch` with the `norm(x)` after it, with or without gates and modulations,
 - calls of rotary functions, on all or some of the tokens, and with the norms of q and k before them,
 - `torch.nn.GELU` after a projection, which fits into the epilogue of its matrix product,
-- copies that are not needed, or that make the operation after them faster.
+- the attention masks of transformers in CUDA graphs, and copies that are not needed or slow the next operation down.
 
 Steps that one kernel computes may be apart, under conditions, or in another method: the values between them are
 `deferred`. Each call looks at its arguments, and computes the expression itself where the kernels cannot.
@@ -33,10 +33,11 @@ from typing import Any, Optional
 
 from torch import nn
 
-from . import deferred, gated, norms, projections, rotary
+from . import deferred, gated, masks, norms, projections, rotary
 from .probes import _content, required_arguments
 
 _KERNELS = "__blocks"
+_GIVEN = "__blocks_given"  # the position ids that a forward was given
 _MISSING = object()
 _FUNCTION_TYPES = FunctionType, BuiltinFunctionType
 _Body = list[ast.stmt]
@@ -48,13 +49,14 @@ _DOES = {
     "rotated": ("rotary embedding", ("rope3d",)),
     "norm_rotated": ("q/k norm with rotary embedding", ("rope3d",)),
     "activated_projection": ("GELU in the epilogue of its projection", ()),
+    "masked": ("causal attention without a mask in CUDA graphs", ()),
     "joined": ("tokens joined in their order in memory", ()),
     "projected": ("parts of the tokens copied before their projection", ()),
     "divided": ("division by one left out", ()),
 }
 _FUNCTIONS = {
     name: value
-    for module in (deferred, gated, projections, rotary)
+    for module in (deferred, gated, masks, projections, rotary)
     for name, value in vars(module).items()
     if isinstance(value, FunctionType) and not name.startswith("_")
 }
@@ -306,7 +308,7 @@ class _Rewriter(ast.NodeTransformer):
         self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         self._closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
         self._made: dict[str, Any] = {}  # functions made or imported inside
-        self._has_norm = False
+        self._has_norm = self._is_given_positions = False
         self._changes: list[tuple[int, int]] = []  # first and last lines where tensors may change
         self._last_line: dict[str, int] = {}  # where names are used last
         self._exposed: set[str] = set()  # names whose first values must not be deferred
@@ -337,7 +339,12 @@ class _Rewriter(ast.NodeTransformer):
             self._find_uses(node)
         self._find_deferred([argument.arg for argument in arguments.args], nodes)
         self._pair(body)
-        return [self.visit(statement) for statement in body]
+        self._is_given_positions = masks.POSITIONS in [argument.arg for argument in arguments.args]
+        body = [self.visit(statement) for statement in body]
+        if _DOES["masked"][0] in self.does:  # the forward may give its parameter another value
+            given = ast.Assign([ast.Name(_GIVEN, ast.Store())], ast.Name(masks.POSITIONS, ast.Load()))
+            body.insert(0, ast.fix_missing_locations(ast.copy_location(given, body[0])))
+        return body
 
     def _learn(self, node: ast.AST) -> None:
         """Keep what functions are that are imported or made inside, and are the same at each call."""
@@ -352,6 +359,10 @@ class _Rewriter(ast.NodeTransformer):
             is_same = len(codes) == 1 and not (codes[0].co_freevars or node.decorator_list or node.args.defaults)
             if is_same and not node.args.kw_defaults:
                 found[node.name] = FunctionType(codes[0], self._function.__globals__)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
+            choices = self._resolve(node.value.body), self._resolve(node.value.orelse)
+            if all(map(masks.makes_mask, choices)):
+                found.update(dict.fromkeys(_stored(node), choices[0]))
         for name, value in found.items():
             self._made[name] = _MISSING if name in self._made else value
 
@@ -790,6 +801,11 @@ class _Rewriter(ast.NodeTransformer):
         function = self._resolve(node.func)
         if type(function) is nn.Dropout and len(node.args) == 1 and not node.keywords:
             return self._call("dropped", node, self.visit(node.func), self.visit(node.args[0]))
+        if self._is_given_positions and masks.makes_mask(function):
+            self.generic_visit(node)
+            new = self._call("masked", node, node.func, ast.Name(_GIVEN, ast.Load()), *node.args, does="masked")
+            new.keywords = node.keywords
+            return new
         if function is inspect.signature and len(node.args) == 1 and not node.keywords:
             return self._call("signature_of", node, *node.args)
         inner = self._rotated_part_of(node)
