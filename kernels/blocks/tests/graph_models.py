@@ -132,8 +132,9 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
     blocks.accelerate(model, graphs=True)
     runner = graphs.GraphRunner(model, limit, Cpu())
     graphs._runners[model] = runner
-    for module in set(graphs._decoders) & set(model.modules()):
-        graphs._decoders[module] = generation.Decoder(Cpu())
+    decoders = graphs.decoders
+    for module in set(decoders) & set(model.modules()):
+        decoders[module] = generation.Decoder(Cpu())
     return runner.counts
 
 

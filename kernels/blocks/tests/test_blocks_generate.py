@@ -39,7 +39,7 @@ SAMPLED = {"do_sample": True, "temperature": 0.8}
 def accelerated(blocks, model):
     """Return the counts of a model that the CPU "captures"."""
     accelerate_on_cpu(blocks, model)
-    return module_of(blocks, "graphs")._decoders[model].counts
+    return module_of(blocks, "generation_loops").decoders[model].counts
 
 
 def generate(model, prompt=PROMPT, seed=0, **options):
@@ -348,7 +348,7 @@ def test_memory_is_bounded(blocks, monkeypatch):
     generation = module_of(blocks, "generation")
     model = lively()
     counts = accelerated(blocks, model)
-    decoder = module_of(blocks, "graphs")._decoders[model]
+    decoder = module_of(blocks, "generation_loops").decoders[model]
     for batch in range(1, 7):
         generate(model, PROMPT.expand(batch, -1))
     assert [state.kind[0] for state in decoder._states] == [3, 4, 5, 6]
@@ -449,7 +449,7 @@ def test_capture_that_fails(blocks):
     model = lively()
     expected = generate(model)
     accelerate_on_cpu(blocks, model, error="it waits for the GPU")
-    counts = module_of(blocks, "graphs")._decoders[model].counts
+    counts = module_of(blocks, "generation_loops").decoders[model].counts
     for _ in range(2):
         assert torch.equal(generate(model), expected)
     assert counts.eager_steps == {"the first of its length": 1, "it waits for the GPU": 22}
@@ -518,7 +518,7 @@ def test_adapters(blocks):
     report = blocks.accelerate(model, graphs=True)
     assert list(report.generation) == ["LlamaForCausalLM"]
     accelerate_on_cpu(blocks, model)
-    counts = module_of(blocks, "graphs")._decoders[base].counts
+    counts = module_of(blocks, "generation_loops").decoders[base].counts
     for _ in range(2):
         assert torch.equal(generate(model), with_adapter)
         with model.disable_adapter():

@@ -1,7 +1,5 @@
 """Video models of diffusers: which kernels run, and what is left alone."""
 
-import copy
-
 import pytest
 import torch
 from diffusers.models import attention

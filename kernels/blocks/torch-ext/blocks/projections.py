@@ -17,21 +17,6 @@ def projected(linear: Any, x: Any) -> Any:
     return linear(x.contiguous() if type(x) in PLAIN_TENSORS else x)
 
 
-def item(modules: Any, index: Any, key: str) -> Any:
-    """Return `modules[index]`. A `ModuleList` takes as long for it as for some operations."""
-    return modules._modules[key] if type(modules) is nn.ModuleList and key in modules._modules else modules[index]
-
-
-_DROP = nn.Dropout.forward
-
-
-def dropped(dropout: Any, x: Any) -> Any:
-    """Return `dropout(x)`, which outside of training is `x`."""
-    if type(dropout) is not nn.Dropout or dropout.training or nn.Dropout.forward is not _DROP:
-        return dropout(x)
-    return dropout(x) if "forward" in dropout.__dict__ or probes.has_hooks(dropout) else x
-
-
 def divided(x: Any, divisor: Any) -> Any:
     """Return `x / divisor`, which is `x` for one."""
     return x if divisor == 1 and fits(x) else x / divisor

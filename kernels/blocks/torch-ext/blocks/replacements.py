@@ -230,12 +230,19 @@ class _Copied:
         return copied
 
 
+def derived(cls: type, attributes: dict[str, Any]) -> type:
+    """Return a class that is derived from `cls` and looks like it, with other attributes."""
+    # The names stay: libraries compare them, to place a model's blocks on devices for example.
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    marks = {"_blocks_original": getattr(cls, "_blocks_original", cls)}
+    return type(cls)(
+        cls.__name__, (cls,) if issubclass(cls, _Copied) else (_Copied, cls), {**names, **marks, **attributes}
+    )
+
+
 @functools.cache
 def _join(replacement: Replacement, original: type) -> type:
-    # The names stay: libraries compare them, to place a model's blocks on devices for example.
-    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    marks = {"_blocks_replacement": replacement, "_blocks_original": original, "_blocks_norm": replacement.norm}
-    joined = type(original.__name__, (_Copied, original), {**names, **marks})
+    joined = derived(original, {"_blocks_replacement": replacement, "_blocks_norm": replacement.norm})
     for name, new in replacement.methods.items():
         setattr(joined, name, _dispatched(joined, original, name, new))
     if replacement.compute is not None:

@@ -731,11 +731,6 @@ class _Rewriter(ast.NodeTransformer):
             self.does.setdefault(does, set()).update({"adaln"} if with_gate or modulated else kinds)
         return self._call("total", node, *operands)
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if isinstance(node.ctx, ast.Load) and isinstance(self._resolve(node), nn.Module):
-            return self._call("item", node, self.visit(node.value), node.slice, ast.Constant(str(node.slice.value)))
-        return self.generic_visit(node)
-
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         is_known = node.attr in _KNOWN_BEFORE and isinstance(node.value, ast.Name)
         return node if is_known else self.generic_visit(node)
@@ -799,8 +794,6 @@ class _Rewriter(ast.NodeTransformer):
             self.generic_visit(node)
             return ast.Call(self._constant(self._processing), [node.func, *node.args], node.keywords)
         function = self._resolve(node.func)
-        if type(function) is nn.Dropout and len(node.args) == 1 and not node.keywords:
-            return self._call("dropped", node, self.visit(node.func), self.visit(node.args[0]))
         if self._is_given_positions and masks.makes_mask(function):
             self.generic_visit(node)
             new = self._call("masked", node, node.func, ast.Name(_GIVEN, ast.Load()), *node.args, does="masked")

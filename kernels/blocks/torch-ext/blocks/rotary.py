@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, product
 from typing import Any, Optional
 
 import torch
@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 from . import probes
 from .deferred import Deferred, Normed, now, pending
-from .kernel_set import PLAIN_TENSORS, fits, is_capturing, rope3d
+from .kernel_set import PLAIN_TENSORS, fits, is_capturing, is_forward_mode, is_transformed, rope3d
 from .norms import has_rows, weight_for
 from .projections import joined_tokens
-from .rotary_tables import halves, parted
-from .rotary_tables import parts as parts_of
 
 # Sizes of the probes, all different: sequences, tokens, heads of q and of k, elements of a head.
 _B, _S, _H, _G, _D = 2, 5, 3, 4, 16
@@ -453,15 +451,25 @@ def _form_for(call: RotaryCall, x: Tensor, table: Tensor, is_part: bool) -> Opti
 
 def _tables_for(form: RotaryForm, tables: list[Tensor], counts: list[int], more: int) -> Any:
     """Return the tables of the kernels for parts of some numbers of tokens, the last `more` of them not rotated."""
-    table = tables[0]
-    if form.repeats == "interleaved" and form.layout != "bSHd" and table.dtype != torch.float64:
-        if table.shape[form.layout.index("s") if table.dim() == 4 else -2] + more != sum(counts):
-            return None
-        return halves(*tables, more, counts)
-    tables = [_for_kernels(table, form) for table in (parts_of(table) if form.complex else tables)]
-    if more or tables[0].shape[-2] != sum(counts):
+    cos, sin = (_for_kernels(table, form) for table in (_parts_of(tables[0]) if form.complex else tables))
+    if cos.shape[-2] + more != sum(counts):
         return None
-    return parted(tables, counts)
+    if more:
+        shape = (*cos.shape[:-2], more, cos.shape[-1])
+        cos, sin = torch.cat((cos, cos.new_ones(shape)), -2), torch.cat((sin, sin.new_zeros(shape)), -2)
+    begins = accumulate(counts, initial=0)
+    return [tuple(table.narrow(-2, begin, count) for table in (cos, sin)) for begin, count in zip(begins, counts)]
+
+
+def _parts_of(rotations: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of complex rotations. Makes them once for each tensor."""
+    parts = getattr(rotations, "_blocks_parts", None)
+    if parts is None:
+        with torch.inference_mode(False), torch.no_grad():
+            parts = rotations.real.contiguous(), rotations.imag.contiguous()
+        if not (is_capturing() or is_forward_mode() or is_transformed()):  # else they are not for later calls
+            rotations._blocks_parts = parts
+    return parts
 
 
 def _has_tokens(table: Tensor, form: RotaryForm, x: Tensor, is_part: bool) -> bool:
