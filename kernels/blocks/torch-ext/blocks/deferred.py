@@ -10,8 +10,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .kernel_set import PLAIN_TENSORS, adaln, fits, rmsnorm
+from .kernel_set import PLAIN_TENSORS, adaln, fits, is_like, rmsnorm
 from .norms import NormForm, form_of, normalized, weight_for
+from .probes import is_plain
 
 
 class Deferred:
@@ -160,9 +161,9 @@ def _parts_of(x: Any, other: Any, narrow: bool = False) -> Optional[_Parts]:
     if type(other) is _Product and other.value is None:
         for gate, whole in ((other.first, other.second), (other.second, other.first)):
             branch = now(_narrowed(whole)) if narrow else whole
-            if _is_like(branch, x) and _fits(gate, x, narrow):
+            if is_like(branch, x) and _fits(gate, x, narrow):
                 return x, branch, gate
-    return (x, other, None) if _is_like(other, x) else None
+    return (x, other, None) if is_like(other, x) else None
 
 
 def total(first: Any, second: Any) -> Any:
@@ -210,10 +211,7 @@ class Normed(Deferred):
         x, form = self.x, self.form
         if scale is not None and not (
             _fits(scale, x.like if type(x) is _Sum and x.value is None and x.like is not None else x, last)
-            and type(shift) in PLAIN_TENSORS
-            and shift.dtype == scale.dtype
-            and shift.shape == scale.shape
-            and shift.device == scale.device
+            and is_like(shift, scale)
         ):
             return None
         if type(x) is _Sum:
@@ -297,27 +295,11 @@ def called(function: Callable, *args: Any, **kwargs: Any) -> Any:
     is_module = isinstance(function, nn.Module)
     method = type(function).forward if is_module else function
     count = getattr(method, "takes_deferred", 0)
-    if not count or (is_module and not _is_plainly_called(function)):
+    if not count or (is_module and not is_plain(function)):
         return function(*map(now, args), **kwargs)
     if count < len(args):
         args = (*args[:count], *map(now, args[count:]))
     return method(function, *args, **kwargs) if is_module else function(*args, **kwargs)
-
-
-def _is_plainly_called(module: nn.Module) -> bool:
-    """Return whether a call of a module does nothing but run the forward of its class."""
-    return "forward" not in module.__dict__ and not (
-        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
-    )
-
-
-def _is_like(branch: Any, residual: Tensor) -> bool:
-    return (
-        type(branch) in PLAIN_TENSORS
-        and branch.shape == residual.shape
-        and branch.dtype == residual.dtype
-        and branch.device == residual.device
-    )
 
 
 def _fits(modulation: Any, x: Any, last: bool) -> bool:

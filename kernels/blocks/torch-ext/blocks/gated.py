@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, silu
 
 from . import probes
 from .deferred import Deferred, now, pending
-from .kernel_set import PLAIN_TENSORS, fits, geglu, share_memory
+from .kernel_set import PLAIN_TENSORS, fits, geglu, is_like, share_memory
 
 # "silu", or for gelu the argument `approximate` of its kernels.
 _STATEMENTS = {
@@ -31,7 +31,7 @@ def activation_of(activation: Any) -> Optional[str]:
     """Return what the kernels call an activation, a module or function, or None if it must be called."""
     if isinstance(activation, nn.Module):
         inner = activation._modules or activation._parameters or activation._buffers
-        if inner or probes.has_hooks(activation) or probes.is_rewritten(activation):
+        if inner or not probes.is_plain(activation):
             return None
         return _of_owner(activation, type(activation).forward, activation)
     if isinstance(activation, MethodType) and isinstance(activation.__self__, nn.Module):
@@ -117,14 +117,7 @@ def gated(activated: Any, up: Any) -> Any:
     """Return `activated * up`."""
     if pending(activated, _Activated):
         gate = activated.gate
-        if (
-            type(up) in PLAIN_TENSORS
-            and gate.dtype == up.dtype
-            and gate.shape == up.shape
-            and gate.dim() > 0
-            and fits(gate)
-            and gate.device == up.device
-        ):
+        if fits(gate) and gate.dim() > 0 and is_like(up, gate):
             return product(activated.name, gate, up)
     return now(activated) * up
 

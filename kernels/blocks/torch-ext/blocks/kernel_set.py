@@ -62,6 +62,11 @@ def fits(x: Any) -> bool:
     )
 
 
+def is_like(x: Any, other: Tensor) -> bool:
+    """Return whether `x` is a plain tensor of the shape, dtype and device of another."""
+    return type(x) in PLAIN_TENSORS and x.shape == other.shape and x.dtype == other.dtype and x.device == other.device
+
+
 def share_memory(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors are parts of one. In transforms of `torch.func` they have no memory: False."""
     try:

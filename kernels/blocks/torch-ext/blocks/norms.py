@@ -225,9 +225,8 @@ def _rounding(form: NormForm, dtype: torch.dtype, weight_dtype: Optional[torch.d
 def form_of(norm: Any) -> Optional[NormForm]:
     """Return what the kernels may compute in place of a call of `norm` now, or None if it must be called."""
     form = getattr(type(norm), "_blocks_norm", None)
-    if form is None or probes.has_hooks(norm) or probes.is_rewritten(norm):
-        return None
-    return form if type(norm)._blocks_watched.are_unchanged() else None
+    is_same = form is not None and probes.is_plain(norm) and type(norm)._blocks_watched.are_unchanged()
+    return form if is_same else None
 
 
 def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:

@@ -163,6 +163,11 @@ def is_rewritten(module: nn.Module) -> bool:
     return "forward" in module.__dict__ and not is_bound(module, module.__dict__["forward"])
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Return whether a call of `module` does nothing but run the forward of its class."""
+    return not (is_rewritten(module) or has_hooks(module))
+
+
 def has_hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks

@@ -71,8 +71,7 @@ def is_plain_linear(projection: Any, dtype: torch.dtype) -> bool:
     """Return whether `projection` is nothing but a `torch.nn.Linear` with a bias and parameters of `dtype`."""
     return (
         type(projection) is nn.Linear
-        and "forward" not in projection.__dict__
-        and not probes.has_hooks(projection)
+        and probes.is_plain(projection)
         and type(projection.weight) in PLAIN_TENSORS
         and projection.weight.dtype == dtype
         and type(projection.bias) in PLAIN_TENSORS

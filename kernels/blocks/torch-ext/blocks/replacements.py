@@ -16,11 +16,12 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from .deferred import now
+from .function_code import functions_used, innermost, methods_of, rewrapped
 from .kernel_set import takes, takes_tensors
 from .norms import NormForm, normalized, recognised_norm
 from .probes import has_hooks, is_bound, is_rewritten, watched_forward
 from .projections import gelu_fits_epilogue, linear_gelu, projection_in
-from .rewriting import Processing, functions_used, innermost, methods_of, rewrapped, rewritten
+from .rewriting import Processing, rewritten
 
 
 @dataclass(frozen=True, eq=False)  # one for each class and formula

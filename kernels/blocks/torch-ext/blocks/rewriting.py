@@ -18,27 +18,24 @@ Steps that one kernel computes may be apart, under conditions, or in another met
 import ast
 import builtins
 import copy
-import dis
 import functools
 import importlib.util
 import inspect
 import itertools
 import math
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Optional
 
 from torch import nn
 
-from . import deferred, gated, masks, norms, projections, rotary
+from . import deferred, gated, masks, norms, patterns, projections, rotary
+from .function_code import KERNELS, compiled, methods_of, parsed, signature_of
+from .patterns import MISSING, SCOPES
 from .probes import _content, required_arguments
 
-_KERNELS = "__blocks"
 _GIVEN = "__blocks_given"  # the position ids that a forward was given
-_MISSING = object()
 _FUNCTION_TYPES = FunctionType, BuiltinFunctionType
 _Body = list[ast.stmt]
 
@@ -60,22 +57,6 @@ _FUNCTIONS = {
     for name, value in vars(module).items()
     if isinstance(value, FunctionType) and not name.startswith("_")
 }
-
-
-_signatures: dict[FunctionType, tuple[Any, inspect.Signature]] = {}
-
-
-def signature_of(function: Any) -> inspect.Signature:
-    """Return `inspect.signature(function)`, found once: diffusers asks for it in each forward."""
-    inner = getattr(function, "__func__", None)
-    if type(inner) is not FunctionType or inner.__dict__:  # such as what it wraps
-        return inspect.signature(function)
-    made_of = inner.__code__, inner.__defaults__, inner.__kwdefaults__
-    known, signature = _signatures.get(inner, (None, None))
-    if known != made_of:
-        signature = inspect.signature(function)
-        _signatures[inner] = made_of, signature
-    return signature
 
 
 @dataclass
@@ -103,7 +84,7 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
         roots: What its parameters are: `self`, and the module that a processor is called with.
         processing: What is called in place of the module's attention processor, or None.
     """
-    node = _parsed(function)
+    node = parsed(function)
     if node is None or "locals" in function.__code__.co_names:
         return Rewriting(misses=["the source of its forward cannot be read"])
     rewriter = _Rewriter(function, roots, processing)
@@ -112,7 +93,7 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Proces
     result = Rewriting(None, rewriter.does, rewriter.norms, rewriter.misses)
     if rewriter.does:
         kernels = SimpleNamespace(slice=slice, signature_of=signature_of, **_FUNCTIONS, **rewriter.constants)
-        result.function = _while_same(rewriter.inlined, _function(node, function, kernels), function)
+        result.function = _while_same(rewriter.inlined, compiled(node, function, kernels), function)
         result.function.takes_deferred = rewriter.takes_deferred
     return result
 
@@ -153,138 +134,7 @@ class Processing:
         return processor(*args, **kwargs)
 
 
-def innermost(function: Any) -> Optional[FunctionType]:
-    """Return the function that decorators wrap, or None if it is none of Python."""
-    function = inspect.unwrap(function) if isinstance(function, FunctionType) else None
-    return function if isinstance(function, FunctionType) else None
-
-
-def methods_of(cls: type) -> dict[str, Any]:
-    """Return the methods of a class that may run in its forward: its own, and those that these call."""
-    library = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
-    names = [name for name in vars(cls) if not name.startswith("__")] if library else []
-    methods: dict[str, Any] = {}
-    names.append("forward")
-    while names:
-        name = names.pop()
-        owner = next((base for base in library if name in vars(base)), None)
-        if owner is None or name in methods or innermost(vars(owner)[name]) is None:
-            continue
-        methods[name] = vars(owner)[name]
-        names += innermost(methods[name]).__code__.co_names
-    return methods
-
-
-def functions_used(cls: type, call: Any) -> tuple[Any, ...]:
-    """Return the functions of their modules that the methods of a class, and of its attention processor, call now."""
-    used = []
-    for inner in map(innermost, (*methods_of(cls).values(), call)):
-        for name in inner.__code__.co_names if inner is not None else ():
-            value = inner.__globals__.get(name)
-            if isinstance(value, (FunctionType, nn.Module)):
-                used.append(value)
-    return tuple(used)
-
-
-def rewrapped(function: Any, inner: FunctionType, new: FunctionType) -> Optional[FunctionType]:
-    """Return what decorators made of `inner`, made of `new`; None if they hide it."""
-    if function is inner:
-        return new
-    wrapped = function.__wrapped__
-    below = rewrapped(wrapped, inner, new)
-    itself = CellType()
-    cells = []
-    for cell in function.__closure__ or ():
-        content = _content(cell)
-        cells.append(itself if content is function else CellType(below) if content is wrapped else cell)
-    hidden = all(_content(cell) is not wrapped for cell in function.__closure__ or ())
-    if below is None or hidden or not isinstance(function, FunctionType):
-        return None
-    itself.cell_contents = outer = _like(function, function.__code__, tuple(cells))
-    outer.__wrapped__ = below
-    return outer
-
-
-def _like(function: FunctionType, code: CodeType, cells: tuple[CellType, ...]) -> FunctionType:
-    new = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, cells)
-    new.__kwdefaults__, new.__doc__ = function.__kwdefaults__, function.__doc__
-    new.__qualname__, new.__module__ = function.__qualname__, function.__module__
-    new.__dict__.update(function.__dict__)
-    return new
-
-
-# --- code -------------------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _parsed(function: FunctionType) -> Optional[ast.FunctionDef]:
-    """Return the source of a function, if that is what it runs."""
-    try:
-        lines, first = inspect.getsourcelines(function.__code__)
-        (node,) = ast.parse(textwrap.dedent("".join(lines))).body
-    except (OSError, SyntaxError, ValueError, TypeError):
-        return None
-    if not isinstance(node, ast.FunctionDef) or any(isinstance(n, (ast.Yield, ast.Await)) for n in ast.walk(node)):
-        return None
-    ast.increment_lineno(node, first - 1)
-    node.name = f"{_KERNELS}_function"  # a name that the function does not mean
-    node.decorator_list, node.returns = [], None
-    arguments = node.args
-    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
-        if argument is not None:
-            argument.annotation = None
-    arguments.defaults = [ast.copy_location(ast.Constant(None), value) for value in arguments.defaults]
-    arguments.kw_defaults = [
-        value if value is None else ast.copy_location(ast.Constant(None), value) for value in arguments.kw_defaults
-    ]
-    same = _is_same(_function(copy.deepcopy(node), function, SimpleNamespace()).__code__, function.__code__)
-    return node if same else None
-
-
-def _function(node: ast.FunctionDef, function: FunctionType, kernels: SimpleNamespace) -> FunctionType:
-    """Return `function` with the code of `node`, in which the name `__blocks` is `kernels`."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-    cells[_KERNELS] = CellType(kernels)
-    arguments = ast.arguments([], [ast.arg(name) for name in cells], None, [], [], None, [])
-    outer = ast.FunctionDef("outer", arguments, [node], [])
-    outer.type_params = []  # asked for by Python 3.12
-    module = ast.fix_missing_locations(ast.Module([ast.copy_location(outer, node)], []))
-    code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
-    for name in ("outer", node.name):
-        code = next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)
-    code = code.replace(co_name=function.__code__.co_name)
-    return _like(function, code, tuple(cells[name] for name in code.co_freevars))
-
-
-def _is_same(code: CodeType, other: CodeType) -> bool:
-    if code.co_varnames != other.co_varnames or _operations(code) != _operations(other):
-        return False
-    inner, others = ([c for c in each.co_consts if isinstance(c, CodeType)] for each in (code, other))
-    return len(inner) == len(others) and all(map(_is_same, inner, others))
-
-
-def _operations(code: CodeType) -> list[tuple[str, Any]]:
-    """Return what a function does, whatever the compiler knew about the names of its module."""
-    jumps = {*dis.hasjrel, *dis.hasjabs}
-    return [
-        (step.opname.replace("METHOD", "ATTR"), _argument(step))
-        for step in dis.get_instructions(code)
-        if step.opname not in ("NOP", "PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG") and step.opcode not in jumps
-    ]
-
-
-def _argument(step: dis.Instruction) -> Any:
-    return step.argval if step.opcode in _NAMED and not isinstance(step.argval, CodeType) else None
-
-
-# The operations whose argument is a name or a constant. Docstrings lose their indentation, and are not loaded.
-_NAMED = {*dis.hasname, *dis.haslocal, *dis.hasfree} | {dis.opmap["LOAD_CONST"]}
-
-
-# --- patterns ---------------------------------------------------------------------------------------------------------
-
 _ANY = ""  # a target that takes every deferred value
-_SCOPES = (ast.Lambda, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.FunctionDef, ast.ClassDef)
 _VIEWS = ("transpose", "view", "reshape", "unflatten")
 _KNOWN_BEFORE = ("shape", "dtype", "device", "ndim")
 
@@ -314,7 +164,7 @@ class _Rewriter(ast.NodeTransformer):
         self._exposed: set[str] = set()  # names whose first values must not be deferred
         self._of_norms: set[Optional[str]] = set()  # names that are given a norm
         # Names, by what uses them: a norm, a modulation or rotary embedding, a sum, a product; and parts of tokens.
-        self._normed: dict[str, list[tuple[int, nn.Module, bool]]] = {}
+        self._normed: dict[str, list[tuple[int, nn.Module]]] = {}
         self._combined, self._added, self._multiplied, self._parts = set(), set(), set(), set()
         # Names that are given the product of a gate and a branch, an activation, and any deferred value.
         self._gated, self._activated, self._deferred = set(), set(), set()
@@ -323,13 +173,13 @@ class _Rewriter(ast.NodeTransformer):
         self._assignments: dict[Optional[str], list[tuple[int, int]]] = {}
 
     def rewrite(self, arguments: ast.arguments, body: _Body) -> _Body:
-        assigned = [_assigned(node) for statement in body for node in _outside_scopes(statement)]
+        assigned = [patterns.assigned(node) for statement in body for node in patterns.outside_scopes(statement)]
         self._of_norms = {target for target, value in assigned if self._norm_of(value) is not None}
-        body = [_Inlined(self.inlined_of).visit(statement) for statement in body]
+        body = [patterns.Inlined(self.inlined_of).visit(statement) for statement in body]
         for statement in body:
-            target, _ = _assigned(statement)
+            target, _ = patterns.assigned(statement)
             self._assignments.setdefault(target, []).append((statement.lineno, statement.end_lineno))
-        nodes = [node for statement in body for node in _outside_scopes(statement)]
+        nodes = [node for statement in body for node in patterns.outside_scopes(statement)]
         for node in nodes:
             self._learn(node)
         called = [self._resolve(node.func) for node in nodes if isinstance(node, ast.Call)]
@@ -353,7 +203,7 @@ class _Rewriter(ast.NodeTransformer):
             package = self._function.__globals__.get("__package__") or ""
             name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
-                found[alias.asname or alias.name] = getattr(sys.modules.get(name), alias.name, _MISSING)
+                found[alias.asname or alias.name] = getattr(sys.modules.get(name), alias.name, MISSING)
         elif isinstance(node, ast.FunctionDef):
             codes = [c for c in self._function.__code__.co_consts if isinstance(c, CodeType) and c.co_name == node.name]
             is_same = len(codes) == 1 and not (codes[0].co_freevars or node.decorator_list or node.args.defaults)
@@ -362,9 +212,9 @@ class _Rewriter(ast.NodeTransformer):
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
             choices = self._resolve(node.value.body), self._resolve(node.value.orelse)
             if all(map(masks.makes_mask, choices)):
-                found.update(dict.fromkeys(_stored(node), choices[0]))
+                found.update(dict.fromkeys(patterns.stored(node), choices[0]))
         for name, value in found.items():
-            self._made[name] = _MISSING if name in self._made else value
+            self._made[name] = MISSING if name in self._made else value
 
     def inlined_of(self, node: ast.Call) -> Optional[ast.expr]:
         """Return what a function of the module returns, of the arguments of a call, if it modulates a norm of these."""
@@ -375,9 +225,9 @@ class _Rewriter(ast.NodeTransformer):
         given.update((str(keyword.arg), keyword.value) for keyword in node.keywords)
         if function.__code__.co_argcount != len(given) or any(isinstance(value, ast.Starred) for value in node.args):
             return None
-        if sum(not _is_pure(value) for value in given.values()) > 1:
+        if sum(not patterns.is_pure(value) for value in given.values()) > 1:
             return None  # they are computed in another order
-        definition = _parsed(function)
+        definition = parsed(function)
         body = [] if definition is None else definition.body[_has_docstring(definition) :]
         value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
         if value is None or sorted(n.id for n in ast.walk(value) if isinstance(n, ast.Name)) != sorted(given):
@@ -385,8 +235,11 @@ class _Rewriter(ast.NodeTransformer):
         value = copy.deepcopy(value)
         for inner in ast.walk(value):
             ast.copy_location(inner, node)
-        value = _Substitution(given).visit(value)
-        if not any(self._norm_of(x) is not None or _is_one_of(x, self._of_norms) for x, _, _ in _modulations(value)):
+        value = patterns.Substitution(given).visit(value)
+        if not any(
+            self._norm_of(x) is not None or patterns.is_one_of(x, self._of_norms)
+            for x, _, _ in patterns.modulations(value)
+        ):
             return None
         self.inlined[node.func.id] = function
         return value
@@ -397,7 +250,7 @@ class _Rewriter(ast.NodeTransformer):
         for node in nodes:
             if self._is_rotated_in_place(node):
                 continue
-            if isinstance(node, (ast.With, ast.Try)) or _is_in_place(node) or self._is_module_in_place(node):
+            if isinstance(node, (ast.With, ast.Try)) or patterns.is_in_place(node) or self._is_module_in_place(node):
                 around = [loop for loop in loops if loop[0] <= node.lineno <= loop[1]]
                 self._changes.append(min([*around, (node.lineno, node.end_lineno)]))
         for node in nodes:
@@ -413,49 +266,48 @@ class _Rewriter(ast.NodeTransformer):
 
     def _mark_deferrable(self, body: _Body, loop: tuple[float, float]) -> None:
         for index, statement in enumerate(body):
-            target, _ = _assigned(statement)
+            target, _ = patterns.assigned(statement)
             is_loop = isinstance(statement, (ast.For, ast.While)) and loop[1] == 0
             around = (statement.lineno, statement.end_lineno) if is_loop else loop
             if target is not None and not self._is_exposed(target, body[index + 1 :], statement.lineno, loop):
                 statement.may_defer = True
-            for name in () if isinstance(statement, _SCOPES) else ("body", "orelse"):
+            for name in () if isinstance(statement, SCOPES) else ("body", "orelse"):
                 self._mark_deferrable(getattr(statement, name, []), around)
 
     def _is_exposed(self, name: str, later: _Body, line: int, loop: tuple[float, float]) -> bool:
         """Return whether tensors may change between a line that gives a name a value, and the last use of that."""
-        ends = (s.end_lineno for s in later if isinstance(s, ast.Assign) and name in _stored(s) and not loop[1])
+        ends = (s.end_lineno for s in later if isinstance(s, ast.Assign) and name in patterns.stored(s) and not loop[1])
         end = next(ends, None)
         first, last = (min(line, loop[0]), max(self._last_line[name], loop[1])) if end is None else (line, end)
         return any(first <= until and begin <= last for begin, until in self._changes)
 
     def _find_uses(self, node: ast.AST) -> None:
         if self._norm_of(node) is not None:
-            x = _widened(node.args[0]) or node.args[0]
+            x = patterns.widened(node.args[0]) or node.args[0]
             if isinstance(x, ast.Name):
-                self._normed.setdefault(x.id, []).append((node.lineno, self._norm_of(node), False))
+                self._normed.setdefault(x.id, []).append((node.lineno, self._norm_of(node)))
         elif isinstance(node, ast.Call):
             rotates = self._rotary_of(node)
-            if rotates is not None or _is_cat(node):
+            if rotates is not None or patterns.is_cat(node):
                 arguments = node.args[: rotates.tensors] if rotates is not None else node.args[0].elts
-                self._combined |= {x.id for x in map(_whole, arguments) if isinstance(x, ast.Name)}
+                self._combined |= {x.id for x in map(patterns.whole, arguments) if isinstance(x, ast.Name)}
             elif self._may_take_deferred(node.func):
                 self._combined |= {x.id for x in node.args if isinstance(x, ast.Name)}
                 for x in node.args:
                     if isinstance(x, ast.Name):
                         self._normed.setdefault(x.id, [])
             elif isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
-                self._combined |= _loaded(node.func.value) if isinstance(node.func.value, ast.Name) else set()
+                self._combined |= patterns.loaded(node.func.value) if isinstance(node.func.value, ast.Name) else set()
         elif isinstance(node, ast.BinOp):
             uses = {ast.Add: self._added, ast.Mult: self._multiplied}.get(type(node.op), set())
             uses.update(x.id for x in (node.left, node.right) if isinstance(x, ast.Name))
-            self._combined |= {x.id for x, _, _ in _modulations(node) if isinstance(x, ast.Name)}
-        elif isinstance(node, ast.Assign) and _is_part(node.value):
-            self._parts |= _stored(node)
+            self._combined |= {x.id for x, _, _ in patterns.modulations(node) if isinstance(x, ast.Name)}
+        elif isinstance(node, ast.Assign) and patterns.is_part(node.value):
+            self._parts |= patterns.stored(node)
 
     def _find_deferred(self, parameters: list[str], nodes: list[ast.AST]) -> None:
         """Find the names whose values may be deferred."""
-        assigned = [(target, value) for target, value in map(_assigned, nodes) if target is not None]
-        free = [_assigned(node) for node in nodes if hasattr(node, "may_defer")]
+        free = [patterns.assigned(node) for node in nodes if hasattr(node, "may_defer")]
         for target, value in free:
             self._activated |= {target} if self._activation_of(value) is not None else set()
         for target, value in free:
@@ -466,12 +318,11 @@ class _Rewriter(ast.NodeTransformer):
                 for one, other in ((target, value.id), (value.id, target)):
                     if one in self._normed:
                         self._normed.setdefault(other, self._normed[one])
-        for node in nodes:
-            for normed, _, _ in _modulations(node):
-                self._mark_modulated(normed, assigned)
         captured = {*self._function.__code__.co_cellvars, *self._roots}
-        captured |= set().union(*(_loaded(node) for node in nodes if isinstance(node, _SCOPES)))
-        used = self._normed.keys() | {x.id for n in nodes for x, _, _ in _modulations(n) if isinstance(x, ast.Name)}
+        captured |= set().union(*(patterns.loaded(node) for node in nodes if isinstance(node, SCOPES)))
+        used = self._normed.keys() | {
+            x.id for n in nodes for x, _, _ in patterns.modulations(n) if isinstance(x, ast.Name)
+        }
         # Only `called` passes deferred values, to methods of models, as their first arguments.
         given = parameters[1:] if len(self._roots) == 1 else []
         self._deferred = {*itertools.takewhile(lambda name: name in used - captured - self._exposed, given)}
@@ -480,12 +331,6 @@ class _Rewriter(ast.NodeTransformer):
         while new:
             new = {t for t, value in free if t not in captured and self._is_deferred(value, t)} - self._deferred
             self._deferred |= new
-
-    def _mark_modulated(self, normed: ast.expr, assigned: list[tuple[str, Any]]) -> None:
-        calls = [normed, *(v for target, v in assigned if isinstance(normed, ast.Name) and target == normed.id)]
-        of_calls = [norm for norm in map(self._norm_of, calls) if norm is not None]
-        for found in self._normed.values():
-            found[:] = [(line, norm, m or any(norm is other for other in of_calls)) for line, norm, m in found]
 
     def _is_deferred(self, value: ast.expr, target: str) -> bool:
         before = dict(self.constants), list(self.misses), {what: set(by) for what, by in self.does.items()}
@@ -498,11 +343,13 @@ class _Rewriter(ast.NodeTransformer):
     def _pair(self, body: Any) -> None:
         """Join the statements that rotate q and then k alike: one kernel computes both."""
         for index in range(len(body) - 2, -1, -1):
-            (first, x), (second, y) = map(_assigned, body[index : index + 2])
+            (first, x), (second, y) = map(patterns.assigned, body[index : index + 2])
             of_x, of_y = self._rotated_name(x), self._rotated_name(y)
-            if None in (first, second, of_x, of_y) or first == second or first in _loaded(y):
+            if None in (first, second, of_x, of_y) or first == second or first in patterns.loaded(y):
                 continue
-            if ast.dump(_Substitution({of_y: ast.Name(of_x, ast.Load())}).visit(copy.deepcopy(y))) == ast.dump(x):
+            if ast.dump(patterns.Substitution({of_y: ast.Name(of_x, ast.Load())}).visit(copy.deepcopy(y))) == ast.dump(
+                x
+            ):
                 x.both = [ast.copy_location(ast.Name(name, ast.Load()), x) for name in (of_x, of_y)]
                 targets = ast.Tuple([ast.Name(name, ast.Store()) for name in (first, second)], ast.Store())
                 both = ast.copy_location(ast.Assign([targets], x), body[index])
@@ -512,7 +359,7 @@ class _Rewriter(ast.NodeTransformer):
         """Return the name that an expression rotates, if that is all it does."""
         call = self._rotated_part_of(value) or value
         rotates = self._rotary_of(call)
-        x = _whole(call.args[0]) if rotates is not None and rotates.tensors == 1 else None
+        x = patterns.whole(call.args[0]) if rotates is not None and rotates.tensors == 1 else None
         return x.id if isinstance(x, ast.Name) else None
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
@@ -530,8 +377,8 @@ class _Rewriter(ast.NodeTransformer):
     visit_With = visit_Lambda  # which may begin what the kernels have no part in, such as autocast
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        made = self._made.get(node.name, _MISSING)
-        if made is not _MISSING and rotary.is_candidate(made):
+        made = self._made.get(node.name, MISSING)
+        if made is not MISSING and rotary.is_candidate(made):
             name = ast.Name(node.name, ast.Store())
             return ast.fix_missing_locations(ast.copy_location(ast.Assign([name], self._constant(made)), node))
         if rotary.gets_tables([argument.arg for argument in node.args.args]):
@@ -541,11 +388,16 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         if self._is_rotated_in_place(node):
             place, call = node.targets[0], node.value
-            function = [self._constant(self._rotary_of(call)), call.func, self.visit(place.value), _index(place.slice)]
+            function = [
+                self._constant(self._rotary_of(call)),
+                call.func,
+                self.visit(place.value),
+                patterns.index(place.slice),
+            ]
             new = self._call("rotate_part", node, *function, *map(self.visit, call.args[1:]), does="rotated")
             new.keywords = [self.visit(keyword) for keyword in call.keywords]
             return ast.copy_location(ast.Expr(new), node)
-        target, value = _assigned(node)
+        target, value = patterns.assigned(node)
         may_defer = target in self._deferred and hasattr(node, "may_defer")
         new = self._deferring(value, target) if may_defer else None
         if new is None:
@@ -563,7 +415,9 @@ class _Rewriter(ast.NodeTransformer):
         rotates, place = self._rotary_of(node.value), node.targets[0]
         if rotates is None or rotates.tensors != 1 or not isinstance(place.value, ast.Name):
             return False
-        place.is_rotated = ast.unparse(place) == ast.unparse(node.value.args[0]) and _index(place.slice) is not None
+        place.is_rotated = (
+            ast.unparse(place) == ast.unparse(node.value.args[0]) and patterns.index(place.slice) is not None
+        )
         return place.is_rotated
 
     # --- what names are ---
@@ -574,25 +428,25 @@ class _Rewriter(ast.NodeTransformer):
             if node.id in self._roots:
                 return self._roots[node.id]
             if node.id in self._locals:
-                return self._made.get(node.id, _MISSING)
+                return self._made.get(node.id, MISSING)
             if node.id in self._closure:
                 return _content(self._closure[node.id])
-            return self._function.__globals__.get(node.id, getattr(builtins, node.id, _MISSING))
+            return self._function.__globals__.get(node.id, getattr(builtins, node.id, MISSING))
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             owner, index = self._resolve(node.value), node.slice.value
             is_there = isinstance(owner, nn.ModuleList) and type(index) is int and -len(owner) <= index < len(owner)
-            return owner[index] if is_there else _MISSING
+            return owner[index] if is_there else MISSING
         if not isinstance(node, ast.Attribute):
-            return _MISSING
+            return MISSING
         owner = self._resolve(node.value)
         if isinstance(owner, ModuleType):
-            return getattr(owner, node.attr, _MISSING)
+            return getattr(owner, node.attr, MISSING)
         is_root = any(owner is root for root in self._roots.values())
         if not (isinstance(owner, nn.Module) or is_root):
-            return _MISSING
+            return MISSING
         if isinstance(inspect.getattr_static(type(owner), node.attr, None), property):
-            return _MISSING
-        return getattr(owner, node.attr, _MISSING)
+            return MISSING
+        return getattr(owner, node.attr, MISSING)
 
     def _norm_of(self, node: ast.AST) -> Optional[nn.Module]:
         """Return the norm that a call is of, with nothing but its input."""
@@ -608,12 +462,12 @@ class _Rewriter(ast.NodeTransformer):
         if not (isinstance(node, ast.Call) and len(node.args) == 1 and not isinstance(node.args[0], ast.Starred)):
             return None
         activation = self._resolve(node.func)
-        if activation is _MISSING or (isinstance(activation, nn.Module) and activation._modules):
+        if activation is MISSING or (isinstance(activation, nn.Module) and activation._modules):
             return None
         if not node.keywords:
             return node.func if gated.activation_of(activation) is not None else None
-        options = {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
-        if None in options or _MISSING in options.values() or not isinstance(activation, _FUNCTION_TYPES):
+        options = {keyword.arg: patterns.literal(keyword.value) for keyword in node.keywords}
+        if None in options or MISSING in options.values() or not isinstance(activation, _FUNCTION_TYPES):
             return None
         partial = functools.partial(activation, **options)
         return self._constant(partial) if gated.activation_of(partial) is not None else None
@@ -621,13 +475,13 @@ class _Rewriter(ast.NodeTransformer):
     def _constant(self, value: Any) -> ast.expr:
         name = f"constant{len(self.constants)}"
         self.constants[name] = value
-        return ast.Attribute(ast.Name(_KERNELS, ast.Load()), name, ast.Load())
+        return ast.Attribute(ast.Name(KERNELS, ast.Load()), name, ast.Load())
 
     def _call(self, name: str, node: ast.AST, *arguments: ast.expr, does: str = "") -> ast.expr:
         if does:
             words, kernels = _DOES[does]
             self.does.setdefault(words, set()).update(kernels)
-        function = ast.Attribute(ast.Name(_KERNELS, ast.Load()), name, ast.Load())
+        function = ast.Attribute(ast.Name(KERNELS, ast.Load()), name, ast.Load())
         return ast.fix_missing_locations(ast.copy_location(ast.Call(function, list(arguments), []), node))
 
     def _may_take_deferred(self, function: ast.expr) -> bool:
@@ -664,7 +518,7 @@ class _Rewriter(ast.NodeTransformer):
         if not isinstance(node, ast.Call):
             return None
         if self._norm_of(node) is not None:
-            x = _widened(node.args[0]) or node.args[0]
+            x = patterns.widened(node.args[0]) or node.args[0]
             is_used = is_in(self._combined) or (isinstance(x, ast.Name) and x.id in self._deferred)
             if not is_used:
                 return None
@@ -673,8 +527,13 @@ class _Rewriter(ast.NodeTransformer):
         if self._activation_of(node) is not None:
             return self._begun(node) if target and is_in(self._multiplied) else None
         is_processor = len(self._roots) == 2
-        if _is_cat(node) and not self._changes and (self._has_norm or is_processor) and not self._rotated_part_of(node):
-            parts, dim = node.args[0].elts, _dim_of(node)
+        if (
+            patterns.is_cat(node)
+            and not self._changes
+            and (self._has_norm or is_processor)
+            and not self._rotated_part_of(node)
+        ):
+            parts, dim = node.args[0].elts, patterns.dim_of(node)
             if any(self._deferring(part) is None for part in parts):
                 if dim != 1 and not is_processor:
                     return None
@@ -693,14 +552,14 @@ class _Rewriter(ast.NodeTransformer):
 
     def _operand(self, node: ast.expr) -> ast.expr:
         """Return an expression that a function of this package gets."""
-        x = _widened(node)
+        x = patterns.widened(node)
         if x is not None and self._has_norm:
             return self._call("wide", node, self._operand(x))
         new = self._deferring(node)
         return self.visit(node) if new is None else new
 
     def _modulated(self, node: ast.BinOp) -> Optional[ast.expr]:
-        for normed, scale, shift in _modulations(node):
+        for normed, scale, shift in patterns.modulations(node):
             if isinstance(normed, ast.Name) and normed.id in self._deferred:
                 x = normed
             elif self._norm_of(normed) is not None:
@@ -723,12 +582,11 @@ class _Rewriter(ast.NodeTransformer):
             for x in parts
         ]
         last = min((end for start, end in self._assignments.get(target, ()) if start > node.lineno), default=math.inf)
-        later = [(norm, m) for line, norm, m in self._normed.get(target or "", ()) if node.lineno < line <= last]
-        modulated, kinds = any(m for _, m in later), {norms.recognised_norm(norm).kernel for norm, _ in later}
+        later = [norm for line, norm in self._normed.get(target or "", ()) if node.lineno < line <= last]
         if with_gate or later:
-            more = ["with gate"] * with_gate + ["norm"] * bool(later) + ["modulation"] * modulated
-            does = "residual sum " + _listed(more if with_gate else ["with norm", *more[1:]])
-            self.does.setdefault(does, set()).update({"adaln"} if with_gate or modulated else kinds)
+            more = ["gate"] * with_gate + ["norm"] * bool(later)
+            kinds = {"adaln"} if with_gate else {norms.recognised_norm(norm).kernel for norm in later}
+            self.does.setdefault(f"residual sum with {' and '.join(more)}", set()).update(kinds)
         return self._call("total", node, *operands)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -782,12 +640,12 @@ class _Rewriter(ast.NodeTransformer):
 
     def _is_gated(self, node: Any) -> bool:
         """Return whether a product may be of a gate and a branch, and not of a norm and `1 + scale`."""
-        if not _is_product(node) or self._is_number(node.left) or self._is_number(node.right):
+        if not patterns.is_product(node) or self._is_number(node.left) or self._is_number(node.right):
             return False
-        return _without_one(node.left) is None and _without_one(node.right) is None
+        return patterns.without_one(node.left) is None and patterns.without_one(node.right) is None
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if self._processing is not None and _is_processor(node.func):
+        if self._processing is not None and patterns.is_processor(node.func):
             for what, kernels in self._processing.does.items():
                 self.does.setdefault(what, set()).update(kernels)
             self.norms |= self._processing.norms
@@ -814,7 +672,7 @@ class _Rewriter(ast.NodeTransformer):
             parts = node.func, projected.func, self.visit(projected.args[0])
             return self._call("activated_projection", node, *parts, does="activated_projection")
         self.generic_visit(node)
-        is_part = _is_one_of(projected, self._parts) and len(self._roots) == 2
+        is_part = patterns.is_one_of(projected, self._parts) and len(self._roots) == 2
         if is_part and isinstance(function, nn.Linear) and function.bias is not None:
             return self._call("projected", node, node.func, node.args[0], does="projected")
         return node
@@ -825,20 +683,26 @@ class _Rewriter(ast.NodeTransformer):
             return False
         activation = self._resolve(function)
         is_linear = isinstance(self._resolve(projected.func), nn.Linear)
-        return is_linear and activation is not _MISSING and gated.activation_of(activation) == "tanh"
+        return is_linear and activation is not MISSING and gated.activation_of(activation) == "tanh"
 
     def _rotated(self, node: ast.Call, inner: ast.Call, call: rotary.RotaryCall) -> ast.expr:
         both, rest = getattr(node, "both", None), inner.args[call.tensors :]
-        xs = [_whole(x) if inner is not node else x for x in inner.args[: call.tensors]] if both is None else both
+        xs = (
+            [patterns.whole(x) if inner is not node else x for x in inner.args[: call.tensors]]
+            if both is None
+            else both
+        )
         later = self._deferred - self._given  # these names are given deferred values after this
-        is_normed = any(self._deferring(copy.deepcopy(x), _ANY) is not None and not _is_one_of(x, later) for x in xs)
+        is_normed = any(
+            self._deferring(copy.deepcopy(x), _ANY) is not None and not patterns.is_one_of(x, later) for x in xs
+        )
         operands = [self._deferring(x, _ANY) or self.visit(x) for x in xs]
         arguments = [self._constant(call), inner.func, ast.Tuple(operands, ast.Load())]
         name = "rotated"
         if inner is not node:
             name = "rotated_part"
-            indexes = [_index(part.slice) for part in (inner.args[0], node.args[0].elts[1])]
-            arguments += [ast.Tuple(indexes, ast.Load()), ast.Constant(_dim_of(node))]
+            indexes = [patterns.index(part.slice) for part in (inner.args[0], node.args[0].elts[1])]
+            arguments += [ast.Tuple(indexes, ast.Load()), ast.Constant(patterns.dim_of(node))]
         new = self._call(
             name, node, *arguments, *map(self.visit, rest), does="norm_rotated" if is_normed else "rotated"
         )
@@ -847,7 +711,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _rotated_part_of(self, node: Any) -> Optional[ast.Call]:
         """Return the rotary call in `torch.cat([rotate(x[part], ...), x[other part]], dim)`."""
-        if not (isinstance(node, ast.Call) and _is_cat(node)):
+        if not (isinstance(node, ast.Call) and patterns.is_cat(node)):
             return None
         first, second = node.args[0].elts
         rotates = self._rotary_of(first)
@@ -855,7 +719,11 @@ class _Rewriter(ast.NodeTransformer):
             return None
         names = {ast.unparse(x.value) for x in (first.args[0], second) if isinstance(x, ast.Subscript)}
         is_same = len(names) == 1 and isinstance(second, ast.Subscript) and isinstance(first.args[0], ast.Subscript)
-        return first if is_same and None not in (_index(first.args[0].slice), _index(second.slice)) else None
+        return (
+            first
+            if is_same and None not in (patterns.index(first.args[0].slice), patterns.index(second.slice))
+            else None
+        )
 
     def _rotary_of(self, node: Any) -> Optional[rotary.RotaryCall]:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
@@ -864,8 +732,12 @@ class _Rewriter(ast.NodeTransformer):
         function = self._resolve(node.func)
         named = {keyword.arg: keyword.value for keyword in node.keywords}
         # A table may be given by name: what it is does not change what the function computes.
-        options = {name: _literal(value) for name, value in named.items() if name and _literal(value) is not _MISSING}
-        if None in named or function is _MISSING or True in starred[:-1] or len(node.args) + len(named) < 2:
+        options = {
+            name: patterns.literal(value)
+            for name, value in named.items()
+            if name and patterns.literal(value) is not MISSING
+        }
+        if None in named or function is MISSING or True in starred[:-1] or len(node.args) + len(named) < 2:
             return None
         given = len(node.args) + len(named) - len(options)
         if True in starred:  # the tables
@@ -876,175 +748,9 @@ class _Rewriter(ast.NodeTransformer):
         return call
 
 
-class _Substitution(ast.NodeTransformer):
-    """Puts expressions in place of the reads of names."""
-
-    def __init__(self, values: dict[str, ast.expr]) -> None:
-        self._values = values
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
-
-
-class _Inlined(ast.NodeTransformer):
-    """Puts expressions in place of calls of which `inlined_of` knows one."""
-
-    def __init__(self, inlined_of: Callable[[ast.Call], Optional[ast.expr]]) -> None:
-        self._inlined_of = inlined_of
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        return self._inlined_of(node) or self.generic_visit(node)
-
-
-def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
-    """Return a statement and what is in it, but not what is in functions and comprehensions."""
-    yield node
-    if not isinstance(node, _SCOPES):
-        for inner in ast.iter_child_nodes(node):
-            yield from _outside_scopes(inner)
-
-
-def _whole(node: ast.expr) -> ast.expr:
-    """Return `x` of `x[...]`."""
-    return node.value if isinstance(node, ast.Subscript) else node
-
-
-def _widened(node: Any) -> Optional[ast.expr]:
-    """Return `x` of `x.float()`."""
-    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not (node.args or node.keywords)
-    return node.func.value if is_call and node.func.attr == "float" else None
-
-
-def _modulations(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
-    """Return what may be modulated in an expression, the scale, and the shift."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        for product, shift in ((node.left, node.right), (node.right, node.left)):
-            pairs = ((product.left, product.right), (product.right, product.left)) if _is_product(product) else ()
-            for x, factor in pairs:
-                scale = _without_one(factor)
-                if scale is not None:
-                    yield x, scale, shift
-
-
-def _index(node: ast.expr) -> Optional[ast.expr]:
-    """Return an index of slices as a tuple, if it is one."""
-    parts = node.elts if isinstance(node, ast.Tuple) else [node]
-    if not all(isinstance(part, ast.Slice) for part in parts):
-        return None
-    none = ast.Constant(None)
-    function = ast.Attribute(ast.Name(_KERNELS, ast.Load()), "slice", ast.Load())
-    slices = [ast.Call(function, [x or none for x in (part.lower, part.upper, part.step)], []) for part in parts]
-    return ast.fix_missing_locations(ast.copy_location(ast.Tuple(slices, ast.Load()), node))
-
-
-def _is_part(node: ast.expr) -> bool:
-    """Return whether an expression has parts of tensors: slices, or what they are split into."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Slice):
-            return True
-        if isinstance(inner, ast.Attribute) and inner.attr in ("split", "split_with_sizes"):
-            return True
-    return False
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def _assigned(statement: ast.stmt) -> tuple[Optional[str], Any]:
-    """Return the name that a statement assigns a value to, and the value."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
-        return statement.targets[0].id, statement.value
-    return None, None
-
-
 def _has_norm(module: nn.Module) -> bool:
     return any(norms.recognised_norm(inner) is not None for inner in (module, *module._modules.values()) if inner)
 
 
-def _is_in_place(node: ast.AST) -> bool:
-    """Return whether a tensor may be changed in place."""
-    if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        is_named = name.endswith("_") and not name.endswith("__")
-        given = {keyword.arg for keyword in node.keywords if getattr(keyword.value, "value", True) is not False}
-        return is_named or bool(given & {"inplace", "out"})
-    if isinstance(node, (ast.Attribute, ast.Subscript)):
-        return isinstance(node.ctx, ast.Store)
-    return isinstance(node, ast.AugAssign)
-
-
-def _loaded(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
-
-
-def _stored(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-
-
 def _has_docstring(node: ast.FunctionDef) -> bool:
     return ast.get_docstring(node, clean=False) is not None
-
-
-def _is_pure(node: ast.expr) -> bool:
-    return not any(isinstance(inner, ast.Call) for inner in ast.walk(node))
-
-
-def _is_one_of(node: ast.AST, names: set[str]) -> bool:
-    return isinstance(node, ast.Name) and node.id in names
-
-
-def _is_product(node: Any) -> bool:
-    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
-        return False
-    return not any(isinstance(part, ast.Constant) for part in (node.left, node.right))
-
-
-def _is_processor(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == "processor"
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    )
-
-
-def _is_cat(node: ast.Call) -> bool:
-    """Return whether a call is `torch.cat` of two tensors along a dimension in the middle."""
-    return (
-        ast.unparse(node.func) == "torch.cat"
-        and _dim_of(node) in (1, 2)
-        and isinstance(node.args[0], (ast.List, ast.Tuple))
-        and len(node.args[0].elts) == 2
-        and not any(isinstance(part, ast.Starred) for part in node.args[0].elts)
-    )
-
-
-def _dim_of(node: ast.Call) -> Any:
-    options = {keyword.arg: keyword.value for keyword in node.keywords}
-    dim = options.get("dim", node.args[1] if len(node.args) > 1 else None)
-    return dim.value if isinstance(dim, ast.Constant) and node.args else None
-
-
-def _without_one(node: ast.expr) -> Optional[ast.expr]:
-    """Return `scale` of `1 + scale`, or of a part of it."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        for one, scale in ((node.left, node.right), (node.right, node.left)):
-            if isinstance(one, ast.Constant) and one.value == 1:
-                return scale
-    if isinstance(node, ast.Subscript):
-        scale = _without_one(node.value)
-        return None if scale is None else ast.copy_location(ast.Subscript(scale, node.slice, ast.Load()), node)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "unsqueeze":
-        scale = _without_one(node.func.value)
-        if scale is not None:
-            method = ast.copy_location(ast.Attribute(scale, "unsqueeze", ast.Load()), node.func)
-            return ast.copy_location(ast.Call(method, node.args, node.keywords), node)
-    return None
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return _MISSING

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import probes
 from .deferred import Deferred, Normed, now, pending
-from .kernel_set import PLAIN_TENSORS, fits, is_capturing, is_forward_mode, is_transformed, rope3d
+from .kernel_set import PLAIN_TENSORS, fits, is_capturing, is_forward_mode, is_like, is_transformed, rope3d
 from .norms import has_rows, weight_for
 from .projections import joined_tokens
 
@@ -326,13 +326,7 @@ def _rotated(
     form, heads, tables, options = found
     outs = [_rotated_group(form, *each, options) for each in zip(groups, heads, tables)]
     results = outs[0] if len(outs) == 1 else [torch.cat(each, 1) for each in zip(*outs)]
-    if form.layout == "bhsd":
-        return [x.transpose(1, 2) for x in results]
-    if form.layout == "shd":
-        return [x[0] for x in results]
-    if form.layout == "bsd":
-        return [x.squeeze(2) for x in results]
-    return [x.view(_source(y).shape) for x, y in zip(results, groups[0])] if form.layout == "bSHd" else results
+    return [_BACK[form.layout](x, _source(y).shape) for x, y in zip(results, groups[0])]
 
 
 def _rotated_group(
@@ -343,7 +337,9 @@ def _rotated_group(
         other, *of_other = _kind_of(group[1], heads[1])
         kind, of_weights = kind if kind == other else None, of_weights + of_other
     if kind is None:
-        heads = [part if type(x) in PLAIN_TENSORS else _tokens_first(now(x), form) for x, part in zip(group, heads)]
+        heads = [
+            part if type(x) in PLAIN_TENSORS else _TOKENS_FIRST[form.layout](now(x)) for x, part in zip(group, heads)
+        ]
         return list(rope3d.apply_rotary(*_two(heads), *tables, **options)[: len(heads)])
     eps, offset, rounding, norm = kind
     out = rope3d.norm_rotary(
@@ -403,7 +399,7 @@ def _prepared(
     if call.sin is None and isinstance(tables[0], (tuple, list)):
         tables = list(tables[0])
     x, table, other = groups[0][0], tables[0], tables[-1]
-    if not fits(x) or type(table) not in PLAIN_TENSORS or type(other) not in PLAIN_TENSORS:
+    if not fits(x) or type(table) not in PLAIN_TENSORS or not is_like(other, table):
         return None
     form = _form_for(call, x, table, len(groups) > 1)
     if form is None or len(tables) != (1 if form.complex else 2) or not call.watched.are_unchanged():
@@ -417,9 +413,6 @@ def _prepared(
         or width % 2
         or (dtype != x.dtype and not form.casts)
         or table.device != x.device
-        or other.device != x.device
-        or other.shape != shape
-        or other.dtype != table.dtype
     ):
         return None
     heads, counts, ndim = [], [], x.dim()
@@ -428,7 +421,7 @@ def _prepared(
         for y in group:
             if type(y) not in PLAIN_TENSORS or y.dim() != ndim or y.dtype != x.dtype:
                 return None
-            heads[-1].append(_tokens_first(y, form))
+            heads[-1].append(_TOKENS_FIRST[form.layout](y))
             batch, count, _, elements = heads[-1][-1].shape
             if elements != size or batch != heads[0][0].shape[0] or count != heads[-1][0].shape[1]:
                 return None
@@ -507,16 +500,21 @@ def _repeats(call: RotaryCall, form: RotaryForm, tables: list[Tensor]) -> bool:
     return same
 
 
-def _tokens_first(x: Tensor, form: RotaryForm) -> Tensor:
-    if form.layout == "bshd":
-        return x
-    if form.layout == "bhsd":
-        return x.transpose(1, 2)
-    if form.layout == "shd":
-        return x[None]
-    if form.layout == "bsd":
-        return x.unsqueeze(2)
-    return x.flatten(1, 2).unsqueeze(2)  # "bSHd": each head is a token of its own
+# By layout: x as `[batch, tokens, heads, n]`, and what is such in the shape of x again.
+_TOKENS_FIRST: dict[str, Callable[[Tensor], Tensor]] = {
+    "bhsd": lambda x: x.transpose(1, 2),
+    "bshd": lambda x: x,
+    "shd": lambda x: x[None],
+    "bsd": lambda x: x.unsqueeze(2),
+    "bSHd": lambda x: x.flatten(1, 2).unsqueeze(2),  # each head is a token of its own
+}
+_BACK: dict[str, Callable[[Tensor, torch.Size], Tensor]] = {
+    "bhsd": lambda y, shape: y.transpose(1, 2),
+    "bshd": lambda y, shape: y,
+    "shd": lambda y, shape: y[0],
+    "bsd": lambda y, shape: y.squeeze(2),
+    "bSHd": lambda y, shape: y.view(shape),
+}
 
 
 def _for_kernels(table: Tensor, form: RotaryForm) -> Tensor:
