@@ -85,12 +85,12 @@ def _put_if_possible(module: nn.Module, report: Report) -> Optional[Replacement]
     """Replace a module and return by what, or report why it is left."""
     replacement, _ = find(module)
     reason = _reason_left(module)
-    if replacement is not None and reason is None:
-        put(module, replacement)
-        return replacement
     if reason is not None:
         report.left[type(module).__name__, reason] += 1
-    return None
+        return None
+    if replacement is not None:
+        put(module, replacement)
+    return replacement
 
 
 def _reason_left(module: nn.Module) -> Optional[str]:

@@ -289,7 +289,7 @@ class GraphRunner:
             raise Refused(slower)
         if graph.times.needs_eager():
             try:
-                with graph.times.eager():
+                with graph.times.first("eager"):
                     result = forward(*args, **kwargs)
             except torch.cuda.OutOfMemoryError:
                 pass  # there is memory for the graph, and not for an eager call beside it
@@ -300,7 +300,7 @@ class GraphRunner:
         return self._replay(graph, call)
 
     def _replay(self, graph: _Graph, call: Call) -> Any:
-        with self._gpu.in_order(call.device), graph.times.replay():
+        with self._gpu.in_order(call.device), graph.times.first("replay"):
             for static, tensor in zip(graph.inputs, call.tensors):
                 static.fill(tensor)
             return self._launch(graph, call)

@@ -20,40 +20,32 @@ class GraphTimes:
 
     def __init__(self, start: Callable[[], Stopwatch]) -> None:
         self._start = start
-        self._replay: Optional[Stopwatch] = None
-        self._eager: Optional[Stopwatch] = None
-        self._is_open = True
+        self._watches: dict[str, Optional[Stopwatch]] = {}
 
     @contextmanager
-    def replay(self) -> Iterator[None]:
-        """Time a replay, if it is the first."""
-        if self._replay is not None:
+    def first(self, kind: str) -> Iterator[None]:
+        """Time a "replay" or an "eager" call, if it is the first. There is no second one, even if it fails."""
+        if kind in self._watches:
             yield
             return
+        self._watches[kind] = None
         watch = self._start()
         yield
         watch.stop()
-        self._replay = watch
+        self._watches[kind] = watch
 
-    @contextmanager
-    def eager(self) -> Iterator[None]:
-        """Time an eager call. There is no second one, even if this fails."""
-        self._is_open = False
-        watch = self._start()
-        yield
-        watch.stop()
-        self._eager = watch
+    def _milliseconds(self, kind: str) -> Optional[float]:
+        watch = self._watches.get(kind)
+        return None if watch is None else watch.milliseconds()
 
     def needs_eager(self) -> bool:
         """Return whether the next call should be eager, to be timed."""
-        taken = self._replay.milliseconds() if self._is_open and self._replay is not None else None
+        taken = None if "eager" in self._watches else self._milliseconds("replay")
         return taken is not None and taken >= _LONG_MS
 
     def find_slower(self) -> Optional[str]:
         """Return in words by how much replays are slower than eager calls, or None."""
-        if self._replay is None or self._eager is None:
-            return None
-        graph, eager = self._replay.milliseconds(), self._eager.milliseconds()
+        graph, eager = self._milliseconds("replay"), self._milliseconds("eager")
         if graph is None or eager is None or graph <= _SLOWER * eager:
             return None
         return f"its graph is slower: {graph:.0f} ms, and {eager:.0f} ms without"

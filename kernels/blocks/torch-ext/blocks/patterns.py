@@ -71,16 +71,6 @@ def index(node: ast.expr) -> Optional[ast.expr]:
     return ast.fix_missing_locations(ast.copy_location(ast.Tuple(slices, ast.Load()), node))
 
 
-def is_part(node: ast.expr) -> bool:
-    """Return whether an expression has parts of tensors: slices, or what they are split into."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Slice):
-            return True
-        if isinstance(inner, ast.Attribute) and inner.attr in ("split", "split_with_sizes"):
-            return True
-    return False
-
-
 def assigned(statement: ast.stmt) -> tuple[Optional[str], Any]:
     """Return the name that a statement assigns a value to, and the value."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
@@ -123,12 +113,7 @@ def is_product(node: Any) -> bool:
 
 
 def is_processor(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == "processor"
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    )
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "self.processor"
 
 
 def is_cat(node: ast.Call) -> bool:

@@ -12,11 +12,6 @@ from .gated import activation_of, is_near
 from .kernel_set import DEVICE, PLAIN_TENSORS, fits, share_memory
 
 
-def projected(linear: Any, x: Any) -> Any:
-    """Return `linear(x)`, of a copy of what is not contiguous: else the bias is added by a kernel of its own."""
-    return linear(x.contiguous() if type(x) in PLAIN_TENSORS else x)
-
-
 def divided(x: Any, divisor: Any) -> Any:
     """Return `x / divisor`, which is `x` for one."""
     return x if divisor == 1 and fits(x) else x / divisor

@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
 from typing import Any, Optional
 
@@ -21,7 +21,7 @@ from .kernel_set import takes, takes_tensors
 from .norms import NormForm, normalized, recognised_norm
 from .probes import has_hooks, is_bound, is_rewritten, watched_forward
 from .projections import gelu_fits_epilogue, linear_gelu, projection_in
-from .rewriting import Processing, rewritten
+from .rewriting import Rewriting, rewritten
 
 
 @dataclass(frozen=True, eq=False)  # one for each class and formula
@@ -155,7 +155,7 @@ def _call_of(processor: Any) -> Any:
     return vars(type(processor)).get("__call__")
 
 
-def _rewritten_processor(module: nn.Module, reasons: list[str]) -> Optional[Processing]:
+def _rewritten_processor(module: nn.Module, reasons: list[str]) -> Optional[Rewriting]:
     """Return the call of an attention processor of diffusers, rewritten, or None."""
     processor = getattr(module, "processor", None)
     present = _call_of(processor)
@@ -165,14 +165,17 @@ def _rewritten_processor(module: nn.Module, reasons: list[str]) -> Optional[Proc
     if is_foreign(present, type(module)):
         reasons.append(f"its {type(processor).__name__}.__call__ was replaced by other code")
         return None
-    names = list(inspect.signature(inner).parameters)[:2]
-    new = rewritten(inner, dict(zip(names, (processor, module))))
+    new = rewritten(inner, dict(zip(inspect.signature(inner).parameters, (processor, module))))
     reasons += new.misses
-    return (
-        None
-        if new.function is None
-        else Processing(present, rewrapped(present, inner, new.function), new.does, new.norms)
-    )
+    if new.function is None:
+        return None
+    call = rewrapped(present, inner, new.function)
+
+    def process(processor: Any, *args: Any, **kwargs: Any) -> Any:
+        is_same = type(processor).__call__ is present
+        return call(processor, *args, **kwargs) if is_same else processor(*args, **kwargs)
+
+    return replace(new, function=process)
 
 
 def put(module: nn.Module, replacement: Replacement) -> None:

@@ -36,7 +36,6 @@ from .patterns import MISSING, SCOPES
 from .probes import _content, required_arguments
 
 _GIVEN = "__blocks_given"  # the position ids that a forward was given
-_FUNCTION_TYPES = FunctionType, BuiltinFunctionType
 _Body = list[ast.stmt]
 
 # What is replaced, for the report, by the function that is called instead, and the kernels.
@@ -48,7 +47,6 @@ _DOES = {
     "activated_projection": ("GELU in the epilogue of its projection", ()),
     "masked": ("causal attention without a mask in CUDA graphs", ()),
     "joined": ("tokens joined in their order in memory", ()),
-    "projected": ("parts of the tokens copied before their projection", ()),
     "divided": ("division by one left out", ()),
 }
 _FUNCTIONS = {
@@ -76,13 +74,13 @@ class Rewriting:
     misses: list[str] = field(default_factory=list)
 
 
-def rewritten(function: Any, roots: dict[str, Any], processing: Optional["Processing"] = None) -> Rewriting:
+def rewritten(function: Any, roots: dict[str, Any], processing: Optional[Rewriting] = None) -> Rewriting:
     """Rewrite a function.
 
     Args:
         function: A method, or `__call__` of an attention processor, without its decorators.
         roots: What its parameters are: `self`, and the module that a processor is called with.
-        processing: What is called in place of the module's attention processor, or None.
+        processing: What is called with the module's attention processor, in place of that, or None.
     """
     node = parsed(function)
     if node is None or "locals" in function.__code__.co_names:
@@ -112,28 +110,6 @@ def _while_same(inlined: dict[str, FunctionType], new: FunctionType, function: F
     return either
 
 
-@dataclass(frozen=True)
-class Processing:
-    """An attention processor's method, rewritten.
-
-    Attributes:
-        present: The method of the processor's class.
-        new: What is called in its place.
-        does: What the kernels compute in it.
-        norms: As in `Rewriting`.
-    """
-
-    present: Any
-    new: Any
-    does: dict[str, set[str]]
-    norms: set[str]
-
-    def __call__(self, processor: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(processor).__call__ is self.present:
-            return self.new(processor, *args, **kwargs)
-        return processor(*args, **kwargs)
-
-
 _ANY = ""  # a target that takes every deferred value
 _VIEWS = ("transpose", "view", "reshape", "unflatten")
 _KNOWN_BEFORE = ("shape", "dtype", "device", "ndim")
@@ -145,7 +121,7 @@ class _Rewriter(ast.NodeTransformer):
     Names whose values may be deferred are read with `now`, except where this package gets them.
     """
 
-    def __init__(self, function: FunctionType, roots: dict[str, Any], processing: Optional[Processing]) -> None:
+    def __init__(self, function: FunctionType, roots: dict[str, Any], processing: Optional[Rewriting]) -> None:
         self._processing = processing
         self.does: dict[str, set[str]] = {}
         self.norms: set[str] = set()
@@ -163,9 +139,9 @@ class _Rewriter(ast.NodeTransformer):
         self._last_line: dict[str, int] = {}  # where names are used last
         self._exposed: set[str] = set()  # names whose first values must not be deferred
         self._of_norms: set[Optional[str]] = set()  # names that are given a norm
-        # Names, by what uses them: a norm, a modulation or rotary embedding, a sum, a product; and parts of tokens.
+        # Names, by what uses them: a norm, a modulation or rotary embedding, a sum, a product.
         self._normed: dict[str, list[tuple[int, nn.Module]]] = {}
-        self._combined, self._added, self._multiplied, self._parts = set(), set(), set(), set()
+        self._combined, self._added, self._multiplied = set(), set(), set()
         # Names that are given the product of a gate and a branch, an activation, and any deferred value.
         self._gated, self._activated, self._deferred = set(), set(), set()
         self._given: set[str] = set()  # deferred names that have a value where the rewriter is
@@ -228,7 +204,7 @@ class _Rewriter(ast.NodeTransformer):
         if sum(not patterns.is_pure(value) for value in given.values()) > 1:
             return None  # they are computed in another order
         definition = parsed(function)
-        body = [] if definition is None else definition.body[_has_docstring(definition) :]
+        body = [] if definition is None else definition.body[ast.get_docstring(definition) is not None :]
         value = body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
         if value is None or sorted(n.id for n in ast.walk(value) if isinstance(n, ast.Name)) != sorted(given):
             return None  # each argument is computed once
@@ -302,8 +278,6 @@ class _Rewriter(ast.NodeTransformer):
             uses = {ast.Add: self._added, ast.Mult: self._multiplied}.get(type(node.op), set())
             uses.update(x.id for x in (node.left, node.right) if isinstance(x, ast.Name))
             self._combined |= {x.id for x, _, _ in patterns.modulations(node) if isinstance(x, ast.Name)}
-        elif isinstance(node, ast.Assign) and patterns.is_part(node.value):
-            self._parts |= patterns.stored(node)
 
     def _find_deferred(self, parameters: list[str], nodes: list[ast.AST]) -> None:
         """Find the names whose values may be deferred."""
@@ -347,9 +321,8 @@ class _Rewriter(ast.NodeTransformer):
             of_x, of_y = self._rotated_name(x), self._rotated_name(y)
             if None in (first, second, of_x, of_y) or first == second or first in patterns.loaded(y):
                 continue
-            if ast.dump(patterns.Substitution({of_y: ast.Name(of_x, ast.Load())}).visit(copy.deepcopy(y))) == ast.dump(
-                x
-            ):
+            alike = patterns.Substitution({of_y: ast.Name(of_x, ast.Load())}).visit(copy.deepcopy(y))
+            if ast.dump(alike) == ast.dump(x):
                 x.both = [ast.copy_location(ast.Name(name, ast.Load()), x) for name in (of_x, of_y)]
                 targets = ast.Tuple([ast.Name(name, ast.Store()) for name in (first, second)], ast.Store())
                 both = ast.copy_location(ast.Assign([targets], x), body[index])
@@ -388,14 +361,9 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         if self._is_rotated_in_place(node):
             place, call = node.targets[0], node.value
-            function = [
-                self._constant(self._rotary_of(call)),
-                call.func,
-                self.visit(place.value),
-                patterns.index(place.slice),
-            ]
-            new = self._call("rotate_part", node, *function, *map(self.visit, call.args[1:]), does="rotated")
-            new.keywords = [self.visit(keyword) for keyword in call.keywords]
+            part = self.visit(place.value), patterns.index(place.slice)
+            arguments = self._constant(self._rotary_of(call)), call.func, *part, *map(self.visit, call.args[1:])
+            new = self._call("rotate_part", node, *arguments, keywords=call.keywords, does="rotated")
             return ast.copy_location(ast.Expr(new), node)
         target, value = patterns.assigned(node)
         may_defer = target in self._deferred and hasattr(node, "may_defer")
@@ -467,7 +435,11 @@ class _Rewriter(ast.NodeTransformer):
         if not node.keywords:
             return node.func if gated.activation_of(activation) is not None else None
         options = {keyword.arg: patterns.literal(keyword.value) for keyword in node.keywords}
-        if None in options or MISSING in options.values() or not isinstance(activation, _FUNCTION_TYPES):
+        if (
+            None in options
+            or MISSING in options.values()
+            or not isinstance(activation, (FunctionType, BuiltinFunctionType))
+        ):
             return None
         partial = functools.partial(activation, **options)
         return self._constant(partial) if gated.activation_of(partial) is not None else None
@@ -477,12 +449,13 @@ class _Rewriter(ast.NodeTransformer):
         self.constants[name] = value
         return ast.Attribute(ast.Name(KERNELS, ast.Load()), name, ast.Load())
 
-    def _call(self, name: str, node: ast.AST, *arguments: ast.expr, does: str = "") -> ast.expr:
+    def _call(self, name: str, node: ast.AST, *arguments: ast.expr, keywords: Any = (), does: str = "") -> ast.expr:
         if does:
             words, kernels = _DOES[does]
             self.does.setdefault(words, set()).update(kernels)
         function = ast.Attribute(ast.Name(KERNELS, ast.Load()), name, ast.Load())
-        return ast.fix_missing_locations(ast.copy_location(ast.Call(function, list(arguments), []), node))
+        call = ast.Call(function, list(arguments), [self.visit(keyword) for keyword in keywords])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
 
     def _may_take_deferred(self, function: ast.expr) -> bool:
         """Return whether a call may be of a rewritten method or forward that norms or modulates what it gets."""
@@ -650,13 +623,11 @@ class _Rewriter(ast.NodeTransformer):
                 self.does.setdefault(what, set()).update(kernels)
             self.norms |= self._processing.norms
             self.generic_visit(node)
-            return ast.Call(self._constant(self._processing), [node.func, *node.args], node.keywords)
+            return ast.Call(self._constant(self._processing.function), [node.func, *node.args], node.keywords)
         function = self._resolve(node.func)
         if self._is_given_positions and masks.makes_mask(function):
-            self.generic_visit(node)
-            new = self._call("masked", node, node.func, ast.Name(_GIVEN, ast.Load()), *node.args, does="masked")
-            new.keywords = node.keywords
-            return new
+            arguments = node.func, ast.Name(_GIVEN, ast.Load()), *map(self.visit, node.args)
+            return self._call("masked", node, *arguments, keywords=node.keywords, does="masked")
         if function is inspect.signature and len(node.args) == 1 and not node.keywords:
             return self._call("signature_of", node, *node.args)
         inner = self._rotated_part_of(node)
@@ -664,18 +635,12 @@ class _Rewriter(ast.NodeTransformer):
         if call is not None:
             return self._rotated(node, inner or node, call)
         if self._may_take_deferred(node.func) and any(self._deferring(x) is not None for x in node.args):
-            new = self._call("called", node, node.func, *map(self._operand, node.args))
-            new.keywords = [self.visit(keyword) for keyword in node.keywords]
-            return new
+            return self._call("called", node, node.func, *map(self._operand, node.args), keywords=node.keywords)
         projected = node.args[0] if len(node.args) == 1 and not node.keywords else None
         if self._fits_epilogue(node.func, projected):
             parts = node.func, projected.func, self.visit(projected.args[0])
             return self._call("activated_projection", node, *parts, does="activated_projection")
-        self.generic_visit(node)
-        is_part = patterns.is_one_of(projected, self._parts) and len(self._roots) == 2
-        if is_part and isinstance(function, nn.Linear) and function.bias is not None:
-            return self._call("projected", node, node.func, node.args[0], does="projected")
-        return node
+        return self.generic_visit(node)
 
     def _fits_epilogue(self, function: ast.expr, projected: Any) -> bool:
         """Return whether a call is of a GELU with the tanh approximation, of a projection."""
@@ -703,11 +668,8 @@ class _Rewriter(ast.NodeTransformer):
             name = "rotated_part"
             indexes = [patterns.index(part.slice) for part in (inner.args[0], node.args[0].elts[1])]
             arguments += [ast.Tuple(indexes, ast.Load()), ast.Constant(patterns.dim_of(node))]
-        new = self._call(
-            name, node, *arguments, *map(self.visit, rest), does="norm_rotated" if is_normed else "rotated"
-        )
-        new.keywords = [self.visit(keyword) for keyword in inner.keywords]
-        return new
+        does = "norm_rotated" if is_normed else "rotated"
+        return self._call(name, node, *arguments, *map(self.visit, rest), keywords=inner.keywords, does=does)
 
     def _rotated_part_of(self, node: Any) -> Optional[ast.Call]:
         """Return the rotary call in `torch.cat([rotate(x[part], ...), x[other part]], dim)`."""
@@ -750,7 +712,3 @@ class _Rewriter(ast.NodeTransformer):
 
 def _has_norm(module: nn.Module) -> bool:
     return any(norms.recognised_norm(inner) is not None for inner in (module, *module._modules.values()) if inner)
-
-
-def _has_docstring(node: ast.FunctionDef) -> bool:
-    return ast.get_docstring(node, clean=False) is not None

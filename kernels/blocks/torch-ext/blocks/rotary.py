@@ -145,8 +145,8 @@ def _form(
         ("interleaved", "once", True),
     ):
 
-        def agrees(width: int, dtype: torch.dtype, of_tables: torch.dtype, *, form: RotaryForm) -> bool:
-            return _agrees(call, form, rank, width, dtype, of_tables, options, source)
+        def agrees(width: int, *dtypes: torch.dtype, form: RotaryForm) -> bool:
+            return _agrees(call, form, rank, width, dtypes, options, source)
 
         form = RotaryForm(layout, pairs, repeats, is_complex)
         if agrees(_D, wide, wide, form=form):
@@ -157,15 +157,9 @@ def _form(
 
 
 def _agrees(
-    call: RotaryCall,
-    form: RotaryForm,
-    rank: int,
-    width: int,
-    dtype: torch.dtype,
-    table_dtype: torch.dtype,
-    options: dict[str, Any],
-    source: torch.Generator,
+    call: RotaryCall, form: RotaryForm, rank: int, width: int, dtypes: tuple, options: Any, source: torch.Generator
 ) -> bool:
+    dtype, table_dtype = dtypes
     sizes = {"b": _B, "s": _S, "d": _D, "S": _S, "H": _H}
     xs = [
         probes.random([(sizes | {"h": heads})[name] for name in form.layout], source, dtype)
