@@ -102,6 +102,11 @@ def is_pure(node: ast.expr) -> bool:
     return not any(isinstance(inner, ast.Call) for inner in ast.walk(node))
 
 
+def has_one_argument(node: ast.AST) -> bool:
+    """Return whether an expression is a call with one argument, and perhaps others by name."""
+    return isinstance(node, ast.Call) and len(node.args) == 1 and not isinstance(node.args[0], ast.Starred)
+
+
 def is_one_of(node: ast.AST, names: set[str]) -> bool:
     return isinstance(node, ast.Name) and node.id in names
 

@@ -294,9 +294,8 @@ class _Rewriter(ast.NodeTransformer):
                         self._normed.setdefault(other, self._normed[one])
         captured = {*self._function.__code__.co_cellvars, *self._roots}
         captured |= set().union(*(patterns.loaded(node) for node in nodes if isinstance(node, SCOPES)))
-        used = self._normed.keys() | {
-            x.id for n in nodes for x, _, _ in patterns.modulations(n) if isinstance(x, ast.Name)
-        }
+        modulated = {x.id for n in nodes for x, _, _ in patterns.modulations(n) if isinstance(x, ast.Name)}
+        used = self._normed.keys() | modulated
         # Only `called` passes deferred values, to methods of models, as their first arguments.
         given = parameters[1:] if len(self._roots) == 1 else []
         self._deferred = {*itertools.takewhile(lambda name: name in used - captured - self._exposed, given)}
@@ -409,37 +408,25 @@ class _Rewriter(ast.NodeTransformer):
         owner = self._resolve(node.value)
         if isinstance(owner, ModuleType):
             return getattr(owner, node.attr, MISSING)
-        is_root = any(owner is root for root in self._roots.values())
-        if not (isinstance(owner, nn.Module) or is_root):
-            return MISSING
-        if isinstance(inspect.getattr_static(type(owner), node.attr, None), property):
-            return MISSING
-        return getattr(owner, node.attr, MISSING)
+        is_known = isinstance(owner, nn.Module) or any(owner is root for root in self._roots.values())
+        is_computed = isinstance(inspect.getattr_static(type(owner), node.attr, None), property)
+        return getattr(owner, node.attr, MISSING) if is_known and not is_computed else MISSING
 
     def _norm_of(self, node: ast.AST) -> Optional[nn.Module]:
         """Return the norm that a call is of, with nothing but its input."""
-        if not (isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords):
-            return None
-        norm = self._resolve(node.func)
-        if not isinstance(norm, nn.Module) or isinstance(node.args[0], ast.Starred):
-            return None
-        return norm if norms.recognised_norm(norm) is not None else None
+        norm = self._resolve(node.func) if patterns.has_one_argument(node) and not node.keywords else None
+        return norm if isinstance(norm, nn.Module) and norms.recognised_norm(norm) is not None else None
 
     def _activation_of(self, node: ast.AST) -> Optional[ast.expr]:
         """Return the activation that a call is of, with nothing but its input."""
-        if not (isinstance(node, ast.Call) and len(node.args) == 1 and not isinstance(node.args[0], ast.Starred)):
-            return None
-        activation = self._resolve(node.func)
+        activation = self._resolve(node.func) if patterns.has_one_argument(node) else MISSING
         if activation is MISSING or (isinstance(activation, nn.Module) and activation._modules):
             return None
         if not node.keywords:
             return node.func if gated.activation_of(activation) is not None else None
         options = {keyword.arg: patterns.literal(keyword.value) for keyword in node.keywords}
-        if (
-            None in options
-            or MISSING in options.values()
-            or not isinstance(activation, (FunctionType, BuiltinFunctionType))
-        ):
+        is_known = None not in options and MISSING not in options.values()
+        if not is_known or not isinstance(activation, (FunctionType, BuiltinFunctionType)):
             return None
         partial = functools.partial(activation, **options)
         return self._constant(partial) if gated.activation_of(partial) is not None else None
@@ -580,10 +567,8 @@ class _Rewriter(ast.NodeTransformer):
                     continue
                 parts = [begun, self.visit(up)]
                 return self._call(name, node, *(parts if name == "gated" else parts[::-1]), does="gated")
-        is_one = (
-            isinstance(node.right, ast.Attribute) and self._is_number(node.right) and self._resolve(node.right) == 1
-        )
-        if isinstance(node.op, ast.Div) and not self._changes and is_one:
+        divisor = self._resolve(node.right) if isinstance(node.right, ast.Attribute) else None
+        if isinstance(node.op, ast.Div) and not self._changes and type(divisor) in (int, float) and divisor == 1:
             return self._call("divided", node, self.visit(node.left), node.right, does="divided")
         return self.generic_visit(node)
 
@@ -598,7 +583,7 @@ class _Rewriter(ast.NodeTransformer):
         )
 
     def _miss_activation(self, node: ast.AST) -> None:
-        activation = self._resolve(node.func) if isinstance(node, ast.Call) and len(node.args) == 1 else None
+        activation = self._resolve(node.func) if patterns.has_one_argument(node) else None
         if isinstance(activation, nn.Module):
             inner = activation._modules or activation._parameters or norms.recognised_norm(activation) is not None
             unknown = not inner and gated.activation_of(activation) is None
