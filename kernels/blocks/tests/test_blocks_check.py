@@ -114,7 +114,7 @@ def test_without_reference_both_are_compared_with_each_other(blocks, replace, mo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_public_model(blocks, make, dtype):
     """The accelerated model is as accurate as the eager one, and its state is what the report says."""
-    model, inputs = make(dtype)
+    model, inputs = make(dtype, layers=1)
     before = copy.deepcopy(model.state_dict())
     check = blocks.accelerate(model, check=inputs).check
     assert check.reference == ("float64" if dtype == torch.float32 else "float32")
@@ -124,14 +124,14 @@ def test_public_model(blocks, make, dtype):
 
 
 def test_function_that_runs_the_model(blocks):
-    model, inputs = ltx()
+    model, inputs = ltx(layers=1)
     check = blocks.accelerate(model, check=lambda model: run(model, inputs)).check
     assert check.reference == "float64" and check.accelerated_error < 1e-6
 
 
 def test_each_run_gets_its_own_cache(blocks):
     """A model adds the new tokens to the cache that it gets: a second run with it would compute something else."""
-    model, inputs = qwen3()
+    model, inputs = qwen3(layers=1)
     cache = DynamicCache(config=model.config)
     check = blocks.accelerate(model, check={**inputs, "past_key_values": cache, "use_cache": True}).check
     assert check.difference < 1e-5
@@ -139,7 +139,7 @@ def test_each_run_gets_its_own_cache(blocks):
 
 
 def test_outputs_without_floating_point_numbers(blocks):
-    model, _ = qwen3()
+    model, _ = qwen3(layers=1)
     ids = torch.arange(4, device=DEVICE)[None]
     report = blocks.accelerate(model, check=lambda model: model.generate(ids, max_new_tokens=2, do_sample=False))
     assert report.check.difference is None and report.check.eager_ms > 0
@@ -163,7 +163,7 @@ def test_wrong_inputs_leave_the_model_as_it_was(blocks):
 
 def test_check_with_graphs(blocks):
     """Both are measured as they will run. Without a GPU no graph is captured, which the report says."""
-    model, inputs = ltx()
+    model, inputs = ltx(layers=1)
     own = type(model)
     report = blocks.accelerate(model, check=inputs, graphs=True)
     assert report.check.accelerated_error < 1e-6
