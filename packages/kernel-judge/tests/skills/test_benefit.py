@@ -13,7 +13,9 @@ from pathlib import Path
 import agents
 import pytest
 import quick_judge
+from click.testing import CliRunner
 
+from kernel_builder.cli import main
 from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Silent
 from kernel_judge.search.limited_process import Limits
@@ -161,9 +163,13 @@ def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
         (("distil", "docs", "--agent", "true", "-o", "/nonexistent/new"), "docs", "there is no log.jsonl"),
     ],
 )
-def test_wrong_arguments(arguments: tuple[str, ...], where: str, message: str) -> None:
-    code, answer = command(*arguments)
-    assert (code, answer["error"], answer["where"]) == (2, "ConfigError", where)
+def test_wrong_arguments(arguments: tuple[str, ...], where: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    typed = ["skills", *arguments, "--json"]
+    monkeypatch.setattr("sys.argv", ["kernel-builder", *typed])  # where errors look for --json
+    done = CliRunner().invoke(main, typed)
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["error"], answer["where"]) == (2, "ConfigError", where)
     assert message in str(answer["message"])
     assert answer["hint"]
 
