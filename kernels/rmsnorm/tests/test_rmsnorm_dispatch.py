@@ -160,28 +160,32 @@ def test_saved_tensors_are_protected(saved):
         loss.backward()
 
 
-@pytest.mark.parametrize(("dtype", "rounding"), list(zip(DTYPES, ("last", "before_weight", "last"))))
+@pytest.mark.parametrize(
+    ("dtype", "weight", "rounding"),
+    list(zip(DTYPES, ("none", "of the dtype", "float32"), ("last", "before_weight", "last"))),
+)
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
-def test_compiled_gradients_are_the_eager_ones(name, dtype, rounding):
+def test_compiled_gradients_are_the_eager_ones(name, dtype, weight, rounding):
     x, residual = (random(3, 5, 24, dtype=dtype, requires_grad=True) for _ in range(2))
     tensors = (x,) if name == "rms_norm" else (x, residual)
 
     def block(*arguments):
         return getattr(kernel, name)(*arguments, rounding=rounding)
 
-    for weight in (None, random(24, dtype=dtype, requires_grad=True), random(24, requires_grad=True)):
-        inputs = tensors if weight is None else (*tensors, weight)
-        torch._dynamo.reset()
-        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-        actual, expected = compiled(*tensors, weight), block(*tensors, weight)
-        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-        expected, actual = ((outputs,) if name == "rms_norm" else outputs for outputs in (expected, actual))
-        grads = [torch.randn_like(output) for output in expected]
-        torch.testing.assert_close(
-            torch.autograd.grad(actual, inputs, grads), torch.autograd.grad(expected, inputs, grads), rtol=0, atol=0
-        )
-        with torch.no_grad():
-            assert not any(output.requires_grad for output in compiled(*tensors, weight))
+    weights = {"none": None, "of the dtype": dtype, "float32": torch.float32}
+    weight = None if weights[weight] is None else random(24, dtype=weights[weight], requires_grad=True)
+    inputs = tensors if weight is None else (*tensors, weight)
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    actual, expected = compiled(*tensors, weight), block(*tensors, weight)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    expected, actual = ((outputs,) if name == "rms_norm" else outputs for outputs in (expected, actual))
+    grads = [torch.randn_like(output) for output in expected]
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, inputs, grads), torch.autograd.grad(expected, inputs, grads), rtol=0, atol=0
+    )
+    with torch.no_grad():
+        assert not any(output.requires_grad for output in compiled(*tensors, weight))
 
 
 def test_no_warnings():
