@@ -23,10 +23,22 @@ from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
 from kernel_builder.toolchain import Toolchains
+from tests.support.fork_server import ForkServer
 from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.torch_process import run_with_torch
 
 BUILDER = Path(sys.executable).with_name("kernel-builder")
+# What a build imports; the client reads whether it is offline when it is imported.
+COMMANDS = ForkServer(
+    "kernel_builder.cli.build_command",
+    "kernel_builder.pipeline",
+    "kernel_builder.remake",
+    "kernels",
+    "vermin",
+    "elftools.elf.elffile",
+    "auditwheel.policy",
+    HF_HUB_OFFLINE="1",
+)
 RIGHT = "out[i] = factor * in[i]"
 MEASURED = ("--dtype", "float32", "--rounds", "7")
 
@@ -149,11 +161,15 @@ def assert_whole(project: Path, cache: Path, undisturbed: dict[str, bytes | str]
 
 @pytest.fixture
 def kernel_builder() -> Run:
-    """Return a function that runs the command line with `--json`."""
+    """Return a function that runs the command line with `--json`, in a process of its own."""
 
     def run(cache: Path, *arguments: str | Path, **more: str) -> Done:
-        command = [str(BUILDER), *map(str, arguments), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(cache, **more))
+        given, variables = [*map(str, arguments), "--json"], environment(cache, **more)
+        if more:  # a variable of Python or of a library counts where that is imported
+            command = [str(BUILDER), *given]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+        else:
+            done = COMMANDS.run("from kernel_builder.cli import main; main()", given, variables)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, json.loads(done.stdout) if done.stdout.strip() else None, done.stderr)
 

@@ -1,0 +1,90 @@
+"""Runs programs in forks of a process that has imported what they need.
+
+Importing Torch takes two seconds of processor time, and what a build imports .7 s. A fork server imports once for all
+programs of a test process. Each program runs in a fork of the server, which has run no other.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from tests.support.places import ROOT
+
+
+class ForkServer:
+    """A process that has imported modules, started with the first program that it runs."""
+
+    def __init__(self, *modules: str, **environment: str) -> None:
+        """`environment` is what the modules are imported with, in addition to that of the tests."""
+        self._modules, self._environment = modules, environment
+        self._server: subprocess.Popen[str] | None = None
+
+    def run(self, code: str, arguments: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
+        """Run a program as `python -c` does, with nothing to read, and return what it printed."""
+        with tempfile.TemporaryDirectory() as directory:
+            printed = [str(Path(directory, name)) for name in ("stdout", "stderr")]
+            request = [code, [*arguments], dict(environment), str(Path.cwd()), ["/dev/null", *printed]]
+            status = self._answer(json.dumps(request))
+            return CompletedProcess([*arguments], status, *(Path(path).read_text() for path in printed))
+
+    def _answer(self, request: str) -> int:
+        server = self._server
+        if server is None:
+            program = "from tests.support import fork_server; fork_server.serve()"
+            server = self._server = subprocess.Popen(
+                [sys.executable, "-c", program, *self._modules],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, **self._environment},
+            )
+        assert server.stdin is not None and server.stdout is not None
+        try:
+            server.stdin.write(f"{request}\n")
+            server.stdin.flush()
+            return int(server.stdout.readline())
+        except BaseException:  # a timeout of the test: the next program gets another server
+            server.kill()
+            self._server = None
+            raise
+
+
+def serve() -> None:
+    """Import the modules that the command line names, and run each request of stdin in a fork."""
+    gc.disable()  # what is imported stays
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+    request = _received_in_a_fork()
+    if request is None:
+        return
+    code, arguments, environment, directory, files = json.loads(request)
+    for descriptor, path in enumerate(files):
+        opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["-c", *arguments]
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+
+
+def _received_in_a_fork() -> str | None:
+    """Return, in a fork for each request, the request; in the server, None after the last one."""
+    for request in sys.stdin:
+        if (process := os.fork()) == 0:
+            return request
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+    return None
