@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -286,24 +287,27 @@ CHANGES = [
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize(
-    ("sandbox", "change"),
-    [
-        *(("off", change) for change in (*CHANGES[:4], "(here / '__init__.py').chmod(0o777)")),
-        *(("auto", change) for change in CHANGES),
-    ],
+    ("sandbox", "changes"), [("off", (*CHANGES[:4], "(here / '__init__.py').chmod(0o777)")), ("auto", CHANGES)]
 )
 def test_no_change_by_a_load_is_published(
-    copy_project: Copy, cache: Path, kernel_builder: Run, change: str, sandbox: str
+    copy_project: Copy, cache: Path, kernel_builder: Run, changes: Sequence[str], sandbox: str
 ) -> None:
-    """Not bytecode either, which Python runs instead of the source, nor a link to a directory, nor what has no end."""
-    project = copy_project("python-only")
-    with (project / "torch-ext" / "python_only" / "__init__.py").open("a") as stream:
-        stream.write(f"\nimport os\nfrom pathlib import Path\n\nhere = Path(__file__).parent\n{change}\n")
-    done = kernel_builder(cache, "build", project, "--backend", "cpu", "--sandbox", sandbox)
-    assert_refused(
-        done, 6, "PackageError", where=str(project), message="changed while it was checked", hint="must not write"
-    )
-    assert not (project / "build").exists()
+    """Not bytecode either, which Python runs instead of the source, nor a link to a directory, nor what has no end.
+
+    One command builds a project for each change, so that Torch is imported once.
+    """
+    projects = [copy_project("python-only", f"changed-{number}") for number in range(len(changes))]
+    for project, change in zip(projects, changes, strict=True):
+        with (project / "torch-ext" / "python_only" / "__init__.py").open("a") as stream:
+            stream.write(f"\nimport os\nfrom pathlib import Path\n\nhere = Path(__file__).parent\n{change}\n")
+    done = kernel_builder(cache, "build", *projects, "--backend", "cpu", "--sandbox", sandbox)
+    assert done.code == 6 and not done.answer["packages"], done
+    assert not [change for project, change in zip(projects, changes, strict=True) if (project / "build").exists()]
+    errors = {error["where"]: error for failed in done.answer["failures"] for error in failed["errors"]}
+    assert len(errors) == len(changes), done
+    for error in errors.values():
+        assert error["error"] == "PackageError", error
+        assert "changed while it was checked" in error["message"] and "must not write" in error["hint"], error
 
 
 def test_a_load_publishes_no_other_package(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:

@@ -32,7 +32,7 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
     """The error names the file and the variant, and has the command and the output of the compiler."""
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "factor * in[i]", "factor * input[i]")
-    arguments = ("build", project, "--variant", CPU)
+    arguments = ("build", project, "--variant", CPU, "--no-load")
     with untouched(project):
         done = kernel_builder(cache, *arguments, "--compiler-cache", "off")
         people = subprocess.run(
@@ -54,7 +54,7 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
     assert "g++ -c " in Path(log).read_text()
     assert "sccache" not in Path(log).read_text() + people.stderr
     replace(source, "factor * input[i]", "factor * in[i]")
-    repaired = kernel_builder(cache, *arguments, "--no-load")
+    repaired = kernel_builder(cache, *arguments)
     # Two compiles: the source, and the binding, whose namespace is a digest that includes the source.
     assert (repaired.code, repaired.answer["compiles"]) == (0, 2)
 
@@ -65,7 +65,7 @@ def test_several_compile_errors_are_all_reported_and_nothing_is_linked(
     replace(project / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * input[i]")
     replace(project / "torch-ext" / "torch_binding.cpp", "Tensor in,", "Tensir in,")
     with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU, "--jobs", "1")
+        done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--jobs", "1")
     assert (done.code, done.answer["error"]) == (5, "SeveralErrors")
     (failed,) = done.answer["failures"]
     assert failed["outdated"]
@@ -99,7 +99,7 @@ def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, heade
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "#include", f"#include <{header}>\n#include")
     with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU)
+        done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
     hint = advice.format(header)
     assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=hint)
 
@@ -134,7 +134,7 @@ def test_undefined_and_too_new_symbols_are_reported(
     replace(source, "void scale(", f"{declaration}\nvoid scale(")
     replace(source, "factor * in[i]", call)
     with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU)
+        done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
     assert done.code == code, done
     assert done.answer["error"] == error
     assert words in done.answer["message"]
