@@ -159,17 +159,20 @@ def assert_whole(project: Path, cache: Path, undisturbed: dict[str, bytes | str]
     assert [name for name in left if not name.endswith((".o", ".so", ".sha256", ".json", ".lock"))] == []
 
 
+def command(cache: Path, *arguments: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, with more variables of the environment."""
+    given, variables = [*map(str, arguments)], environment(cache, **more)
+    if more:  # a variable of Python or of a library counts where that is imported
+        return subprocess.run([BUILDER, *given], capture_output=True, text=True, check=False, env=variables)
+    return COMMANDS.run("from kernel_builder.cli import main; main()", given, variables)
+
+
 @pytest.fixture
 def kernel_builder() -> Run:
-    """Return a function that runs the command line with `--json`, in a process of its own."""
+    """Return a function that runs the command line with `--json`."""
 
     def run(cache: Path, *arguments: str | Path, **more: str) -> Done:
-        given, variables = [*map(str, arguments), "--json"], environment(cache, **more)
-        if more:  # a variable of Python or of a library counts where that is imported
-            command = [str(BUILDER), *given]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
-        else:
-            done = COMMANDS.run("from kernel_builder.cli import main; main()", given, variables)
+        done = command(cache, *arguments, "--json", **more)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, json.loads(done.stdout) if done.stdout.strip() else None, done.stderr)
 
@@ -189,6 +192,14 @@ def project(copy_project: Copy) -> Path:
 @pytest.fixture
 def cache(new_cache: NewCache) -> Path:
     return new_cache("cache")
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache for tests that only need a built package: what one of them compiles, others find."""
+    cache = tmp_path_factory.mktemp("shared-cache")
+    (cache / "toolchains").symlink_to(Toolchains().store.root)
+    return cache
 
 
 @pytest.fixture(scope="module")
@@ -260,9 +271,7 @@ def run_python(code: str, *arguments: object) -> str:
 
 
 @pytest.fixture
-def scale(
-    copy_project: Callable[..., Path], new_cache: Callable[[str], Path], kernel_builder: Run
-) -> Callable[..., Path]:
+def scale(copy_project: Callable[..., Path], shared_cache: Path, kernel_builder: Run) -> Callable[..., Path]:
     """Return a function that builds `stable-scale` with workloads.
 
     Its argument `statement` replaces the only statement of the kernel.
@@ -276,7 +285,7 @@ def scale(
         (project / "benchmarks").mkdir()
         shutil.copy(ROOT / "kernels" / "kit" / "workload.py", project / "benchmarks")
         shutil.copy(ROOT / "tests" / "unit" / "measure" / "scale_benchmark.py", project / "benchmarks" / "benchmark.py")
-        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU, "--no-load")
+        done = kernel_builder(shared_cache, "build", project, "--variant", CPU, "--no-load")
         assert done.code == 0, done.stderr
         return project
 

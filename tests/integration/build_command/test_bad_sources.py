@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.integration.build_command.conftest import (
-    BUILDER,
     Copy,
     Run,
     assert_refused,
-    environment,
+    command,
     replace,
     untouched,
 )
@@ -32,12 +30,10 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
     """The error names the file and the variant, and has the command and the output of the compiler."""
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "factor * in[i]", "factor * input[i]")
-    arguments = ("build", project, "--variant", CPU, "--no-load")
+    arguments = ("build", project, "--variant", CPU)
     with untouched(project):
         done = kernel_builder(cache, *arguments, "--compiler-cache", "off")
-        people = subprocess.run(
-            [BUILDER, *arguments], capture_output=True, text=True, env=environment(cache), check=False
-        )
+        people = command(cache, *arguments)
     assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=None)
     assert re.search(r"refused it: scale/scale_cpu\.cpp:4:\d+: error: ‘input’ was not declared", done.answer["message"])
     assert "scale/scale_cpu.cpp:4" in done.answer["output"]
@@ -54,7 +50,7 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
     assert "g++ -c " in Path(log).read_text()
     assert "sccache" not in Path(log).read_text() + people.stderr
     replace(source, "factor * input[i]", "factor * in[i]")
-    repaired = kernel_builder(cache, *arguments)
+    repaired = kernel_builder(cache, *arguments, "--no-load")
     # Two compiles: the source, and the binding, whose namespace is a digest that includes the source.
     assert (repaired.code, repaired.answer["compiles"]) == (0, 2)
 
@@ -65,7 +61,7 @@ def test_several_compile_errors_are_all_reported_and_nothing_is_linked(
     replace(project / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * input[i]")
     replace(project / "torch-ext" / "torch_binding.cpp", "Tensor in,", "Tensir in,")
     with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--jobs", "1")
+        done = kernel_builder(cache, "build", project, "--variant", CPU, "--jobs", "1")
     assert (done.code, done.answer["error"]) == (5, "SeveralErrors")
     (failed,) = done.answer["failures"]
     assert failed["outdated"]
@@ -99,7 +95,7 @@ def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, heade
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "#include", f"#include <{header}>\n#include")
     with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
+        done = kernel_builder(cache, "build", project, "--variant", CPU)
     hint = advice.format(header)
     assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=hint)
 

@@ -13,7 +13,16 @@ import pytest
 from kernel_builder.config.variant import Release
 from kernel_builder.hub import project_sources
 from kernel_builder.toolchain import Toolchains
-from tests.integration.build_command.conftest import BUILDER, Copy, NewCache, Run, environment, replace, run_python
+from tests.integration.build_command.conftest import (
+    BUILDER,
+    Copy,
+    NewCache,
+    Run,
+    command,
+    environment,
+    replace,
+    run_python,
+)
 from tests.support.places import CPU, CUDA
 
 CLANGD = Path(sys.executable).with_name("clangd")
@@ -28,37 +37,31 @@ sys.exit(7)
 """
 
 
-def run(cache: Path, *arguments: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
-    command = [str(BUILDER), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment(cache, **more))
-
-
-def test_a_testshell_loads_the_built_package(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    project, cache = copy_project("stable-scale"), new_cache("cache")
+def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> None:
+    project, cache = copy_project("stable-scale"), shared_cache
     replace(project / "build.toml", "[torch]", REPOSITORY)
-    missing = run(cache, "testshell", project)
+    missing = command(cache, "testshell", project)
     assert missing.returncode == 6 and f"kernel-builder build {project}" in missing.stderr
     assert kernel_builder(cache, "build", project, "--variant", CPU, "--no-load").code == 0
-    done = run(cache, "testshell", project, "--", "python", "-c", LOAD_BY_NAME)
+    done = command(cache, "testshell", project, "--", "python", "-c", LOAD_BY_NAME)
     assert done.returncode == 7, done.stderr
     assert done.stdout.split() == [str(project / "build" / CPU / "__init__.py"), "2.0", "3.0"]
 
-    other = run(cache, "testshell", project, "--variant", CUDA)
+    other = command(cache, "testshell", project, "--variant", CUDA)
     assert other.returncode == 6 and f"{CUDA}: has not been built" in other.stderr
     (project / "build" / "torch210-cxx11-cpu-x86_64-linux").mkdir()
     (project / "build" / "torch210-cxx11-cpu-x86_64-linux" / "metadata.json").write_text("{}")
     # The Torch of this interpreter does not fit, and pip may not use an index.
-    refused = run(cache, "testshell", project, "--variant", "torch210-cxx11-cpu-x86_64-linux", PIP_NO_INDEX="1")
+    refused = command(cache, "testshell", project, "--variant", "torch210-cxx11-cpu-x86_64-linux", PIP_NO_INDEX="1")
     assert refused.returncode == 4 and "torch==2.10.*" in refused.stderr
     assert not list(cache.glob("environments/*/complete"))
 
 
 def test_the_shell_is_that_of_the_user(copy_project: Copy, new_cache: NewCache) -> None:
     """A shell without a command is $SHELL; SIGPIPE ends its programs, as in any shell."""
-    command = [str(BUILDER), "devshell", str(copy_project("python-only"))]
+    devshell = [str(BUILDER), "devshell", str(copy_project("python-only"))]
     env = environment(new_cache("cache"), SHELL="/bin/sh")
-    done = subprocess.run(command, input="yes | head -1\n", capture_output=True, text=True, check=True, env=env)
+    done = subprocess.run(devshell, input="yes | head -1\n", capture_output=True, text=True, check=True, env=env)
     assert done.stdout == "y\n" and "`exit` leaves this shell" in done.stderr
 
 
@@ -71,7 +74,7 @@ def test_a_devshell_has_the_pinned_toolchain(
         "-DTORCH_TARGET_VERSION=0x020a000000000000 -I. torch-ext/torch_binding.cpp && echo compiled && echo $CUDA_HOME"
     )
     arguments = ["devshell", project, "--variant", CUDA, "--", "sh", "-c", f"cd {project} && {script}"]
-    done = run(new_cache("cache"), *arguments)
+    done = command(new_cache("cache"), *arguments)
     assert done.returncode == 0, done.stderr
     *words, compiled, home = done.stdout.splitlines()
     assert any("release 13.0" in line for line in words)
@@ -90,7 +93,7 @@ def test_compile_commands_are_those_of_clangd(copy_project: Copy, new_cache: New
         source, "#include <cuda_runtime.h>", "#include <atomic>\n#include <cuda_runtime.h>\nstd::atomic<int> calls;"
     )
     replace(source, "(count + 255) / 256, 256", "(count + BLOCK - 1) / BLOCK, BLOCK * (calls.fetch_add(1) >= 0)")
-    done = run(new_cache("cache"), "compile-commands", project)
+    done = command(new_cache("cache"), "compile-commands", project)
     assert done.returncode == 0, done.stderr
     entries = json.loads((project / "compile_commands.json").read_text())
     sources = ["torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp", "scale/scale_cuda.cu"]
@@ -108,13 +111,13 @@ def test_compile_commands_are_those_of_clangd(copy_project: Copy, new_cache: New
     assert "compile_commands.json" not in project_sources.published_files(project)
 
 
-def test_pip_installs_a_project(copy_project: Copy, new_cache: NewCache, tmp_path: Path) -> None:
-    project, cache = copy_project("stable-scale"), new_cache("cache")
+def test_pip_installs_a_project(copy_project: Copy, shared_cache: Path, tmp_path: Path) -> None:
+    project, cache = copy_project("stable-scale"), shared_cache
     call = (
         "import sys, torch, stable_scale; print(stable_scale.__file__, stable_scale.scaled(torch.ones(1), 2.0).item())"
     )
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-index", "--no-deps"]
-    assert run(cache, "create-pyproject", project).returncode == 0
+    assert command(cache, "create-pyproject", project).returncode == 0
 
     def installed(site: Path, *arguments: str | Path) -> list[str]:
         subprocess.run([*pip, *arguments], check=True, env=environment(cache), stdout=subprocess.DEVNULL)
@@ -129,5 +132,5 @@ def test_pip_installs_a_project(copy_project: Copy, new_cache: NewCache, tmp_pat
 
     file = project / "pyproject.toml"
     file.write_text(file.read_text() + "# mine\n")
-    assert run(cache, "clean-pyproject", project).returncode == 2
-    assert run(cache, "clean-pyproject", project, "--force").returncode == 0 and not file.exists()
+    assert command(cache, "clean-pyproject", project).returncode == 2
+    assert command(cache, "clean-pyproject", project, "--force").returncode == 0 and not file.exists()

@@ -92,9 +92,14 @@ def test_names_that_would_fail_after_compiling_are_refused(project: Path, cache:
         "1\nif x == 0: pass\n" + "elif x == 1: pass\n" * 1500,  # the parser takes it, a check does not
     ],
 )
-def test_deep_expressions_are_findings(project: Path, cache: Path, kernel_builder: Run, expression: str) -> None:
-    (project / "torch-ext" / "stable_scale" / "deep.py").write_text(f"x = {expression}\n")
-    done = kernel_builder(cache, "build", project, *OPTIONS)
+def test_deep_expressions_are_findings(
+    copy_project: Callable[..., Path], cache: Path, kernel_builder: Run, expression: str
+) -> None:
+    project = copy_project("python-only")
+    (project / "build" / CPU_ALONE).mkdir(parents=True)
+    (project / "build" / CPU_ALONE / "metadata.json").write_text("{}")
+    (project / "torch-ext" / "python_only" / "deep.py").write_text(f"x = {expression}\n")
+    done = kernel_builder(cache, "build", project, "--variant", CPU_ALONE, "--no-load")
     assert_refused(
         done,
         7,

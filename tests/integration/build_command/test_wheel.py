@@ -51,9 +51,9 @@ def wheels(kernel_builder: Run, cache: Path, project: Path, *arguments: str) -> 
 
 
 @pytest.fixture
-def built(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> tuple[Path, Path]:
+def built(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> tuple[Path, Path]:
     """A cache, and a project with a submodule and a package for this machine's CPU."""
-    project, cache = copy_project("stable-scale"), new_cache("cache")
+    project, cache = copy_project("stable-scale"), shared_cache
     init = project / "torch-ext/stable_scale/__init__.py"
     init.rename(init.with_name("layers.py"))
     init.write_text('from . import layers\nfrom .layers import scaled\n\n__all__ = ["layers", "scaled"]\n')

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from click.testing import CliRunner
 
 from kernel_builder.cli import main
 from tests.support.places import CPU, ROOT
+from tests.support.torch_process import run_with_torch
 
 
 def test_the_example_is_copied_built_and_tested(tmp_path: Path) -> None:
@@ -21,4 +20,5 @@ def test_the_example_is_copied_built_and_tested(tmp_path: Path) -> None:
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
     assert not [path for path in project.rglob("*") if path.is_symlink()]
-    subprocess.run([sys.executable, "-m", "pytest", "-q", str(project / "tests")], check=True)
+    tested = run_with_torch("import pytest, sys; sys.exit(pytest.main(['-q', *sys.argv[1:]]))", project / "tests")
+    assert tested.returncode == 0, tested.stdout
