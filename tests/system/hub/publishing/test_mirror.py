@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
+from tests.support.torch_process import run_with_torch
 
 from . import sigstore_instance
 from .test_sign import OURS, TRUSTED
@@ -47,8 +47,7 @@ def start_mirror(start_hub: Callable[..., RunningHub], tmp_path: Path) -> Callab
 
 def load(hub: RunningHub, home: Path) -> str:
     code = f"import torch, kernels; print(kernels.get_kernel('{KERNEL}', version=1).twice(torch.ones(1)).item())"
-    environment = {**hub.environment, "HF_HOME": str(home)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = run_with_torch(code, **{**hub.environment, "HF_HOME": str(home)})
     return done.stdout or done.stderr
 
 

@@ -18,6 +18,7 @@ from kernel_builder.errors import CheckError, ConfigError, HubError, KernelBuild
 from kernel_builder.hub.remote_repository import RemoteRepository
 from tests.support.places import CPU as VARIANT
 from tests.support.running_hub import RunningHub
+from tests.support.torch_process import run_with_torch
 
 from .conftest import BUILDER, DOUBLING, commits, edit, put, tree
 
@@ -46,8 +47,7 @@ def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> No
 
     program = f"import torch; from kernels import get_kernel; k = get_kernel('{REPO}', version=1, backend='cpu')"
     program += "; print(k.scaled(torch.ones(2), 3.0).tolist())"
-    command = [sys.executable, "-c", program]
-    loaded = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
+    loaded = run_with_torch(program, **hub.environment)
     assert loaded.stdout.strip() == "[3.0, 3.0]", loaded.stderr
 
     card = Path(hub.api().hf_hub_download(REPO, "README.md", repo_type="kernel", local_dir=scale.parent)).read_text()

@@ -18,6 +18,7 @@ from kernel_builder.hub.signing import sign
 from kernel_builder.hub.verification import verify
 from kernel_builder.package.tree_digest import SIGNATURE
 from tests.support.running_hub import RunningHub
+from tests.support.torch_process import run_with_torch
 
 from . import sigstore_instance
 from .conftest import edit
@@ -167,9 +168,7 @@ def test_a_key_of_ones_own_signs_without_a_network(hub: RunningHub, doubling: Pa
     status, output = client_verdict(hub, "{}")
     assert status == 1 and output.count("expected certificate in bundle") == 2, output
     code = f"import kernels, torch; print(kernels.get_kernel('{REPO}', version=1, trust_remote_code=True))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], env=hub.environment, capture_output=True, text=True, check=False
-    )
+    loaded = run_with_torch(code, **hub.environment)
     assert loaded.returncode == 0, loaded.stderr
 
     edit(doubling / "build" / CPU, "_ops.py", "Return the", "Returns the")
