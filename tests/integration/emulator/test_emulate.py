@@ -29,8 +29,11 @@ def emulated(project: Path, output: Path, *arguments: str) -> subprocess.Complet
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("warp_size", ["32", "64"])
-@pytest.mark.parametrize("kernel", KERNELS)
+# geglu has no operation of a warp: a warp of 64 threads computes what one of 32 does.
+@pytest.mark.parametrize(
+    ("kernel", "warp_size"),
+    [(kernel, size) for kernel in KERNELS for size in ("32", "64") if (kernel, size) != ("geglu", "64")],
+)
 def test_kernels_pass_their_tests(kernel: str, warp_size: str, tmp_path: Path) -> None:
     tests = ["-q", "-k", KERNELS[kernel]]
     done = emulated(ROOT / "kernels" / kernel, tmp_path, "--warp-size", warp_size, "--", *tests)
