@@ -3,6 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -39,8 +40,7 @@ def loops_of(cls: type) -> dict[str, Callable[..., Any]]:
         decoder = decoders.get(self)
         if decoder is None:
             return cls._sample(self, *args, **kwargs)
-        own = functools.partial(cls.forward, self), functools.partial(cls._sample, self)
-        return decoder.sample(self, *own, *args, **kwargs)
+        return decoder.sample(self, MethodType(cls.forward, self), MethodType(cls._sample, self), *args, **kwargs)
 
     return {**loops, "_sample": sample}
 

@@ -10,6 +10,7 @@ runs the model's own forward, and the counts say why.
 
 import functools
 import weakref
+from types import MethodType
 from typing import Any, Optional
 
 from torch import nn
@@ -82,7 +83,7 @@ def _with_graphs(cls: type) -> type:
         runner = None if is_compiling() else _runners.get(self)
         if runner is None or (self in decoders and decoders[self].is_active()):
             return cls.forward(self, *args, **kwargs)
-        return runner.call(self, functools.partial(cls.forward, self), args, kwargs)
+        return runner.call(self, MethodType(cls.forward, self), args, kwargs)
 
     joined = derived(cls, {"forward": forward, **loops_of(cls)})
     _below[joined] = cls
