@@ -132,6 +132,7 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+@pytest.mark.usefixtures("kernels_of_the_cpu")
 def test_attention_rotates(blocks, name):
     """The step has no rotation of its own, and the tokens are those of transformers."""
     model = lively(name, head_dim=64)
