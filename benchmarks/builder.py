@@ -30,7 +30,7 @@ def describe_machine(on: Mapping[str, Any]) -> str:
     """Describe the machine of a report in one line."""
     return (
         f"{on['cpu']}, {on['cores']} cores, {on['system']}, g++ {on['g++']}, nvcc {', '.join(on['nvcc'].values())}, "
-        f"Python {on['python']}, Torch {on['torch']}, kernels {on['kernels']}. CPU time includes child processes."
+        f"Python {on['python']}, Torch {on['torch']}, kernels {on['kernels']}."
     )
 
 
@@ -38,7 +38,7 @@ PAGE = FiguresPage(
     title="Figures of the builder",
     command=".venv/bin/python benchmarks/builder.py --json benchmarks/results/builder.json --markdown docs/figures.md",
     figures=FIGURES,
-    describe_machine=describe_machine,
+    describe_machine=lambda on: f"{describe_machine(on)} CPU time includes child processes.",
     introduction=(
         "## Commands",
         "`rmsnorm` is a copy of kernels/rmsnorm; the directory before it tells copies apart. Each build starts with an "

@@ -30,7 +30,7 @@ README = ROOT / "README.md"
 MACHINE = "h100"
 COMPUTED = {
     "adaln": "modulated norms and gated residuals of diffusion transformers",
-    "decode": "linear layers of few rows and attention of one token, for decoding",
+    "decode": "linear layers and attention of a decoding step",
     "geglu": "GELU- and SiLU-gated linear units",
     "rmsnorm": "RMSNorm, alone or after adding a residual",
     "rope3d": "rotary embeddings, on three axes or by tables, with q/k norm",
@@ -94,10 +94,9 @@ def kernels(results: Sequence[Result]) -> str:
         [
             tables.as_markdown(table),
             "",
-            f"Median and range over the sizes of models, bfloat16, {on}, cold caches. Copy speed is that of a "
-            "device-to-device copy of as many bytes in the same run; [a share can be above 1]"
-            f"(docs/kernels.md). The peers are {listed(peers_named)}; at each size the fastest counts. "
-            f"{_commits(measured)}.",
+            f"Median and range over the sizes of models, bfloat16, {on}, cold caches. [Copy speed](docs/kernels.md) "
+            f"is that of a copy of as many bytes in the same run. The peers are {listed(peers_named)}; the fastest "
+            f"counts. {_commits(measured)}.",
         ]
     )
 
