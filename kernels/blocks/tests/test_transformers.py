@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import sys
 
 import pytest
 import torch
@@ -176,6 +177,23 @@ def test_a_graph_has_a_mask_where_the_model_needs_one(blocks, monkeypatch, name,
     has_mask = [mask is not None for mask in attended.masks]
     assert has_mask[:2] == has_mask[2:] and (masked is None or has_mask == [masked] * 4)
     torch.testing.assert_close(actual, expected)
+
+
+def test_a_function_in_place_of_that_which_makes_masks_gets_the_position_ids(blocks, monkeypatch):
+    model = model_of("qwen3", attention="sdpa")
+    blocks.accelerate(model)
+    module, given = sys.modules[type(model.model).__module__], []
+    own = module.create_causal_mask
+
+    def other(**options):
+        given.append(options["position_ids"])
+        return own(**options)
+
+    monkeypatch.setattr(module, "create_causal_mask", other)
+    monkeypatch.setattr(module_of(blocks, "kernel_set"), "is_capturing", lambda: True)
+    with torch.no_grad():
+        model(TOKENS, use_cache=False)
+    assert given and given[0] is not None
 
 
 def test_hidden_states_and_attentions_are_recorded(blocks):

@@ -96,14 +96,10 @@ def _put_if_possible(module: nn.Module, report: Report) -> Optional[Replacement]
 def _reason_left(module: nn.Module) -> Optional[str]:
     """Return why a module is left; None for one that is replaced, or of which nobody expects it."""
     replacement, reason = find(module)
-    if replacement is None and reason is None and _is_called_norm(type(module).__name__):
+    # Called a norm, as `LayerNorm2d` and `RMSNormGated` are.
+    if replacement is None and reason is None and re.search("[Nn]orm(?![a-z])", type(module).__name__):
         return reason_of_norm(module)
     return reason
-
-
-def _is_called_norm(name: str) -> bool:
-    """Return whether a class is called a norm, as `LayerNorm2d` and `RMSNormGated` are."""
-    return re.search("[Nn]orm(?![a-z])", name) is not None
 
 
 def _accelerate_checked(root: nn.Module, check: Check, graphs: bool, report: Report) -> None:

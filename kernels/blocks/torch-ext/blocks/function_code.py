@@ -102,7 +102,7 @@ def parsed(function: FunctionType) -> Optional[ast.FunctionDef]:
     if not isinstance(node, ast.FunctionDef) or any(isinstance(n, (ast.Yield, ast.Await)) for n in ast.walk(node)):
         return None
     ast.increment_lineno(node, first - 1)
-    node.name = f"{KERNELS}compiled"  # a name that the function does not mean
+    node.name = f"{KERNELS}_function"  # a name that the function does not mean
     node.decorator_list, node.returns = [], None
     arguments = node.args
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):

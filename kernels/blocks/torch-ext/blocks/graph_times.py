@@ -14,8 +14,9 @@ _SLOWER = 1.1  # what one sample of each can tell
 class GraphTimes:
     """The times of a captured call.
 
-    A graph may run other kernels than eager calls do. transformers, for one, reads position ids to do without an
-    attention mask, and cannot while a graph is captured: attention over 8,192 tokens is slower then.
+    A graph may run other kernels than eager calls do. transformers, for one, does without a mask where an
+    `attention_mask` has only ones, and cannot read it while a graph is captured: attention over 8,192 tokens is
+    slower then.
     """
 
     def __init__(self, start: Callable[[], Stopwatch]) -> None:

@@ -239,9 +239,8 @@ def derived(cls: type, attributes: dict[str, Any]) -> type:
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     marks = {"_blocks_original": getattr(cls, "_blocks_original", cls)}
-    return type(cls)(
-        cls.__name__, (cls,) if issubclass(cls, _Copied) else (_Copied, cls), {**names, **marks, **attributes}
-    )
+    bases = (cls,) if issubclass(cls, _Copied) else (_Copied, cls)
+    return type(cls)(cls.__name__, bases, {**names, **marks, **attributes})
 
 
 @functools.cache

@@ -134,7 +134,7 @@ class _Rewriter(ast.NodeTransformer):
         self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
         self._closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
         self._made: dict[str, Any] = {}  # functions made or imported inside
-        self._has_norm = self._is_given_positions = False
+        self._has_norm = self._takes_positions = False
         self._changes: list[tuple[int, int]] = []  # first and last lines where tensors may change
         self._last_line: dict[str, int] = {}  # where names are used last
         self._exposed: set[str] = set()  # names whose first values must not be deferred
@@ -165,7 +165,7 @@ class _Rewriter(ast.NodeTransformer):
             self._find_uses(node)
         self._find_deferred([argument.arg for argument in arguments.args], nodes)
         self._pair(body)
-        self._is_given_positions = masks.POSITIONS in [argument.arg for argument in arguments.args]
+        self._takes_positions = masks.POSITIONS in [argument.arg for argument in arguments.args]
         body = [self.visit(statement) for statement in body]
         if _DOES["masked"][0] in self.does:  # the forward may give its parameter another value
             given = ast.Assign([ast.Name(_GIVEN, ast.Store())], ast.Name(masks.POSITIONS, ast.Load()))
@@ -610,7 +610,7 @@ class _Rewriter(ast.NodeTransformer):
             self.generic_visit(node)
             return ast.Call(self._constant(self._processing.function), [node.func, *node.args], node.keywords)
         function = self._resolve(node.func)
-        if self._is_given_positions and masks.makes_mask(function):
+        if self._takes_positions and masks.makes_mask(function):
             arguments = node.func, ast.Name(_GIVEN, ast.Load()), *map(self.visit, node.args)
             return self._call("masked", node, *arguments, keywords=node.keywords, does="masked")
         if function is inspect.signature and len(node.args) == 1 and not node.keywords:
@@ -637,11 +637,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _rotated(self, node: ast.Call, inner: ast.Call, call: rotary.RotaryCall) -> ast.expr:
         both, rest = getattr(node, "both", None), inner.args[call.tensors :]
-        xs = (
-            [patterns.whole(x) if inner is not node else x for x in inner.args[: call.tensors]]
-            if both is None
-            else both
-        )
+        xs = both or [patterns.whole(x) if inner is not node else x for x in inner.args[: call.tensors]]
         later = self._deferred - self._given  # these names are given deferred values after this
         is_normed = any(
             self._deferring(copy.deepcopy(x), _ANY) is not None and not patterns.is_one_of(x, later) for x in xs
@@ -665,12 +661,9 @@ class _Rewriter(ast.NodeTransformer):
         if rotates is None or rotates.tensors != 1:
             return None
         names = {ast.unparse(x.value) for x in (first.args[0], second) if isinstance(x, ast.Subscript)}
-        is_same = len(names) == 1 and isinstance(second, ast.Subscript) and isinstance(first.args[0], ast.Subscript)
-        return (
-            first
-            if is_same and None not in (patterns.index(first.args[0].slice), patterns.index(second.slice))
-            else None
-        )
+        if len(names) != 1 or not all(isinstance(x, ast.Subscript) for x in (first.args[0], second)):
+            return None
+        return None if None in (patterns.index(first.args[0].slice), patterns.index(second.slice)) else first
 
     def _rotary_of(self, node: Any) -> Optional[rotary.RotaryCall]:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
