@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import random
 import shutil
@@ -29,6 +28,7 @@ from typing import Any
 
 import click
 import requests
+import result_files
 from figures import ROOT, machine
 from hub_process import running_hub
 
@@ -237,7 +237,7 @@ def main(kills: int, minutes: float, seed: int, output: Path) -> None:
     result = f"{done} kills: {half} half-written, {incomplete} that could not be completed"
     click.echo(result)
     about = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "seed": seed, "result": result}
-    output.write_text(json.dumps({**about, **values}, indent=2) + "\n")
+    result_files.write(output, {**about, **values})
 
 
 if __name__ == "__main__":

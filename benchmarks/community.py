@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import result_files
 from community_page import PAGE, page
 from figures import ROOT, children_cpu_seconds, describe_commit, machine
 
@@ -138,7 +139,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Replace the JSON of results."""
-    write_atomically(path, (json.dumps(results, indent=2, sort_keys=True) + "\n").encode())
+    result_files.write(path, results, sort_keys=True)
 
 
 @click.group()

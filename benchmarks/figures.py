@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import click
+import result_files
 
 import kernel_builder
 from kernel_builder.build.provenance import git_state
@@ -254,7 +255,7 @@ def measure(
     ordered = [asdict(records[name]) for name in page.figures if name in records]
     report = {"machine": dict(measured_on), "figures": ordered, "failed": failed}
     if json_file:
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        result_files.write(json_file, report)
     if markdown:
         markdown.write_text(page.markdown(report))
     return 1 if failed else 0

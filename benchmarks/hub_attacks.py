@@ -28,6 +28,7 @@ from typing import Any
 
 import click
 import requests
+import result_files
 from figures import machine
 from hub_process import HEADERS, HubProcess, running_hub
 from hub_soak import housekeeping, soak
@@ -344,7 +345,7 @@ def main(only: tuple[str, ...], repositories: int, seconds: float, output: Path)
                 attack = scale(directory, repositories) if name == "scale" else ATTACKS[name](directory)
                 done[name] = asdict(attack)
         click.echo(f"{name}: {done[name]['result']}")
-    output.write_text(json.dumps({"machine": machine(), "date": time.strftime("%Y-%m-%d"), **done}, indent=2) + "\n")
+    result_files.write(output, {"machine": machine(), "date": time.strftime("%Y-%m-%d"), **done})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import result_files
 from hub_process import running_hub
 from huggingface_hub import HfApi
 from kernels_data import Digest, DigestAlgorithm
@@ -236,10 +237,9 @@ def main(report: Path | None) -> None:
                     work,
                 ),
             }
-    text = json.dumps(results, indent=1) + "\n"
-    click.echo(text, nl=False)
+    click.echo(json.dumps(results, indent=1))
     if report is not None:
-        report.write_text(text)
+        result_files.write(report, results)
 
 
 if __name__ == "__main__":

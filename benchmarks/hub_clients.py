@@ -7,7 +7,6 @@ The clients are kept in `--cache`. The index says which releases of `huggingface
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import result_files
 from hub_process import HubProcess, running_hub
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,7 +101,7 @@ def main(cache: Path, to: Path | None) -> None:
                     rows.append({**row, "result": "loads" if not any(wrong.values()) else wrong})
                     click.echo(f"kernels {kernels}, huggingface_hub {hub_client}: {rows[-1]['result']}")
     if to is not None:
-        to.write_text(json.dumps(rows, indent=2) + "\n")
+        result_files.write(to, rows)
 
 
 if __name__ == "__main__":

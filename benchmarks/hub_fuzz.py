@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 import requests
+import result_files
 import schemathesis
 from hub_process import HEADERS, HubProcess, running_hub
 from hypothesis import HealthCheck, given, settings, strategies
@@ -191,7 +192,7 @@ def main(seconds: float, to: Path | None) -> None:
     }
     click.echo(json.dumps(result, indent=2))
     if to is not None:
-        to.write_text(json.dumps(result, indent=2) + "\n")
+        result_files.write(to, result)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 import requests
+import result_files
 from hub_process import HEADERS, start_hub
 
 from kernel_hub import mend
@@ -200,7 +201,7 @@ def main(seconds: float, to: Path | None) -> None:
     }
     click.echo(json.dumps(result, indent=2))
     if to is not None:
-        to.write_text(json.dumps(result, indent=2) + "\n")
+        result_files.write(to, result)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "packages/kernel-judge/tests")]
 
+import result_files  # noqa: E402
 from judge_samples import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, quick, scale_project, task_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def machine() -> dict:
 
 def save(name: str, document: dict) -> None:
     RESULTS.mkdir(exist_ok=True)
-    _result(name).write_text(json.dumps({**machine(), **document}, indent=1) + "\n")
+    result_files.write(_result(name), {**machine(), **document})
 
 
 def _result(name: str) -> Path:

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import result_files
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 AGENTS, KERNELBENCH = RESULTS / "agents.json", RESULTS / "kernelbench.json"
@@ -167,7 +169,7 @@ def main() -> None:
         keys = ("task", "skill", "minutes", "kind", "verdict")
         kept = [{key: run.get(key) for key in keys} for run in (runs.values() if isinstance(runs, dict) else runs)]
         named = {"agent": arguments.agent, "date": arguments.date, "skill-version": arguments.skill_version}
-        AGENTS.write_text(json.dumps(named | {"runs": kept}, indent=1) + "\n")
+        result_files.write(AGENTS, named | {"runs": kept})
     for path, text in filled().items():
         path.write_text(text)
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import result_files
 import torch
 
 from kernel_builder import sandbox
@@ -224,7 +225,7 @@ def save(arguments: argparse.Namespace, levels: dict[int, list[Task]], rows: dic
     figures = {level: counted([rows[task.path] for task in tasks]) for level, tasks in levels.items()}
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
     saved = {"torch": torch.__version__, "machine": machine, "inputs": arguments.inputs, "levels": figures}
-    RESULTS.write_text(json.dumps(saved | {"problems": list(rows.values())}, indent=1) + "\n")
+    result_files.write(RESULTS, saved | {"problems": list(rows.values())})
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import result_files
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,7 @@ def main() -> None:
     models = {name: measure(blocks, name, new_model) for name in NAMES}
     seconds = deep(blocks)
     versions = blocks.Report().versions
-    RESULTS.write_text(json.dumps({"versions": versions, "seconds": seconds, "models": models}, indent=1) + "\n")
+    result_files.write(RESULTS, {"versions": versions, "seconds": seconds, "models": models})
 
 
 def deep(blocks: Any) -> dict[str, float]:

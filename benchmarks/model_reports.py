@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import result_files
 import torch
 
 
@@ -29,4 +30,4 @@ def update(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the report in a file, which is empty if there is no file."""
     report = json.loads(path.read_text()) if path.exists() else {}
     change(report)
-    path.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    result_files.write(path, report, sort_keys=True)

@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "packages/kernel-judge/tests")]
 
+import result_files  # noqa: E402
 from figures import machine  # noqa: E402
 from searches import agent, marked_processes, quoted, start_search  # noqa: E402
 
@@ -114,7 +115,7 @@ def main() -> None:
         measured = figures(directory, chosen.attempts)
         measured["seconds"] = round(time.monotonic() - started, 1)
     about = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": machine(), "jobs": JOBS}
-    chosen.json.write_text(json.dumps({**about, **measured}, indent=2) + "\n")
+    result_files.write(chosen.json, {**about, **measured})
     print(json.dumps(measured, indent=2))
 
 

@@ -1,0 +1,29 @@
+"""What benchmarks measured is kept as summaries, one line for what a table shows as a row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+
+MOST_LINES = 12_000
+
+
+def test_the_results_are_summaries() -> None:
+    lines = {path.name: path.read_text().count("\n") for path in ROOT.glob("benchmarks/results/*.json")}
+    assert sum(lines.values()) <= MOST_LINES, sorted(lines.items(), key=lambda entry: -entry[1])[:5]
+
+
+def test_a_row_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import result_files
+
+    document = {"rows": [{"shape": [1, 2], "times": list(range(40))}] * 2, "long": ["x" * 200] * 2, "none": {}}
+    result_files.write(tmp_path / "result.json", document)
+    text = (tmp_path / "result.json").read_text()
+    assert json.loads(text) == document
+    assert text.count("\n") == 11 and text.count('"shape"') == sum('"shape"' in line for line in text.splitlines())
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
