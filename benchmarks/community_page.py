@@ -33,6 +33,7 @@ def page(results: Mapping[str, Any]) -> str:
         _commands(),
         "\n".join(_figures(results, notes)),
         f"Checkout {results['checkout']}; builder at {results['builder']}; {_machine(results['machine'])}",
+        "<!-- measured: community -->",
         "## Projects\n\nEach project is built for the newest Torch that it supports: one variant a backend, CUDA for "
         "the one capability 9.0.\n*Loads*: the public client loads the package; for a CUDA binary on a machine without "
         "a GPU, the dynamic linker\nresolves every symbol with the libraries of Torch.",

@@ -137,6 +137,8 @@ class FiguresPage:
             "",
             self.describe_machine(report["machine"]),
             "",
+            f"<!-- measured: {Path(self.command.split()[3]).stem} -->",
+            "",
         ]
         for paragraph in self.introduction:
             lines += [paragraph, ""]

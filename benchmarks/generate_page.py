@@ -35,6 +35,7 @@ def section(report: Mapping[str, Any]) -> str:
     parts = [
         f"Measured on {machine['device']}; Torch {machine['torch']}, transformers {machine['transformers']}; "
         f"{report['new-tokens']} new tokens.",
+        "<!-- generate-sources -->",
         "\n".join(_targets(cases)),
         "\n".join(_speeds(cases)),
     ]

@@ -1,23 +1,29 @@
-"""Which sources a measured package was built from, and whether a project has changed since.
+"""Which sources were measured, and whether they have changed since.
 
 Packages record the digests of their compiled sources, and results those of their Python files. Results from before that
-have a commit, and git says what has changed since, if the clone has the commit.
+have a commit, and git says what has changed since, if the clone has the commit. measured.toml has the commits and sources
+of results that are of no package.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.build import recorded_sources
 from kernel_builder.checkouts import git_output
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.plural import some_of
+from kernel_builder.plural import counted, some_of
+
+_HERE = Path(__file__).resolve().parent
+RESULTS, MEASURED = _HERE / "results", _HERE / "measured.toml"
 
 
 def changes(directory: Path, variant: str, build: Mapping[str, Any]) -> list[str] | None:
@@ -70,3 +76,36 @@ def described(directory: Path, variant: str, build: Mapping[str, Any]) -> str:
     else:
         since = f"The {sources} have not changed since."
     return f"{commit}{uncommitted}. {since}"
+
+
+def since(names: Sequence[str]) -> str:
+    """Return sentences that name, for results in measured.toml, the commit and what has changed since.
+
+    Raises:
+        KeyError: If measured.toml does not have a result.
+    """
+    entries = toml_file.read(MEASURED)
+    sentences = []
+    for name in names:
+        commit, sources = _commit(name, entries[name]), entries[name]["sources"]
+        places = ", ".join(f"`{source}`" for source in sources)
+        listed = git_output(_HERE.parent, "diff", "--name-only", "--no-ext-diff", "-z", commit, "--", *sources)
+        if listed is None:
+            told = f"this clone does not have that commit, so whether {places} has changed since is unknown"
+        elif files := listed.count(b"\0"):
+            told = f"**since then, {counted(files, 'file')} of {places} changed**"
+        else:
+            told = f"{places} has not changed since"
+        sentences.append(f"{name}: commit `{commit[:12]}`; {told}.")
+    return " ".join(sentences)
+
+
+def _commit(name: str, entry: Mapping[str, Any]) -> str:
+    """Return the commit of a result, or the oldest of its figures'."""
+    if "commit" in entry:
+        return str(entry["commit"])
+    result = json.loads((RESULTS / f"{name}.json").read_text())
+    if "figures" in result:
+        oldest = min(result["figures"], key=lambda figure: str(figure["date"]))
+        return str(oldest["commit"]).partition(" ")[0]
+    return str(result["builder"])

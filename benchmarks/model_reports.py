@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,23 @@ def machine(*packages: str) -> dict[str, str]:
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return {"device": name, "torch": torch.__version__, **{package: version(package) for package in packages}}
+
+
+def packages() -> dict[str, Any]:
+    """Return what packages record of their sources, which the page compares with those of the repository."""
+    recorded = {}
+    for name in ("adaln", "blocks", "decode", "geglu", "rmsnorm", "rope3d"):
+        directory = Path(kernel(name).__file__).parent
+        metadata = json.loads((directory / "metadata.json").read_text())
+        recorded[name] = {
+            "variant": directory.name,
+            "provenance": metadata.get("provenance"),
+            "python": {
+                path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in sorted(directory.rglob("*.py"))
+            },
+        }
+    return recorded
 
 
 def update(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import hashlib
 import json
 import statistics
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_reports import kernel, machine, update
+from model_reports import kernel, machine, packages, update
 from public_models import CASES, Case, make, make_inputs, make_model
 from torch import Tensor, multiprocessing, nn
 
@@ -69,27 +68,10 @@ def main() -> None:
 
 def _add(path: Path, command: str, results: dict[str, Any]) -> None:
     def change(report: dict[str, Any]) -> None:
-        report["machine"], report["packages"] = machine("diffusers", "transformers"), _packages()
+        report["machine"], report["packages"] = machine("diffusers", "transformers"), packages()
         report.setdefault(command, {}).update(results)
 
     update(path, change)
-
-
-def _packages() -> dict[str, Any]:
-    """Return what the packages record of their sources, which the page compares with those of the repository."""
-    packages = {}
-    for name in ("adaln", "blocks", "decode", "geglu", "rmsnorm", "rope3d"):
-        directory = Path(kernel(name).__file__).parent
-        metadata = json.loads((directory / "metadata.json").read_text())
-        packages[name] = {
-            "variant": directory.name,
-            "provenance": metadata.get("provenance"),
-            "python": {
-                path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-                for path in sorted(directory.rglob("*.py"))
-            },
-        }
-    return packages
 
 
 # --- time of one forward ---------------------------------------------------------------------------------------------

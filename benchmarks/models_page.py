@@ -82,22 +82,26 @@ def main_page(report: Mapping[str, Any]) -> str:
 
 def fill(page: str, report: Mapping[str, Any]) -> str:
     """Return docs/models.md with its plot, and with what has changed since the measurement."""
-    packages = report.get("packages", {})
-    sources = [
-        f"{name}: {described(ROOT / 'kernels' / name, package['variant'], package)}"
-        for name, package in packages.items()
-    ]
-    unknown = "The results do not record the commit of the kernels, so whether these have changed since is unknown."
     parts = {
         "<!-- plot -->": f"![The speed of a forward beside eager]({PLOT})",
         "<!-- generate-plot -->": f"![The speed of generate beside the floor]({generate_page.PLOT})",
-        "<!-- sources -->": "\n".join(f"- {line}" for line in sources) or unknown,
+        "<!-- sources -->": _sources(report),
+        "<!-- generate-sources -->": _sources(generate_page.read_results()),
     }
     for marker, text in parts.items():
         if page.count(marker) != 1:
             raise ValueError(f"docs/models.md must have {marker} once")
         page = page.replace(marker, text)
     return page
+
+
+def _sources(report: Mapping[str, Any]) -> str:
+    lines = [
+        f"- {name}: {described(ROOT / 'kernels' / name, package['variant'], package)}"
+        for name, package in report.get("packages", {}).items()
+    ]
+    unknown = "The results do not record the commit of the kernels, so whether these have changed since is unknown."
+    return "\n".join(lines) or unknown
 
 
 def ratios(report: Mapping[str, Any], first: str, *others: str) -> dict[str, float]:

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import generate_page  # noqa: E402
 import kernel_page  # noqa: E402
+import measured_sources  # noqa: E402
 import models_page  # noqa: E402
 
 # Page of the site -> file of the repository.
@@ -31,6 +32,7 @@ INCLUDED = {
     "security-policy.md": "SECURITY.md",
 }
 _EXTERNAL = re.compile(r"[a-z]+:|#|/")
+_MEASURED = re.compile(r"<!-- measured: (.+?) -->")
 _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
 
@@ -98,10 +100,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _with_figures(path: str, markdown: str) -> str:
     """Return a page with the tables that are not in the repository, since they say what has changed since."""
     if path == "kernels.md":
-        return kernel_page.fill(markdown, kernel_page.read_results())
+        markdown = kernel_page.fill(markdown, kernel_page.read_results())
     if path == "models.md":
-        return models_page.fill(markdown, models_page.read_results())
-    return markdown
+        markdown = models_page.fill(markdown, models_page.read_results())
+    return _MEASURED.sub(lambda match: measured_sources.since(match[1].split()), markdown)
 
 
 def _reference() -> dict[str, tuple[str, str]]:
