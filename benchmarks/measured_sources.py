@@ -1,8 +1,8 @@
 """Which sources were measured, and whether they have changed since.
 
 Packages record the digests of their compiled sources, and results those of their Python files. Results from before that
-have a commit, and git says what has changed since, if the clone has the commit. measured.toml has the commits and sources
-of results that are of no package.
+have a commit, and git says what has changed since, if the clone has the commit. measured.toml has the commits and the
+sources of results that are of no package.
 """
 
 from __future__ import annotations

@@ -109,8 +109,17 @@ def _commits(results: Sequence[Result]) -> str:
     return f"Commit {', '.join([usual, *others])}"
 
 
+def _of_blocks(report: Mapping[str, Any]) -> str:
+    """Return the commit of the measured blocks."""
+    return f"Commit `{_recorded_commit(report.get('packages', {}).get('blocks', {}))}`"
+
+
 def _commit(result: Result) -> str:
-    kernel = (result.report.build.get("provenance") or {}).get("kernel") or {}
+    return _recorded_commit(result.report.build)
+
+
+def _recorded_commit(build: Mapping[str, Any]) -> str:
+    kernel = (build.get("provenance") or {}).get("kernel") or {}
     return str(kernel.get("commit", "unknown"))[:12] + (" with changes" if kernel.get("dirty") else "")
 
 
@@ -150,7 +159,7 @@ def models(report: Mapping[str, Any]) -> str:
             f"Milliseconds of one forward, {machine['device']}, bfloat16, {releases}. With graphs, a forward takes "
             f"{spread(with_graphs.values())} of the time of the fastest of eager and `torch.compile`, median and range "
             f"of {len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, the "
-            f"first compiled one {spread(first[COMPILE], 0)} s.",
+            f"first compiled one {spread(first[COMPILE], 0)} s. {_of_blocks(report)}.",
         ]
     )
 
@@ -162,7 +171,8 @@ def generate(report: Mapping[str, Any]) -> str:
     return (
         f"{generate_page.title('llama-8b', case)}: {graphs} tokens a second; {compiled} by transformers' compiled "
         f"static cache, {eager} eager, {case['floor-tokens-per-second']:,.0f} at the copy speed of the weights "
-        f"({report['machine']['device']}; `benchmarks/generate.py --case llama-8b --json g.json`)."
+        f"({report['machine']['device']}; `benchmarks/generate.py --case llama-8b --json g.json`). "
+        f"{_of_blocks(report)}."
     )
 
 
@@ -171,9 +181,9 @@ def builder_figures(report: Mapping[str, Any]) -> str:
     figures = builder.PAGE.rows(report)
     rows = [figures[name] for name in FIGURES]
     table = [["figure", "target", "measured", ""], *([r.title, r.target or "-", r.measured, r.verdict] for r in rows)]
-    dates = sorted(entry["date"][:10] for entry in report["figures"])
+    oldest = min(report["figures"], key=lambda entry: str(entry["date"]))["commit"][:12]
     on = builder.describe_machine(report["machine"])
-    return "\n".join([tables.as_markdown(table), "", f"{on} Measured from {dates[0]} to {dates[-1]}."])
+    return "\n".join([tables.as_markdown(table), "", f"{on} Commit `{oldest}` and later."])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 // Modulated norms, backward, with and without the branch that was added before: selects and launches a kernel. Without
 // a gate, the gradients of residual and branch are one tensor, grad_x.
 //
+// Beyond naive/adaln.cu, which has no backward pass: rows stay on chip between their sums and their result, sums over
+// rows in two stages without atomics, PDL, and modulations of any shape.
+//
 // Reads:    grad, x, grad_sum and the branch, modulations and parameters.
 // Writes:   `grad_x` and `grad_branch`; gradients of modulations that have a row for each row of x; `partial` when sums
 //           are requested, and the gradients that are the totals of these sums.

@@ -1,5 +1,8 @@
 // A residual and a gated branch, forward and backward: selects and launches a kernel.
 //
+// Beyond naive/adaln.cu, which has no gate alone: vectorized loads, PDL, sums over rows in two stages, and gates of any
+// shape.
+//
 // Reads:    residual, branch, gate and grad.
 // Writes:   `sum`; or `grad_branch`, `partial` and `grad_gate`.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.

@@ -1,5 +1,7 @@
 // The second stage of sums over rows.
 //
+// Beyond naive/adaln.cu, which has no backward pass: all requested sums in one launch, in a fixed order, with PDL.
+//
 // Reads:    the partial sums, each once, which the first stage has just written, so they are in the L2 cache; scale,
 //           weight and bias.
 // Writes:   the requested gradients.

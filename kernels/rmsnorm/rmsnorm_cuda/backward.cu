@@ -1,5 +1,8 @@
 // RMSNorm, backward, on CUDA: chooses kernels and their launch configuration.
 //
+// Beyond naive/rmsnorm.cu, which has no backward pass: rows pass through a ring buffer in shared memory, the gradient
+// of the weight in two stages without atomics, PDL, and rows at any strides.
+//
 // Reads:    grad, x, grad_sum and the weight, each once from memory: a row stays in shared memory between its reduction
 //           and its result. Rows too long for that are read twice. rstd is computed again, from x.
 // Writes:   `grad_x`; and, when the gradient of the weight is requested, `partial` and `grad_weight`.

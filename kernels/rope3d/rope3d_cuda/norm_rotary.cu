@@ -1,5 +1,8 @@
 // RMSNorm with rotary embedding on CUDA: chooses kernels and their launch configuration.
 //
+// Beyond naive/rope3d.cu, which has no norm: heads stay in registers between norm and rotation, vectorized loads, q and
+// k in one launch, PDL, and any layout.
+//
 // Reads:    device attributes.
 // Must not: allocate, synchronize, or use another stream than the one given.
 //

@@ -141,8 +141,8 @@ def dim_of(node: ast.Call) -> Any:
 def without_one(node: ast.expr) -> Optional[ast.expr]:
     """Return `scale` of `1 + scale`, or of a part of it."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        for one, scale in ((node.left, node.right), (node.right, node.left)):
-            if isinstance(one, ast.Constant) and one.value == 1:
+        for constant, scale in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(constant, ast.Constant) and constant.value == 1:
                 return scale
     if isinstance(node, ast.Subscript):
         scale = without_one(node.value)

@@ -174,22 +174,22 @@ class _Rewriter(ast.NodeTransformer):
 
     def _learn(self, node: ast.AST) -> None:
         """Keep what functions are that are imported or made inside, and are the same at each call."""
-        found: dict[str, Any] = {}
+        learnt: dict[str, Any] = {}
         if isinstance(node, ast.ImportFrom):
             package = self._function.__globals__.get("__package__") or ""
             name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
-                found[alias.asname or alias.name] = getattr(sys.modules.get(name), alias.name, MISSING)
+                learnt[alias.asname or alias.name] = getattr(sys.modules.get(name), alias.name, MISSING)
         elif isinstance(node, ast.FunctionDef):
             codes = [c for c in self._function.__code__.co_consts if isinstance(c, CodeType) and c.co_name == node.name]
             is_same = len(codes) == 1 and not (codes[0].co_freevars or node.decorator_list or node.args.defaults)
             if is_same and not node.args.kw_defaults:
-                found[node.name] = FunctionType(codes[0], self._function.__globals__)
+                learnt[node.name] = FunctionType(codes[0], self._function.__globals__)
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
             choices = self._resolve(node.value.body), self._resolve(node.value.orelse)
             if all(map(masks.makes_mask, choices)):
-                found.update(dict.fromkeys(patterns.stored(node), choices[0]))
-        for name, value in found.items():
+                learnt.update(dict.fromkeys(patterns.stored(node), choices[0]))
+        for name, value in learnt.items():
             self._made[name] = MISSING if name in self._made else value
 
     def inlined_of(self, node: ast.Call) -> Optional[ast.expr]:
@@ -289,9 +289,9 @@ class _Rewriter(ast.NodeTransformer):
             if isinstance(value, ast.Name):  # another name of the same value
                 for uses in (self._combined, self._added):
                     uses.update({value.id} if target in uses else ())
-                for one, other in ((target, value.id), (value.id, target)):
-                    if one in self._normed:
-                        self._normed.setdefault(other, self._normed[one])
+                for name, other in ((target, value.id), (value.id, target)):
+                    if name in self._normed:
+                        self._normed.setdefault(other, self._normed[name])
         captured = {*self._function.__code__.co_cellvars, *self._roots}
         captured |= set().union(*(patterns.loaded(node) for node in nodes if isinstance(node, SCOPES)))
         modulated = {x.id for n in nodes for x, _, _ in patterns.modulations(n) if isinstance(x, ast.Name)}
@@ -307,9 +307,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def _is_deferred(self, value: ast.expr, target: str) -> bool:
         before = dict(self.constants), list(self.misses), {what: set(by) for what, by in self.does.items()}
-        found = self._deferring(copy.deepcopy(value), target)
+        deferred = self._deferring(copy.deepcopy(value), target)
         self.constants, self.misses, self.does = before
-        return found is not None
+        return deferred is not None
 
     # --- statements ---
 

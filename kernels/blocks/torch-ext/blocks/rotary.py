@@ -294,13 +294,13 @@ def rotated_part(
 def rotate_part(call: RotaryCall, function: Callable, x: Any, part: Any, *args: Any, **kwargs: Any) -> None:
     """Compute `x[part] = function(x[part], *args, **kwargs)`."""
     given = x[part]
-    found = _prepared(call, function, [(given,)], args, kwargs, 0)
-    if found is None:
+    prepared = _prepared(call, function, [(given,)], args, kwargs, 0)
+    if prepared is None:
         x[part] = function(given, *args, **kwargs)
     elif torch.is_grad_enabled() and x.requires_grad:  # autograd takes no kernel that changes a view
         x[part] = _rotated(call, function, [(given,)], args, kwargs)[0]
     else:
-        _, ((heads,),), (tables,), options = found
+        _, ((heads,),), (tables,), options = prepared
         rope3d.apply_rotary(heads, None, *tables, inplace=True, **options)
 
 
@@ -314,10 +314,10 @@ def _rotated(
         dim: The dimension of the tokens, if there are such.
     """
     groups = list(zip(*parts))
-    found = _prepared(call, function, groups, args, kwargs, more) if len(parts[0]) == len(parts[-1]) else None
-    if found is None or (more and found[0].layout.index("s") != dim):
+    prepared = _prepared(call, function, groups, args, kwargs, more) if len(parts[0]) == len(parts[-1]) else None
+    if prepared is None or (more and prepared[0].layout.index("s") != dim):
         return None
-    form, heads, tables, options = found
+    form, heads, tables, options = prepared
     outs = [_rotated_group(form, *each, options) for each in zip(groups, heads, tables)]
     results = outs[0] if len(outs) == 1 else [torch.cat(each, 1) for each in zip(*outs)]
     return [_BACK[form.layout](x, _source(y).shape) for x, y in zip(results, groups[0])]

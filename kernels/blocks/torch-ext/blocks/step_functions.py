@@ -172,13 +172,13 @@ class _Functions(TorchFunctionMode):
 
     def rotation_of(self, query: Tensor, key: Tensor) -> Optional[dict[str, Any]]:
         """Return how attention is to rotate the query and the key of a token, or None after they are rotated."""
-        found = [self._rotations.get(id(x), (x, None))[1] for x in (query, key)]
-        options = found[0].for_attention() if found[0] is not None and found[0] is found[1] else None
+        rotations = [self._rotations.get(id(x), (x, None))[1] for x in (query, key)]
+        options = rotations[0].for_attention() if rotations[0] is not None and rotations[0] is rotations[1] else None
         if options is None:
             self._finish(query)
             self._finish(key)
         else:
-            self._drop(found[0])
+            self._drop(rotations[0])
         return options
 
     def _drop(self, rotation: _Rotation) -> None:
