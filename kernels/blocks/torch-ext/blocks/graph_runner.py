@@ -130,6 +130,9 @@ class GraphRunner:
     def call(self, model: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return what `forward(*args, **kwargs)`, the model's own forward, returns."""
         try:
+            if self._left > 0:
+                self._left -= 1
+                raise Refused(self._change)
             call = self._prepare(model, args, kwargs)
             with self._lock:
                 if self._is_busy:
@@ -173,9 +176,6 @@ class GraphRunner:
         return call
 
     def _run(self, model: nn.Module, call: Call, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if self._left > 0:
-            self._left -= 1
-            raise Refused(self._change)
         reason = self._check_state(model, call.device)
         graph = self._graphs.get(call.key)
         if graph is not None:
