@@ -2,6 +2,10 @@
 
 What depends on the machine is decided as for Linux with or without CUDA, without environment variables and options.
 Values that cannot be known stay `Unknown`, with their line, and so does all that is computed from them.
+
+Running the script in the sandbox with a `cpp_extension` that records its arguments would be shorter, and would tell
+less: one machine's branch of each condition, no line of a value, and nothing where a package that the script imports,
+a compiler that it asks for or the network is missing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Which files a `.gitignore` excludes from an upload, by git's own rules.
 
+The API's `preupload` promises the answer, whatever proxy is in front.
+
 A rule of thirty letters can take git years: its stars are tried at every place. So a process of its own applies such
 rules, with a limit of its CPU time, and the server's other threads go on meanwhile. It takes 0.2 s to start, so usual
 rules are applied here.

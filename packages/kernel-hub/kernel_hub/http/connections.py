@@ -1,4 +1,8 @@
-"""Connections, with limits of number, time and size that uvicorn does not have."""
+"""Connections, with limits of number, time and size that uvicorn does not have.
+
+A Hub is often alone: `kernel-builder hub serve` in a laboratory, without the proxy of `deploy/`. Behind one, the limits
+of number and time are the proxy's, and these hold for what it lets through.
+"""
 
 from __future__ import annotations
 

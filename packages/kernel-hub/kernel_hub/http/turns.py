@@ -1,4 +1,8 @@
-"""Waiting for locks on behalf of requests, without a worker thread: a thread is used only while a lock is held."""
+"""Waiting for locks on behalf of requests, without a worker thread: a thread is used only while a lock is held.
+
+A proxy cannot do this: it does not know which requests wait for one repository, and those that do must not take the
+threads that others need.
+"""
 
 from __future__ import annotations
 
