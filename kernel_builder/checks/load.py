@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.checks.probe_process import SECONDS, ProbeProcess
 from kernel_builder.checks.python_imports import always_present, imported_roots
+from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
@@ -40,7 +41,8 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
     if answer["outcome"] == "skipped":
         if (other := _OTHER_BACKEND.search(text)) is None:
             raise NotApplicable(text)
-        has = f"has no {variant.title}" if other[1] == "cpu" else f"is for {other[1]}"
+        selected = known_backends.named(other[1])
+        has = f"has no {variant.title}" if selected and selected.in_every_torch else f"is for {other[1]}"
         raise NotApplicable(f"this machine's Torch {has}")
     if answer["outcome"] == "failed":
         foreign = _foreign(package, answer.get("missing", ()))
@@ -99,7 +101,8 @@ def loading(
             seen = {directory: process.show(directory) for directory in group}
             fitting = {repo_id: _fitting(process, packages) for repo_id, packages in (others or {}).items()}
             local = {repo_id: str(process.show_kernel(packages)) for repo_id, packages in fitting.items() if packages}
-            started.append((process.ask("load", str(SECONDS), json.dumps(local), *map(str, seen.values())), seen))
+            wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
+            started.append((process.ask("load", str(SECONDS), json.dumps(local), wanted), seen))
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
@@ -118,9 +121,21 @@ def loading(
 
 def _fitting(process: ProbeProcess, packages: Sequence[Path]) -> list[Path]:
     """Return the packages that the client of a process does not reject."""
-    answer = process.ask("fits", *(package.name for package in packages))(SECONDS)
+    answer = process.ask("fits", _requests(package.name for package in packages))(SECONDS)
     rejected = answer if isinstance(answer, dict) else {}
     return [package for package in packages if not rejected.get(package.name)]
+
+
+def asked_for(variant: str) -> tuple[str | None, str]:
+    """Return the back end to ask the client for, None for the one that it selects itself, and the ops' dispatch key."""
+    backend = known_backends.named(variant)
+    if backend is None:
+        return None, ""
+    return backend.name if backend.in_every_torch else None, backend.dispatch_key
+
+
+def _requests(variants: Iterable[str]) -> str:
+    return json.dumps({variant: asked_for(variant)[0] for variant in variants})
 
 
 def _of_package(answer: Mapping[str, Any], copy: Path, package: Path) -> Mapping[str, Any]:
@@ -146,7 +161,7 @@ def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping
     """
     known = _known_rejections(python)
     if unknown := [variant for variant in variants if variant not in known]:
-        answer = probe("fits", *unknown, python=python)
+        answer = probe("fits", _requests(unknown), python=python)
         known |= (
             answer if isinstance(answer, dict) else dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}")
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from kernel_builder import inline_project
 from kernel_builder.cache_directory import default_cache
+from kernel_builder.config import known_backends
 from kernel_builder.errors import ConfigError
 from kernel_builder.files import write_atomically
 
@@ -69,17 +70,8 @@ def _package(source: str, functions: Sequence[str]) -> Any:
     for name, text in content.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(project / name, text)
-    build_for_device(project, backend, capabilities=_capabilities(backend))
+    build_for_device(project, backend, capabilities=known_backends.get(backend).current_archs())
     return get_local_kernel(project, backend=backend)
-
-
-def _capabilities(backend: str) -> tuple[str, ...]:
-    """Return the capability of the current GPU, to compile for it alone."""
-    import torch
-
-    if backend != "cuda" or not torch.cuda.is_available():
-        return ()
-    return (".".join(map(str, torch.cuda.get_device_capability())),)
 
 
 def _register_fakes(package: Any, fakes: Mapping[str, Callable[..., Any]]) -> None:
