@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernel_builder import inline_project
 from kernel_builder.cache_directory import default_cache
@@ -16,12 +16,21 @@ from kernel_builder.config import known_backends
 from kernel_builder.errors import ConfigError
 from kernel_builder.files import write_atomically
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Fake(Protocol):
+    """Takes the arguments of a function, and returns empty tensors of the shapes of its results."""
+
+    def __call__(self, *arguments: Any, **by_name: Any) -> Tensor | Sequence[Tensor]: ...
+
 
 def load(
     source: str | Path,
     functions: str | Sequence[str],
     *,
-    fakes: Mapping[str, Callable[..., Any]] | Callable[..., Any] | None = None,
+    fakes: Mapping[str, Fake] | Fake | None = None,
 ) -> Any:
     """Compile a source of C++ or CUDA for the Torch that is running, and return its functions.
 
@@ -74,7 +83,7 @@ def _package(source: str, functions: Sequence[str]) -> Any:
     return get_local_kernel(project, backend=backend)
 
 
-def _register_fakes(package: Any, fakes: Mapping[str, Callable[..., Any]]) -> None:
+def _register_fakes(package: Any, fakes: Mapping[str, Fake]) -> None:
     import torch
 
     for name, fake in fakes.items():
