@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,22 @@ from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
 
 NAME = "load"
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """The processes that load packages.
+
+    Attributes:
+        probe: The process for this machine's platform; None for a new one.
+        cross_probe: A process of the other platform, by emulation, that loads its packages; None to skip these.
+        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
+    """
+
+    probe: ProbeProcess | None = None
+    cross_probe: ProbeProcess | None = None
+    others: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+
 
 # What the client says of a variant for another back end than Torch's.
 _OTHER_BACKEND = re.compile(r"does not match selected backend \((\w+)\)")
@@ -74,20 +91,10 @@ def _is_complete(directory: Path) -> bool:
 
 
 @contextmanager
-def loading(
-    directories: Sequence[Path],
-    asked: ProbeProcess,
-    cross: ProbeProcess | None = None,
-    others: Mapping[str, Sequence[Path]] | None = None,
-) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
+def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
     """Start to load packages that are complete and for a platform that can load them, each in a process of its own.
 
     One process imports Torch for all of a platform. That takes seconds, in which the other checks run.
-
-    Args:
-        asked: The process to ask.
-        cross: The process to ask about packages for another platform than this machine's, if there is one.
-        others: Packages of kernels that these may depend on, by repository; None for those that the client finds.
 
     Yields:
         A function that waits for the answers. An answer has, by directory, the `outcome` (`loaded`, `skipped` or
@@ -95,11 +102,11 @@ def loading(
         `__all__` that the module lacks (`absent`).
     """
     started = []
-    for process, here in ((asked, True), (cross, False)):
+    for process, here in ((loaders.probe, True), (loaders.cross_probe, False)):
         group = [path for path in directories if _is_for_this_platform(path) is here and _is_complete(path)]
         if process and group:
             seen = {directory: process.show(directory) for directory in group}
-            fitting = {repo_id: _fitting(process, packages) for repo_id, packages in (others or {}).items()}
+            fitting = {repo_id: _fitting(process, packages) for repo_id, packages in loaders.others.items()}
             local = {repo_id: str(process.show_kernel(packages)) for repo_id, packages in fitting.items() if packages}
             wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
             started.append((process.ask("load", str(SECONDS), json.dumps(local), wanted), seen))
