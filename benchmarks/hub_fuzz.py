@@ -102,7 +102,7 @@ class Fuzz:
         path = random.choice(self.paths)
         path = re.sub(
             r"\{(\w+)(:path)?\}",
-            lambda found: KNOWN.get(found[1], "x") if random.random() < 0.6 else random.choice(ODD),
+            lambda parameter: KNOWN.get(parameter[1], "x") if random.random() < 0.6 else random.choice(ODD),
             path,
         )
         query = random.choice(["", "", "?cursor=" + random.choice(ODD), "?expand=1&recursive=1", "?p=1000000", "?%00"])
@@ -143,9 +143,9 @@ class Fuzz:
 
 def kilobytes(hub: HubProcess) -> int:
     """Return the resident memory of the server."""
-    found = re.search(r"VmRSS:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
-    assert found is not None
-    return int(found[1])
+    resident = re.search(r"VmRSS:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
+    assert resident is not None
+    return int(resident[1])
 
 
 def create(hub: HubProcess) -> None:

@@ -169,14 +169,13 @@ class _Checker:
         selection, project = targets[0].selection, targets[0].selection.project
         paths = [staged / target.name for target in targets]
         before = [contents(path) for path in paths]
+        others = {repo_id: other.packages() for repo_id, other in dependencies(selection, self.selections).items()}
         checked = checks.run_all(
             paths,
             load=self.request.load,
             allow=self.request.allow,
-            probe=self.probe,
-            cross_probe=self.cross_probe,
             project=project,
-            others={repo_id: other.packages() for repo_id, other in dependencies(selection, self.selections).items()},
+            loaders=checks.Loaders(self.probe, self.cross_probe, others),
         )
         reports, failures, intact = [], [], []
         for number, target in enumerate(targets, 1):

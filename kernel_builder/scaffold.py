@@ -68,7 +68,7 @@ def create(
         wanted: The backends.
         licence: The SPDX name of the licence.
         operator: The name of the operator and of its function. None: that of what the template computes.
-        on_kit: Whether to start from an operator on the kit, which needs all backends of the kit, CPU and CUDA.
+        on_kit: Whether to start from an operator on the kit, which needs all backends of the kit.
         overwrite: Whether to replace existing files.
 
     Returns:
@@ -159,12 +159,20 @@ def _check_backends(wanted: Sequence[str], on_kit: bool) -> None:
             )
     if not wanted:
         raise ConfigError("names no backend", where="--backends", hint=f"choose from {', '.join(known)}")
-    if on_kit and {"cpu", "cuda"} - set(wanted):
+    of_kit = _kit_backends() if on_kit else ()
+    if set(of_kit) - set(wanted):
+        titles = " and ".join(f"a {known_backends.get(name).title}" for name in of_kit)
         raise ConfigError(
-            "a project on the kit has a CPU and a CUDA backend",
+            f"a project on the kit has {titles} backend",
             where="--kit",
             hint="leave out --backends, or delete a backend from the new project",
         )
+
+
+def _kit_backends() -> tuple[str, ...]:
+    """Return the backends of the kernels on the kit."""
+    text = (_TEMPLATES / "kit" / "build.toml").read_text(encoding="utf-8")
+    return tuple(re.findall(r'^backend = "(\w+)"', text, re.MULTILINE))
 
 
 def _check_operator(operator: str | None) -> None:
@@ -190,7 +198,7 @@ def _render(
         "repo_id": repo_id,
         "license": licence,
         "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
-        "device": "cuda" if "cuda" in wanted else wanted[0],
+        "device": max(wanted, key=lambda name: known_backends.get(name).preference),
         "directories": ", ".join(f"`{python_name(name)}_{backend}/`" for backend in wanted),
         **(
             _of_another_op(operator, computes)

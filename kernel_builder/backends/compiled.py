@@ -133,6 +133,8 @@ class CompiledBackend(Backend):
         library_headers: Headers, as `#include` names them, that need the toolkit's libraries; None if there are none.
         linked_if_called: Libraries of the device that a binary names as needed only if it calls them.
         torch_part: Symbols of Torch's own libraries for the back end; None if it has none.
+        warp_sizes: The threads that a warp of its devices may have, for the emulator; empty if that cannot emulate it.
+        translates: The back end whose sources hipify translates to its own; empty for none.
         shims_of: The back end in `torch_shims.toml` whose functions these libraries define; empty for its own.
         reads_device_code: Whether `in_device_code` and `in_sources` look for anything.
         looks_like: Names of libraries that are of its devices; None for none.
@@ -147,6 +149,8 @@ class CompiledBackend(Backend):
     library_headers: re.Pattern[str] | None = None
     linked_if_called: tuple[LinkedIfCalled, ...] = ()
     torch_part: SymbolFamily | None = None
+    warp_sizes: tuple[int, ...] = ()
+    translates: str = ""
     shims_of: str = ""
     reads_device_code: bool = False
     looks_like: re.Pattern[str] | None = None

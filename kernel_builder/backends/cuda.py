@@ -422,6 +422,13 @@ class _Cuda(CompiledBackend):
         lacking = " and ".join(map(str, runtimes_lacking(symbol, loading)))
         return f"is not in the runtime of CUDA {lacking}, which loads this variant too" if lacking else None
 
+    def current_archs(self) -> tuple[str, ...]:
+        import torch
+
+        if not torch.cuda.is_available():
+            return ()
+        return (".".join(map(str, torch.cuda.get_device_capability())),)
+
     def is_present(self) -> bool:
         return shutil.which("nvidia-smi") is not None
 
@@ -464,6 +471,8 @@ CUDA = _Cuda(
     # machine without a driver.
     linked_if_called=(LinkedIfCalled("libcuda.so.1", symbols=" cu[A-Z]", but_not=" cuFile"),),
     has_archs=True,
+    dispatch_key="CUDA",
+    warp_sizes=(32,),
     torch_part=SymbolFamily(
         "Torch's CUDA part",
         re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)4cuda"),

@@ -371,6 +371,10 @@ ROCM = _Rocm(
     # Equal to what Torch's own build of extensions defines.
     defines=("-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"),
     has_archs=True,
+    # Torch calls AMD GPUs `cuda`.
+    dispatch_key="CUDA",
+    warp_sizes=(32, 64),
+    translates="cuda",
     torch_part=SymbolFamily(
         "Torch's ROCm part",
         re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)3hip"),

@@ -56,11 +56,11 @@ class _Condition:
 def assumptions(text: str) -> Iterator[tuple[int, str]]:
     """Yield (line, what it takes for granted) of a source without comments. Lines count from 1, each once."""
     compiled = _without_other_branches(text)
-    found: dict[int, str] = {}
+    by_line: dict[int, str] = {}
     for pattern, what in _PATTERNS:
         for match in pattern.finditer(compiled):
-            found.setdefault(compiled.count("\n", 0, match.start()) + 1, what)
-    yield from sorted(found.items())
+            by_line.setdefault(compiled.count("\n", 0, match.start()) + 1, what)
+    yield from sorted(by_line.items())
 
 
 def _without_other_branches(text: str) -> str:

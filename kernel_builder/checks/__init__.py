@@ -18,7 +18,7 @@ from kernel_builder.checks.device_code import check_device_code
 from kernel_builder.checks.digest import check_digest
 from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
 from kernel_builder.checks.layout import check_layout
-from kernel_builder.checks.load import check_load, loading
+from kernel_builder.checks.load import Loaders, check_load, loading
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.needed_libraries import check_dependencies
 from kernel_builder.checks.op_namespace import check_op_namespace
@@ -47,6 +47,7 @@ __all__ = [
     "CheckReport",
     "CheckedPackage",
     "Finding",
+    "Loaders",
     "ProbeProcess",
     "check_op_sources",
     "read",
@@ -131,10 +132,8 @@ def run_all(
     load: bool = True,
     policy: AbiPolicy | None = None,
     allow: Sequence[str] = (),
-    probe: ProbeProcess | None = None,
-    cross_probe: ProbeProcess | None = None,
     project: Project | None = None,
-    others: Mapping[str, Sequence[Path]] | None = None,
+    loaders: Loaders | None = None,
 ) -> Iterator[CheckReport]:
     """Yield the report of each package, in order. This is faster than one `run` after the other.
 
@@ -144,18 +143,17 @@ def run_all(
         load: Run the check that imports the packages.
         policy: The oldest systems to load on.
         allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
-        probe: The process that loads the packages; None for a new one.
-        cross_probe: A process of the other platform, by emulation, that loads its packages; None to skip these.
         project: The project that they were built from, whose files the findings then name.
-        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
+        loaders: What loads the packages; None for a new process.
     """
+    loaders = loaders or Loaders()
     directories = [package.resolve() for package in packages]
     asked = CHECKS if only is None else only
     names = [name for name in asked if load or name not in _LOADING]
     left_out = {name: NO_LOAD for name in asked if name not in names}
     with (
-        nullcontext(probe) if probe else ProbeProcess() as process,
-        loading(directories if _LOADING.intersection(names) else (), process, cross_probe, others) as load_answers,
+        nullcontext(loaders.probe) if loaders.probe else ProbeProcess() as process,
+        loading(directories if _LOADING.intersection(names) else (), replace(loaders, probe=process)) as load_answers,
     ):
         for directory in directories:
             package = replace(read(directory, policy), load_answers=load_answers, project=project, probe=process)

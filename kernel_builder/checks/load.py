@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,28 @@ from typing import Any
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.checks.probe_process import SECONDS, ProbeProcess
 from kernel_builder.checks.python_imports import always_present, imported_roots
+from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
 
 NAME = "load"
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """The processes that load packages.
+
+    Attributes:
+        probe: The process for this machine's platform; None for a new one.
+        cross_probe: A process of the other platform, by emulation, that loads its packages; None to skip these.
+        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
+    """
+
+    probe: ProbeProcess | None = None
+    cross_probe: ProbeProcess | None = None
+    others: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+
 
 # What the client says of a variant for another back end than Torch's.
 _OTHER_BACKEND = re.compile(r"does not match selected backend \((\w+)\)")
@@ -40,7 +58,8 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
     if answer["outcome"] == "skipped":
         if (other := _OTHER_BACKEND.search(text)) is None:
             raise NotApplicable(text)
-        has = f"has no {variant.title}" if other[1] == "cpu" else f"is for {other[1]}"
+        selected = known_backends.named(other[1])
+        has = f"has no {variant.title}" if selected and selected.in_every_torch else f"is for {other[1]}"
         raise NotApplicable(f"this machine's Torch {has}")
     if answer["outcome"] == "failed":
         foreign = _foreign(package, answer.get("missing", ()))
@@ -72,20 +91,10 @@ def _is_complete(directory: Path) -> bool:
 
 
 @contextmanager
-def loading(
-    directories: Sequence[Path],
-    asked: ProbeProcess,
-    cross: ProbeProcess | None = None,
-    others: Mapping[str, Sequence[Path]] | None = None,
-) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
+def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
     """Start to load packages that are complete and for a platform that can load them, each in a process of its own.
 
     One process imports Torch for all of a platform. That takes seconds, in which the other checks run.
-
-    Args:
-        asked: The process to ask.
-        cross: The process to ask about packages for another platform than this machine's, if there is one.
-        others: Packages of kernels that these may depend on, by repository; None for those that the client finds.
 
     Yields:
         A function that waits for the answers. An answer has, by directory, the `outcome` (`loaded`, `skipped` or
@@ -93,13 +102,14 @@ def loading(
         `__all__` that the module lacks (`absent`).
     """
     started = []
-    for process, here in ((asked, True), (cross, False)):
+    for process, here in ((loaders.probe, True), (loaders.cross_probe, False)):
         group = [path for path in directories if _is_for_this_platform(path) is here and _is_complete(path)]
         if process and group:
             seen = {directory: process.show(directory) for directory in group}
-            fitting = {repo_id: _fitting(process, packages) for repo_id, packages in (others or {}).items()}
+            fitting = {repo_id: _fitting(process, packages) for repo_id, packages in loaders.others.items()}
             local = {repo_id: str(process.show_kernel(packages)) for repo_id, packages in fitting.items() if packages}
-            started.append((process.ask("load", str(SECONDS), json.dumps(local), *map(str, seen.values())), seen))
+            wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
+            started.append((process.ask("load", str(SECONDS), json.dumps(local), wanted), seen))
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
@@ -118,9 +128,21 @@ def loading(
 
 def _fitting(process: ProbeProcess, packages: Sequence[Path]) -> list[Path]:
     """Return the packages that the client of a process does not reject."""
-    answer = process.ask("fits", *(package.name for package in packages))(SECONDS)
+    answer = process.ask("fits", _requests(package.name for package in packages))(SECONDS)
     rejected = answer if isinstance(answer, dict) else {}
     return [package for package in packages if not rejected.get(package.name)]
+
+
+def asked_for(variant: str) -> tuple[str | None, str]:
+    """Return the back end to ask the client for, None for the one that it selects itself, and the ops' dispatch key."""
+    backend = known_backends.named(variant)
+    if backend is None:
+        return None, ""
+    return backend.name if backend.in_every_torch else None, backend.dispatch_key
+
+
+def _requests(variants: Iterable[str]) -> str:
+    return json.dumps({variant: asked_for(variant)[0] for variant in variants})
 
 
 def _of_package(answer: Mapping[str, Any], copy: Path, package: Path) -> Mapping[str, Any]:
@@ -146,7 +168,7 @@ def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping
     """
     known = _known_rejections(python)
     if unknown := [variant for variant in variants if variant not in known]:
-        answer = probe("fits", *unknown, python=python)
+        answer = probe("fits", _requests(unknown), python=python)
         known |= (
             answer if isinstance(answer, dict) else dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}")
         )

@@ -1,21 +1,25 @@
-"""Check that a binary needs only libraries that its users have: its framework's, its device's and the C++ runtime."""
+"""Check that a binary needs only libraries that its users have: its framework's, its device's and the C++ runtime.
+
+`needed_libraries.toml` lists them, apart from those of devices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.checks.findings import CheckedPackage, Finding
 
 NAME = "dependencies"
 
-_RUNTIME = frozenset(
-    f"lib{name}"
-    for name in ("c.so.6", "m.so.6", "mvec.so.1", "dl.so.2", "pthread.so.0", "rt.so.1", "stdc++.so.6", "gcc_s.so.1")
-) | {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-# The wheels of Torch have libgomp.so.1; a process that has loaded it does not load another library of that name.
-_TORCH = frozenset({"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libgomp.so.1"})
 
-_TVM_FFI = frozenset({"libtvm_ffi.so"})
+@cache
+def _table() -> Mapping[str, Any]:
+    return toml_file.read(Path(__file__).with_name("needed_libraries.toml"))
 
 
 def check_dependencies(package: CheckedPackage) -> Iterator[Finding]:
@@ -30,8 +34,11 @@ def check_dependencies(package: CheckedPackage) -> Iterator[Finding]:
 
 def _allowed(package: CheckedPackage) -> frozenset[str]:
     release = package.variant.release if package.variant else None
-    framework = _TVM_FFI if package.is_on_tvm_ffi else _TORCH
-    return _RUNTIME.union(framework, *(backend.needed_libraries(release) for backend in package.backends))
+    library = _table()["library"]
+    framework = library["tvm-ffi" if package.is_on_tvm_ffi else "torch"]
+    return frozenset(library["runtime"]).union(
+        framework, *(backend.needed_libraries(release) for backend in package.backends)
+    )
 
 
 def _reason(package: CheckedPackage, library: str) -> str:
@@ -45,9 +52,9 @@ def _reason(package: CheckedPackage, library: str) -> str:
 
 
 def _hint(package: CheckedPackage, library: str) -> str:
-    if library.startswith(("libgomp", "libiomp", "libomp")):
-        return "leave the symbols of OpenMP undefined: they resolve to Torch's libgomp.so.1 through libtorch_cpu.so"
-    if hint := next(filter(None, (backend.library_hint(library) for backend in package.known_backends)), None):
+    of_table: Iterator[str | None] = (hint for start, hint in _table()["hint"].items() if library.startswith(start))
+    of_backends = (backend.library_hint(library) for backend in package.known_backends)
+    if hint := next(filter(None, chain(of_table, of_backends)), None):
         return hint
     stem = library.partition(".so")[0].removeprefix("lib")
     return f"drop -l{stem}, and compile the parts that you need through `src`"

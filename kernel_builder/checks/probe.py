@@ -5,12 +5,14 @@
 It imports Torch and the client, then reads questions from the connection, a file descriptor, until that is closed. A
 question is a JSON list, and its answer is JSON:
 
-- `["fits", VARIANT, ...]`: why the client would reject each variant on this machine, or null.
-- `["load", SECONDS, OTHERS, DIRECTORY, ...]`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text,
-  and lists of names and of registered ops. OTHERS is JSON: where built kernels are, by repository.
+- `["fits", VARIANTS]`: why the client would reject each variant on this machine, or null. VARIANTS is JSON: the back
+  end to ask the client for by the name of a variant, or null for the one that it selects.
+- `["load", SECONDS, OTHERS, PACKAGES]`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and
+  lists of names and of registered ops. OTHERS is JSON: where built kernels are, by repository. PACKAGES is JSON: by
+  directory the back end to ask for, as above, and the dispatch key of the ops, or nothing if it is not known.
 - `["parse", TEXTS]`: for each schema or dispatch key what Torch's parser says, or null if it accepts it.
-- `["describe", DIRECTORY]`: an outcome and, if it is `loaded`, the members of the module and the schemas of its ops,
-  for `kernel_builder.hub.package_api`.
+- `["describe", DIRECTORY, BACKEND]`: an outcome and, if it is `loaded`, the members of the module and the schemas of
+  its ops, for `kernel_builder.hub.package_api`. BACKEND is the one to ask for, or empty.
 
 Importing Torch takes seconds, so one process imports it for all packages of a command. Each package is loaded in a
 fork of that process: it may crash, and two packages must not meet in one process. The parent does no more than import,
@@ -59,14 +61,14 @@ def _import_error() -> str | None:
     return None
 
 
-def _fits(names: list[str]) -> dict[str, str | None]:
+def _fits(variants: dict[str, str | None]) -> dict[str, str | None]:
     if error := _import_error():
-        return dict.fromkeys(names, f"PyTorch and the client cannot be imported: {error}")
+        return dict.fromkeys(variants, f"PyTorch and the client cannot be imported: {error}")
     from kernels.variants import VariantRejected, parse_variant, resolve_variants
 
     answers: dict[str, str | None] = {}
-    for name in names:
-        _, decisions = resolve_variants([parse_variant(name)], _backend(name))
+    for name, backend in variants.items():
+        _, decisions = resolve_variants([parse_variant(name)], backend)
         if not decisions:
             answers[name] = "this Python cannot load modules built for the limited API"
         else:
@@ -74,19 +76,13 @@ def _fits(names: list[str]) -> dict[str, str | None]:
     return answers
 
 
-def _backend(variant: str) -> str | None:
-    """Return the backend to ask the client for. With a GPU, it loads a CPU variant only on request."""
-    return "cpu" if "cpu" in variant.split("-") else None
-
-
-def _load(directory: Path) -> tuple[str, Any, list[str]]:
+def _load(directory: Path, backend: str | None) -> tuple[str, Any, list[str]]:
     """Return an outcome, the module or a message, and the names of modules that this machine lacks.
 
     The kernels that it depends on should be loaded before.
     """
     from kernels import get_local_kernel
 
-    backend = _backend(directory.name)
     try:
         module = get_local_kernel(directory, backend=backend, trust_remote_code=True)
     except BaseException as error:
@@ -97,7 +93,7 @@ def _load(directory: Path) -> tuple[str, Any, list[str]]:
     return "loaded", module, []
 
 
-def _load_others(directory: Path, above: tuple[Path, ...] = ()) -> str | None:
+def _load_others(directory: Path, backend: str | None, above: tuple[Path, ...] = ()) -> str | None:
     """Load the kernels that a package depends on, so that what they register is told apart; return why one is not.
 
     The client looks for them in LOCAL_KERNELS and in the Hub's cache, and loads a package once.
@@ -108,7 +104,6 @@ def _load_others(directory: Path, above: tuple[Path, ...] = ()) -> str | None:
     from kernels.python_deps import validate_variant_dependencies
     from kernels.resolver import HubCacheResolver, SequentialResolver
 
-    backend = _backend(directory.name)
     try:
         validate_variant_dependencies(directory)
     except ImportError as error:
@@ -125,7 +120,7 @@ def _load_others(directory: Path, above: tuple[Path, ...] = ()) -> str | None:
             )
         if other in above:
             return f"it depends on {dependency.repo_id}, which depends on itself"
-        if reason := _load_others(other, (*above, other)):
+        if reason := _load_others(other, backend, (*above, other)):
             return reason
         try:
             get_local_kernel(other, backend=backend, trust_remote_code=True)
@@ -149,37 +144,39 @@ def _absent(module: ModuleType) -> list[str]:
     return [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)]
 
 
-def _answers(seconds: float, others: dict[str, str], directories: list[Path]) -> dict[str, dict[str, Any]]:
+def _answers(
+    seconds: float, others: dict[str, str], packages: dict[str, tuple[str | None, str]]
+) -> dict[str, dict[str, Any]]:
     """Return for each directory what loading it in a process of its own gives."""
-    names = [directory.name for directory in directories]
     if error := _import_error():
         text = f"PyTorch and the client cannot be imported: {error}"
-        return {str(directory): {"outcome": "skipped", "text": text} for directory in directories}
-    reasons = _in_fork(lambda: _fits(names), seconds)
+        return {directory: {"outcome": "skipped", "text": text} for directory in packages}
+    reasons = _in_fork(lambda: _fits({Path(path).name: backend for path, (backend, _) in packages.items()}), seconds)
     answers: dict[str, dict[str, Any]] = {}
-    for directory in directories:
+    for directory, (backend, key) in packages.items():
+        name = Path(directory).name
         if not isinstance(reasons, dict):
-            answers[str(directory)] = {"outcome": "skipped", "text": f"the client cannot be asked: {reasons}"}
-        elif reasons[directory.name]:
-            answers[str(directory)] = {"outcome": "skipped", "text": reasons[directory.name]}
+            answers[directory] = {"outcome": "skipped", "text": f"the client cannot be asked: {reasons}"}
+        elif reasons[name]:
+            answers[directory] = {"outcome": "skipped", "text": reasons[name]}
         else:
-            answers[str(directory)] = _loaded(directory, others, seconds)
+            answers[directory] = _loaded(Path(directory), backend, key, others, seconds)
     return answers
 
 
-def _loaded(directory: Path, others: dict[str, str], seconds: float) -> dict[str, Any]:
+def _loaded(directory: Path, backend: str | None, key: str, others: dict[str, str], seconds: float) -> dict[str, Any]:
     def load() -> dict[str, Any]:
         built = [f"{repo_id}={path}" for repo_id, path in others.items()]
         if entries := [entry for entry in (os.environ.get("LOCAL_KERNELS"), *built) if entry]:
             os.environ["LOCAL_KERNELS"] = ":".join(entries)
-        if reason := _load_others(directory):
+        if reason := _load_others(directory, backend):
             return {"outcome": "skipped", "text": reason, "ops": []}
         before = _op_names()
-        outcome, told, missing = _load(directory)
+        outcome, told, missing = _load(directory, backend)
         if outcome == "loaded":
-            return {"outcome": outcome, "text": "", "absent": _absent(told), "ops": _new_ops(directory, before)}
+            return {"outcome": outcome, "text": "", "absent": _absent(told), "ops": _new_ops(directory, key, before)}
         # The ops of a package that is loaded in part may tell why it fails.
-        ops = _new_ops(directory, before) if outcome == "failed" else []
+        ops = _new_ops(directory, key, before) if outcome == "failed" else []
         return {"outcome": outcome, "text": told, "missing": missing, "ops": ops}
 
     answer = _in_fork(load, seconds)
@@ -192,7 +189,7 @@ def _op_names() -> set[str]:
     return {schema.name for schema in torch._C._jit_get_all_schemas()}
 
 
-def _new_ops(directory: Path, before: set[str]) -> list[dict[str, Any]]:
+def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]]:
     """Describe the ops that loading a package has registered, apart from those of other packages that it imports."""
     import torch
     from kernels import Metadata, get_loaded_kernels
@@ -201,10 +198,6 @@ def _new_ops(directory: Path, before: set[str]) -> list[dict[str, Any]]:
         return []
     own = Metadata.read_from_file(directory / "metadata.json").id
     others = {loaded.metadata.id for loaded in get_loaded_kernels()} - {own}
-    parts = directory.name.split("-")
-    key = (
-        "CPU" if "cpu" in parts else "CUDA" if any(re.fullmatch(r"cuda|cu\d+|rocm\d*", part) for part in parts) else ""
-    )
     ops = []
     for full_name in sorted(_op_names() - before):
         namespace, _, name = full_name.partition("::")
@@ -320,12 +313,12 @@ def _wait(child: int, seconds: float) -> int | None:
     return None
 
 
-def _describe(directory: Path) -> tuple[str, Any]:
+def _describe(directory: Path, backend: str | None) -> tuple[str, Any]:
     from kernels import Metadata
 
-    if reason := _load_others(directory):
+    if reason := _load_others(directory, backend):
         return "skipped", reason
-    outcome, module, _ = _load(directory)
+    outcome, module, _ = _load(directory, backend)
     if outcome != "loaded":
         return outcome, module
     members: dict[str, dict[str, str]] = {}
@@ -393,14 +386,14 @@ def _serve(connection: Connection) -> None:
             return
         answer: Any
         if question == "fits":
-            answer = _fits(arguments)
+            answer = _fits(json.loads(arguments[0]))
         elif question == "describe":
-            answer = _describe(Path(arguments[0]))
+            answer = _describe(Path(arguments[0]), arguments[1] or None)
         elif question == "parse":
             answer = _import_error() or _in_fork(partial(_parsed, json.loads(arguments[0])), 60)
         else:
-            seconds, others, *directories = arguments
-            answer = _answers(float(seconds), json.loads(others), [Path(directory) for directory in directories])
+            seconds, others, packages = arguments
+            answer = _answers(float(seconds), json.loads(others), json.loads(packages))
         connection.send_bytes(json.dumps(answer).encode())
 
 

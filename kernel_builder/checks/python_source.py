@@ -119,7 +119,7 @@ def _unions(source: Source, tree: ast.Module, python: Release) -> Iterator[Findi
     if python >= (3, 10):
         return
     annotations = {
-        id(part)
+        part
         for node in ast.walk(tree)
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None))
         if isinstance(annotation, ast.expr)
@@ -132,11 +132,11 @@ def _unions(source: Source, tree: ast.Module, python: Release) -> Iterator[Findi
         for node in tree.body
     )
     unions = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)]
-    inner = {id(operand) for node in unions for operand in (node.left, node.right)}
+    inner = {operand for node in unions for operand in (node.left, node.right)}
     for node in unions:
-        if id(node) in inner or node.lineno in source.guarded_lines:
+        if node in inner or node.lineno in source.guarded_lines:
             continue
-        if id(node) in annotations:
+        if node in annotations:
             if postponed:
                 continue
             hint = "add `from __future__ import annotations`, or write typing.Optional or typing.Union"

@@ -15,7 +15,7 @@ from kernel_builder.errors import MeasureError
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import OURS, WIDEST, BenchmarkReport
 from kernel_builder.measure.selection import DTYPES
-from kernel_builder.measure.workloads import PASSES
+from kernel_builder.measure.workloads import DEVICES, PASSES
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 
@@ -64,7 +64,7 @@ def _print(report: BenchmarkReport) -> None:
 @click.option(
     "--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), default=("bfloat16",), help="[default: bfloat16]"
 )
-@click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="[default: cuda if there is a GPU]")
+@click.option("--backend", type=click.Choice(DEVICES), help="[default: cuda if there is a GPU]")
 @click.option("--rounds", type=click.IntRange(min=3), default=21, show_default=True, help="Samples of each time.")
 @click.option(
     "--only",

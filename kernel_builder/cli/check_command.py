@@ -95,7 +95,8 @@ def check_builds(directory: Path, allow: tuple[str, ...], cross_python: Path | N
     packages = packages_of(directory)
     project = read_project(directory) if (directory / "build.toml").is_file() else None
     with checks.ProbeProcess(str(cross_python)) if cross_python else nullcontext() as cross_probe:
-        _print_reports(checks.run_all(packages, allow=allow, cross_probe=cross_probe, project=project), as_json)
+        loaders = checks.Loaders(cross_probe=cross_probe)
+        _print_reports(checks.run_all(packages, allow=allow, project=project, loaders=loaders), as_json)
 
 
 @click.command()

@@ -116,7 +116,7 @@ def import_(
                 repo_ids,
                 archive,
                 endpoint=there,
-                anonymous=True,
+                token=False,
                 max_bytes=int(max_size * 1e9),
                 progress=Lines(sys.stderr),
             )

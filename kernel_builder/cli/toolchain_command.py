@@ -266,18 +266,20 @@ def lock(
     from kernel_builder.toolchain import lock as locks
     from kernel_builder.toolchain.dependencies import known
     from kernel_builder.toolchain.index import Index
-    from kernel_builder.toolchain.resolve import resolve
+    from kernel_builder.toolchain.resolve import ToPin, resolve
 
     with shown(sys.stderr) as progress:
         pinned = resolve(
             Index(index_url),
-            torch or matrix.torch_releases(),
-            cuda or cuda_backend.releases(),
-            platforms or PLATFORMS,
+            ToPin(
+                torch=torch or matrix.torch_releases(),
+                cuda=cuda or cuda_backend.releases(),
+                platforms=platforms or PLATFORMS,
+                libraries=known().values(),
+                clang=cuda_backend.clang_releases(),
+                components=components.known().values(),
+            ),
             progress,
-            known().values(),
-            cuda_backend.clang_releases(),
-            components.known().values(),
         )
     text = locks.dumps(pinned)
     if output is None:

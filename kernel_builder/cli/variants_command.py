@@ -106,7 +106,7 @@ def _rows(project: Project, toolchains: Toolchains, *, arch: bool, whole: bool) 
             "variant": variant.name,
             "backend": variant.backend,
             "platform": variant.platform,
-            "cuda": None,
+            "cuda": None,  # part of the format: it was there before other backends had releases
             **({variant.backend: str(variant.release)} if variant.release else {}),
             "buildable": missing is None,
             "reason": missing.reason if missing else None,

@@ -42,7 +42,7 @@ def _stable_abi(value: Any, place: TomlPlace) -> dict[str, Release]:
 
 def _kernel_dependency(value: Any, place: TomlPlace) -> KernelDependency:
     keys = {"repo-id": Key(_repo_id, required=True), "version": Key(toml_schema.natural), "revision": Key(_word)}
-    dependency: KernelDependency = toml_schema.table(keys, KernelDependency)(value, place)
+    dependency = KernelDependency(**toml_schema.table(keys)(value, place))
     if (dependency.version is None) == (dependency.revision is None):
         raise ConfigError(
             f"{dependency.repo_id!r} needs either `version` or `revision`",
@@ -61,13 +61,9 @@ def _kernel(value: Any, place: TomlPlace) -> Kernel:
     one_of = Key(toml_schema.one_of(own, "a backend with compiled kernels"), required=True)
     keys = {"backend": one_of, **_KERNEL, **(own.get(given, {}) if isinstance(given, str) else {})}
 
-    def make(**values: Any) -> Kernel:
-        settings = {key: values.pop(key) for key in values.keys() - Kernel.__dataclass_fields__.keys()}
-        values = _with_includes(values)
-        return Kernel(name, **values, settings=settings)
-
-    kernel: Kernel = toml_schema.table(keys, make)(value, place)
-    return kernel
+    values: dict[str, Any] = toml_schema.table(keys)(value, place)
+    settings = {key: values.pop(key) for key in values.keys() - Kernel.__dataclass_fields__.keys()}
+    return Kernel(name, **_with_includes(values), settings=settings)
 
 
 def _with_includes(values: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +75,7 @@ def _with_includes(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _torch(**values: Any) -> TorchFramework:
+def _torch(values: dict[str, Any]) -> TorchFramework:
     return TorchFramework(**_with_includes(values))
 
 
@@ -100,8 +96,7 @@ def _general(value: Any, place: TomlPlace) -> dict[str, Any]:
 def _noarch(value: Any, place: TomlPlace) -> TorchNoarch:
     own = {name: key for backend in known_backends.of_format() for name, key in backend.noarch_keys.items()}
     keys = {"pyext": Key(_pyext), **own}
-    framework: TorchNoarch = toml_schema.table(keys, TorchNoarch)(value, place)
-    return framework
+    return TorchNoarch(**toml_schema.table(keys)(value, place))
 
 
 def _backends(value: Any, place: TomlPlace) -> tuple[str, ...]:
@@ -178,7 +173,7 @@ _DOCUMENT = {
     "kernel": Key(toml_schema.tables(_kernel)),
     TorchFramework.table: Key(toml_schema.table(_TORCH, _torch)),
     TorchNoarch.table: Key(_noarch),
-    TvmFfi.table: Key(toml_schema.table(_TVM_FFI, TvmFfi)),
+    TvmFfi.table: Key(toml_schema.table(_TVM_FFI, lambda values: TvmFfi(**values))),
 }
 
 

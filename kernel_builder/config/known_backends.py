@@ -59,6 +59,9 @@ class Backend:
             table for it.
         kernel_depends: Whether `[general.<name>]` may list other kernels.
         has_archs: Whether the metadata of its binaries lists architectures.
+        dispatch_key: With which Torch dispatches to its ops, such as `CUDA`; empty if the checks know of none.
+        in_every_torch: Whether each build of Torch has it. Where Torch has another one too, the client loads packages
+            for it on request only.
         preference: Of the variants that a machine can load, which to develop and test: those of the highest.
         platforms: The platforms that it is on, as names of variants write them; empty for all.
         why_not: Why the builder does not compile for it.
@@ -76,6 +79,8 @@ class Backend:
     python_depends: tuple[str, ...] | None = None
     kernel_depends: bool = False
     has_archs: bool = False
+    dispatch_key: str = ""
+    in_every_torch: bool = False
     preference: int = 0
     platforms: tuple[str, ...] = ()
     why_not: str = ""
@@ -149,6 +154,10 @@ class Backend:
         """Return the architectures that a build can be limited to, ascending."""
         return ()
 
+    def current_archs(self) -> tuple[str, ...]:
+        """Return the architecture of the device that Torch uses, to compile for it alone; empty to compile for all."""
+        return ()
+
     def is_present(self) -> bool:
         """Return whether this machine has the hardware, as far as the builder can tell."""
         return self.compiles
@@ -175,6 +184,16 @@ def get(name: str) -> Backend:
     backend = find(name)
     assert backend, name
     return backend
+
+
+def named(variant: str) -> Backend | None:
+    """Return the back end that the name of a variant says, also one that the builder does not compile for."""
+    parts = variant.split("-")
+    known = next(
+        (known for known in of_format() if known.name in parts or any(map(known.is_spelled, parts))),
+        None,
+    )
+    return get(known.name) if known else None
 
 
 def names(mentioned: Iterable[object] = ()) -> tuple[str, ...]:

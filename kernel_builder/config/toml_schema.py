@@ -76,10 +76,10 @@ def _wrong_type(value: Any, place: TomlPlace, expected: str, hint: str | None = 
     return ConfigError(f"expected {expected}, got {got}", where=str(place), hint=hint or f"write {expected} here")
 
 
-def table(keys: Mapping[str, Key], make: Callable[..., Any] = dict) -> Reader:
+def table(keys: Mapping[str, Key], make: Callable[[dict[str, Any]], Any] = dict) -> Reader:
     """Read a table with these keys and no others.
 
-    The reader returns `make(**values)`: the values of the keys that are present, with `_` for `-` in their names.
+    The reader returns what `make` makes of the values of the keys that are present, with `_` for `-` in their names.
     """
 
     def read(value: Any, place: TomlPlace) -> Any:
@@ -101,7 +101,7 @@ def table(keys: Mapping[str, Key], make: Callable[..., Any] = dict) -> Reader:
                 where=str(place.at(missing[0])),
                 hint=f"add {'them' if others else 'it'}; docs/build-toml.md has the values",
             )
-        return make(**{name.replace("-", "_"): keys[name].read(item, place.at(name)) for name, item in value.items()})
+        return make({name.replace("-", "_"): keys[name].read(item, place.at(name)) for name, item in value.items()})
 
     return read
 

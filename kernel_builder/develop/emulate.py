@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from kernel_builder import backends
+from kernel_builder.backends import CompiledBackend
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel, Project, TorchFramework
 from kernel_builder.develop.emulated_sources import STAND_INS, translate
 from kernel_builder.develop.local_build import build_for_device
@@ -32,18 +34,15 @@ _NOT_COPIED = shutil.ignore_patterns("build", ".*", "__pycache__", "*.egg-info")
 # The emulator defines what these sanitizers call. -ftrivial-auto-var-init=pattern would find variables that nothing has
 # written, but with it g++ 12 clears bytes of structures that functions return.
 FLAGS = ("-O1", "-fsanitize=bounds,alignment,integer-divide-by-zero,thread")
-_DEFINES = {
-    "cuda": ("-UCPU_KERNEL", "-DCUDA_KERNEL", "-DUSE_CUDA"),
-    "rocm": ("-UCPU_KERNEL", "-DROCM_KERNEL", "-DUSE_CUDA", "-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"),
-}
 
 
 def emulated(project: Project, backend: str | None, warp_size: int, directory: Path) -> None:
     """Write a project that emulates one, and build its package for the installed Torch.
 
     Args:
-        backend: "cuda" or "rocm", for which sources for CUDA may stand in. None: whichever fits the project.
-        warp_size: 32, or 64 for "rocm".
+        backend: The name of a back end with `warp_sizes`; sources that it translates may stand in for its own. None:
+            whichever fits the project.
+        warp_size: One of these sizes.
         directory: Where to write it. What is there is replaced, except for its packages.
 
     Raises:
@@ -51,9 +50,12 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
     """
     kernels = _kernels(project, backend, warp_size)
     assert isinstance(project.framework, TorchFramework)
-    chosen = kernels[0].backend
-    stands_in = ("-DCUDA_KERNEL",) if chosen not in project.backends else ()
-    defines = (*_DEFINES[chosen], *stands_in, "-DKERNEL_BUILDER_EMULATOR")
+    chosen = backends.compiled(kernels[0].backend)
+    # The emulator stands in for CUDA's headers, also below those of other back ends.
+    of_backend = dict.fromkeys((f"-D{chosen.name.upper()}_KERNEL", "-DUSE_CUDA", *chosen.defines))
+    is_translated = chosen.translates and chosen.name not in project.backends
+    stands_in = (f"-D{chosen.translates.upper()}_KERNEL",) if is_translated else ()
+    defines = ("-UCPU_KERNEL", *of_backend, *stands_in, "-DKERNEL_BUILDER_EMULATOR")
     _check_directory(project, directory)
     for old in directory.iterdir() if directory.is_dir() else ():
         if old.name != "build":
@@ -118,38 +120,43 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
             where=where,
             hint='use the stable ABI: [torch] stable-abi = "2.10"',
         )
-    if backend == "cuda" and warp_size == 64:
+    every = [known for known in backends.every() if known.warp_sizes]
+    able = [known for known in every if warp_size in known.warp_sizes]
+    named = [known for known in able if backend in (None, known.name)]
+    if backend and not named:
+        known = backends.compiled(backend)
         raise ConfigError(
-            "a warp of CUDA has 32 threads", where="--warp-size 64", hint="leave out --backend, or use --backend rocm"
+            f"a warp of {known.title} has {' or '.join(map(str, known.warp_sizes))} threads",
+            where=f"--warp-size {warp_size}",
+            hint=f"leave out --backend, or use --backend {' or '.join(known.name for known in able)}",
         )
-    by_backend = {
-        name: [replace(kernel, backend=wanted) for kernel in project.kernels if kernel.backend == name]
-        for wanted, name in _candidates(project, backend, warp_size)
-    }
-    chosen = next((kernels for kernels in by_backend.values() if kernels), None)
-    if not chosen:
-        raise ConfigError(
-            f"has no kernel for {backend or 'cuda or rocm'} to emulate", where=where, hint="name another --backend"
-        )
-    return chosen
+    for emulating, name in _candidates(project, named):
+        if kernels := [kernel for kernel in project.kernels if kernel.backend == name]:
+            return [replace(kernel, backend=emulating) for kernel in kernels]
+    raise ConfigError(
+        f"has no kernel for {backend or ' or '.join(known.name for known in every)} to emulate",
+        where=where,
+        hint="name another --backend",
+    )
 
 
-def _candidates(project: Project, backend: str | None, warp_size: int) -> list[tuple[str, str]]:
-    """Return (back end to emulate, back end of the kernels) in the order of preference.
+def _candidates(project: Project, able: Sequence[CompiledBackend]) -> Iterator[tuple[str, str]]:
+    """Yield (back end to emulate, back end of the kernels) in the order of preference.
 
-    Sources for CUDA may stand in for those for ROCm, as hipify would translate them.
+    Sources of another back end may stand in for its own, as hipify would translate them.
     """
-    if backend == "cuda":
-        return [("cuda", "cuda")]
-    as_rocm = backend == "rocm" or warp_size == 64 or _has_plain_bodies(project)
-    return [("rocm", "rocm"), ("rocm" if as_rocm else "cuda", "cuda")]
+    for known in sorted(able, key=lambda known: not known.translates):
+        yield known.name, known.name
+        if known.translates and (len(able) == 1 or _has_plain_bodies(project, known)):
+            yield known.name, known.translates
 
 
-def _has_plain_bodies(project: Project) -> bool:
-    """Return whether sources for CUDA have bodies for ROCm beside those in inline assembly, as the kit has."""
-    files = (project.root / name for kernel in project.kernels if kernel.backend == "cuda" for name in kernel.src)
+def _has_plain_bodies(project: Project, backend: CompiledBackend) -> bool:
+    """Return whether sources that a back end translates have bodies for it beside inline assembly, as the kit has."""
+    kernels = (kernel for kernel in project.kernels if kernel.backend == backend.translates)
+    files = (project.root / name for kernel in kernels for name in kernel.src)
     text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
-    return "USE_ROCM" in text and re.search(r"\basm\b", text) is not None
+    return f"USE_{backend.name.upper()}" in text and re.search(r"\basm\b", text) is not None
 
 
 def _renamed(name: str) -> str:

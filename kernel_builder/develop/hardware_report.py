@@ -101,15 +101,17 @@ def _chosen(project: Project, name: str | None, toolchains: Toolchains) -> Varia
 def summarized(results: str) -> dict[str, Any]:
     """Return the results of pytest, from its XML: how many tests, how long, and what those said that failed."""
     cases = list(ElementTree.fromstring(results).iter("testcase"))  # written by the pytest that was run
-    failed = [(case, said) for case in cases for said in (*case.iter("failure"), *case.iter("error"))]
+    said_by = [(case, [*case.iter("failure"), *case.iter("error")]) for case in cases]
+    failed = [(case, every) for case, every in said_by if every]
     skipped = [said for case in cases for said in case.iter("skipped")]
     return {
-        "passed": len(cases) - len({id(case) for case, _ in failed}) - len(skipped),
-        "failed": len({id(case) for case, _ in failed}),
+        "passed": len(cases) - len(failed) - len(skipped),
+        "failed": len(failed),
         "skipped": len(skipped),
         "seconds": round(sum(float(case.get("time", 0)) for case in cases), 1),
         "failures": [
             {"test": f"{case.get('classname')}::{case.get('name')}", "said": (said.text or "")[-_SAID:]}
-            for case, said in failed
+            for case, every in failed
+            for said in every
         ],
     }

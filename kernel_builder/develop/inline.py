@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernel_builder import inline_project
 from kernel_builder.cache_directory import default_cache
+from kernel_builder.config import known_backends
 from kernel_builder.errors import ConfigError
 from kernel_builder.files import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Fake(Protocol):
+    """Takes the arguments of a function, and returns empty tensors of the shapes of its results."""
+
+    def __call__(self, *arguments: Any, **by_name: Any) -> Tensor | Sequence[Tensor]: ...
 
 
 def load(
     source: str | Path,
     functions: str | Sequence[str],
     *,
-    fakes: Mapping[str, Callable[..., Any]] | Callable[..., Any] | None = None,
+    fakes: Mapping[str, Fake] | Fake | None = None,
 ) -> Any:
     """Compile a source of C++ or CUDA for the Torch that is running, and return its functions.
 
@@ -69,20 +79,11 @@ def _package(source: str, functions: Sequence[str]) -> Any:
     for name, text in content.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(project / name, text)
-    build_for_device(project, backend, capabilities=_capabilities(backend))
+    build_for_device(project, backend, capabilities=known_backends.get(backend).current_archs())
     return get_local_kernel(project, backend=backend)
 
 
-def _capabilities(backend: str) -> tuple[str, ...]:
-    """Return the capability of the current GPU, to compile for it alone."""
-    import torch
-
-    if backend != "cuda" or not torch.cuda.is_available():
-        return ()
-    return (".".join(map(str, torch.cuda.get_device_capability())),)
-
-
-def _register_fakes(package: Any, fakes: Mapping[str, Callable[..., Any]]) -> None:
+def _register_fakes(package: Any, fakes: Mapping[str, Fake]) -> None:
     import torch
 
     for name, fake in fakes.items():

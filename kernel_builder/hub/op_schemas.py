@@ -52,7 +52,7 @@ def _in_python(module: Path) -> Iterator[tuple[str, str]]:
         return
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     decorated = {
-        id(call): function
+        call: function
         for function in functions.values()
         for call in function.decorator_list
         if isinstance(call, ast.Call)
@@ -65,7 +65,7 @@ def _in_python(module: Path) -> Iterator[tuple[str, str]]:
             yield from _defined(node)
         elif called in _FROM_FUNCTIONS:
             given = node.args[1] if len(node.args) > 1 else None
-            function = functions.get(given.id) if isinstance(given, ast.Name) else decorated.get(id(node))
+            function = functions.get(given.id) if isinstance(given, ast.Name) else decorated.get(node)
             yield from _inferred(node, function)
 
 

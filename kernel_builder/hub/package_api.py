@@ -132,9 +132,10 @@ def loaded(package: Path) -> Api | None:
 
     The public client loads the module in a separate process.
     """
-    from kernel_builder.checks.load import probe
+    from kernel_builder.checks.load import asked_for, probe
 
-    outcome, told = probe("describe", str(package.resolve()))
+    directory = package.resolve()
+    outcome, told = probe("describe", str(directory), asked_for(directory.name)[0] or "")
     if outcome != "loaded":
         return None
     return Api({name: ApiMember(call="", **member) for name, member in told["members"].items()}, told["ops"])

@@ -109,12 +109,9 @@ class HubPackage:
 
 
 def named_backend(variant: str) -> str:
-    """Return the backend that the name of a variant says, also one that the builder does not compile for."""
-    parts = variant.split("-")
-    every = known_backends.of_format()
-    return next(
-        (backend.name for backend in every if backend.name in parts or any(map(backend.is_spelled, parts))), "cuda"
-    )
+    """Return the backend that the name of a variant says, or the preferred one if it says none."""
+    backend = known_backends.named(variant) or max(known_backends.compiled_for(), key=lambda known: known.preference)
+    return backend.name
 
 
 def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from kernels_data import Digest, DigestValidationError, Metadata
 
@@ -85,8 +85,7 @@ def export_kernels(
     archive: Path,
     *,
     endpoint: str | None = None,
-    token: str | None = None,
-    anonymous: bool = False,
+    token: str | Literal[False] | None = None,
     branches: Sequence[str] = (),
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
@@ -97,8 +96,7 @@ def export_kernels(
         repo_ids: The repositories.
         archive: The file to write.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
-        token: The token. None: the one that the Hub's own tools use.
-        anonymous: Send no token, not even one that the Hub's own tools would find.
+        token: The token. None: the one that the Hub's own tools use. False: none, not even that one.
         branches: The branches; by default all.
         max_bytes: How much to download.
         progress: Receives a line for each branch.
@@ -115,7 +113,7 @@ def export_kernels(
         contents = temporary / "contents"
         contents.mkdir()
         for repo_id in repo_ids:
-            repository = RemoteRepository(repo_id, endpoint=endpoint, token=False if anonymous else token)
+            repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
             described = _download(repository, branches, contents, max_bytes, progress)
             manifest["from"] = repository.api.endpoint
             manifest["repositories"][repo_id] = described

@@ -10,6 +10,7 @@ from typing import Any
 
 from kernel_builder.errors import ConfigError
 
+DEVICES = ("cpu", "cuda")  # as Torch calls them: those that there is a clock for
 PASSES = ("forward", "backward", "forward + backward")
 _NEEDED = ("title", "small", "inputs", "ours", "eager")
 

@@ -15,12 +15,13 @@ Only the byte ranges that a build would fetch are downloaded, and each wheel's z
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from kernel_builder.backends.cuda import ClangReleases
-from kernel_builder.config.variant import Release
+from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.errors import ToolchainError
 from kernel_builder.files import temporary_directory
 from kernel_builder.progress import Progress
@@ -67,17 +68,20 @@ TORCH_SUBSETS: Mapping[Subset, tuple[str, ...]] = {
 }
 
 
-def resolve(
-    index: Index,
-    torch: Sequence[Release],
-    cuda: Sequence[Release],
-    platforms: Sequence[str],
-    progress: Progress,
-    libraries: Iterable[Dependency] = (),
-    clang: ClangReleases | None = None,
-    components: Iterable[Component] = (),
-) -> Lock:
-    """Return the lock for these releases, header libraries and components, and for clang if its releases are given.
+@dataclass(frozen=True, kw_only=True)
+class ToPin:
+    """What a lock is to have: releases, header libraries and components, and clang if its releases are given."""
+
+    torch: Sequence[Release] = ()
+    cuda: Sequence[Release] = ()
+    platforms: Sequence[str] = PLATFORMS
+    libraries: Iterable[Dependency] = ()
+    clang: ClangReleases | None = None
+    components: Iterable[Component] = ()
+
+
+def resolve(index: Index, wanted: ToPin, progress: Progress) -> Lock:
+    """Return the lock for what is wanted.
 
     A CUDA release whose compiler the index lacks is reported and left out. So is a header library without files.
 
@@ -86,28 +90,29 @@ def resolve(
         ToolchainError: If a file is not laid out as expected.
     """
     torches = {}
-    for release in torch:
-        torches[release] = _pin_torch(index, release, platforms)
+    for release in wanted.torch:
+        torches[release] = _pin_torch(index, release, wanted.platforms)
         progress.say(f"Torch {release}: {torches[release].version}")
     cudas = {}
-    for release in cuda:
-        if (pinned := _pin_cuda(index, release, platforms, torches.values())) is None:
+    for release in wanted.cuda:
+        if (pinned := _pin_cuda(index, release, wanted.platforms, torches.values())) is None:
             progress.say(f"CUDA {release}: left out, the index has no complete compiler of it")
             continue
         progress.say(f"CUDA {release}: {pinned.version}")
         cudas[release] = pinned
     headers = {}
-    for library in libraries:
+    for library in wanted.libraries:
         if not library.files:
             progress.say(f"{library.title}: left out, no index has it")
             continue
         headers[library.name] = _pin_dependency(index, library)
         progress.say(library.title)
+    clang, platforms = wanted.clang, wanted.platforms
     pinned_clang = _pin_clang(index, clang, platforms, torches.values()) if clang else None
     if pinned_clang:
         progress.say(f"clang: {pinned_clang.version}, with CUDA {pinned_clang.cuda.version}")
     of_backends = {}
-    for component in components:
+    for component in wanted.components:
         files = tuple(_pin_files(index, component.files))
         of_backends[component.name] = ComponentPin(component.name, component.title, component.version, files)
         progress.say(f"{component.title}: {component.version}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from kernel_builder import toml_file
 from kernel_builder.backends.cuda import ClangReleases
-from kernel_builder.config.variant import PLATFORMS, Release
+from kernel_builder.config.variant import Release
 from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains, lock
@@ -21,7 +21,7 @@ from kernel_builder.toolchain.components import Component
 from kernel_builder.toolchain.dependencies import Dependency
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import CudaPin, Lock
-from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.toolchain.resolve import ToPin, resolve
 from kernel_builder.upkeep import shim_headers, table_text, torch_releases
 from kernel_builder.upkeep.torch_releases import TorchRelease
 
@@ -84,13 +84,14 @@ def find(
     wanted_cuda = sorted({*known_cuda, *(release for torch in new_torches for release in torch.cuda)})
     pinned = resolve(
         index,
-        [*known, *(torch.release for torch in new_torches)],
-        wanted_cuda,
-        PLATFORMS,
+        ToPin(
+            torch=[*known, *(torch.release for torch in new_torches)],
+            cuda=wanted_cuda,
+            libraries=libraries,
+            clang=_clang(of_cuda),
+            components=components,
+        ),
         progress,
-        libraries,
-        _clang(of_cuda),
-        components,
     )
     toolchains = Toolchains(cache=cache, index_url=index_url, pinned=pinned, progress=progress)
     updated = dict(texts)

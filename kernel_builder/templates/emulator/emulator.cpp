@@ -254,8 +254,8 @@ void remember(const void* kernel, Invoke invoke) {
 
 Invoke recall(const void* kernel) {
   const std::lock_guard lock(running);
-  const auto found = invokes.find(kernel);
-  return found == invokes.end() ? nullptr : found->second;
+  const auto entry = invokes.find(kernel);
+  return entry == invokes.end() ? nullptr : entry->second;
 }
 
 int Launch::run(void (*call)(void*), void* context) const {

@@ -21,7 +21,7 @@ from kernel_builder.build import ninja_run
 from kernel_builder.build.cache import object_path
 from kernel_builder.build.confinement import Confinement, chosen
 from kernel_builder.build.graph import Graph
-from kernel_builder.checks import ProbeProcess, run_all
+from kernel_builder.checks import Loaders, ProbeProcess, run_all
 from kernel_builder.cli import main
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_builder.errors import ToolchainError
@@ -100,7 +100,9 @@ def test_a_package_reaches_nothing_of_the_machine(
         monkeypatch.setenv("HF_HUB_CACHE", str(outside.directory))  # where it may read
         imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.given!r}))\n"
         files = {"__init__.py": imports, "inside_attacks.py": outside.program.read_text()}
-        (report,) = run_all([assemble(tmp_path / "package", "torch-cpu", None, files)], only=["load"], probe=probe)
+        (report,) = run_all(
+            [assemble(tmp_path / "package", "torch-cpu", None, files)], only=["load"], loaders=Loaders(probe)
+        )
         (finding,) = report.findings
         reached = set(re.findall(r"'([a-z0-9-]+)'", finding.message.partition("ImportError")[2]))
         assert OWN_FILE in reached and outside.real(reached) == {OWN_FILE}
@@ -171,7 +173,7 @@ def test_a_package_is_loaded_without_network_home_and_secrets(
             for name, statement in statements.items()
         }
         with ProbeProcess(confinement=confinement) as probe:
-            reports = list(run_all(list(packages.values()), only=["load"], probe=probe))
+            reports = list(run_all(list(packages.values()), only=["load"], loaders=Loaders(probe)))
             changed = {name for name, package in packages.items() if probe.has_changed(package)}
     assert {name for name, report in zip(packages, reports, strict=True) if report.ok} == {"itself"}
     assert changed == {"itself"} and not outside.exists()

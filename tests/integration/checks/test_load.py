@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernel_builder.checks import CheckReport, ProbeProcess, run, run_all
+from kernel_builder.checks import CheckReport, Loaders, ProbeProcess, run, run_all
+from kernel_builder.checks.load import asked_for
 from kernel_builder.config.variant import FullAbi, Release, this_platform
 from tests.support.sample_package import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
 
@@ -21,7 +23,12 @@ FULL_ABI = f"{FullAbi(Release.parse(torch.__version__.partition('+')[0]))}-cpu-{
 CRASHING = f"torch-stable-abi211-cpu-{this_platform()}"
 RAISING = f"torch-stable-abi212-cpu-{this_platform()}"
 NOT_YET = f"torch-stable-abi299-cpu-{this_platform()}"
+FITS = json.dumps({"torch-cpu": "cpu"})
 ELSEWHERE = f"torch-stable-abi210-cpu-{'aarch64' if this_platform().startswith('x86') else 'x86_64'}-linux"
+
+
+def asking_for(*packages: Path) -> str:
+    return json.dumps({str(package): asked_for(package.name) for package in packages})
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,7 @@ def build(compile_module: Compile, tmp_path_factory: pytest.TempPathFactory) -> 
 def load() -> Iterator[Load]:
     """Return a function that checks a package. One process imports Torch for all of them, as for those of a command."""
     with ProbeProcess() as probe:
-        yield lambda package: next(run_all([package], only=["load"], probe=probe))
+        yield lambda package: next(run_all([package], only=["load"], loaders=Loaders(probe)))
 
 
 @pytest.mark.parametrize("variant", [STABLE_CPU, "torch-cpu"])
@@ -137,7 +144,7 @@ def test_one_process_imports_torch_for_all_projects_of_a_command(tmp_path: Path)
             package = loading(
                 tmp_path / name, "torch-cpu", f"Path({str(tmp_path / f'{name}.txt')!r}).write_text(str(({seen})))"
             )
-            (report,) = run_all([package], only=["load"], probe=probe)
+            (report,) = run_all([package], only=["load"], loaders=Loaders(probe))
             assert report.passed == ("load",), report
     first, second = (ast.literal_eval((tmp_path / f"{name}.txt").read_text()) for name in ("one", "two"))
     assert first[0] == second[0]
@@ -154,24 +161,24 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_na
     bad = loading(tmp_path / "bad", "torch-cpu", f"os.kill(os.getppid(), signal.{signal_name})")
     good = loading(tmp_path / "good", "torch-cpu", "")
     with ProbeProcess() as probe:
-        probe.ask("fits", "torch-cpu")(60)
-        assert message in str(probe.ask("load", "60", "{}", str(bad))(3))
-        (report,) = run_all([good], only=["load"], probe=probe)
+        probe.ask("fits", FITS)(60)
+        assert message in str(probe.ask("load", "60", "{}", asking_for(bad))(3))
+        (report,) = run_all([good], only=["load"], loaders=Loaders(probe))
         assert report.passed == ("load",), report
 
 
 def test_a_process_that_ends_tells_its_last_words(tmp_path: Path) -> None:
     bad = loading(tmp_path, "torch-cpu", "print('out of luck', file=sys.stderr, flush=True); os._exit(3)")
     with ProbeProcess() as probe:
-        assert probe.ask("describe", str(bad))(60) == ("failed", "the process ended with status 3: out of luck")
+        assert probe.ask("describe", str(bad), "cpu")(60) == ("failed", "the process ended with status 3: out of luck")
     with ProbeProcess("/bin/false") as probe:
-        assert probe.ask("fits", "torch-cpu")(60) == ("failed", "the process ended with status 1")
+        assert probe.ask("fits", FITS)(60) == ("failed", "the process ended with status 1")
 
 
 def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
     with ProbeProcess() as probe:
-        answers = probe.ask("load", "1", "{}", str(hanging), str(good))(60)
+        answers = probe.ask("load", "1", "{}", asking_for(hanging, good))(60)
     assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 1 s"}
     assert answers[str(good)]["outcome"] in ("loaded", "skipped")
     monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 1)
@@ -182,8 +189,8 @@ def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_question_that_was_given_up_is_not_mixed_up_with_the_next(tmp_path: Path) -> None:
     with ProbeProcess() as probe:
-        probe.ask("fits", "torch-cpu")
-        assert probe.ask("fits", "torch-cuda")(60).keys() == {"torch-cuda"}
+        probe.ask("fits", FITS)
+        assert probe.ask("fits", json.dumps({"torch-cuda": None}))(60).keys() == {"torch-cuda"}
 
 
 def test_the_bytecode_of_torch_is_kept_and_none_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config.variant import PLATFORMS, Release
+from kernel_builder.config.variant import Release
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains, lock
 from kernel_builder.toolchain.dependencies import Dependency, DependencyFile
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.toolchain.resolve import ToPin, resolve
 
 from .index_server import IndexServer, build_wheels
 
@@ -49,7 +49,9 @@ def wheel_files() -> dict[str, bytes]:
 def pinned(wheel_files: dict[str, bytes]) -> lock.Lock:
     """The lock that the real code writes for the synthetic index."""
     with IndexServer(dict(wheel_files)) as server:
-        return resolve(Index(server.url), [Release(2, 10)], [Release(13, 0)], PLATFORMS, Silent(), LIBRARIES)
+        return resolve(
+            Index(server.url), ToPin(torch=[Release(2, 10)], cuda=[Release(13, 0)], libraries=LIBRARIES), Silent()
+        )
 
 
 @pytest.fixture

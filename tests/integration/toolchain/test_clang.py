@@ -14,7 +14,7 @@ from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains, lock, trees
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.toolchain.resolve import ToPin, resolve
 
 from .index_server import Fault, IndexServer, noise, wheel
 
@@ -85,7 +85,7 @@ def server(files: dict[str, bytes]) -> Iterator[IndexServer]:
 
 @pytest.fixture
 def pinned(server: IndexServer) -> lock.Lock:
-    resolved = resolve(Index(server.url), [], [], PLATFORMS, Silent(), clang=clang_releases())
+    resolved = resolve(Index(server.url), ToPin(clang=clang_releases()), Silent())
     server.requests.clear()
     return resolved
 

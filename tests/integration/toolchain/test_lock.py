@@ -16,7 +16,7 @@ from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import dependencies, lock, trees
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.toolchain.resolve import ToPin, resolve
 
 from .conftest import LIBRARIES
 from .index_server import Fault, IndexServer
@@ -44,7 +44,7 @@ def test_writing_downloads_little_more_than_the_pinned_ranges_and_is_repeatable(
     server: IndexServer, pinned: lock.Lock
 ) -> None:
     cudas = [Release(12, 6), Release(13, 0)]
-    again = resolve(Index(server.url), [Release(2, 10)], cudas, PLATFORMS, Silent(), LIBRARIES)
+    again = resolve(Index(server.url), ToPin(torch=[Release(2, 10)], cuda=cudas, libraries=LIBRARIES), Silent())
     assert lock.dumps(again) == lock.dumps(pinned), "12.6 is left out: the index has no compiler of it"
     cuda_parts = [(*cuda.platforms.values(), *cuda.libraries.values()) for cuda in pinned.cuda.values()]
     wheels = [wheel for both in cuda_parts for parts in both for wheel in parts]
@@ -67,13 +67,13 @@ def test_the_hash_of_the_fetched_ranges(pinned: lock.Lock, wheel_files: dict[str
 def test_an_index_that_sends_whole_files_cannot_be_locked(server: IndexServer) -> None:
     server.faults["cuda_toolkit-13.0.2-py2.py3-none-any.whl"] = Fault(no_ranges=True)
     with pytest.raises(FetchError, match="does not answer range requests") as caught:
-        resolve(Index(server.url), [], [Release(13, 0)], PLATFORMS, Silent())
+        resolve(Index(server.url), ToPin(cuda=[Release(13, 0)]), Silent())
     assert "cuda_toolkit-13.0.2" in str(caught.value) and "--index-url" in (caught.value.hint or "")
 
 
 def test_a_torch_release_that_the_index_lacks(server: IndexServer) -> None:
     with pytest.raises(FetchError, match=r"torch 2\.99"):
-        resolve(Index(server.url), [Release(2, 99)], [], PLATFORMS, Silent())
+        resolve(Index(server.url), ToPin(torch=[Release(2, 99)]), Silent())
 
 
 def test_a_written_lock_reads_back(pinned: lock.Lock, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_header_libraries_are_pinned_from_wheels_and_source_distributions(
 def test_a_header_library_that_states_another_version_is_not_pinned(server: IndexServer) -> None:
     wrong = replace(LIBRARIES[1], version="3.8.1")
     with pytest.raises(ToolchainError, match=r"states version 3\.8\.0, expected 3\.8\.1"):
-        resolve(Index(server.url), [], [], PLATFORMS, Silent(), [wrong])
+        resolve(Index(server.url), ToPin(libraries=[wrong]), Silent())
 
 
 def test_the_lock_names_no_host(pinned: lock.Lock) -> None:

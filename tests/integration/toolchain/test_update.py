@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config.variant import PLATFORMS, Release
+from kernel_builder.config.variant import Release
 from kernel_builder.errors import ConfigError, FetchError, ToolchainError
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.toolchain.resolve import ToPin, resolve
 from kernel_builder.upkeep.update import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
 
 from .conftest import COMMAND
@@ -169,7 +169,9 @@ def builds() -> Iterator[IndexServer]:
 def checkout(tmp_path: Path, index: IndexServer) -> Path:
     """The tables of a builder that knows what is on the index."""
     root = tmp_path / "checkout"
-    pinned = resolve(Index(index.url), [Release(2, 10)], [Release(13, 0)], PLATFORMS, Silent(), HEADER_LIBRARIES)
+    pinned = resolve(
+        Index(index.url), ToPin(torch=[Release(2, 10)], cuda=[Release(13, 0)], libraries=HEADER_LIBRARIES), Silent()
+    )
     for name, text in {MATRIX: _MATRIX, LOCK: lock.dumps(pinned), SHIMS: _SHIMS, CUDA: _CUDA}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

@@ -28,7 +28,7 @@ def test_export_and_import(start_hub: Callable[..., RunningHub], tmp_path: Path)
     archive = tmp_path / "twice.tar"
     assert set(export_kernels([KERNEL], archive, endpoint=outside.url)[0].branches) == {"main", "v1"}
     first = archive.read_bytes()
-    export_kernels([KERNEL], archive, endpoint=outside.url, anonymous=True)
+    export_kernels([KERNEL], archive, endpoint=outside.url, token=False)
     assert archive.read_bytes() == first
     carried = import_kernels(archive, endpoint=inside.url, token="any")
     assert import_kernels(archive, endpoint=inside.url, token="any") == carried

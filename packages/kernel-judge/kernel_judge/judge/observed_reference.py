@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ _ROWS = 30
 _LOG_MARK = "[__output_code]"
 
 
-def _reference(task: Path) -> tuple[Callable[..., Any], list[Any], str]:
+def _reference(task: Path) -> tuple[torch.nn.Module, list[Any], str]:
     """Return the reference, arguments for one call, and the device; sizes and dtype are those of the timed call."""
     read = read_task(task)
     device = read.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")

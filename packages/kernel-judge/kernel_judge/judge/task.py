@@ -214,7 +214,7 @@ _SETTINGS = table(
         "backward": Key(_flag),
         "device": Key(one_of(("cpu", "cuda"), "a device")),
     },
-    TaskSettings,
+    lambda values: TaskSettings(**values),
 )
 
 

@@ -75,7 +75,7 @@ def test_the_client_loads_each_variant_with_a_torch_for_its_release_only(project
                 True,
                 None,
             )
-            assert [found.variant_str for found in best] == ([name] if release == variant.release else [])
+            assert [chosen.variant_str for chosen in best] == ([name] if release == variant.release else [])
 
 
 def test_one_binary_serves_every_release(project: Path) -> None:
@@ -209,9 +209,9 @@ def test_kernels_that_spill_registers_are_warned_of_once_for_each_architecture()
     kernels = [code_objects.DeviceKernel(f"k{spills}", *spills) for spills in ((0, 64), (8, 0), (0, 65), (9, 1))]
     objects = [code_objects.CodeObject(arch, arch, tuple(kernels)) for arch in ("gfx90a", "gfx90a", "gfx1100")]
     objects.append(code_objects.CodeObject("gfx942", "gfx942", tuple(kernels[:2])))
-    found = list(rocm._spills(objects))
-    assert [finding.severity for finding in found] == ["warning"] * 2
-    assert [finding.message for finding in found] == [
+    findings = list(rocm._spills(objects))
+    assert [finding.severity for finding in findings] == ["warning"] * 2
+    assert [finding.message for finding in findings] == [
         f"for {arch}, {count} kernels spill registers, the most k(9, 1): 9 vector and 1 scalar"
         for arch, count in (("gfx90a", 4), ("gfx1100", 2))
     ]
