@@ -112,9 +112,8 @@ def test_a_project_on_the_kit_builds_and_passes_its_own_tests() -> None:
     assert Path("a project/build", variant, "metadata.json").is_file()
     for command in (["-m", "pytest", "-q", "a project/tests"], ["a project/example.py"]):
         subprocess.run([sys.executable, *command], check=True)
-    measured = CliRunner().invoke(
-        main, ["benchmark", "a project", "--backend", "cpu", "--against", "eager", "--rounds", "3"]
-    )
+    options = ["--backend", "cpu", "--against", "eager", "--rounds", "3", "--shapes", "1024x1024"]
+    measured = CliRunner().invoke(main, ["benchmark", "a project", *options])
     assert measured.exit_code == 0, measured.output
     assert f"{operator}, forward, bfloat16" in measured.output and f"{operator}, backward, bfloat16" in measured.output
 
