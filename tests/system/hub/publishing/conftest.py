@@ -7,10 +7,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import kernels_data
 import pytest
+import requests
 from sigstore.models import ClientTrustConfig
 
 from kernel_builder.hub.publication import Published, PublishRequest
@@ -18,12 +20,33 @@ from kernel_builder.hub.publish import publish
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import CPU, PROJECTS
-from tests.support.running_hub import RunningHub
+from tests.support.running_hub import RunningHub, running_hub
 
 from . import sigstore_instance
 
 DOUBLING = "org/python-only"
 BUILDER = str(Path(sys.executable).with_name("kernel-builder"))
+
+
+@pytest.fixture(scope="session")
+def _running_hub(tmp_path_factory: pytest.TempPathFactory, xet_cache: None) -> Iterator[RunningHub]:
+    with running_hub(tmp_path_factory.mktemp("hub"), "--trust", "kernels-community") as running:
+        yield running
+
+
+@pytest.fixture
+def hub(_running_hub: RunningHub, tmp_path: Path) -> Iterator[RunningHub]:
+    """A Hub without tokens that trusts `kernels-community`: one process, which each test finds without repositories."""
+    yield replace(_running_hub, environment={**_running_hub.environment, "HF_HOME": str(tmp_path / "home")})
+    listed = requests.get(f"{_running_hub.url}/api/kernels", headers={"Authorization": "Bearer any"}, timeout=10)
+    for kernel in listed.json():
+        _running_hub.api().delete_repo(kernel["id"], repo_type="kernel")
+
+
+@pytest.fixture
+def own_hub(start_hub: Callable[..., RunningHub]) -> RunningHub:
+    """Such a Hub whose log has the requests of one test only."""
+    return start_hub("--trust", "kernels-community")
 
 
 @pytest.fixture(scope="session")

@@ -100,14 +100,14 @@ def test_a_repeated_upload_after_a_kill_completes_it(hub: RunningHub, quick: Pat
     assert commits(hub, "org/killed", "v1") == 2
 
 
-def test_equal_files_are_sent_once(hub: RunningHub, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_files_are_sent_once(own_hub: RunningHub, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     package = quick / "build" / CUDA
     for name in ("one.py", "two.py"):
         (package / name).write_text("".join(f"# {number:0100}\n" for number in range(15_000)))
     edit(package, "one.py", "#", "#")
-    assert put(hub, quick).builds.bytes < 2_000_000
-    requests = [json.loads(line) for line in hub.log.read_text().splitlines() if line.startswith("{")]
+    assert put(own_hub, quick).builds.bytes < 2_000_000
+    requests = [json.loads(line) for line in own_hub.log.read_text().splitlines() if line.startswith("{")]
     assert sum(request.get("method") == "PUT" for request in requests) == 1
 
 

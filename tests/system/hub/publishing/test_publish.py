@@ -245,17 +245,17 @@ def test_a_signature_is_kept_while_its_metadata_is_unchanged(hub: RunningHub, qu
     assert put(hub, quick).builds.sent == (path,)
 
 
-def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
-    assert RemoteRepository("org/new", endpoint=hub.url, token="any").token_doubt() is None, "any token may write"
-    result = put(hub, quick, dry_run=True)
+def test_a_dry_run_writes_nothing(own_hub: RunningHub, quick: Path) -> None:
+    assert RemoteRepository("org/new", endpoint=own_hub.url, token="any").token_doubt() is None, "any token may write"
+    result = put(own_hub, quick, dry_run=True)
     assert result.created and result.builds.sent and result.main and result.main.sent
-    assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
-    hub.api().create_repo(DOUBLING, repo_type="kernel")
-    while "repos/create" not in hub.log.read_text():  # a request is logged after its answer
+    assert not own_hub.api().repo_exists(DOUBLING, repo_type="kernel")
+    own_hub.api().create_repo(DOUBLING, repo_type="kernel")
+    while "repos/create" not in own_hub.log.read_text():  # a request is logged after its answer
         time.sleep(0.01)
-    before = len(hub.log.read_text().splitlines())
-    assert put(hub, quick, dry_run=True).builds.sent
-    methods = [json.loads(line)["method"] for line in hub.log.read_text().splitlines()[before:]]
+    before = len(own_hub.log.read_text().splitlines())
+    assert put(own_hub, quick, dry_run=True).builds.sent
+    methods = [json.loads(line)["method"] for line in own_hub.log.read_text().splitlines()[before:]]
     assert methods and set(methods) <= {"GET", "HEAD"}
 
 
