@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
+import resource
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
+
+# A Hub imports for more than a second. Each one is a fork of a process that has imported, and has run no other.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["kernel_builder.cli", "kernel_hub.serve"])
 
 
 @dataclass
@@ -22,7 +30,7 @@ class RunningHub:
 
     url: str
     root: Path
-    process: subprocess.Popen[str]
+    process: BaseProcess
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -33,12 +41,22 @@ class RunningHub:
     def kill(self) -> None:
         """Kill the process with SIGKILL."""
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
     def stop(self) -> None:
         """Stop the process with SIGTERM, as an operator does."""
-        self.process.terminate()
-        self.process.wait(timeout=20)
+        self.send_signal(signal.SIGTERM)
+        self.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        assert self.process.pid
+        os.kill(self.process.pid, number)
+
+    def wait(self) -> None:
+        """Wait for the end of the process."""
+        self.process.join(20)
+        assert self.process.exitcode is not None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,25 +75,52 @@ def running_hub(directory: Path, *arguments: str, root: Path | None = None, **en
     """Run a Hub in the context. Its log, and a home directory for clients, are in `directory`."""
     root = root or directory / "hub"
     log = directory / f"hub-{next(_number)}.log"
-    code = "from kernel_builder.cli import main; main()"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, "hub", "serve", "--root", str(root), "--json", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, **environment},
-        )
+    command = ["hub", "serve", "--root", str(root), "--json", *arguments]
+    log.touch()
+    reader, writer = _FORKS.Pipe(duplex=False)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    started = (writer, log, command, Path.cwd(), {**os.environ, **environment}, files, bool(environment))
+    process = _FORKS.Process(target=_serve, args=started, daemon=True)
+    process.start()
+    writer.close()
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+        with open(reader.fileno(), closefd=False) as printed:
+            line = printed.readline()
         assert line, f"the Hub did not start: {log.read_text()}"
         url = json.loads(line)["url"]
         client = {"HF_ENDPOINT": url, "HF_HOME": str(directory / "home"), "HF_TOKEN": "any"}
         yield RunningHub(url, root, process, log, {**os.environ, **client, "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
     finally:
         process.kill()
-        process.wait()
+        process.join()
+        reader.close()
+
+
+def _serve(
+    output: Connection,
+    log: Path,
+    command: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    open_files: tuple[int, int],
+    in_new_python: bool,
+) -> None:
+    """Run a command of the builder as a process that a test starts: with its directory, variables and limits.
+
+    `in_new_python` is for variables that Python or what is imported reads as it starts.
+    """
+    from kernel_builder.cli import main
+
+    os.dup2(output.fileno(), 1)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+    os.chdir(directory)
+    resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+    if in_new_python:
+        os.execve(sys.executable, [sys.executable, "-m", "kernel_builder", *command], environment)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["kernel-builder", *command]
+    main()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -133,9 +134,11 @@ def serve(
     kernel-builder hub serve --port 8000 --trust kernels-community \\
         --mirror https://huggingface.co --mirror-organization kernels-community
     """
+    gc.disable()  # what is imported stays: looking for garbage meanwhile would take an eighth of the start
     from kernel_hub.serve import serve as run
     from kernel_hub.settings import ConnectionLimits, MirrorSettings, Quotas, RequestLimits, Settings
 
+    gc.enable()
     if mirror is not None or mirrored:
         _check_mirror(mirror, mirrored, signers)
 

@@ -472,8 +472,8 @@ def test_no_git_of_a_mirror_outlives_the_server(start_hub: Callable[..., Running
         pool.submit(requests.get, f"{hub.url}/api/kernels/a/one", timeout=60)
         assert until(lambda: len(processes_with(f"{url}/kernels/a/one")) >= 2)  # git, and what it has started
         began = time.monotonic()
-        hub.process.send_signal(signal.SIGTERM)
-        hub.process.wait(timeout=20)
+        hub.send_signal(signal.SIGTERM)
+        hub.wait()
         assert time.monotonic() - began < 6
         assert until(lambda: not processes_with(f"{url}/kernels/a/one"), seconds=2)
         over.set()

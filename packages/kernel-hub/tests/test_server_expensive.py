@@ -134,8 +134,8 @@ def test_sigterm_ends_the_server_whatever_runs(hub: RunningHub) -> None:
     connections.append(begin(f"{hub.url}/api/kernels/{KERNEL}/commit/main", "POST", 1000, b"{"))
     assert until(lambda: staged(hub) > 20_000_000)
     began = time.monotonic()
-    hub.process.send_signal(signal.SIGTERM)
-    hub.process.wait(timeout=20)
+    hub.send_signal(signal.SIGTERM)
+    hub.wait()
     assert time.monotonic() - began < 5
     for connection in connections:
         connection.close()

@@ -20,6 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from kernel_hub import tokens
 from tests.support.running_hub import RunningHub, running_hub
 from tests.support.small_kernel import write_kernel
+from tests.support.torch_process import run_with_torch
 
 
 @pytest.fixture
@@ -68,18 +69,16 @@ api.create_branch({repo_id!r}, branch="v1", repo_type="kernel")
 api.upload_folder(repo_id={repo_id!r}, folder_path={str(folder)!r}, repo_type="kernel", revision="v1")
 """
         environment = {"HF_ENDPOINT": url, "HF_TOKEN": token, "HF_HOME": str(tmp_path / "home")}
-        environment = {**os.environ, **environment, "HF_HUB_DISABLE_XET": transfer, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
+        environment |= {"HF_HUB_DISABLE_XET": transfer, "OMP_NUM_THREADS": "1"}
+        done = run_with_torch(code, **environment)
         assert done.returncode == 0, done.stderr[-3000:]
         got = api.hf_hub_download(
             repo_id, "build/large.so", repo_type="kernel", revision="v1", cache_dir=tmp_path / "c"
         )
         assert Path(got).read_bytes() == binary
     load = "import torch, kernels; print(kernels.get_kernel('a/twice', version=1).twice(torch.ones(1)).item())"
-    done = subprocess.run([sys.executable, "-c", load], env=environment, check=True, capture_output=True, text=True)
-    assert done.stdout == "2.0\n"
+    done = run_with_torch(load, **environment)
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr[-3000:]
 
     # What one server has changed, the other one answers at once.
     for number in range(6):

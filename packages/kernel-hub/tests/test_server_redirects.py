@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from kernel_hub import tokens
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import write_kernel
+from tests.support.torch_process import run_with_torch
 
 OLD, NEW = "kernels-community/twice", "b/two"
 
@@ -26,13 +26,7 @@ def commit(api: HfApi, repo_id: str, path: str, content: bytes = b"x") -> str:
 
 
 def python(hub: RunningHub, code: str, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**hub.environment, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_with_torch(code, *arguments, **{**hub.environment, **environment})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -61,8 +61,8 @@ def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
     for kept in (4, 8, 12):
         assert until(lambda kept=kept: len(acknowledged) >= kept, 60)  # type: ignore[misc]
         time.sleep(random.uniform(0, 0.5))
-        hub.process.send_signal(signal.SIGKILL)
-        hub.process.wait()
+        hub.send_signal(signal.SIGKILL)
+        hub.wait()
         hub = start_hub("--port", port)
     stop.set()
     for thread in threads:

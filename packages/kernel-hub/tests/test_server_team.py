@@ -181,7 +181,7 @@ def test_the_audit_log_has_writes_and_denied_accesses(start_hub: Callable[..., R
     assert {"create_repository", "commit", "receive_shard"} <= {line["what"] for line in lines}
     # logrotate
     audit.rename(tmp_path / "audit.log.1")
-    hub.process.send_signal(signal.SIGHUP)
+    hub.send_signal(signal.SIGHUP)
     while not audit.exists():
         time.sleep(0.05)
     assert not hub.api(reader).repo_exists("a/one", repo_type="kernel")

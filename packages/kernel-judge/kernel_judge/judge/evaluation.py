@@ -63,6 +63,17 @@ def results(value: Any) -> list[torch.Tensor]:
     raise ResultError("not-a-tensor", f"a result is a {type(value).__module__}.{type(value).__qualname__}")
 
 
+def seed_generators(device: str, seed: int) -> None:
+    """Seed the random generators that a model on this device uses.
+
+    `torch.manual_seed` also keeps a stack trace of each call for GPUs that are not used, which takes .2 ms and more.
+    """
+    if device == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def randomize(model: torch.nn.Module, seed: int) -> list[list[float]]:
     """Replace the values of all parameters that are ones or zeros; return the length and the old value of each.
 

@@ -13,7 +13,14 @@ import torch
 
 from kernel_builder.errors import ConfigError
 from kernel_builder.measure.case import size
-from kernel_judge.judge.evaluation import ResultError, evaluate, randomize, with_tensors, without_tensors
+from kernel_judge.judge.evaluation import (
+    ResultError,
+    evaluate,
+    randomize,
+    seed_generators,
+    with_tensors,
+    without_tensors,
+)
 from kernel_judge.judge.task import Sizes, Task
 
 Tensors = list[torch.Tensor]
@@ -82,9 +89,9 @@ class Reference:
         self._backward = task.settings.backward
         self._problem = task.problem(sizes)
         try:
-            torch.manual_seed(seed)
+            seed_generators(device, seed)
             self.init = self._problem.get_init_inputs()
-            torch.manual_seed(seed)
+            seed_generators(device, seed)
             self._model = self._problem.Model(*self.init).to(device)
             if dtype:
                 self._model = self._model.to(getattr(torch, dtype))
@@ -106,7 +113,7 @@ class Reference:
 
     def arguments(self, seed: int) -> Arguments:
         """Return the inputs that a seed gives."""
-        torch.manual_seed(seed)
+        seed_generators(self.device, seed)
         if self.device == "cpu":
             given = self._problem.get_inputs()
         else:
@@ -133,7 +140,7 @@ class Reference:
         )
 
     def _evaluate(self, model: Any, given: Arguments, change: Any) -> Tensors:
-        torch.manual_seed(given.seed)
+        seed_generators(self.device, given.seed)
         arguments = with_tensors(given.skeleton, [change(tensor) for tensor in given.tensors])
         grads = None if given.grads is None else [change(grad) for grad in given.grads]
         return evaluate(model, arguments, grads, self.parameters)
@@ -141,7 +148,7 @@ class Reference:
     def _probe(self) -> None:
         backward, self._backward = self._backward, False
         given = self.arguments(self.seed)
-        torch.manual_seed(given.seed)
+        seed_generators(self.device, given.seed)
         tensors = [tensor.clone() for tensor in given.tensors]
         try:
             with torch.no_grad():

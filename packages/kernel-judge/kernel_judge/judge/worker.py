@@ -171,9 +171,9 @@ class Worker:
         """
         import torch
 
-        from kernel_judge.judge.evaluation import randomize
+        from kernel_judge.judge.evaluation import randomize, seed_generators
 
-        torch.manual_seed(seed)
+        seed_generators(self._settings["device"], seed)
         model = self._class(*init).to(self._settings["device"])
         if dtype:
             model = model.to(getattr(torch, dtype))
@@ -195,12 +195,11 @@ class Worker:
         """Call a model once and copy its results into the slots."""
         import contextlib
 
-        import torch
-
         from kernel_builder.measure.poison import poisoned
+        from kernel_judge.judge.evaluation import seed_generators
 
         arguments, grads = self._arguments(call)
-        torch.manual_seed(seed)
+        seed_generators(self._settings["device"], seed)
         context = contextlib.nullcontext() if poison is None else poisoned(self._settings["device"], poison)
         with context:
             self._slots, self._targets = [slots], [[self._outputs.tensor(slot) for slot in slots]]
@@ -218,10 +217,12 @@ class Worker:
         """Call a model on each set of inputs, hand all results over, and return the seconds by this clock."""
         import torch
 
+        from kernel_judge.judge.evaluation import seed_generators
+
         if self._settings["threads"] > 1:  # the first core is this thread's: OpenMP has bound the others to the rest
             os.sched_setaffinity(0, {min(self._cores)})
             os.sched_setaffinity(0, self._cores)
-        torch.manual_seed(seed)
+        seed_generators(self._settings["device"], seed)
         self._synchronize()
         if self._cuda:
             event: Any = torch.cuda.Event
