@@ -14,6 +14,10 @@ PROJECT = Path(__file__).parents[1]
 DEPENDENCIES = ("adaln", "decode", "geglu", "rmsnorm", "rope3d")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "kernels_ci: the subset that checks a build within a few seconds")
+
+
 def _owner():
     """Return the owner of the kernels that the built package loads."""
     for metadata in PROJECT.glob("build/*/metadata.json"):

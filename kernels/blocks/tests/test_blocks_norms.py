@@ -7,6 +7,7 @@ import torch
 from example_models import DEVICE
 from torch import nn
 
+pytestmark = pytest.mark.kernels_ci
 WIDTH = 48
 
 TRANSFORMERS = [
