@@ -105,7 +105,10 @@ def _commit(name: str, entry: Mapping[str, Any]) -> str:
     if "commit" in entry:
         return str(entry["commit"])
     result = json.loads((RESULTS / f"{name}.json").read_text())
-    if "figures" in result:
-        oldest = min(result["figures"], key=lambda figure: str(figure["date"]))
-        return str(oldest["commit"]).partition(" ")[0]
-    return str(result["builder"])
+    return oldest_commit(result["figures"]) if "figures" in result else str(result["builder"])
+
+
+def oldest_commit(figures: Sequence[Mapping[str, Any]]) -> str:
+    """Return the commit of the figure that was measured first."""
+    oldest = min(figures, key=lambda figure: str(figure["date"]))
+    return str(oldest["commit"]).partition(" ")[0]  # without "with changes"

@@ -17,6 +17,7 @@ from typing import Any
 import builder
 import generate_page
 import kernel_page
+import measured_sources
 import models_page
 from kernel_page import Result
 from model_titles import TITLES
@@ -181,7 +182,7 @@ def builder_figures(report: Mapping[str, Any]) -> str:
     figures = builder.PAGE.rows(report)
     rows = [figures[name] for name in FIGURES]
     table = [["figure", "target", "measured", ""], *([r.title, r.target or "-", r.measured, r.verdict] for r in rows)]
-    oldest = min(report["figures"], key=lambda entry: str(entry["date"]))["commit"][:12]
+    oldest = measured_sources.oldest_commit(report["figures"])[:12]
     on = builder.describe_machine(report["machine"])
     return "\n".join([tables.as_markdown(table), "", f"{on} Commit `{oldest}` and later."])
 

@@ -170,7 +170,7 @@ def _check_backends(wanted: Sequence[str], on_kit: bool) -> None:
 
 
 def _kit_backends() -> tuple[str, ...]:
-    """Return the backends of the kernels on the kit."""
+    """Return the backends of the kernels on the kit. Its `build.toml` is no TOML before the names are filled in."""
     text = (_TEMPLATES / "kit" / "build.toml").read_text(encoding="utf-8")
     return tuple(re.findall(r'^backend = "(\w+)"', text, re.MULTILINE))
 

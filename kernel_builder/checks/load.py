@@ -25,7 +25,7 @@ NAME = "load"
 
 @dataclass(frozen=True)
 class Loaders:
-    """The processes that load packages.
+    """What loads packages: processes, and the kernels that packages may depend on.
 
     Attributes:
         probe: The process for this machine's platform; None for a new one.
