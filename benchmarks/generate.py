@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_reports import kernel, machine, packages, update
+from model_reports import kernel, say_of_what, update
 from public_models import gemma3_config, llama_config, make_model, qwen3_config, qwen3_moe_config
 from torch import Tensor, nn
 
@@ -102,10 +102,8 @@ def _add(path: Path, name: str, result: dict[str, Any]) -> None:
     """Add figures of a case. One that could not be measured replaces none that was."""
 
     def change(report: dict[str, Any]) -> None:
-        here = machine("transformers")
-        if report.setdefault("machine", here) != here:
-            raise SystemExit(f"{path} has figures of {report['machine']}, not of {here}: write to another file")
-        report["new-tokens"], report["packages"] = NEW_TOKENS, packages()
+        say_of_what(path, report, "transformers")
+        report["new-tokens"] = NEW_TOKENS
         case = report.setdefault("cases", {}).setdefault(name, {})
         case.update({key: value for key, value in result.items() if key not in case or not _failed(value)})
 

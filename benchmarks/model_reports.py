@@ -44,6 +44,17 @@ def packages() -> dict[str, Any]:
     return recorded
 
 
+def say_of_what(path: Path, report: dict[str, Any], *libraries: str) -> None:
+    """Let a report say of which machine and packages it is.
+
+    Raises:
+        SystemExit: If it has figures of others.
+    """
+    for what, here in (("machine", machine(*libraries)), ("packages", packages())):
+        if report.setdefault(what, here) != here:
+            raise SystemExit(f"{path} has figures with another value of {what!r}: write to another file, with --json")
+
+
 def update(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the report in a file, which is empty if there is no file."""
     report = json.loads(path.read_text()) if path.exists() else {}

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_reports import kernel, machine, packages, update
+from model_reports import kernel, say_of_what, update
 from public_models import CASES, Case, make, make_inputs, make_model
 from torch import Tensor, multiprocessing, nn
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 def _add(path: Path, command: str, results: dict[str, Any]) -> None:
     def change(report: dict[str, Any]) -> None:
-        report["machine"], report["packages"] = machine("diffusers", "transformers"), packages()
+        say_of_what(path, report, "diffusers", "transformers")
         report.setdefault(command, {}).update(results)
 
     update(path, change)
