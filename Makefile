@@ -53,9 +53,11 @@ unit: .venv/ready
 test: export OMP_WAIT_POLICY = passive
 # Else NumPy starts threads when it is imported, which takes .1 s of processor time, and Torch imports NumPy.
 test: export OPENBLAS_NUM_THREADS = 1
+# Else each pytest that a test starts would import what plugins import, which takes a second.
+test: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 test: .venv/ready
 	$(MAKE) --jobs=3 --output-sync=target lint docs packages arm64-python
-	.venv/bin/python -m pytest -p tests.skips tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+	.venv/bin/python -m pytest -p xdist -p pytest_timeout -p tests.skips tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 packages: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu

@@ -49,15 +49,25 @@ let
       add = file: "rm -f $out/${file}; install -D -m 644 ${toFile (baseNameOf file) (readFile (root + "/${file}"))} $out/${file}";
     in if linked == [ ] then rest else run name { buildCommand = concatStringsSep "\n"
       ([ "cp -r ${rest} $out; chmod -R u+w $out" ] ++ map add linked); };
+  # Files of this repository with the bytecode of the builder's: else each step would compile that, which takes .5 s.
+  withBytecode = name: listed: run name {
+    nativeBuildInputs = [ python ];
+    buildCommand = ''
+      cp -r ${subset name ../. listed} $out
+      chmod -R u+w $out
+      ${compileall} -x /templates/ $out/kernel_builder
+    '';
+  };
+  compileall = "python3 -m compileall -q --invalidation-mode unchecked-hash"; # all files in the store have one time
   # The part of the builder that determines objects; a change to the rest recompiles nothing.
-  planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") ([
+  planner = withBytecode "kernel-builder-plan" (map (name: "kernel_builder/${name}") ([
     "__init__.py" "backends" "build" "cache_directory.py" "checkouts.py" "config" "confine.py" "demangle.py" "elf.py" "errors.py"
     "files.py" "nix.py" "outside_paths.py" "plural.py" "progress.py" "sandbox.py" "system_calls.py" "toml_file.py"
     "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
   # `init` reads the kit through a link in kernel_builder/templates.
-  builder = "${subset "kernel-builder" ../. [ "kernel_builder" "kernels/kit" ]}:${dependencies}";
+  builder = "${withBytecode "kernel-builder" [ "kernel_builder" "kernels/kit" ]}:${dependencies}";
   libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # nixpkgs' wrapper of g++ does not print these directories
   step = name: program: spec: attributes: run name ({
     spec = toJSON spec;
@@ -99,7 +109,11 @@ let
       unpinned = throw "nix/python.json has no wheels for Python ${python.pythonVersion}: nix/lock_python.py writes it";
       needed = map wheel (wheels.needed.${name}.${python.pythonVersion}.${system} or unpinned);
     in run "python-${name}" (patched {
-      buildCommand = "mkdir $out; for wheel in ${toString needed}; do python3 -m zipfile -e $wheel $out; done";
+      buildCommand = ''
+        mkdir $out
+        for wheel in ${toString needed}; do python3 -m zipfile -e $wheel $out; done
+        ${compileall} $out
+      '';
     });
   dependencies = installed "builder";
   fetch = pin: step "${pin.project}-${pin.version}-ranges" "fetch" { inherit pin; }

@@ -28,7 +28,7 @@ for module in pkgutil.walk_packages(kernel_builder.__path__, "kernel_builder."):
 
 def test_the_part_of_the_builder_in_compile_steps_is_complete(tmp_path: Path) -> None:
     text = (ROOT / "nix" / "steps.nix").read_text()
-    match = re.search(r'planner = subset "kernel-builder-plan"[^[]*\[([^]]*)\]', text)
+    match = re.search(r'planner = withBytecode "kernel-builder-plan"[^[]*\[([^]]*)\]', text)
     assert match
     for name in [*re.findall(r'"([^"]+)"', match[1]), "toolchain"]:
         source, target = ROOT / "kernel_builder" / name, tmp_path / "kernel_builder" / name
