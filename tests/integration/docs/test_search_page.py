@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -22,9 +23,17 @@ def test_the_commands_with_which_an_agent_writes_a_kernel(tmp_path: Path) -> Non
     assert len(commands) == 3
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     printed = []
+    # Other tests run at the same time: threads would wait for each other, and the kernel would not be the faster one.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for command in commands:
         done = subprocess.run(
-            f"{BUILDER} {command}", shell=True, cwd=tmp_path, capture_output=True, text=True, check=False
+            f"{BUILDER} {command}",
+            shell=True,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         printed.append(done.stdout + done.stderr)
