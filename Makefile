@@ -42,7 +42,7 @@ update: .venv/ready
 quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
 
-# mypy takes most of the time of lint, on one processor.
+# mypy, with two processes, takes most of the time of lint.
 check: .venv/ready
 	$(MAKE) --jobs=2 --output-sync=target lint unit
 
