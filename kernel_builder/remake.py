@@ -55,6 +55,11 @@ def remake(
             selections,
         )
         sound, unsound = split(result for project in by_project(targets) for result in checker.sources(project))
+
+        def start_probe() -> None:
+            if request.load and any(target.planned.variant.platform in (None, this_platform()) for target in sound):
+                checker.probe.start()
+
         outcome = ninja_run.run(
             Graph(tuple(target.planned for target in sound)),
             cache,
@@ -62,10 +67,11 @@ def remake(
             compiler_cache=request.compiler_cache,
             confinement=confinement,
             progress=progress,
+            idle=start_probe,  # so that Torch is imported beside the last steps, and not if they fail
         )
         made, unmade = split(_made(target, outcome) for target in sound)
-        if request.load and any(target.planned.variant.platform in (None, this_platform()) for target in made):
-            checker.probe.start()
+        if made:
+            start_probe()
         packaged, refused = split(
             result for project in by_project(made) for result in _package(project, cache, checker)
         )

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +67,7 @@ def run(
     compiler_cache: Path | None = None,
     confinement: Confinement | None = None,
     progress: Progress | None = None,
+    idle: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run every step of the graph whose output the cache lacks.
 
@@ -79,6 +80,8 @@ def run(
         compiler_cache: An sccache to put before the compilers.
         confinement: The sandbox of compilers and linkers; None for none.
         progress: Receives the steps as they end, and a line if a step of another build has to be waited for.
+        idle: Called when too few compile steps are left for the processors, to begin other work beside them. It may
+            be called again. It is not called before a step has succeeded, or after one has failed.
 
     Raises:
         StoreError: If the cache cannot be written.
@@ -90,7 +93,9 @@ def run(
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         with work_directory(cache) as work:
-            running = _Run(graph, cache, work, jobs, compiler_cache, confinement or Confinement(), progress or Silent())
+            running = _Run(
+                graph, cache, work, jobs, compiler_cache, confinement or Confinement(), progress or Silent(), idle
+            )
             running.all()
     except OSError as error:
         raise StoreError(
@@ -147,6 +152,7 @@ class _Run:
     compiler_cache: Path | None
     confinement: Confinement
     progress: Progress
+    idle: Callable[[], None]
     steps: int = 0
     compiles: int = 0
     warnings: dict[str, str] = field(default_factory=dict)
@@ -226,10 +232,20 @@ class _Run:
     def _has_failed(self, binary: Binary) -> bool:
         return any(key in self.failures for key in (binary.key, *(step.key for step in binary.objects)))
 
+    def _has_ended(self, step: CompileStep | Binary) -> bool:
+        return (self.work / step.key / "done").exists()
+
+    def _leaves_idle(self, steps: Sequence[CompileStep | Binary]) -> bool:
+        compiles = [step for step in steps if isinstance(step, CompileStep)]
+        if any((self.work / step.key / FAILED).exists() for step in compiles):
+            return False
+        left = [step for step in compiles if not self._has_ended(step)]
+        return len(left) < min(self.jobs, len(compiles))
+
     def _end(self, step: CompileStep | Binary, printed: str) -> None:
         """Count a step and put a linked binary into the cache, or note why the step failed."""
         directory = self.work / step.key
-        if not (directory / "done").exists():
+        if not self._has_ended(step):
             self.failures[step.key] = failure(self.graph, step, directory, printed, self.cache)
             return
         self.steps += 1
@@ -272,6 +288,8 @@ class _Run:
                     if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
                         ended.append(match[3])
                         self.progress.advance("building", int(match[1]), int(match[2]), detail=match[3])
+                        if self._leaves_idle(steps):
+                            self.idle()
         except BaseException:
             process.terminate()
             raise

@@ -18,7 +18,7 @@ from typing import Any
 from kernel_builder.checks import fakes, implementations, registrations
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.checks.probe_process import ProbeProcess
-from kernel_builder.checks.registrations import WrittenText
+from kernel_builder.checks.registrations import PLAIN_SCHEMA, WrittenText
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 
@@ -173,15 +173,23 @@ def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) 
 def _parsed(probe: ProbeProcess | None, written: Sequence[WrittenText]) -> Mapping[WrittenText, str]:
     """Return what Torch's parser says of the texts that it does not accept.
 
+    It is not asked about common schemas and keys: a build would have to import Torch before it compiles.
+
     Raises:
         NotApplicable: If there is no Torch here.
     """
+    written = [entry for entry in written if not _is_plain(entry)]
     if not written or probe is None:
         return {}
     answer = probe.ask("parse", json.dumps([(entry.kind, entry.text) for entry in written]))(_SECONDS)
     if not isinstance(answer, list) or len(answer) != len(written):
         raise NotApplicable(f"Torch cannot parse the schemas here: {answer}")
     return {entry: said for entry, said in zip(written, answer, strict=True) if said}
+
+
+def _is_plain(written: WrittenText) -> bool:
+    """Return whether Torch certainly accepts a schema or a dispatch key."""
+    return written.text in _KEYS if written.kind == "key" else bool(PLAIN_SCHEMA.fullmatch(written.text))
 
 
 def _wrong(written: WrittenText, said: str) -> Finding:

@@ -5,6 +5,7 @@ This is a scan and no parser: conditions are ignored, and what a macro writes is
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,20 @@ _INITIALISER = re.compile(r"\bREGISTER_EXTENSION\b|\bPyInit_|\bPYBIND11_MODULE\b
 # Registers ops by their full names, when the library is loaded.
 _REGISTRY = re.compile(r"\bRegisterOperators\b[^;]*")
 _LONGEST = 500  # characters of the arguments of a call
+# No keyword of Torch's parser, which has these besides Python's.
+_NAME = rf"(?!(?:{'|'.join((*keyword.kwlist, 'Ellipsis', 'NoneType'))})\b)[A-Za-z]\w*"
+_TYPE = r"(?:Tensor(?:!|\([a-z]!\)|\[\])?|(?:int|float|bool)(?:\[\])?|str)"
+_REQUIRED = rf" *{_TYPE}\?? +{_NAME} *"
+_OPTIONAL = (
+    rf" *(?:{_TYPE}\? +{_NAME}=None|int +{_NAME}=-?\d{{1,9}}|bool +{_NAME}=(?:True|False)"
+    rf"|float +{_NAME}=\d{{1,9}}(?:\.\d{{1,9}})?(?:e-\d)?) *"
+)
+# Schemas of common types, all of which Torch's parser accepts.
+PLAIN_SCHEMA = re.compile(
+    rf" *{_NAME}\((?:{_REQUIRED}(?:,{_REQUIRED})*(?:,{_OPTIONAL})*|{_OPTIONAL}(?:,{_OPTIONAL})*|)\)"
+    r" *-> *(?:Tensor|int|float|bool|\(Tensor(?:, ?Tensor)*\)|\(\)) *",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)

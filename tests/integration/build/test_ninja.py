@@ -86,6 +86,22 @@ def test_only_missing_outputs_are_built(directory: Path, new_cache: NewCache) ->
     assert binary_path(cache, binary).read_bytes() == whole
 
 
+def test_other_work_begins_beside_the_last_compile_step(directory: Path, new_cache: NewCache) -> None:
+    """It is for what is built: not before a step has succeeded, or after one has failed."""
+    cache, calls = new_cache("cache"), list[int]()
+
+    def idle() -> None:
+        calls.append(len(list(cache.rglob("*.o"))))
+
+    ninja_run.run(planned(directory), cache, jobs=2, idle=idle)
+    assert calls and calls[0] in (1, 2)
+    calls.clear()
+    with (directory / "scale" / "scale_cpu.cpp").open("a") as source:
+        source.write("#error\n")
+    assert ninja_run.run(planned(directory), new_cache("other"), jobs=2, idle=idle).failures
+    assert not calls
+
+
 def test_damaged_outputs_are_made_again(directory: Path, new_cache: NewCache) -> None:
     graph, cache = planned(directory), new_cache("cache")
     (binary,) = graph.binaries
