@@ -110,11 +110,11 @@ print(one.scaled(torch.ones(1), 2.0).item(), two.scaled(torch.ones(1), 2.0).item
 
 
 def test_several_projects_are_built_by_one_command(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+    copy_project: Copy, shared_cache: Path, kernel_builder: Run, tmp_path: Path
 ) -> None:
     first, second = copy_project("stable-scale", "one"), copy_project("python-only", "two")
     out = tmp_path / "out"
-    done = kernel_builder(new_cache("cache"), "build", first, second, "--backend", "cpu", "--no-load", "--out", out)
+    done = kernel_builder(shared_cache, "build", first, second, "--backend", "cpu", "--no-load", "--out", out)
     assert done.code == 0, done
     assert sorted(path.name for path in out.iterdir()) == ["python-only", "stable-scale"]
     assert (out / "python-only" / "torch-cpu" / "metadata.json").is_file()
@@ -234,8 +234,8 @@ def test_other_files_in_build_are_the_same_files_after(
     ]
 
 
-def test_other_files_in_build_are_kept(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    project, cache = copy_project("stable-scale"), new_cache("cache")
+def test_other_files_in_build_are_kept(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> None:
+    project, cache = copy_project("stable-scale"), shared_cache
     build: Any = project / "build"
     (build / "notes").mkdir(parents=True)
     (build / "notes" / "mine.txt").write_text("mine")

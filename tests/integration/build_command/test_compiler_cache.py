@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.build_command.conftest import (
-    CPU,
     Copy,
     NewCache,
     Run,
     content,
 )
+from tests.support.places import CPU, CUDA
 
 
 def test_a_compiler_cache_gives_the_same_bytes(
@@ -29,7 +29,8 @@ def test_a_compiler_cache_gives_the_same_bytes(
     server = {"SCCACHE_DIR": str(tmp_path / "sccache"), "SCCACHE_SERVER_PORT": "4327"}
     project = copy_project("stable-scale")
     plain, cached = new_cache("plain"), new_cache("cached")
-    build = ("build", project, "--cuda-compiler", "nvcc", "--no-load")  # no compiler cache knows this clang
+    # Sources of g++ and nvcc; no compiler cache knows the clang of CUDA 12.
+    build = ("build", project, "--variant", CUDA, "--cuda-compiler", "nvcc", "--no-load")
 
     def counts() -> dict[str, int]:
         command = [sccache, "--show-stats", "--stats-format", "json"]

@@ -9,12 +9,13 @@ from tests.integration.build_command.conftest import (
     content,
     run_python,
 )
+from tests.support.places import CPU
 
 
 def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
     """Two builds of a compiled and a Python-only project: another directory, cache, number of jobs, and environment.
 
-    The sources ask the compiler for their path and for the time.
+    The sources ask the compiler for their path and for the time, and device code for the op namespace.
     """
     results = []
     refused = dict.fromkeys(("INCLUDES", "PTXAS_FLAGS", "NVCC_APPEND_FLAGS", "CCC_OVERRIDE_OPTIONS"), "--not-an-option")
@@ -33,6 +34,9 @@ def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kerne
             with (stable / "scale" / source).open("a") as stream:
                 stream.write('const char* where = __FILE__ " " __DATE__ " " __TIME__ " " __TIMESTAMP__;\n')
                 stream.write("void get_where(const char**out) { *out = where; }\n")
+                if source.endswith(".cu"):
+                    stream.write("#define QUOTED(x) #x\n#define EXPANDED(x) QUOTED(x)\n")
+                    stream.write("__device__ const char name_on_the_device[] = EXPANDED(TORCH_EXTENSION_NAME);\n")
         arguments = ("--no-load", "--jobs", jobs, "--compiler-cache", "off")
         done = kernel_builder(cache, "build", stable, python, *arguments, **variables)
         assert done.code == 0, done
@@ -45,28 +49,20 @@ def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kerne
 def test_the_op_namespace_is_whole_where_a_compiler_copies_it_in_pieces(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run
 ) -> None:
-    """g++ copies a long string literal in pieces. Device code that uses the name compiles too."""
+    """g++ copies a long string literal in pieces."""
     project, cache = copy_project("stable-scale"), new_cache("cache")
-    for name in ("torch-ext/torch_binding.cpp", "scale/scale_cuda.cu"):
-        with (project / name).open("a") as stream:
-            stream.write(
-                """
+    with (project / "torch-ext/torch_binding.cpp").open("a") as stream:
+        stream.write("""
 #include <cstring>
 #define QUOTED(x) #x
 #define EXPANDED(x) QUOTED(x)
 extern "C" __attribute__((visibility("default"), used)) void PyInit_name_is(char* out) {
   std::memcpy(out, EXPANDED(TORCH_EXTENSION_NAME), sizeof(EXPANDED(TORCH_EXTENSION_NAME)));
 }
-"""
-                if name.endswith(".cpp")
-                else """
-#define QUOTED(x) #x
-#define EXPANDED(x) QUOTED(x)
-__device__ const char name_on_the_device[] = EXPANDED(TORCH_EXTENSION_NAME);
-"""
-            )
+""")
     # After the link, a check rejects the additional exported symbol of this test.
-    done = kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
+    arguments = ("build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
+    done = kernel_builder(cache, *arguments)
     assert (done.code, done.answer["error"]) == (7, "CheckError"), done
     code = """
 import ctypes, sys, torch
@@ -74,11 +70,10 @@ buffer = ctypes.create_string_buffer(200)
 ctypes.CDLL(sys.argv[1]).PyInit_name_is(buffer)
 print(buffer.value.decode())
 """
-    modules = sorted((cache / "binaries").rglob("*.so"))
-    cpu = next(module for module in modules if b"_stable_scale_cpu_" in module.read_bytes())
-    name = run_python(code, cpu)
-    assert name.encode() in cpu.read_bytes()
+    (module,) = (cache / "binaries").rglob("*.so")
+    name = run_python(code, module)
+    assert name.encode() in module.read_bytes()
     assert name.startswith("_stable_scale_cpu_")
     # A second build of the same sources gives the same names.
-    kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
-    assert sorted((cache / "binaries").rglob("*.so")) == modules
+    kernel_builder(cache, *arguments)
+    assert [*(cache / "binaries").rglob("*.so")] == [module]
