@@ -13,13 +13,14 @@ from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 
 
-def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[str] = ()) -> None:
+def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[str] = (), load: bool = True) -> None:
     """Build the variants of one backend that the installed Torch loads; without such, all of this backend.
 
     Args:
         directory: The project. The packages are written to its `build/`.
         backend: "cpu" or "cuda".
         capabilities: Compile for these only; empty for those that the project names.
+        load: Whether to load the package as a check, which imports Torch.
 
     Raises:
         KernelBuilderError: If the project cannot be built, or a package does not pass its checks.
@@ -28,7 +29,7 @@ def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[st
     variants, _ = buildable.available(read_project(directory), toolchains, backends=(backend,))
     chosen = variants if len(variants) == 1 else loadable(variants) or variants
     names = tuple(variant.name for variant in chosen)
-    summary = build(BuildRequest((directory,), names, capabilities=tuple(capabilities)), toolchains)
+    summary = build(BuildRequest((directory,), names, capabilities=tuple(capabilities), load=load), toolchains)
     if summary.failures:
         raise summary.failures[0].errors[0]
     if not summary.packages:
