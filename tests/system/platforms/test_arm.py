@@ -148,18 +148,7 @@ def test_the_tests_of_a_kernel_pass_by_emulation(
     tests = [project / "tests" / f"test_rmsnorm_{name}.py" for name in ("errors", "forward")]
     # Looking for garbage would take a sixth of the import of Torch.
     run_pytest = "import gc, sys; gc.disable(); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    command = [
-        emulated,
-        "-c",
-        run_pytest,
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "kernels_ci",
-        "-k",
-        "not dtype1",
-        *tests,
-    ]
+    options = ["-q", "-p", "no:cacheprovider", "-m", "kernels_ci", "-k", "not dtype1"]
+    command = [emulated, "-c", run_pytest, *options, *tests]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
