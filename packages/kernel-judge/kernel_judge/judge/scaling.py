@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +26,8 @@ _LEAST_INPUTS = 8
 _CHECK_SECONDS = 10.0
 _CALLS_AN_INPUT = 6  # the candidate's, eager's, and one in float64, which takes several times as long
 _BEYOND = 10  # times these, for a task whose sizes cannot be made smaller
+# What a fork may take to find out that a call takes little.
+_FORK_BYTES, _FORK_SECONDS = 128 << 20, 1.0
 
 
 def fitted(task: Task, device: str) -> dict[str, Any]:
@@ -32,8 +38,9 @@ def fitted(task: Task, device: str) -> dict[str, Any]:
     """
     current = {**task.sizes(), **task.settings.sizes}
     fixed: set[str] = set()
-    while (cost := _bytes(task, current)) is not None and cost > _MOST_BYTES[device]:
-        smaller = _halved_once(task, current, fixed, 4)
+    where = _where(task, current)
+    while (cost := _bytes(task, current, where)) is not None and cost > _MOST_BYTES[device]:
+        smaller = _halved_once(task, current, fixed, 4, where)
         if smaller is None and cost <= _BEYOND * _MOST_BYTES[device]:
             break
         if smaller is None:
@@ -46,7 +53,7 @@ def fitted(task: Task, device: str) -> dict[str, Any]:
     while (seconds := Reference(task, current, None, device, 0).seconds) > _MOST_SECONDS[device]:
         # Small integers only where a call is far too long: they change the problem more than its size.
         least = 2 * _SMALLEST if seconds <= _BEYOND * _MOST_SECONDS[device] else 4
-        smaller = _halved_once(task, current, fixed, least)
+        smaller = _halved_once(task, current, fixed, least, where)
         if smaller is None:
             break
         current = smaller
@@ -66,17 +73,20 @@ def unseen(task: Task, sizes: Sizes, number: int, choice: random.Random) -> list
     Sizes that the constructor does not depend on are changed, as another batch or sequence length in use; if there is
     none, any.
     """
-    names = [name for name, value in sizes.items() if _largest(value) > 1 and _changes(task, sizes, name, free=True)]
+    where = _where(task, sizes)
+    names = [
+        name for name, value in sizes.items() if _largest(value) > 1 and _changes(task, sizes, name, where, free=True)
+    ]
     names = names or [
         name
         for name, value in sizes.items()
-        if _largest(value) >= _SMALLEST and _changes(task, sizes, name, free=False)
+        if _largest(value) >= _SMALLEST and _changes(task, sizes, name, where, free=False)
     ]
     chosen: list[dict[str, Any]] = []
     for _ in range(_TRIES if names else 0):
         some = choice.sample(names, choice.randint(1, len(names)))
         other = {name: _smaller(value, choice) if name in some else value for name, value in sizes.items()}
-        if other != sizes and other not in chosen and _bytes(task, other) is not None:
+        if other != sizes and other not in chosen and _bytes(task, other, where) is not None:
             chosen.append(other)
         if len(chosen) == number:
             break
@@ -121,35 +131,57 @@ def _smaller(value: Any, choice: random.Random) -> Any:
     return choice.randint(max(1, value // 3), value)
 
 
-def _changes(task: Task, sizes: Sizes, name: str, *, free: bool) -> bool:
+def _changes(task: Task, sizes: Sizes, name: str, where: str, *, free: bool) -> bool:
     """Return whether the inputs depend on a size and, if it must be free, the constructor does not."""
     value = sizes[name]
     other = {**sizes, name: tuple(item - 1 for item in value) if isinstance(value, tuple) else value - 1}
     try:
-        before, after = _layout(task, sizes), _layout(task, other)
+        before, after = _layout(task, sizes, where), _layout(task, other, where)
     except Exception:
         return False
     same_constructor = before[0] == after[0]
     return before[1] != after[1] and same_constructor is free
 
 
-def _layout(task: Task, sizes: Sizes) -> tuple[str, list[Any]]:
+def _layout(task: Task, sizes: Sizes, where: str) -> tuple[str, list[Any]]:
     problem = task.problem(sizes)
-    with torch.device("meta"):
+    with torch.device(where):
         tensors: list[torch.Tensor] = []
         without_tensors(problem.get_inputs(), tensors)
     return repr(problem.get_init_inputs()), [tuple(tensor.shape) for tensor in tensors]
 
 
-def _bytes(task: Task, sizes: Sizes) -> int | None:
-    """Return the bytes of inputs, parameters and results, without allocating them; None if the model refuses."""
+def _where(task: Task, sizes: Sizes) -> str:
+    """Return the device on which to see the shapes of a call: "cpu" if it takes little there, or else "meta".
+
+    "meta" allocates nothing, but Torch imports its compiler for it, which takes 3 s. A fork finds out: it can be ended,
+    and memory that it cannot get is no harm to this process.
+    """
+    process = os.fork()
+    if process == 0:
+        is_little = False
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, _FORK_SECONDS)
+            used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_DATA, (used + _FORK_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+            torch.set_num_threads(1)  # the others are not in a fork
+            cost = _bytes(task, sizes, "cpu")
+            is_little = cost is not None and cost <= _MOST_BYTES["cpu"]
+        finally:
+            os._exit(not is_little)
+    return "cpu" if os.waitpid(process, 0)[1] == 0 else "meta"
+
+
+def _bytes(task: Task, sizes: Sizes, where: str) -> int | None:
+    """Return the bytes of inputs, parameters and results on a device; None if the model refuses."""
     problem = task.problem(sizes)
     try:
         tensors: list[torch.Tensor] = []
-        with torch.device("meta"), torch.no_grad():
+        with torch.device(where), torch.no_grad():
             model = problem.Model(*problem.get_init_inputs())
             skeleton = without_tensors(problem.get_inputs(), tensors)
-            tensors = [tensor.to("meta") for tensor in tensors]
+            tensors = [tensor.to(where) for tensor in tensors]
             without_tensors(model(*with_tensors(skeleton, tensors)), tensors)
         tensors += model.state_dict().values()
     except Exception:
@@ -157,7 +189,7 @@ def _bytes(task: Task, sizes: Sizes) -> int | None:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _halved_once(task: Task, sizes: Sizes, fixed: set[str], least: int) -> dict[str, Any] | None:
+def _halved_once(task: Task, sizes: Sizes, fixed: set[str], least: int, where: str) -> dict[str, Any] | None:
     """Return sizes that the model accepts, with the largest halved if it is at least `least`.
 
     Sizes that the model does not accept smaller are added to `fixed`.
@@ -170,7 +202,7 @@ def _halved_once(task: Task, sizes: Sizes, fixed: set[str], least: int) -> dict[
         names = [name for name, value in free.items() if _largest(value) == largest]
         for some in _choices(names):
             other = {name: _halved(value, largest) if name in some else value for name, value in sizes.items()}
-            if _bytes(task, other) is not None:
+            if _bytes(task, other, where) is not None:
                 return other
         fixed.update(names)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from kernel_builder.measure.case import copies
 from kernel_builder.measure.estimates import Estimate, estimate
@@ -96,9 +99,10 @@ def _copy_seconds(moved: int, device: str, timer: Clock) -> float:
 
 def _share_of_peak(shape: TimedShape, seconds: float) -> float | None:
     """Return the share of the speed of a large matrix product in the same dtype; None if there is little arithmetic."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     if shape.given.grads is not None:
+        return None
+    # The counter imports Torch's compiler, which takes 3 s.
+    if "torch._dynamo" not in sys.modules and not _has_products(shape):
         return None
     with FlopCounterMode(display=False) as counter:
         shape.reference.eager(shape.given)
@@ -113,6 +117,29 @@ def _share_of_peak(shape: TimedShape, seconds: float) -> float | None:
         run, _ = timer.series([lambda: matrix @ matrix])
         peak = 2 * size**3 / min(run() for _ in range(3))
     return _short(operations / seconds / peak)
+
+
+class _Operations:
+    """Notes the operations of Torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: set[Any] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        self.called.add(function.overloadpacket)
+        return function(*arguments, **(options or {}))
+
+
+class _Noting(_Operations, TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """For a method that this class itself defines, Torch would import its compiler, so as to keep it away from it."""
+
+
+def _has_products(shape: TimedShape) -> bool:
+    """Return whether a call has operations that `FlopCounterMode` counts."""
+    with _Noting() as noting:
+        shape.reference.eager(shape.given)
+    return not noting.called.isdisjoint(flop_registry)
 
 
 def _short(value: float) -> float:

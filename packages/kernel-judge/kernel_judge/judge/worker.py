@@ -115,7 +115,9 @@ class Worker:
         gc.disable()  # what is imported stays: looking for garbage meanwhile would take a fifth of the time
         import torch
 
+        # Old at once: no look at young objects meets them, and a candidate that lists objects finds the worker's.
         gc.freeze()
+        gc.unfreeze()
         gc.enable()
         torch.set_num_threads(settings["threads"])
         # OpenMP has bound this thread, too, but others that it starts may run on all cores.
