@@ -10,6 +10,7 @@ import torch
 from judge_samples import HERE
 
 from kernel_builder.errors import ConfigError
+from kernel_judge.judge import scaling
 from kernel_judge.judge.comparison import ErrorRule, difference
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.scaling import cut_lengths, fitted, unseen
@@ -69,6 +70,14 @@ def test_sizes_are_halved_until_a_call_fits(problem: Path) -> None:
     sizes = fitted(task, "cpu")
     assert 16 <= sizes["width"] < 4096 and sizes["kernel"] == 3
     assert sizes["width"] * sizes["width"] * 4 <= 24 << 20
+
+
+def test_a_task_is_run_to_see_its_shapes_only_if_it_takes_little(problem: Path) -> None:
+    little = {"batch": 64, "width": 128}
+    assert scaling._where(read_task(problem), little) == "cpu"
+    assert scaling._where(read_task(problem), {}) == "meta", "a weight of 1 GiB"
+    problem.write_text(PROBLEM.replace("self.linear(x)", "__import__('time').sleep(600)"))
+    assert scaling._where(read_task(problem), little) == "meta"
 
 
 def test_unseen_sizes_leave_the_constructor_as_it_is(problem: Path) -> None:
