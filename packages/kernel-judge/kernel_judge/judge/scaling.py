@@ -154,7 +154,7 @@ def _layout(task: Task, sizes: Sizes, where: str) -> tuple[str, list[Any]]:
 def _where(task: Task, sizes: Sizes) -> str:
     """Return the device on which to see the shapes of a call: "cpu" if it takes little there, or else "meta".
 
-    "meta" allocates nothing, but Torch imports its compiler for it, which takes 3 s. A fork finds out: it can be ended,
+    "meta" allocates nothing, but Torch imports its compiler for it, which takes 2 s. A fork finds out: it can be ended,
     and memory that it cannot get is no harm to this process.
     """
     process = os.fork()

@@ -101,7 +101,7 @@ def _share_of_peak(shape: TimedShape, seconds: float) -> float | None:
     """Return the share of the speed of a large matrix product in the same dtype; None if there is little arithmetic."""
     if shape.given.grads is not None:
         return None
-    # The counter imports Torch's compiler, which takes 3 s.
+    # The counter imports Torch's compiler, which takes 2 s.
     if "torch._dynamo" not in sys.modules and not _has_products(shape):
         return None
     with FlopCounterMode(display=False) as counter:
