@@ -25,7 +25,7 @@ def test_that_is_skipped():
         ("no browser", ["--strict-skips"], 1, "*1 no browser: remove the reason*"),
         ("no browser", [], 0, "*1 no browser: remove the reason*"),
         ("no browser, which needs a GPU", ["--strict-skips"], 1, "*remove the reason*"),
-        ("no browser", ["--strict-skips", "-n", "1"], 1, "*1 no browser: remove the reason*"),
+        ("no browser", ["--strict-skips", "-p", "xdist", "-n", "1"], 1, "*1 no browser: remove the reason*"),
     ],
 )
 def test_only_listed_skips_are_accepted(
