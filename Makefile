@@ -19,9 +19,8 @@ JOBS ?= 0
 KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 
 # Python keeps the bytecode of what it imports: pip would compile every file of every package, which takes a minute.
-# uv installs the packages of the tests in a third of pip's time; Torch comes by pip, whose settings name its index.
 export PYTHONDONTWRITEBYTECODE =
-# Bytecode without columns loads faster: the tests import Torch some 500 times.
+# Bytecode without columns loads faster: the tests import Torch some 300 times.
 export PYTHONNODEBUGRANGES = 1
 
 .PHONY: quickstart update check unit test packages arm64-python gpu-test landlock-test device-code lint docs clean
@@ -29,6 +28,7 @@ export PYTHONNODEBUGRANGES = 1
 # The builder and what adds commands to it: a Hub's server, and the judge of kernels that programs write.
 PACKAGES = . packages/kernel-hub packages/kernel-judge
 
+# uv installs the packages of the tests in a third of pip's time; Torch comes by pip, whose settings name its index.
 .venv/ready: $(PACKAGES:%=%/pyproject.toml)
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --no-compile --upgrade pip uv "$(TORCH)"
