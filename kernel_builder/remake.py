@@ -17,6 +17,7 @@ from kernel_builder.build.confinement import for_steps
 from kernel_builder.build.graph import Graph, Outcome
 from kernel_builder.build_summary import FailedVariant
 from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess, summary
+from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config.variant import this_platform
 from kernel_builder.errors import CheckError, KernelBuilderError, PackageError
 from kernel_builder.package import foreign_files, records
@@ -57,7 +58,7 @@ def remake(
         sound, unsound = split(result for project in by_project(targets) for result in checker.sources(project))
 
         def start_probe() -> None:
-            if request.load and any(target.planned.variant.platform in (None, this_platform()) for target in sound):
+            if request.load and any(may_load(target.planned.variant) for target in sound):
                 checker.probe.start()
 
         outcome = ninja_run.run(

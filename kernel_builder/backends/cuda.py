@@ -472,6 +472,7 @@ CUDA = _Cuda(
     linked_if_called=(LinkedIfCalled("libcuda.so.1", symbols=" cu[A-Z]", but_not=" cuFile"),),
     has_archs=True,
     dispatch_key="CUDA",
+    torch_version="cuda",
     warp_sizes=(32,),
     torch_part=SymbolFamily(
         "Torch's CUDA part",

@@ -26,6 +26,7 @@ XPU = Backend(
     name="xpu",
     title="XPU",
     prefix="xpu",
+    torch_version="xpu",
     kernel_keys={"sycl-flags": _texts},
     python_depends=("onednn",),
     kernel_depends=True,

@@ -373,6 +373,7 @@ ROCM = _Rocm(
     has_archs=True,
     # Torch calls AMD GPUs `cuda`.
     dispatch_key="CUDA",
+    torch_version="hip",
     warp_sizes=(32, 64),
     translates="cuda",
     torch_part=SymbolFamily(

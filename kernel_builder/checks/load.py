@@ -15,6 +15,7 @@ from typing import Any
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.checks.probe_process import SECONDS, ProbeProcess
 from kernel_builder.checks.python_imports import always_present, imported_roots
+from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import VariantError
@@ -51,6 +52,8 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
     assert package.load_answers is not None
     answer = package.load_answers().get(str(package.directory))
     if answer is None:
+        if variant.platform in (None, this_platform()):
+            raise NotApplicable(f"this machine's Torch has no {variant.title}")
         raise NotApplicable(
             f"the variant is for {variant.platform}, this machine is {this_platform()}: `--cross-python` loads it"
         )
@@ -92,7 +95,7 @@ def _is_complete(directory: Path) -> bool:
 
 @contextmanager
 def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
-    """Start to load packages that are complete and for a platform that can load them, each in a process of its own.
+    """Start to load packages that are complete and for a machine that may load them, each in a process of its own.
 
     One process imports Torch for all of a platform. That takes seconds, in which the other checks run.
 
@@ -102,8 +105,10 @@ def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[
         `__all__` that the module lacks (`absent`).
     """
     started = []
-    for process, here in ((loaders.probe, True), (loaders.cross_probe, False)):
-        group = [path for path in directories if _is_for_this_platform(path) is here and _is_complete(path)]
+    variants = {path: variant for path in directories if (variant := _variant(path)) and _is_complete(path)}
+    here = [path for path, variant in variants.items() if may_load(variant)]
+    elsewhere = [path for path, variant in variants.items() if variant.platform not in (None, this_platform())]
+    for process, group in ((loaders.probe, here), (loaders.cross_probe, elsewhere)):
         if process and group:
             seen = {directory: process.show(directory) for directory in group}
             fitting = {repo_id: _fitting(process, packages) for repo_id, packages in loaders.others.items()}
@@ -150,10 +155,10 @@ def _of_package(answer: Mapping[str, Any], copy: Path, package: Path) -> Mapping
     return {**answer, "text": answer["text"].replace(str(copy), str(package))}
 
 
-def _is_for_this_platform(directory: Path) -> bool | None:
-    """Return whether a package is for this machine's platform; None if its name is not a variant's."""
+def _variant(directory: Path) -> Variant | None:
+    """Return the variant that a directory is named after; None if it is none."""
     try:
-        return Variant.parse(directory.name).platform in (None, this_platform())
+        return Variant.parse(directory.name)
     except VariantError:
         return None
 

@@ -62,6 +62,7 @@ class Backend:
         dispatch_key: With which Torch dispatches to its ops, such as `CUDA`; empty if the checks know of none.
         in_every_torch: Whether each build of Torch has it. Where Torch has another one too, the client loads packages
             for it on request only.
+        torch_version: The name in `torch.version` whose value is None in builds of Torch without it; empty for none.
         preference: Of the variants that a machine can load, which to develop and test: those of the highest.
         platforms: The platforms that it is on, as names of variants write them; empty for all.
         why_not: Why the builder does not compile for it.
@@ -81,6 +82,7 @@ class Backend:
     has_archs: bool = False
     dispatch_key: str = ""
     in_every_torch: bool = False
+    torch_version: str = ""
     preference: int = 0
     platforms: tuple[str, ...] = ()
     why_not: str = ""

@@ -216,6 +216,7 @@ def test_rules_that_take_git_hours_do_not_stop_the_server(hub: RunningHub, rule:
             began = time.monotonic()
             assert requests.get(f"{hub.url}/health", timeout=30).ok
             slowest = max(slowest, time.monotonic() - began)
+            time.sleep(0.05)
     assert answer.result().status_code == 400 and "too long" in answer.result().json()["error"]
     assert slowest < 5
 

@@ -94,6 +94,14 @@ def test_a_variant_that_the_client_would_reject_is_skipped(load: Load, build: Pa
     assert reason in report.skipped["load"]
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this Torch may load a CUDA variant")
+def test_a_variant_that_torch_lacks_starts_no_process(build: Path) -> None:
+    """Which would import Torch to say so."""
+    loaders = Loaders(ProbeProcess("/there/is/no/such/python"))
+    (report,) = run_all([build / STABLE_CUDA], only=["load"], loaders=loaders)
+    assert report.skipped["load"] == "this machine's Torch has no CUDA"
+
+
 @pytest.mark.parametrize(
     "statement", ["import triton_that_is_absent", "from triton_that_is_absent.language import x", "from . import part"]
 )

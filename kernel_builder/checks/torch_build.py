@@ -1,0 +1,39 @@
+"""What this machine's Torch was compiled for, found without importing it, which takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from kernel_builder.config import known_backends
+from kernel_builder.config.variant import Variant, this_platform
+
+
+def may_load(variant: Variant) -> bool:
+    """Return whether a variant is for this machine's platform and for a back end that its Torch does not lack.
+
+    The client decides about the rest.
+    """
+    name = known_backends.get(variant.backend).torch_version
+    is_lacking = name in (built_for := _built_for()) and built_for[name] is None
+    return variant.platform in (None, this_platform()) and not is_lacking
+
+
+@cache
+def _built_for() -> Mapping[str, object]:
+    """Return the values of `torch.version`, read from its file; none without Torch."""
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    if file is None or not file.is_file():
+        return {}
+    values: dict[str, object] = {}
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Constant(value)):
+                values[name] = value
+            case ast.AnnAssign(ast.Name(name), _, ast.Constant(value)):
+                values[name] = value
+    return values
