@@ -258,10 +258,12 @@ class _Variety:
         """Compare results with the first ones."""
         self.count += 1
         for place, (first, result) in enumerate(zip(self._results, results, strict=True)):
-            self.ours[place] |= not torch.equal(first, result)
+            self.ours[place] = self.ours[place] or not torch.equal(first, result)
             rounding = 4 * torch.finfo(result.dtype).eps if result.is_floating_point() else 0.0
             before, now = self._expected[place], expected[place]
-            self.expected[place] |= not torch.allclose(before, now, rounding, rounding, equal_nan=True)
+            self.expected[place] = self.expected[place] or not torch.allclose(
+                before, now, rounding, rounding, equal_nan=True
+            )
 
 
 def _read_parameters(loaded: Any) -> tuple[bool, float, list[list[float]]]:
