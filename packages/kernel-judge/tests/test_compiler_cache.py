@@ -6,30 +6,35 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from judge_samples import HONEST, quick
+from judge_samples import HERE, quick
+from searches import quick_request, quoted, run_search
 
 from kernel_builder import sandbox
 from kernel_builder.progress import Silent
 from kernel_judge.judge import compiler_cache, observed_reference
-from kernel_judge.judge.compiler_cache import prepared
+from kernel_judge.judge.compiler_cache import existing, prepared
 from kernel_judge.judge.judgement import judge
-from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerProcess
 
-# Tries to change each file that it was lent, and names those that it could change.
+# Right only if it is lent precompiled headers and cannot change any file that it is lent.
 WRITES = """
 from pathlib import Path
 import torch
 
-changed = []
-for file in Path.cwd().glob("torchinductor_judge/**/*"):
+lent = [file for file in Path.cwd().glob("torchinductor_judge/**/*") if file.is_file()]
+assert any(file.suffix == ".gch" for file in lent)
+for file in lent:
     try:
-        if file.is_file():
-            file.resolve().chmod(0o644)
-            file.write_text("changed")
-            changed.append(file.name)
+        file.resolve().chmod(0o644)
+        file.write_text("changed")
     except OSError:
-        pass
-raise RuntimeError(f"changed {changed}, lent {len(list(Path.cwd().glob('torchinductor_judge/**/*.gch')))}")
+        continue
+    raise AssertionError(f"changed {file.name}")
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return 3.0 * x
 """
 
 
@@ -41,38 +46,50 @@ class Said(Silent):
         self.lines.append(text)
 
 
-@pytest.mark.slow
-def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = []
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the builder in which `torch.compile` is prepared, once."""
+    root, started = tmp_path_factory.mktemp("cache"), []
 
-    def worker(lent: Path | None = None) -> WorkerProcess:
-        started.append(lent)
-        return WorkerProcess(sandbox.strongest(), "cpu", lent=lent)
+    def worker() -> WorkerProcess:
+        started.append(True)
+        return WorkerProcess(sandbox.strongest(), "cpu")
 
-    made = prepared(tmp_path, worker, Silent())
-    assert made is not None and len(started) == 2  # eager's and torch.compile's
+    made = prepared(root, worker, Silent())
+    assert made is not None and len(started) == 1
     assert list(made.rglob("*.gch")) and list(made.rglob("*.so"))
     assert not list(made.rglob("*.py")), "code of a model"
-    before = {file: file.read_bytes() for file in made.rglob("*") if file.is_file()}
-    assert prepared(tmp_path, worker, Silent()) == made and len(started) == 2
+    assert prepared(root, worker, Silent()) == made == existing(root) and len(started) == 1
     assert [path.name for path in made.parent.iterdir() if path.name.startswith("new-")] == []
+    return root
 
-    with worker(made) as candidate:
-        source = candidate.scratch / "candidate.py"
-        source.write_text(WRITES)
-        candidate.ready(120)
-        with pytest.raises(WorkerFailure, match=r"changed \[\], lent 1"):
-            candidate.ask("load", str(source), "ModelNew", seconds=60)
-    assert {file: file.read_bytes() for file in made.rglob("*") if file.is_file()} == before
 
-    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(tmp_path))
+@pytest.mark.slow
+def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {file: file.read_bytes() for file in cache.rglob("*") if file.is_file()}
+    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(cache))
     said = Said()
-    file = next(file for file in HONEST if file.stem == "other_strides")
-    verdict = judge(quick(file, rounds=1, peers=("eager", "compile"), compile_seconds=120.0), said)
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(WRITES)
+    task = HERE / "tasks" / "scaled.py"
+    verdict = judge(quick(candidate, task=task, rounds=1, peers=("eager", "compile"), compile_seconds=120.0), said)
+    assert verdict.is_right, verdict.reason
     assert set(verdict.speed) == {"eager", "compile"}, said.lines
     assert not [line for line in said.lines if "prepar" in line and "torch.compile" in line]
+    assert {file: content for file, content in before.items() if file.read_bytes() != content} == {}
+
+
+@pytest.mark.slow
+def test_the_reference_is_the_generated_code_where_no_file_is_named(
+    cache: Path, judge_calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(cache))
+    request = quick_request(tmp_path, quoted("# wrong"), contexts=(("reference",),))
+    code = run_search(request).run / "given/context/reference/compiled.py"
+    assert "clamp" in code.read_text() and "__output_code" not in code.read_text()
+    assert judge_calls.read_text()
 
 
 def test_the_code_of_a_reference_is_generated_with_what_is_prepared(
@@ -84,7 +101,8 @@ def test_the_code_of_a_reference_is_generated_with_what_is_prepared(
     seen = []
 
     def run(command: list[str], env: dict[str, str], check: bool) -> None:
-        cache = Path(env["TORCHINDUCTOR_CACHE_DIR"])
+        cache = Path(env["TMPDIR"]) / f"torchinductor_{env['LOGNAME']}"  # where Torch looks for headers
+        assert cache == Path(env["TORCHINDUCTOR_CACHE_DIR"])
         seen.append((cache / "precompiled_headers" / "header.h.gch").read_text())
         Path(env["TORCH_LOGS_OUT"]).write_text("V1 [0/0] [__output_code] import torch\n")
 

@@ -6,6 +6,7 @@ that runs the judge's own model adds to it, never one that runs a candidate or a
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -15,10 +16,11 @@ import torch
 
 from kernel_builder import files
 from kernel_builder.progress import Progress
-from kernel_judge.judge.peers import COMPILE, Peers
+from kernel_judge.judge.examination import place
+from kernel_judge.judge.peers import COMPILE
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.task import read_task
-from kernel_judge.judge.worker_process import WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 _PROBLEM = """
 import torch
@@ -42,13 +44,13 @@ _OF_THE_MODEL = ("*.lock", "locks", "*.py", "fxgraph", "aotautograd")
 
 
 def existing(root: Path) -> Path | None:
-    """Return the directory for this version of Torch in the builder's cache, or None."""
+    """Return the directory for this installation of Torch in the builder's cache, or None."""
     directory = _directory(root)
     return directory if directory.is_dir() else None
 
 
 def prepared(root: Path, make: Callable[[], WorkerProcess], progress: Progress) -> Path | None:
-    """Return the directory for this version of Torch, which is made if it is not there; None if nothing compiles here.
+    """Return the directory for this installation of Torch, which is made if it is not there; None if nothing compiles.
 
     Args:
         root: The builder's cache.
@@ -64,7 +66,9 @@ def prepared(root: Path, make: Callable[[], WorkerProcess], progress: Progress) 
 
 
 def _directory(root: Path) -> Path:
-    return root / "torch-compile" / torch.__version__
+    # A precompiled header serves one installation of Torch: Torch names it by a digest of the paths to its headers too.
+    digest = hashlib.sha256(torch.__file__.encode()).hexdigest()
+    return root / "torch-compile" / f"{torch.__version__}-{digest[:12]}"
 
 
 def _made(directory: Path, make: Callable[[], WorkerProcess], progress: Progress) -> bool:
@@ -78,12 +82,19 @@ def _made(directory: Path, make: Callable[[], WorkerProcess], progress: Progress
         progress.say("preparing torch.compile, once on this machine")
         problem = Path(staging, "problem.py")
         problem.write_text(_PROBLEM, encoding="utf-8")
-        task = read_task(problem)
-        with Peers(task, [Reference(task, {}, None, "cpu", 0)], [COMPILE], make, progress) as peers:
-            peers.finish(_SECONDS)
-            if COMPILE not in peers.workers:
+        reference = Reference(read_task(problem), {}, None, "cpu", 0)
+        with make() as worker:
+            try:
+                worker.ready(_SECONDS)
+                source = worker.scratch / problem.name
+                source.write_text(_PROBLEM, encoding="utf-8")
+                worker.ask("load", str(source), "Model", seconds=_SECONDS)
+                worker.ask("model", 0, *reference.model_arguments(COMPILE), seconds=_SECONDS)
+                calls, slots = place(worker, reference, [reference.arguments(reference.seed)])
+                worker.ask("call", 0, calls[0], slots[0], reference.seed, None, seconds=_SECONDS)
+            except WorkerFailure as failure:
+                progress.say(f"torch.compile cannot be prepared: {failure}")
                 return False
-            made = peers.workers[COMPILE].compiled
-            shutil.copytree(made, f"{staging}/made", ignore=shutil.ignore_patterns(*_OF_THE_MODEL))
+            shutil.copytree(worker.compiled, f"{staging}/made", ignore=shutil.ignore_patterns(*_OF_THE_MODEL))
         Path(staging, "made").rename(directory)
     return True

@@ -55,10 +55,18 @@ def _save_code(task: Path, directory: Path) -> None:
     script = [sys.executable, "-m", "kernel_judge.judge.observed_reference", "compiled", str(task), str(directory)]
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "log")
-        # An empty cache: code that is taken from a cache is not logged.
-        settings = {"TORCH_LOGS": "output_code", "TORCH_LOGS_OUT": str(log), "TORCHINDUCTOR_CACHE_DIR": scratch}
+        # An empty cache: code that is taken from a cache is not logged. Torch looks for precompiled headers in the
+        # directory that the cache has by default, below that of temporary files.
+        cache = Path(scratch, "torchinductor_judge")
+        settings = {
+            "TORCH_LOGS": "output_code",
+            "TORCH_LOGS_OUT": str(log),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TMPDIR": scratch,
+            "LOGNAME": "judge",
+        }
         if prepared := compiler_cache.existing(default_cache()):
-            shutil.copytree(prepared, scratch, copy_function=os.symlink, dirs_exist_ok=True)
+            shutil.copytree(prepared, cache, copy_function=os.symlink)
         subprocess.run(script, env={**os.environ, **settings}, check=True)
         lines = [line.partition(_LOG_MARK)[2] for line in log.read_text(encoding="utf-8").splitlines()]
     code = "\n".join(line.removeprefix(" ") for line in lines if "Output code" not in line)

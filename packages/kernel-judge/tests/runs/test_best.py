@@ -106,14 +106,6 @@ def test_agents_get_the_contexts_in_turn(tmp_path: Path) -> None:
     assert "aten::clamp" in (spaces[2] / "context/profile/profile.txt").read_text()
 
 
-@pytest.mark.slow
-def test_the_reference_is_the_generated_code_where_no_file_is_named(tmp_path: Path, judge_calls: Path) -> None:
-    request = quick_request(tmp_path, quoted("# wrong"), contexts=(("reference",),))
-    code = run_search(request).run / "given/context/reference/compiled.py"
-    assert "clamp" in code.read_text() and "__output_code" not in code.read_text()
-    assert judge_calls.read_text()
-
-
 def test_a_context_without_its_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no SKILL\.md"):
         run_search(quick_request(tmp_path, agent("crashing"), contexts=(("skill",),), skill=tmp_path))
