@@ -9,5 +9,5 @@ kernel = get_local_kernel(Path(__file__).parent)
 
 
 class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        return kernel.hard_swish(x)
+    def forward(self, x, y):
+        return kernel.nearest(x, y)

@@ -41,5 +41,5 @@ def test_the_commands_with_which_an_agent_writes_a_kernel(tmp_path: Path) -> Non
     assert "attempt 1, try 2 (examples/search/scripted_agent.py): right, " in printed[0]
     assert "Best: attempt 1, try 2" in printed[0]
     assert "pass@1" in printed[1]
-    assert (tmp_path / "search-hard_swish" / "best" / "build").is_dir()
-    assert "right, twice" in (tmp_path / "search-hard_swish" / "best" / "CARD.md").read_text()
+    assert (tmp_path / "search-nearest" / "best" / "build").is_dir()
+    assert "right, twice" in (tmp_path / "search-nearest" / "best" / "CARD.md").read_text()

@@ -139,13 +139,13 @@ def command(*arguments: str | Path) -> tuple[int, dict[str, object]]:
 @pytest.mark.slow
 def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
     agent = f"{sys.executable} {agents.__file__} wrong"
-    options = ("--tasks", tasks / "silu.py", "--agent", agent, "-k", "2", "-j", "2", "--run", tmp_path / "run")
+    options = ("--tasks", tasks / "silu.py", "--agent", agent, "-k", "1", "-j", "2", "--run", tmp_path / "run")
     code, answer = command("eval", "cuda-kernels", *options)
     assert (code, answer["conclusion"]) == (1, "no measurable help")
     assert [(made["has-skill"], made["is-right"], made["speed"]) for made in answer["tries"]] == [
         (False, False, 1.0),
         (True, False, 1.0),
-    ] * 2
+    ]
     reports = {
         event["judged"]["verdict"]["rejected-as"]
         for event in read_events(tmp_path / "run/silu/log.jsonl")[:-1]
