@@ -101,12 +101,7 @@ def _share_of_peak(shape: TimedShape, seconds: float) -> float | None:
     """Return the share of the speed of a large matrix product in the same dtype; None if there is little arithmetic."""
     if shape.given.grads is not None:
         return None
-    # The counter imports Torch's compiler, which takes 2 s.
-    if "torch._dynamo" not in sys.modules and not _has_products(shape):
-        return None
-    with FlopCounterMode(display=False) as counter:
-        shape.reference.eager(shape.given)
-    operations = counter.get_total_flops()
+    operations = _operations(shape)
     if operations < 30 * shape.reference.moved(shape.given):
         return None
     size = 1024 if shape.reference.device == "cpu" else 8192
@@ -119,27 +114,35 @@ def _share_of_peak(shape: TimedShape, seconds: float) -> float | None:
     return _short(operations / seconds / peak)
 
 
+def _operations(shape: TimedShape) -> int:
+    """Return how many floating-point operations a call takes in products and convolutions, as Torch counts them."""
+    # Torch's counter imports Torch's compiler, which takes 2 s.
+    if "torch._dynamo" in sys.modules:
+        with FlopCounterMode(display=False) as counter:
+            shape.reference.eager(shape.given)
+        return counter.get_total_flops()
+    with _Counting() as counting:
+        shape.reference.eager(shape.given)
+    return counting.operations
+
+
 class _Operations:
-    """Notes the operations of Torch that are called."""
+    """Counts the arithmetic of the operations of Torch that are called, by Torch's own formulas."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.called: set[Any] = set()
+        self.operations = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        self.called.add(function.overloadpacket)
-        return function(*arguments, **(options or {}))
+        options = options or {}
+        result = function(*arguments, **options)
+        if formula := flop_registry.get(function.overloadpacket):
+            self.operations += formula(*arguments, **options, out_val=result)
+        return result
 
 
-class _Noting(_Operations, TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counting(_Operations, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """For a method that this class itself defines, Torch would import its compiler, so as to keep it away from it."""
-
-
-def _has_products(shape: TimedShape) -> bool:
-    """Return whether a call has operations that `FlopCounterMode` counts."""
-    with _Noting() as noting:
-        shape.reference.eager(shape.given)
-    return not noting.called.isdisjoint(flop_registry)
 
 
 def _short(value: float) -> float:
