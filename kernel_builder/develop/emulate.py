@@ -178,7 +178,8 @@ def _build_toml(
         "stable-abi": str(min(framework.stable_abi.values())),
         "include": [*framework.include, _DIRECTORY],
         "src": list(framework.src),
-        "cxx-flags": [*_kept(framework.cxx_flags), *defines],
+        # A binding is compiled for each size of a warp, and computes little.
+        "cxx-flags": [*_kept(framework.cxx_flags), *defines, "-O0"],
     }
     lines = [*_table("general", general), *_table("torch", torch)]
     for kernel in kernels:
