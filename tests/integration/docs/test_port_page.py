@@ -16,6 +16,7 @@ import torch
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
 from tests.support.places import PROJECTS, ROOT
+from tests.support.torch_process import run_with_torch
 
 PAGE = ROOT / "docs" / "port.md"
 TRY = """
@@ -42,8 +43,8 @@ def test_the_tables_are_those_of_torch() -> None:
     assert stated
     if not torch.__version__.startswith(f"{stated[1]}."):
         pytest.skip(f"the page is of Torch {stated[1]}")
-    command = [sys.executable, ROOT / "docs" / "stable_counterparts.py", "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = run_with_torch(command, ROOT / "docs" / "stable_counterparts.py", "--check")
     assert done.returncode == 0, done.stderr
 
 
@@ -51,6 +52,12 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def tried(load: str, project: Path) -> str:
+    done = run_with_torch(load + TRY, project)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -64,7 +71,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
     # Else Torch puts the system's sccache before the compiler, which fails where a server of another release runs.
     quick["TORCH_NO_COMPILER_WRAPPER"] = "1"
     run(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", cwd=before, **quick)
-    results = run(sys.executable, "-c", "from scaled_add import scaled_add" + TRY, cwd=before)
+    results = tried("import sys; sys.path.insert(0, sys.argv[1]); from scaled_add import scaled_add", before)
     assert json.loads(results)[0] == ["torch.float32", [[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]]]
     return results
 
@@ -76,9 +83,9 @@ def test_it_computes_the_same_afterwards(version: str, expected: str, tmp_path: 
     abi = "stable-abi210" if version == "stable-abi" else "{}{}-cxx11".format(*torch.__version__.split(".")[:2])
     variant = f"torch-{abi}-cpu-{this_platform()}" if version == "stable-abi" else f"torch{abi}-cpu-{this_platform()}"
     run(sys.executable, "-m", "kernel_builder", "build", project, "--variant", variant, cwd=ROOT)
-    load = "from pathlib import Path; from kernels import get_local_kernel\n"
-    load += "scaled_add = get_local_kernel(Path('.'), backend='cpu').scaled_add"
-    assert run(sys.executable, "-c", load + TRY, cwd=project) == expected
+    load = "import sys; from pathlib import Path; from kernels import get_local_kernel\n"
+    load += "scaled_add = get_local_kernel(Path(sys.argv[1]), backend='cpu').scaled_add"
+    assert tried(load, project) == expected
 
 
 def test_port_understands_the_project_before(tmp_path: Path) -> None:
