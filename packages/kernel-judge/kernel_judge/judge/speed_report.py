@@ -120,8 +120,9 @@ def _operations(shape: TimedShape) -> int:
     if "torch._dynamo" in sys.modules:
         with FlopCounterMode(display=False) as counter:
             shape.reference.eager(shape.given)
-        return counter.get_total_flops()
-    with _Counting() as counting:
+        return int(counter.get_total_flops())
+    counting = _Counting()
+    with counting:
         shape.reference.eager(shape.given)
     return counting.operations
 

@@ -138,7 +138,7 @@ def command(*arguments: str | Path) -> tuple[int, dict[str, object]]:
 
 @pytest.mark.slow
 def test_the_command_asks_the_judge(tasks: Path, judge_cache: Path, tmp_path: Path) -> None:
-    # Nothing can be prepared here for torch.compile, which would take 15 s: the candidates are wrong before it compiles.
+    # Nothing can be prepared for torch.compile, which would take 15 s: the candidates are wrong before it compiles.
     (judge_cache / "torch-compile").unlink()
     (judge_cache / "torch-compile").touch()
     agent = f"{sys.executable} {agents.__file__} wrong"
