@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from kernel_builder.measure.case import copies
 from kernel_builder.measure.estimates import Estimate, estimate
@@ -116,11 +115,6 @@ def _share_of_peak(shape: TimedShape, seconds: float) -> float | None:
 
 def _operations(shape: TimedShape) -> int:
     """Return how many floating-point operations a call takes in products and convolutions, as Torch counts them."""
-    # Torch's counter imports Torch's compiler, which takes 2 s.
-    if "torch._dynamo" in sys.modules:
-        with FlopCounterMode(display=False) as counter:
-            shape.reference.eager(shape.given)
-        return int(counter.get_total_flops())
     counting = _Counting()
     with counting:
         shape.reference.eager(shape.given)
@@ -128,7 +122,10 @@ def _operations(shape: TimedShape) -> int:
 
 
 class _Operations:
-    """Counts the arithmetic of the operations of Torch that are called, by Torch's own formulas."""
+    """Counts the arithmetic of the operations of Torch that are called, by Torch's own formulas.
+
+    `FlopCounterMode`, which does the same, imports Torch's compiler, which takes 2 s.
+    """
 
     def __init__(self) -> None:
         super().__init__()
