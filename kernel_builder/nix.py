@@ -1,6 +1,6 @@
 """The steps of a build as Nix runs them, one derivation for each; `nix/` drives them, docs/nix.md describes them.
 
-    python -m kernel_builder.nix fetch|unpack|compile|package SPEC OUT
+    python -m kernel_builder.nix fetch|unpack|sysroot|compile|package SPEC OUT
     python -m kernel_builder.nix copy BUNDLE DIRECTORY
 
 SPEC is a JSON file that names all inputs of the step; OUT is its output. `build/` decides what to compile and how, as
@@ -73,6 +73,17 @@ def unpack(spec: Spec, out: Path) -> None:
             raise FetchError(f"is not what the lock pins: {error}", where=pin.file) from error
 
 
+def sysroot(spec: Spec, out: Path) -> None:
+    """Write the libraries that packages are linked against, as a store of toolchains has them.
+
+    Raises:
+        ToolchainError: As `Toolchains.sysroot`.
+    """
+    toolchains = _toolchains(spec)
+    toolchains.sysroot()
+    shutil.copytree(toolchains.store.root / "trees", out, symlinks=True)
+
+
 def _toolchains(spec: Spec) -> Toolchains:
     """Return the toolchains that a step is given, and no others."""
     return Toolchains(
@@ -110,6 +121,8 @@ def package(spec: Spec, out: Path) -> None:
     from kernel_builder.build.provenance import builder_origin
 
     toolchains = _toolchains(spec)
+    if "sysroot" in spec:
+        shutil.copytree(spec["sysroot"], toolchains.store.root / "trees")
     directory = Path(spec["source"])
     variant = Variant.parse(spec["variant"])
     _take_objects(spec, variant, toolchains)
@@ -174,6 +187,7 @@ def copy(bundle: Path, destination: Path) -> None:
 _STEPS: Mapping[str, Callable[[Spec, Path], None]] = {
     "fetch": fetch,
     "unpack": unpack,
+    "sysroot": sysroot,
     "compile": compile_source,
     "package": package,
 }

@@ -147,6 +147,9 @@ let
   pinnedOf = mapAttrs (name: _: lock.dependencies.${name} or (throw ("no package index has ${name}, which a kernel "
     + "depends on; `kernel-builder build --dependency ${name}=DIR` builds with a checkout of it")));
   dependencyTree = name: pin: tree name { dependencies.${name} = pin; } pin.files { };
+  # The stand-ins of libraries that every binary is linked against. A package would take 1.5 s to make them.
+  sysroot = step "sysroot" "sysroot" { lock = { inherit (lock) schema; cuda = { }; torch = { }; dependencies = { }; }; }
+    { PYTHONPATH = "${planner}:${dependencies}"; };
   # What a step needs besides compilers: `torch`, `cudaLibraries`: whether it has such headers; `depends`: libraries.
   toolchain = { cuda, floor, ... }@variant: { torch, cudaLibraries, depends }:
     let
@@ -234,7 +237,7 @@ let
           source = sources general.name path ([ "build.toml" "torch-ext" ]
             ++ concatMap listed ([ torch ] ++ attrValues kernels) ++ concatMap (unit: unit.reached.files) units);
           objects = map (compile variant) compiled;
-        } // toolchain variant (allOf variant)) {
+        } // when (units != [ ]) { inherit sysroot; } // toolchain variant (allOf variant)) {
           PYTHONPATH = builder;
           nativeBuildInputs = [ python pkgs.ninja ];
         };
