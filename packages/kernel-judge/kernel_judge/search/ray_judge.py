@@ -94,6 +94,9 @@ def _packed(path: Path) -> bytes:
 
 def _unpacked(content: bytes, directory: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        archive.extractall(directory, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(directory, filter="data")
+        else:  # Python before 3.10.12 and 3.11.4; the archive is of `_packed`
+            archive.extractall(directory)
     (unpacked,) = directory.iterdir()
     return unpacked
