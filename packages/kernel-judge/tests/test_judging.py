@@ -167,7 +167,8 @@ def test_a_kernel_project_is_built_and_judged(tmp_path: Path) -> None:
     verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0))
     assert verdict.is_right, verdict.reason
     assert sorted(project.rglob("*")) == before, "the candidate's directory is not touched"
-    refused = judge(JudgeRequest(scale_project(tmp_path / "refused", "out[i] = nothing"), SCALED, device="cpu"))
+    wrong = scale_project(tmp_path / "refused", "out[i] = nothing")
+    refused = judge(JudgeRequest(wrong, SCALED, device="cpu", rounds=0))
     assert refused.rejected_as == "build-failed" and "scale_cpu.cpp" in refused.reason
     assert str(tmp_path) not in refused.reason and "nothing" in refused.reason
 
