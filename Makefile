@@ -77,8 +77,8 @@ landlock-test: .venv/ready
 	printf '#!/bin/sh\nexit 1\n' > .venv/without-bubblewrap/bwrap
 	chmod +x .venv/without-bubblewrap/bwrap
 	PATH="$(CURDIR)/.venv/without-bubblewrap:$$PATH" .venv/bin/python -m pytest -p tests.skips -m sandbox \
-		tests/integration/build/test_confinement.py tests/integration/checks/test_load.py \
-		tests/integration/build_command/test_bad_projects.py -n $(JOBS) --dist loadfile $(PYTEST)
+		tests/integration/build/test_confinement.py tests/integration/build_command/test_bad_projects.py \
+		-n $(JOBS) --dist loadfile $(PYTEST)
 
 device-code: .venv/ready
 	.venv/bin/python -m pytest -m device_code tests/integration/build_command/test_device_code.py \

@@ -15,8 +15,6 @@ from kernel_builder.checks.load import asked_for
 from kernel_builder.config.variant import FullAbi, Release, this_platform
 from tests.support.sample_package import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
 
-pytestmark = pytest.mark.sandbox
-
 Load = Callable[[Path], CheckReport]
 
 FULL_ABI = f"{FullAbi(Release.parse(torch.__version__.partition('+')[0]))}-cpu-{this_platform()}"
