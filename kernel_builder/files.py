@@ -29,7 +29,7 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
 
     A reader finds the old content or the new content, whole. The content is on the disk before the file takes its
     name, so a crash cannot leave an empty file either. Until then the file has no name, where the file system can do
-    that, and a killed process leaves none. `path` is not a symbolic link.
+    that, and a killed process leaves none, but for a moment if it replaces a file. `path` is not a symbolic link.
 
     Raises:
         OSError: If the directory cannot be written, or the disk is full; the old file is kept.
@@ -47,10 +47,15 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
             file.flush()
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
-            if staged is None:  # a link cannot replace a file
+            if staged is None:
                 # Only with `src_dir_fd`, which an absolute path does not need, Python follows the link in /proc.
-                os.link(f"/proc/self/fd/{descriptor}", named, src_dir_fd=descriptor)
-                staged = named
+                unnamed = f"/proc/self/fd/{descriptor}"
+                try:
+                    os.link(unnamed, path, src_dir_fd=descriptor)
+                    return
+                except FileExistsError:  # a link cannot replace a file
+                    os.link(unnamed, named, src_dir_fd=descriptor)
+                    staged = named
         staged.replace(path)
     except BaseException:
         if staged is not None:
