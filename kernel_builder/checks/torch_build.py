@@ -17,8 +17,7 @@ def may_load(variant: Variant) -> bool:
 
     The client decides about the rest.
     """
-    name = known_backends.get(variant.backend).torch_version
-    is_lacking = name in (built_for := _built_for()) and built_for[name] is None
+    is_lacking = _built_for().get(known_backends.get(variant.backend).torch_version, "not stated") is None
     return variant.platform in (None, this_platform()) and not is_lacking
 
 
