@@ -8,7 +8,7 @@
     probes/<digest>              answers of programs outside the store (probe_cache.py)
 
 A tree appears by one rename, so every tree without a leading dot is complete even if a process is killed at any time.
-The downloads are removed once the tree is complete.
+The downloads are removed once the tree is complete, before it appears: who finds it there looks for nothing else.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Store:
             self._progress.say(f"{title}: waiting for another process that is making it")
 
         with self._writing():
-            for directory in (home.parent, scratch, self.root / "locks"):
+            for directory in (home.parent, self.root / "locks"):
                 directory.mkdir(parents=True, exist_ok=True)
             with locked(self.root / "locks" / name, waiting=waiting):
                 if tree := self.find(name):
@@ -110,6 +110,7 @@ class Store:
                     (new / "tree").mkdir(parents=True)
                     make(scratch, new / "tree")
                     _seal(new, title)
+                    self._remove(scratch)
                     new.rename(home)
                 except OSError as error:
                     if error.errno not in _FULL:
@@ -119,7 +120,6 @@ class Store:
                     raise full from error
                 finally:
                     self._remove(new)
-                self._remove(scratch)
         return home / "tree"
 
     def trees(self) -> list[StoredTree]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import pytest
 from kernel_builder.errors import PackageError
 from kernel_builder.package import swap
 from kernel_builder.package.metadata import PackageMetadata
+from tests.support.kills import killed_at_each_call
+
+OLD = {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
+NEW = {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
 
 
 def write(directory: Path, packages: dict[str, str]) -> None:
@@ -31,7 +36,7 @@ def names(directory: Path) -> list[str]:
 @pytest.fixture
 def build(tmp_path: Path) -> Path:
     destination = tmp_path / "build"
-    write(destination, {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"})
+    write(destination, OLD)
     (destination / "mine.txt").write_text("mine")
     return destination
 
@@ -43,10 +48,10 @@ def test_all_packages_change_in_one_step(build: Path) -> None:
     with swap.staging(build) as staged:
         write(staged, {"torch-cpu": "new", "torch-xpu": "new"})
         seen = Path(f"/proc/self/fd/{before}")
-        assert read(build) == {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
+        assert read(build) == OLD
         swap.publish(staged, build, replace_all=["torch-rocm"])
-        assert read(build) == {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
-        assert read(seen) == {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
+        assert read(build) == NEW
+        assert read(seen) == OLD
     os.close(before)
     assert names(build.parent) == ["build"]
 
@@ -56,7 +61,7 @@ def test_packages_beside_other_files_are_replaced_one_by_one(build: Path) -> Non
     with swap.staging(build) as staged:
         write(staged, {"torch-cpu": "new", "torch-xpu": "new"})
         swap.publish(staged, build, replace_all=["torch-rocm"])
-    assert read(build) == {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
+    assert read(build) == NEW
     assert [path.stat().st_ino for path in (build, build / "mine.txt")] == before
     assert names(build.parent) == ["build"]
 
@@ -66,7 +71,7 @@ def test_the_current_directory_is_not_swapped(build: Path, monkeypatch: pytest.M
     with swap.staging(build) as staged:
         write(staged, {"torch-cpu": "new", "torch-xpu": "new"})
         swap.publish(staged, build, replace_all=["torch-rocm"])
-    assert read(Path()) == {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
+    assert read(Path()) == NEW
     assert names(Path()) == ["mine.txt", "torch-cpu", "torch-cuda", "torch-xpu"]
 
 
@@ -75,7 +80,7 @@ def test_a_failure_changes_nothing(build: Path) -> None:
         write(staged, {"torch-cpu": "new"})
         raise OSError(28, "No space left on device", str(staged / "torch-cpu"))
     assert "No space left on device" in caught.value.message
-    assert read(build) == {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
+    assert read(build) == OLD
     assert names(build.parent) == ["build"]
 
 
@@ -94,9 +99,46 @@ def test_leftovers_of_killed_builds_are_undone(build: Path, monkeypatch: pytest.
     cut_off.rename(cut_off.with_name(f".{cut_off.name}.previous"))
     with swap.staging(build) as staged:
         assert names(staged) == []
-        assert read(build) == {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
+        assert read(build) == OLD
     assert names(build) == ["mine.txt", "torch-cpu", "torch-cuda", "torch-rocm"]
     assert names(build.parent) == (["build"] if inside else [".other.previous", "build"])
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+def test_packages_are_old_or_new_whenever_a_build_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool, alone: bool
+) -> None:
+    """All at once, or one by one beside other files; where nothing can be swapped, once the next build starts."""
+    if not swaps:
+        monkeypatch.setattr(swap, "_RENAME_EXCHANGE", 1 << 20)
+    home, seen = tmp_path / "home", []
+
+    def fill() -> None:
+        shutil.rmtree(home, ignore_errors=True)
+        write(home / "build", OLD)
+        if not alone:
+            (home / "build" / "mine.txt").write_text("mine")
+
+    def publish() -> None:
+        with swap.staging(home / "build") as staged:
+            write(staged, {"torch-cpu": "new", "torch-xpu": "new"})
+            swap.publish(staged, home / "build", replace_all=["torch-rocm"])
+
+    fill()
+    for call in killed_at_each_call(publish):
+        if not swaps:
+            with swap.staging(home / "build"):
+                pass
+        found = {name: text for name, text in read(home / "build").items() if not name.startswith(".")}
+        assert found in (OLD, NEW) or (not alone and found.items() <= OLD.items() | NEW.items()), call
+        assert found.keys() >= OLD.keys() & NEW.keys(), call
+        with swap.staging(home / "build"):
+            pass
+        assert names(home) == ["build"] and not any(name.startswith(".") for name in names(home / "build")), call
+        seen.append(found)
+        fill()
+    assert (seen[0], seen[-1], read(home / "build")) == (OLD, NEW, NEW)
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -1,0 +1,54 @@
+"""Kills a process at each of its calls to the file system in turn."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+
+_CALLS = ("open", "os.", "shutil.")
+
+
+def killed_at_each_call(work: Callable[[], object]) -> Iterator[str]:
+    """Run `work` in forks: the first gets SIGKILL before its first call to the file system, the next before its second.
+
+    Yields the call after each kill, and ends when a fork has done all its work.
+
+    Raises:
+        AssertionError: If `work` raises an exception; its traceback is printed.
+    """
+    for number in itertools.count():
+        reads, writes = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _work(work, number, writes)
+        os.close(writes)
+        with os.fdopen(reads) as pipe:
+            call = pipe.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == 0:
+            return
+        assert status == -signal.SIGKILL, f"the work ended with {status}"
+        yield call
+
+
+def _work(work: Callable[[], object], number: int, writes: int) -> None:
+    calls = itertools.count()
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event.startswith(_CALLS) and next(calls) == number:
+            os.write(writes, f"{event} {arguments}".encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    status = 1
+    try:
+        sys.addaudithook(hook)
+        work()
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

@@ -1,0 +1,78 @@
+"""A failure means that a process that is killed while it makes or removes a tree leaves more or less than it may."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from kernel_builder.progress import Silent
+from kernel_builder.toolchain.store import Store
+from tests.support.kills import killed_at_each_call
+
+
+def _make(scratch: Path, directory: Path) -> None:
+    download = scratch / "download"
+    if not download.exists():
+        download.write_text("content")
+    (directory / "bin").mkdir()
+    (directory / "bin" / "tool").write_text(download.read_text())
+
+
+def _present(root: Path) -> set[str]:
+    """Return what is in the store besides its locks."""
+    return {str(path.relative_to(root)) for path in root.rglob("*")} - {"locks", "locks/tree", "trees", "scratch"}
+
+
+WHOLE = {"trees/tree", *(f"trees/tree/{name}" for name in ("manifest.json", "tree", "tree/bin", "tree/bin/tool"))}
+
+
+def test_a_tree_is_whole_and_alone_whenever_its_maker_is_killed(tmp_path: Path) -> None:
+    killed = 0
+
+    def obtain() -> None:
+        Store(tmp_path / str(killed), Silent()).obtain("tree", "a tree", 10, _make)
+
+    for call in killed_at_each_call(obtain):
+        root = tmp_path / str(killed)
+        store = Store(root, Silent())
+        assert store.names() == [] or _present(root) == WHOLE, call
+        tree = store.obtain("tree", "a tree", 10, _make)
+        assert (tree / "bin" / "tool").read_text() == "content" and not list(store.verify("tree")), call
+        assert _present(root) == WHOLE, call
+        killed += 1
+    assert killed > 20
+
+
+def test_a_tree_is_whole_or_gone_whenever_its_remover_is_killed(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    store = Store(root, Silent())
+
+    def remove() -> None:
+        store.obtain("tree", "a tree", 10, _make)
+        store.remove("tree")
+
+    for call in killed_at_each_call(remove):
+        assert store.names() == [] or _present(root) == WHOLE, call
+    assert _present(root) == set()
+
+
+class _Waits(Silent):
+    def __init__(self) -> None:
+        self.waiting = threading.Event()
+
+    def say(self, text: str) -> None:
+        self.waiting.set()
+
+
+def test_a_process_that_waits_for_a_tree_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    second = _Waits()
+
+    def make(scratch: Path, directory: Path) -> None:
+        waits.start()
+        assert second.waiting.wait(30)
+        _make(scratch, directory)
+
+    waits = threading.Thread(target=Store(tmp_path, second).obtain, args=("tree", "a tree", 10, make))
+    Store(tmp_path, Silent()).obtain("tree", "a tree", 10, make)
+    waits.join()
+    assert _present(tmp_path) == WHOLE
