@@ -1,4 +1,4 @@
-"""Kills a process at each of its calls to the file system in turn."""
+"""Kills a process at each of its changes to the file system in turn."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-_CALLS = ("open", "os.", "shutil.")
+_CHANGES = {
+    *("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.setxattr"),
+    *("os.symlink", "os.truncate", "os.utime"),
+}
 
 
-def killed_at_each_call(work: Callable[[], object]) -> Iterator[str]:
-    """Run `work` in forks: the first gets SIGKILL before its first call to the file system, the next before its second.
+def killed_at_each_change(work: Callable[[], object]) -> Iterator[str]:
+    """Run `work` in forks: the first gets SIGKILL before it changes anything, the next before its second change.
 
-    Yields the call after each kill, and ends when a fork has done all its work.
+    Changes are the calls of Python that make, open for writing, rename, mark or remove a file or a directory. Yields
+    the call after each kill, and ends when a fork has done all its work.
 
     Raises:
         AssertionError: If `work` raises an exception; its traceback is printed.
@@ -36,10 +40,10 @@ def killed_at_each_call(work: Callable[[], object]) -> Iterator[str]:
 
 
 def _work(work: Callable[[], object], number: int, writes: int) -> None:
-    calls = itertools.count()
+    changes = itertools.count()
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event.startswith(_CALLS) and next(calls) == number:
+        if _is_change(event, arguments) and next(changes) == number:
             os.write(writes, f"{event} {arguments}".encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -52,3 +56,10 @@ def _work(work: Callable[[], object], number: int, writes: int) -> None:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def _is_change(event: str, arguments: tuple[object, ...]) -> bool:
+    if event != "open":
+        return event in _CHANGES
+    flags = arguments[2]
+    return isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) != 0

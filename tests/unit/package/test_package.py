@@ -13,7 +13,7 @@ import pytest
 from kernel_builder.errors import PackageError
 from kernel_builder.package import swap
 from kernel_builder.package.metadata import PackageMetadata
-from tests.support.kills import killed_at_each_call
+from tests.support.kills import killed_at_each_change
 
 OLD = {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
 NEW = {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
@@ -126,7 +126,7 @@ def test_packages_are_old_or_new_whenever_a_build_is_killed(
             swap.publish(staged, home / "build", replace_all=["torch-rocm"])
 
     fill()
-    for call in killed_at_each_call(publish):
+    for call in killed_at_each_change(publish):
         if not swaps:
             with swap.staging(home / "build"):
                 pass
