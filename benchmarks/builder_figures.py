@@ -42,7 +42,7 @@ def measure_downloads(workspace: Workspace) -> Measured:
 
 def downloads_row(values: Values) -> Row:
     return Row(
-        "downloaded for all `cuda` and `cpu` variants of a stable-ABI project, with an empty cache",
+        "downloaded for all `cuda`, `cpu` and `rocm` variants of a stable-ABI project, with an empty cache",
         "at most 160 MB",
         f"{values['bytes'] / 1e6:.1f} MB",
         values["bytes"] <= 160e6,
@@ -58,8 +58,7 @@ def measure_compile_steps(workspace: Workspace) -> Measured:
     names = [package["variant"] for package in done.result["packages"]]
     toolchains = Toolchains()
     compilers = {
-        (variant.platform, variant.backend, *(toolchains.cuda_kinds(variant.release) if variant.release else ()))
-        for variant in map(Variant.parse, names)
+        (variant.platform, variant.backend, *_cuda_kinds(toolchains, variant)) for variant in map(Variant.parse, names)
     }
     expected = sum(len(sources_of(project, backend)) for _, backend, *_ in compilers)
     values = {
@@ -73,9 +72,16 @@ def measure_compile_steps(workspace: Workspace) -> Measured:
     return Measured((done.command,), values)
 
 
+def _cuda_kinds(toolchains: Toolchains, variant: Variant) -> tuple[str, ...]:
+    if variant.backend != "cuda":
+        return ()
+    assert variant.release
+    return tuple(toolchains.cuda_kinds(variant.release))
+
+
 def compile_steps_row(values: Values) -> Row:
     return Row(
-        "compile steps for rmsnorm over the whole matrix, CUDA 12 and Arm included",
+        "compile steps for rmsnorm over the whole matrix, CUDA 12, ROCm and Arm included",
         f"{values['expected']}: one for each source file, platform, backend and CUDA compiler",
         f"{values['compiles']}, for {len(values['variants'])} variants; {values['cpu-seconds']:.0f} s of CPU time",
         values["compiles"] == values["expected"],
@@ -145,8 +151,8 @@ def measure_one_source(workspace: Workspace) -> Measured:
     source = sources_of(read_project(project), "cuda")[-1]
     with (project / source).open("a") as stream:
         stream.write("// Changed.\n")
-    # Each CUDA compiler compiles the source; the figure is that of one.
-    done = workspace.build(cache, project, "--cuda-compiler", "nvcc")
+    # Each compiler of device code compiles the source; the figure is that of one.
+    done = workspace.build(cache, project, "--backend", "cuda", "--cuda-compiler", "nvcc")
     if not any(f"/{source} " in step for step in done.steps):
         raise RuntimeError(f"{source} changed and was not compiled: {done.steps}")
     return Measured((done.command,), {"steps": done.steps, "cpu-seconds": done.cpu_seconds})

@@ -24,7 +24,12 @@ BUILDER = Path(sys.executable).with_name("kernel-builder")
 JOBS = 2
 
 # A step's line on stderr. A compile's title ends with its backend.
-_STEP = re.compile(r"^\[\d+/\d+\] (link .*|.* \((?:cpu|cuda [\d.]+)\))$", re.MULTILINE)
+_STEP = re.compile(r"^\[\d+/\d+\] (link .*|.* \(\w+(?: [\d.]+)?\))$", re.MULTILINE)
+
+
+def steps_of(output: str) -> tuple[str, ...]:
+    """Return the titles of the compile and link steps that a build names on stderr."""
+    return tuple(_STEP.findall(output))
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,7 @@ class Workspace:
         if done.returncode:
             raise RuntimeError(f"{shown}\n{done.stdout}{done.stderr}")
         result = json.loads(done.stdout) if "--json" in command else None
-        steps = tuple(_STEP.findall(done.stderr))
-        return CompletedRun(shown.removesuffix(" --json"), seconds, cpu_seconds, result, steps)
+        return CompletedRun(shown.removesuffix(" --json"), seconds, cpu_seconds, result, steps_of(done.stderr))
 
     def build(
         self,

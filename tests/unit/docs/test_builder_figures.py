@@ -46,6 +46,14 @@ def test_a_changed_source_costs_its_compile_the_binding_and_the_link(
     assert builder_figures.one_source_row({"steps": steps}).verdict == verdict
 
 
+def test_steps_of_every_backend_are_read(builder_figures: ModuleType) -> None:
+    import builder_runs
+
+    steps = (SOURCE, "kernel/kernel.cpp (cpu)", "kernel/kernel.cu (rocm 7.2)", "link kernel rocm 7.2")
+    output = "".join(f"[{number}/4] {step}\n" for number, step in enumerate(steps, 1))
+    assert builder_runs.steps_of(f"2 variants\n{output}[1/1] checking kernel torch-cpu\n") == steps
+
+
 @pytest.mark.parametrize(("warm", "verdict"), [(6.0, "met"), (6.1, "missed")])
 def test_a_warm_cache_takes_at_most_a_tenth(builder_figures: ModuleType, warm: float, verdict: str) -> None:
     values = {"warm-cpu-seconds": warm, "cold-cpu-seconds": 60.0}
