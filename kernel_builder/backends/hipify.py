@@ -1,11 +1,18 @@
-"""Runs Torch's hipify, which turns CUDA sources into HIP, on a copy of a project's files."""
+"""Runs Torch's hipify, which turns CUDA sources into HIP, on a copy of a project's files.
+
+A translation takes tenths of a second, and every plan of a build needs it, so it is kept until no build has used it for
+a month (`build/cache.py`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import io
+import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,8 +22,11 @@ from pathlib import Path
 from types import ModuleType
 
 from kernel_builder.errors import ConfigError
+from kernel_builder.files import write_atomically
 
 _MODULE = "kernel_builder_hipify"
+# Raise it when this module changes what it makes of hipify's output.
+_FORM = 1
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class Translation:
 
 
 def translate(
-    torch_utils: Path, project: Path, source: str, files: Sequence[str], include: Sequence[str]
+    torch_utils: Path, project: Path, source: str, files: Sequence[str], include: Sequence[str], kept: Path
 ) -> Translation:
     """Translate a source and the headers that it includes.
 
@@ -41,13 +51,14 @@ def translate(
         torch_utils: The directory with hipify's package.
         files: The files that the source can reach, itself included, relative to the project.
         include: Directories of headers, relative to the project.
+        kept: A directory for translations of this hipify alone. It need not exist, and may be read-only.
 
     Raises:
         ConfigError: If hipify cannot read or translate one.
     """
     contents = tuple((name, (project / name).read_bytes()) for name in sorted({source, *files}))
     try:
-        return _translated(torch_utils, source, contents, tuple(include))
+        return _kept_or_translated(torch_utils, source, contents, tuple(include), kept)
     except Exception as error:  # of a program that is not the builder's
         raise ConfigError(
             f"torch.utils.hipify cannot translate it, or a header that it includes: {type(error).__name__}: {error}",
@@ -58,6 +69,32 @@ def translate(
 
 
 @lru_cache(maxsize=256)
+def _kept_or_translated(
+    torch_utils: Path, source: str, contents: tuple[tuple[str, bytes], ...], include: tuple[str, ...], kept: Path
+) -> Translation:
+    digests = [(name, hashlib.sha256(content).hexdigest()) for name, content in contents]
+    key = hashlib.sha256(json.dumps([_FORM, source, digests, include]).encode()).hexdigest()
+    path = kept / f"{key}.json"
+    try:
+        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+        if digest == _digest(text):
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            return Translation(**json.loads(text))
+    except (OSError, ValueError):
+        pass
+    translation = _translated(torch_utils, source, contents, include)
+    text = json.dumps({"source": translation.source, "files": translation.files})
+    with contextlib.suppress(OSError):
+        kept.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, f"{_digest(text)}\n{text}")
+    return translation
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _translated(
     torch_utils: Path, source: str, contents: tuple[tuple[str, bytes], ...], include: tuple[str, ...]
 ) -> Translation:

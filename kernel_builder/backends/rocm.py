@@ -62,11 +62,13 @@ class RocmToolkit(Toolkit):
         root: The directory with `include/`, `lib/` and `hipify/`.
         version: That of the headers, for example `7.1.25424`.
         device_libraries: The directory with the device libraries, as clang looks for them.
+        translations: The directory in which sources that its hipify has translated are kept.
     """
 
     version: str
     clang: Clang
     device_libraries: Path
+    translations: Path
 
 
 def is_wave64(arch: str) -> bool:
@@ -259,6 +261,7 @@ class _Rocm(CompiledBackend):
                 "ROCm's device libraries",
                 lambda directory: rocm_device_libraries.make(clang, pinned.root, archs, directory),
             ),
+            translations=toolchains.cache / "translations" / pinned.identity[:16],
         )
 
     def provenance(self, toolkit: Toolkit | None) -> dict[str, str]:
@@ -288,7 +291,7 @@ class _Rocm(CompiledBackend):
             from kernel_builder.backends import hipify
 
             include = (*source.kernel.include, "csrc")
-            translated = hipify.translate(own.root, source.project, path, source.files, include)
+            translated = hipify.translate(own.root, source.project, path, source.files, include, own.translations)
             path = translated.source
             generated |= {f"src/{name}": text for name, text in translated.files.items()}
         argv = (

@@ -192,7 +192,7 @@ def prune(graph: Graph, cache: Path) -> None:
         with suppress(FileNotFoundError):
             os.utime(path)
     oldest = time.time() - _KEEP_SECONDS
-    for folder in ("objects", "binaries", "packages"):
+    for folder in ("objects", "binaries", "packages", "translations"):
         for path in (cache / folder).rglob("*"):
             if path.is_file() and path.stat().st_mtime < oldest:
                 path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -108,6 +109,28 @@ def test_the_translation_is_part_of_the_key(project: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(hipify, "translate", other)
     assert keys() != before
+
+
+def test_a_translation_is_kept_and_a_damaged_one_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, kept = importlib.util.find_spec("torch"), tmp_path / "kept"
+    assert torch and torch.origin
+    utils = Path(torch.origin).with_name("utils")
+    (tmp_path / "kernel.cu").write_text("#include <cuda_runtime.h>\n")
+
+    def translate() -> hipify.Translation:
+        hipify._kept_or_translated.cache_clear()
+        return hipify.translate(utils, tmp_path, "kernel.cu", ["kernel.cu"], [], kept)
+
+    first = translate()
+    assert "hip/hip_runtime.h" in first.files["kernel.hip"]
+    with monkeypatch.context() as without:
+        without.setattr(hipify, "_translated", None)
+        assert translate() == first
+    (file,) = kept.iterdir()
+    whole = file.read_text()
+    file.write_text(whole.replace("hip_runtime", "hop_runtime"))
+    assert translate() == first
+    assert file.read_text() == whole
 
 
 def test_a_source_that_hipify_cannot_read_is_named(project: Path) -> None:
