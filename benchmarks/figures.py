@@ -88,6 +88,7 @@ class Record:
     Attributes:
         name: The figure's name for `--only`.
         commit: The commit of the measured builder.
+        cores: How many the machine had, which need not be that of the other figures.
         load: The machine's load average before and after the measurement.
     """
 
@@ -96,6 +97,7 @@ class Record:
     values: Values
     date: str
     commit: str
+    cores: int
     load: tuple[float, float]
 
 
@@ -151,7 +153,10 @@ def _section(record: Record, row: Row) -> Iterator[str]:
     yield from (f"**{record.name}**: {row.title}", "", *(f"    {command}" for command in record.commands), "")
     before, after = record.load
     commit = re.sub(r"^([0-9a-f]{12})[0-9a-f]{28}", r"\1", record.commit)
-    measured = f"Measured on {record.date[:10]}, commit {commit}; load average {before:.1f} before, {after:.1f} after."
+    measured = (
+        f"Measured on {record.date[:10]}, commit {commit}, {record.cores} cores; "
+        f"load average {before:.1f} before, {after:.1f} after."
+    )
     yield from (f"{row.note} {measured}".strip(), "")
 
 
@@ -232,7 +237,7 @@ def measure(
     json_file: Path | None,
     markdown: Path | None,
 ) -> int:
-    """Measure the chosen figures, print them, and write the files; returns the exit status.
+    """Measure the chosen figures, print them, and write the files after each; returns the exit status.
 
     Args:
         measure_one: Measures the figure of this name.
@@ -242,10 +247,19 @@ def measure(
     if json_file and json_file.exists():
         records = _read_records(json.loads(json_file.read_text()))
     failed: list[str] = []
+
+    def write() -> None:
+        ordered = [asdict(records[name]) for name in page.figures if name in records]
+        report = {"machine": dict(measured_on), "figures": ordered, "failed": failed}
+        if json_file:
+            result_files.write(json_file, report)
+        if markdown:
+            markdown.write_text(page.markdown(report))
+
     for name in chosen:
         started = time.perf_counter()
         try:
-            record = _record(name, measure_one)
+            record = _record(name, measure_one, measured_on["cores"])
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             click.secho(f"{name}: {error}", fg="red", err=True)
             failed.append(name)
@@ -254,18 +268,14 @@ def measure(
         click.echo(f"{name}: {row.measured} (target: {row.target or '-'}; {row.verdict})")
         click.echo(f"    measured in {time.perf_counter() - started:.0f} s", err=True)
         records[name] = record
-    ordered = [asdict(records[name]) for name in page.figures if name in records]
-    report = {"machine": dict(measured_on), "figures": ordered, "failed": failed}
-    if json_file:
-        result_files.write(json_file, report)
-    if markdown:
-        markdown.write_text(page.markdown(report))
+        write()
+    write()
     return 1 if failed else 0
 
 
-def _record(name: str, measure_one: Callable[[str], Measured]) -> Record:
+def _record(name: str, measure_one: Callable[[str], Measured], cores: int) -> Record:
     load = os.getloadavg()[0]
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     measured = measure_one(name)
     values = json.loads(json.dumps(measured.values))  # the row sees the same types now and from the file
-    return Record(name, measured.commands, values, date, describe_commit(), (load, os.getloadavg()[0]))
+    return Record(name, measured.commands, values, date, describe_commit(), cores, (load, os.getloadavg()[0]))

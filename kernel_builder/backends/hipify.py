@@ -25,7 +25,7 @@ from kernel_builder.errors import ConfigError
 from kernel_builder.files import write_atomically
 
 _MODULE = "kernel_builder_hipify"
-# Raise it when this module changes what it makes of hipify's output.
+# Raise it when this module changes how it calls hipify, or what it makes of its output.
 _FORM = 1
 
 

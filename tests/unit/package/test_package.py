@@ -130,13 +130,13 @@ def test_packages_are_old_or_new_whenever_a_build_is_killed(
         if not swaps:
             with swap.staging(home / "build"):
                 pass
-        found = {name: text for name, text in read(home / "build").items() if not name.startswith(".")}
-        assert found in (OLD, NEW) or (not alone and found.items() <= OLD.items() | NEW.items()), call
-        assert found.keys() >= OLD.keys() & NEW.keys(), call
+        packages = {name: text for name, text in read(home / "build").items() if not name.startswith(".")}
+        assert packages in (OLD, NEW) or (not alone and packages.items() <= OLD.items() | NEW.items()), call
+        assert packages.keys() >= OLD.keys() & NEW.keys(), call
         with swap.staging(home / "build"):
             pass
         assert names(home) == ["build"] and not any(name.startswith(".") for name in names(home / "build")), call
-        seen.append(found)
+        seen.append(packages)
         fill()
     assert (seen[0], seen[-1], read(home / "build")) == (OLD, NEW, NEW)
 
