@@ -26,7 +26,7 @@ export PYTHONNODEBUGRANGES = 1
 .PHONY: quickstart update check unit test packages arm64-python gpu-test landlock-test device-code lint docs clean
 
 # The builder and what adds commands to it: a Hub's server, and the judge of kernels that programs write.
-PACKAGES = . packages/kernel-hub packages/kernel-judge
+PACKAGES = packages/kernel-format packages/kernel-sandbox . packages/kernel-hub packages/kernel-judge
 
 # uv installs the packages of the tests in a third of pip's time; Torch comes by pip, whose settings name its index.
 .venv/ready: $(PACKAGES:%=%/pyproject.toml)
@@ -77,7 +77,7 @@ landlock-test: .venv/ready
 	printf '#!/bin/sh\nexit 1\n' > .venv/without-bubblewrap/bwrap
 	chmod +x .venv/without-bubblewrap/bwrap
 	PATH="$(CURDIR)/.venv/without-bubblewrap:$$PATH" .venv/bin/python -m pytest -p tests.skips -m sandbox \
-		tests/integration/build/test_confinement.py tests/integration/build_command/test_bad_projects.py \
+		tests/integration/steps/test_confinement.py tests/integration/build_command/test_bad_projects.py \
 		-n $(JOBS) --dist loadfile $(PYTEST)
 
 device-code: .venv/ready

@@ -20,8 +20,8 @@ from torch_extension_build import compare_with_torch_extension, sources_of, torc
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.package.tree_digest import hash_tree
 from kernel_builder.toolchain import Toolchains
+from kernel_format.tree_digest import hash_tree
 
 REPEATS = 10
 

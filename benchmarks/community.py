@@ -34,8 +34,8 @@ from kernel_builder.config import offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import FullAbi, Release, Variant, this_platform
-from kernel_builder.errors import KernelBuilderError
-from kernel_builder.files import write_atomically
+from kernel_format.errors import KernelBuilderError
+from kernel_format.files import write_atomically
 
 RESULTS = ROOT / "benchmarks" / "results" / "community.json"
 

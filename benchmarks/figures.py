@@ -24,8 +24,8 @@ import click
 import result_files
 
 import kernel_builder
-from kernel_builder.build.provenance import git_state
 from kernel_builder.measure.estimates import estimate
+from kernel_builder.steps.provenance import git_state
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -80,7 +80,7 @@ def rejection(request: JudgeRequest) -> tuple[str, str]:
     """Judge a candidate in this process. Return as what it is rejected, or "right", and why."""
     import torch
 
-    from kernel_builder.errors import KernelBuilderError
+    from kernel_format.errors import KernelBuilderError
     from kernel_judge.judge.judgement import judge
 
     torch.set_num_threads(1)  # of the candidate, too: the judgements beside it have the other cores

@@ -5,7 +5,7 @@ python=${PYTHON:-python}
 export PYTHONPATH=$PWD:$PWD/packages/kernel-judge OMP_NUM_THREADS=4 DEVICE=${DEVICE:-cuda}
 $python -c "import torch, importlib.util as u; print(torch.__version__, torch.version.cuda, 'triton', bool(u.find_spec('triton')))"
 command -v nvcc && nvcc --version | tail -1
-$python -c "from kernel_builder.sandbox import strongest; print('sandbox', strongest())"
+$python -c "from kernel_sandbox.sandbox import strongest; print('sandbox', strongest())"
 # One verdict first, with all peers: a failure here concerns everything below.
 tasks=packages/kernel-judge/tests/tasks
 for candidate in packages/kernel-judge/tests/honest/more_exact.py packages/kernel-judge/tests/gpu/honest/triton_softmax.py; do

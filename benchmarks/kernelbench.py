@@ -25,14 +25,14 @@ from pathlib import Path
 import result_files
 import torch
 
-from kernel_builder import sandbox
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_judge.judge.evaluation import randomize, without_tensors
 from kernel_judge.judge.examination import Examination, RejectedError
 from kernel_judge.judge.judgement import prepare_references
 from kernel_judge.judge.task import Sizes, Task, kernelbench
 from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+from kernel_sandbox import sandbox
 
 RESULTS = Path(__file__).resolve().parent / "results" / "kernelbench.json"
 HEAVY, MOST_BYTES = 1 << 24, 1 << 30  # of inputs and parameters together

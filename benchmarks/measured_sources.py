@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.build import recorded_sources
 from kernel_builder.checkouts import git_output
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.plural import counted, some_of
+from kernel_builder.steps import recorded_sources
 
 _HERE = Path(__file__).resolve().parent
 RESULTS, MEASURED = _HERE / "results", _HERE / "measured.toml"

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_builder.build.buildable import UnavailableVariant
-from kernel_builder.errors import BuildError, KernelBuilderError, SeveralErrors, StoreError
+from kernel_builder.steps.buildable import UnavailableVariant
+from kernel_format.errors import BuildError, KernelBuilderError, SeveralErrors, StoreError
 
 if TYPE_CHECKING:
-    from kernel_builder.build.resources import SourceResources
     from kernel_builder.checks import CheckReport
+    from kernel_builder.steps.resources import SourceResources
 
 
 @dataclass(frozen=True)

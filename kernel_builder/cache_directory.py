@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from kernel_builder.errors import StoreError
+from kernel_format.errors import StoreError
 
 
 def default_cache() -> Path:

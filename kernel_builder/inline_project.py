@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernel_builder.config.project import python_name
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parent / "templates" / "inline"
 

@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.build import compile_steps, ninja_run
-from kernel_builder.build.cache import object_path, put
 from kernel_builder.config import build_toml
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.errors import BuildError, FetchError, KernelBuilderError, PackageError
+from kernel_builder.steps import compile_steps, ninja_run
+from kernel_builder.steps.cache import object_path, put
 from kernel_builder.toolchain import Toolchains, lock, tree_files
 from kernel_builder.toolchain.wheels import CorruptDownload
+from kernel_format.errors import BuildError, FetchError, KernelBuilderError, PackageError
 
 Spec = Mapping[str, Any]
 
@@ -118,7 +118,7 @@ def package(spec: Spec, out: Path) -> None:
         KernelBuilderError: As `pipeline.build`.
     """
     from kernel_builder import pipeline
-    from kernel_builder.build.provenance import builder_origin
+    from kernel_builder.steps.provenance import builder_origin
 
     toolchains = _toolchains(spec)
     if "sysroot" in spec:

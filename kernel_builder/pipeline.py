@@ -14,20 +14,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_builder import files
-from kernel_builder.build.graph import Graph
 from kernel_builder.build_summary import BuildSummary, BuiltPackage
 from kernel_builder.cache_directory import is_open_to_others
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
-from kernel_builder.errors import StoreError
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.project_selection import BuildRequest, select
+from kernel_builder.steps.graph import Graph
 from kernel_builder.targets import Remade, Target, is_current, plan_targets, split
+from kernel_format import files
+from kernel_format.errors import StoreError
 
 if TYPE_CHECKING:
-    from kernel_builder.build.resources import SourceResources
+    from kernel_builder.steps.resources import SourceResources
     from kernel_builder.toolchain import Toolchains
 
 __all__ = ["BuildRequest", "BuildSummary", "build"]
@@ -75,7 +75,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         packages = tuple(_built(target, list(results.values())) for target in results.values())
         reported: tuple[SourceResources, ...] = ()
         if request.resources:
-            from kernel_builder.build import confinement, ninja_run, resources
+            from kernel_builder.steps import confinement, ninja_run, resources
 
             final = Graph(tuple(target.planned for target in results.values()))
             reported = resources.report(

@@ -10,19 +10,19 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_builder.build import buildable
-from kernel_builder.build.buildable import UnavailableVariant
 from kernel_builder.build_summary import FailedVariant
 from kernel_builder.config import notices, offered
 from kernel_builder.config.project import KernelDependency, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.errors import ConfigError, KernelBuilderError, NothingToBuildError, PackageError, VariantError
 from kernel_builder.package import foreign_files
+from kernel_builder.steps import buildable
+from kernel_builder.steps.buildable import UnavailableVariant
+from kernel_format.errors import ConfigError, KernelBuilderError, NothingToBuildError, PackageError, VariantError
 
 if TYPE_CHECKING:
-    from kernel_builder.build.confinement import SandboxMode
     from kernel_builder.checks import CheckReport
+    from kernel_builder.steps.confinement import SandboxMode
     from kernel_builder.toolchain import Toolchains
 
 

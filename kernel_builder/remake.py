@@ -10,25 +10,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kernel_builder import checks, files
-from kernel_builder.build import ninja_run
-from kernel_builder.build.cache import binary_path
-from kernel_builder.build.confinement import for_steps
-from kernel_builder.build.graph import Graph, Outcome
+from kernel_builder import checks
 from kernel_builder.build_summary import FailedVariant
 from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess, summary
 from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config.variant import this_platform
-from kernel_builder.errors import CheckError, KernelBuilderError, PackageError
 from kernel_builder.package import foreign_files, records
 from kernel_builder.package.assembly import assemble
 from kernel_builder.package.load_conditions import load_conditions
 from kernel_builder.package.swap import publish, staging
-from kernel_builder.package.tree_digest import contents, is_unchanged
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress
 from kernel_builder.project_selection import BuildRequest, Selection, dependencies
+from kernel_builder.steps import ninja_run
+from kernel_builder.steps.cache import binary_path
+from kernel_builder.steps.confinement import for_steps
+from kernel_builder.steps.graph import Graph, Outcome
 from kernel_builder.targets import Remade, Target, by_project, split
+from kernel_format import files
+from kernel_format.errors import CheckError, KernelBuilderError, PackageError
+from kernel_format.tree_digest import contents, is_unchanged
 
 
 def remake(

@@ -22,7 +22,7 @@ from kernel_builder.config.build_toml import NAME, REPO_ID
 from kernel_builder.config.project import python_name
 from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.config.toml_schema import nearest
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parent / "templates" / "init"
 _KIT = Path(__file__).parent / "templates" / "kit"

@@ -8,14 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernel_builder.build import provenance, recorded_sources
-from kernel_builder.build.graph import Outcome, PlannedVariant
-from kernel_builder.build.plan import plan
 from kernel_builder.build_summary import FailedVariant
-from kernel_builder.errors import FetchError, KernelBuilderError
 from kernel_builder.package import records
 from kernel_builder.package.load_conditions import load_conditions
 from kernel_builder.project_selection import BuildRequest, Selection
+from kernel_builder.steps import provenance, recorded_sources
+from kernel_builder.steps.graph import Outcome, PlannedVariant
+from kernel_builder.steps.plan import plan
+from kernel_format.errors import FetchError, KernelBuilderError
 
 if TYPE_CHECKING:
     from kernel_builder.checks import CheckReport

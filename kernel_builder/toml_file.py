@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 if sys.version_info >= (3, 11):
     import tomllib

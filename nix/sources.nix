@@ -1,4 +1,4 @@
-# The files that a source can include: at least those that kernel_builder/build/include_scan.py finds when it scans again
+# The files that a source can include: at least those that kernel_builder/steps/include_scan.py finds when it scans again
 # in the compile step. This scan does not understand comments and conditions. A file that is not needed costs a compile
 # when it changes; a missing file is an error of the compile step.
 root: { include, listed }: source: with builtins;

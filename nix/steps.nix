@@ -55,25 +55,29 @@ let
     buildCommand = ''
       cp -r ${subset name ../. listed} $out
       chmod -R u+w $out
-      ${compileall} -x /templates/ $out/kernel_builder
+      ${compileall} -x '/templates/|/kernels/' $out
     '';
   };
   compileall = "python3 -m compileall -q --invalidation-mode unchecked-hash"; # all files in the store have one time
   # The part of the builder that determines objects; a change to the rest recompiles nothing.
   planner = withBytecode "kernel-builder-plan" (map (name: "kernel_builder/${name}") ([
-    "__init__.py" "backends" "build" "cache_directory.py" "checkouts.py" "config" "confine.py" "demangle.py" "elf.py" "errors.py"
-    "files.py" "nix.py" "outside_paths.py" "plural.py" "progress.py" "sandbox.py" "system_calls.py" "toml_file.py"
-    "templates/clang" "templates/compat.cpp" "templates/registration.h"
+    "__init__.py" "backends" "cache_directory.py" "checkouts.py" "config" "demangle.py" "elf.py" "nix.py" "plural.py" "progress.py"
+    "steps" "toml_file.py" "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
-    (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
+    (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain))))
+    ++ map (name: "${format}/${name}.py") [ "__init__" "errors" "files" "metadata" "outside_paths" "release" ] ++ [ sandbox ]);
+  format = "packages/kernel-format/kernel_format";
+  sandbox = "packages/kernel-sandbox/kernel_sandbox";
+  # The import path of a copy of this repository's distributions.
+  distributions = root: "${root}:${root}/packages/kernel-format:${root}/packages/kernel-sandbox";
   # `init` reads the kit through a link in kernel_builder/templates.
-  builder = "${withBytecode "kernel-builder" [ "kernel_builder" "kernels/kit" ]}:${dependencies}";
+  builder = "${distributions (withBytecode "kernel-builder" [ "kernel_builder" format sandbox "kernels/kit" ])}:${dependencies}";
   libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # nixpkgs' wrapper of g++ does not print these directories
   step = name: program: spec: attributes: run name ({
     spec = toJSON spec;
     passAsFile = [ "spec" ];
     nativeBuildInputs = [ python ];
-    PYTHONPATH = planner;
+    PYTHONPATH = distributions planner;
     LIBRARY_PATH = libraries;
     buildCommand = "python3 -m kernel_builder.nix ${program} $specPath $out";
   } // attributes);
@@ -117,7 +121,7 @@ let
     });
   dependencies = installed "builder";
   fetch = pin: step "${pin.project}-${pin.version}-ranges" "fetch" { inherit pin; }
-    (fixed pin.fetched // { PYTHONPATH = "${planner}:${dependencies}"; });
+    (fixed pin.fetched // { PYTHONPATH = "${distributions planner}:${dependencies}"; });
 
   # Toolchains: release -> tree.
   onSystem = entry: entry // mapAttrs (_: platforms: { ${system} = platforms.${system}; })
@@ -149,7 +153,7 @@ let
   dependencyTree = name: pin: tree name { dependencies.${name} = pin; } pin.files { };
   # The stand-ins of libraries that every binary is linked against. A package would take 1.5 s to make them.
   sysroot = step "sysroot" "sysroot" { lock = { inherit (lock) schema; cuda = { }; torch = { }; dependencies = { }; }; }
-    { PYTHONPATH = "${planner}:${dependencies}"; };
+    { PYTHONPATH = "${distributions planner}:${dependencies}"; };
   # What a step needs besides compilers: `torch`, `cudaLibraries`: whether it has such headers; `depends`: libraries.
   toolchain = { cuda, floor, ... }@variant: { torch, cudaLibraries, depends }:
     let

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from kernel_builder.config.kernel_sources import options
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 # These are compiled when a build has flags for clang: together they take 2 ms.
 # Flags of g++, which clang knows too: definitions, warnings, optimizations, the standard.

@@ -17,7 +17,7 @@ from kernel_builder import toml_file
 from kernel_builder.backends.host_code import CompileOptions, Compiler
 from kernel_builder.config import known_backends, matrix
 from kernel_builder.config.known_backends import Backend
-from kernel_builder.config.release import Release
+from kernel_format.release import Release
 
 if TYPE_CHECKING:
     from kernel_builder.config.project import Kernel

@@ -26,10 +26,10 @@ from kernel_builder.backends.compiled import (
     Toolkit,
 )
 from kernel_builder.config import compiler_flags, toml_schema
-from kernel_builder.config.release import Release, is_within
 from kernel_builder.config.toml_schema import Key
 from kernel_builder.config.variant import Abi, FullAbi, StableAbi, TvmFfiAbi
-from kernel_builder.errors import ConfigError, VariantError
+from kernel_format.errors import ConfigError, VariantError
+from kernel_format.release import Release, is_within
 
 if TYPE_CHECKING:
     from kernel_builder.backends.host_code import CompileOptions

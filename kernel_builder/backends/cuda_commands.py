@@ -21,8 +21,8 @@ from kernel_builder.backends.host_code import (
 
 if TYPE_CHECKING:
     from kernel_builder.backends.cuda import CudaToolkit
-    from kernel_builder.config.release import Release
     from kernel_builder.toolchain import HostCompiler
+    from kernel_format.release import Release
 
 # Directories in commands.
 _TOOLKIT, CLANG = token("cuda"), token("clang")

@@ -21,8 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from kernel_builder.errors import ConfigError
-from kernel_builder.files import write_atomically
+from kernel_format.errors import ConfigError
+from kernel_format.files import write_atomically
 
 _MODULE = "kernel_builder_hipify"
 # Raise it when this module changes how it calls hipify, or what it makes of its output.

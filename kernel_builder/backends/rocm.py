@@ -35,15 +35,15 @@ from kernel_builder.config import compiler_flags, toml_schema
 from kernel_builder.config.project import TorchFramework, TvmFfi
 from kernel_builder.config.toml_schema import Key
 from kernel_builder.demangle import demangle
-from kernel_builder.errors import VariantError
 from kernel_builder.plural import counted
+from kernel_format.errors import VariantError
 
 if TYPE_CHECKING:
     from kernel_builder.backends.code_objects import CodeObject
     from kernel_builder.config.project import Kernel, Project, TorchNoarch
-    from kernel_builder.config.release import Release
     from kernel_builder.config.variant import Abi
     from kernel_builder.toolchain import Clang, HostCompiler, Obstacle, Toolchains
+    from kernel_format.release import Release
 
 NOT_RUN = "compiled and checked, not run on AMD hardware"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_builder.errors import ToolchainError
+from kernel_format.errors import ToolchainError
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Clang

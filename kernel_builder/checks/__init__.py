@@ -34,9 +34,9 @@ from kernel_builder.checks.torch_stable_abi import check_torch_stable_abi
 from kernel_builder.checks.undefined import check_undefined
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
-from kernel_builder.errors import ConfigError, VariantError
-from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.package.records import NO_LOAD
+from kernel_format.errors import ConfigError, VariantError
+from kernel_format.metadata import PackageMetadata
 
 __all__ = [
     "ABI_CHECKS",

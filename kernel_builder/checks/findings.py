@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kernel_builder.checks.python_files import Source
     from kernel_builder.config.project import Project
     from kernel_builder.elf import SharedObject
-    from kernel_builder.package.metadata import PackageMetadata
+    from kernel_format.metadata import PackageMetadata
 
 
 _SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")

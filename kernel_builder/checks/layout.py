@@ -8,7 +8,7 @@ from pathlib import Path
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Noarch, Variant
-from kernel_builder.package.metadata import PackageMetadata
+from kernel_format.metadata import PackageMetadata
 
 NAME = "layout"
 _REBUILD = "build the package again"

@@ -18,8 +18,8 @@ from kernel_builder.checks.python_imports import always_present, imported_roots
 from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
-from kernel_builder.errors import VariantError
-from kernel_builder.package.metadata import PackageMetadata
+from kernel_format.errors import VariantError
+from kernel_format.metadata import PackageMetadata
 
 NAME = "load"
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kernel_builder import sandbox
-from kernel_builder.build.confinement import Confinement
-from kernel_builder.files import temporary_directory
-from kernel_builder.package.tree_digest import contents, is_unchanged
+from kernel_builder.steps.confinement import Confinement
+from kernel_format.files import temporary_directory
+from kernel_format.tree_digest import contents, is_unchanged
+from kernel_sandbox import sandbox
 
 # Of one question, unless the caller says otherwise.
 SECONDS = 300

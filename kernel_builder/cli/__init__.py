@@ -20,7 +20,7 @@ import click
 
 import kernel_builder
 from kernel_builder.cli.plugins import PluginGroup
-from kernel_builder.errors import BuildError, KernelBuilderError, ToolchainError
+from kernel_format.errors import BuildError, KernelBuilderError, ToolchainError
 
 if TYPE_CHECKING:
     from kernel_builder.config.project import Project

@@ -11,13 +11,13 @@ import click
 
 from kernel_builder.cli import torch_required
 from kernel_builder.cli.shared_options import directory_argument
-from kernel_builder.errors import MeasureError
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import OURS, WIDEST, BenchmarkReport
 from kernel_builder.measure.selection import DTYPES
 from kernel_builder.measure.workloads import DEVICES, PASSES
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
+from kernel_format.errors import MeasureError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 

@@ -28,16 +28,16 @@ from kernel_builder.cli.shared_options import (
     whole_option,
 )
 from kernel_builder.config.variant import PLATFORMS
-from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
 from kernel_builder.plural import counted, some_of
 from kernel_builder.progress import Progress, shown
+from kernel_format.errors import BuildError, KernelBuilderError
 
 if TYPE_CHECKING:
-    from kernel_builder.build.confinement import SandboxMode
-    from kernel_builder.build.resources import SourceResources
     from kernel_builder.checks import CheckReport
+    from kernel_builder.steps.confinement import SandboxMode
+    from kernel_builder.steps.resources import SourceResources
     from kernel_builder.toolchain import Toolchains
 
 _ERRORS = 5  # so many are printed in full

@@ -14,7 +14,7 @@ from kernel_builder import checks
 from kernel_builder.cli.shared_options import ReleaseType, allow_option, cross_python_option, json_option
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import CheckError
+from kernel_format.errors import CheckError
 
 _DIRECTORY = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]"
@@ -110,7 +110,7 @@ def hash_builds(directory: Path, as_json: bool) -> None:
     \b
     kernel-builder hash kernels/rmsnorm
     """
-    from kernel_builder.package.tree_digest import hash_tree
+    from kernel_format.tree_digest import hash_tree
 
     digests = {package.name: hash_tree(package) for package in packages_of(directory)}
     if as_json:

@@ -12,17 +12,17 @@ from typing import Any
 
 import click
 
-from kernel_builder.build import compile_steps
-from kernel_builder.build.buildable import missing_dependency
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import dependency_option, json_option
 from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
-from kernel_builder.config.release import Release, Version
-from kernel_builder.errors import ConfigError
+from kernel_builder.steps import compile_steps
+from kernel_builder.steps.buildable import missing_dependency
 from kernel_builder.toolchain.tools import Obstacle
+from kernel_format.errors import ConfigError
+from kernel_format.release import Release, Version
 
 _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 
@@ -167,7 +167,7 @@ def update_build(directories: tuple[Path, ...], check: bool, licence: str | None
 def _updated(path: Path, licence: str | None, *, write: bool) -> bool:
     """Show what changes in a file, and write it. Return whether anything changes."""
     from kernel_builder.config.rewrite import rewritten
-    from kernel_builder.files import write_atomically
+    from kernel_format.files import write_atomically
 
     old, new = rewritten(path, licence)
     if old == new:

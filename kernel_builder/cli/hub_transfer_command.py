@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kernel_builder.cli.shared_options import json_option
-from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Lines
+from kernel_format.errors import ConfigError
 
 if TYPE_CHECKING:
     from kernel_builder.hub.transfer import Transferred
@@ -95,8 +95,8 @@ def import_(
     kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
     kernel-builder hub import my-org.tar --organization our-org --endpoint http://127.0.0.1:8000
     """
-    from kernel_builder.files import temporary_directory
     from kernel_builder.hub.transfer import export_kernels, import_kernels, kernels_of
+    from kernel_format.files import temporary_directory
 
     endpoint = endpoint or os.environ.get("HF_ENDPOINT")
     if not endpoint:

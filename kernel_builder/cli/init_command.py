@@ -12,7 +12,7 @@ import click
 
 from kernel_builder.config.build_toml import REPO_ID
 from kernel_builder.config.project_files import read_project
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 _BACKENDS = "--backends"
 CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"

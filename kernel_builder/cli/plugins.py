@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from kernel_builder.errors import KernelBuilderError
+from kernel_format.errors import KernelBuilderError
 
 
 class PluginGroup(click.Group):

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from kernel_builder.cli.shared_options import directory_argument, json_option
-from kernel_builder.errors import VerificationError
+from kernel_format.errors import VerificationError
 
 _HINT = "name a file that has a token of an OpenID provider, and nothing else"
 
@@ -56,7 +56,7 @@ def sign(
     """
     from kernel_builder.cli.check_command import packages_of
     from kernel_builder.hub.signing import sign as write_signatures
-    from kernel_builder.package.key_signatures import read_private_key
+    from kernel_format.key_signatures import read_private_key
 
     key = None
     if key_file is not None:

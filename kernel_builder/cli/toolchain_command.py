@@ -13,8 +13,8 @@ import click
 
 from kernel_builder.cli.shared_options import ReleaseType, index_url_option, json_option
 from kernel_builder.config.variant import PLATFORMS, Release, this_platform
-from kernel_builder.errors import ToolchainError
 from kernel_builder.plural import counted
+from kernel_format.errors import ToolchainError
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain.toolchains import Toolchains

@@ -24,12 +24,12 @@ from kernel_builder.cli.shared_options import (
     whole_option,
 )
 from kernel_builder.config.project_files import read_project
-from kernel_builder.errors import ConfigError
-from kernel_builder.files import write_atomically
 from kernel_builder.hub.publication import BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
+from kernel_format.errors import ConfigError
+from kernel_format.files import write_atomically
 
 
 def _repo_type(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel_builder.build.buildable import obstacle
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import cuda_compiler_option, cuda_home_option, dependency_option, whole_option
 from kernel_builder.config import changed, offered
@@ -18,7 +17,8 @@ from kernel_builder.config.notices import summarized
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.config.variant import this_platform
-from kernel_builder.errors import ConfigError
+from kernel_builder.steps.buildable import obstacle
+from kernel_format.errors import ConfigError
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Toolchains

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel_builder.cli.shared_options import json_option
-from kernel_builder.errors import VerificationError
+from kernel_format.errors import VerificationError
 
 if TYPE_CHECKING:
     from kernel_builder.hub.verification import VariantVerdict

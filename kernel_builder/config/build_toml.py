@@ -15,9 +15,9 @@ from typing import Any
 from kernel_builder import toml_file
 from kernel_builder.config import compiler_flags, editions, kernel_sources, known_backends, toml_schema
 from kernel_builder.config.project import Kernel, KernelDependency, Project, TorchFramework, TorchNoarch, TvmFfi
-from kernel_builder.config.release import Release, Version
 from kernel_builder.config.toml_schema import Key, TomlPlace
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
+from kernel_format.release import Release, Version
 
 FILE = "build.toml"
 NAME = r"[a-z][-a-z0-9]*[a-z0-9]"

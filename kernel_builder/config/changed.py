@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kernel_builder.checkouts import git_output
 from kernel_builder.config.project_files import in_work_tree, work_tree
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 
 def touched(directories: Sequence[Path], since: str, shared: Sequence[Path] = ()) -> list[Path]:

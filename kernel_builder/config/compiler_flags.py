@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from kernel_builder.config.kernel_sources import options
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 # Flags of g++, also of other compilers for host code. Their values are no paths.
 HOST = (

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernel_builder.config.toml_schema import TomlPlace
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 EDITION = 5
 NO_EDITION = "build.toml has no edition and is read as edition 4; `kernel-builder update-build DIR` rewrites it"

@@ -14,7 +14,7 @@ from typing import Any
 
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import HEADER_SUFFIXES, Framework, Kernel, Project, TorchNoarch
-from kernel_builder.config.release import Release
+from kernel_format.release import Release
 
 # Options of compilers that take the next argument as their value.
 _WITH_VALUE = re.compile(

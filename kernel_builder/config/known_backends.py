@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
-from kernel_builder.config.release import Release
-from kernel_builder.errors import ToolchainError
+from kernel_format.errors import ToolchainError
+from kernel_format.release import Release
 
 if TYPE_CHECKING:
     from kernel_builder.config.project import Kernel, Project, TorchNoarch

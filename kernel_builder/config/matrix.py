@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config.release import Release
+from kernel_format.release import Release
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from kernel_builder.config import known_backends, matrix
 from kernel_builder.config.known_backends import Backend
 from kernel_builder.config.project import CompiledFramework, Project, TorchFramework, TorchNoarch
-from kernel_builder.config.release import Release, is_within
 from kernel_builder.config.variant import FullAbi, Noarch, StableAbi, TvmFfiAbi, Variant
-from kernel_builder.errors import ConfigError, VariantError
+from kernel_format.errors import ConfigError, VariantError
+from kernel_format.release import Release, is_within
 
 
 def limited(project: Project, only: Sequence[str]) -> Project:

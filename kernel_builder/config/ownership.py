@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kernel_builder.config.project import KernelDependency, Project
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 VARIABLE = "KERNEL_BUILDER_OWNER"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kernel_builder.config.release import Release, Version
+from kernel_format.release import Release, Version
 
 _PYEXT = ("py", "pyi")
 # The endings of files of `src` that are not compiled.

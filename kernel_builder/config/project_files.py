@@ -16,7 +16,7 @@ from kernel_builder.config import build_toml, known_backends
 from kernel_builder.config.ownership import owned_by
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.toml_schema import TomlPlace
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 _BYTECODE = (".pyc", ".pyo")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_builder import toml_file
 from kernel_builder.config import build_toml, editions, known_backends, licence_texts
 from kernel_builder.config.toml_schema import TomlPlace
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 if TYPE_CHECKING:
     from tomlkit.items import Item, Key

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from kernel_builder.config.release import Release, Version
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
+from kernel_format.release import Release, Version
 
 _TYPES = {
     str: "a string",

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernel_builder.config import known_backends
-from kernel_builder.config.release import Release
-from kernel_builder.errors import VariantError
+from kernel_format.errors import VariantError
+from kernel_format.release import Release
 
 __all__ = ["PLATFORMS", "Abi", "FullAbi", "Noarch", "Release", "StableAbi", "TvmFfiAbi", "Variant", "this_platform"]
 

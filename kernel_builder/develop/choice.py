@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kernel_builder.build import buildable
 from kernel_builder.checks.load import rejections
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, Release, Variant, this_platform
-from kernel_builder.errors import PackageError, VariantError
-from kernel_builder.package import metadata
+from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
+from kernel_format import metadata
+from kernel_format.errors import PackageError, VariantError
 
 _NONE = Release(0, 0)
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import files
-from kernel_builder.build.graph import CompileStep
-from kernel_builder.build.plan import plan
-from kernel_builder.build.step_scripts import with_paths
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, Variant
-from kernel_builder.errors import ConfigError
+from kernel_builder.steps.graph import CompileStep
+from kernel_builder.steps.plan import plan
+from kernel_builder.steps.step_scripts import with_paths
 from kernel_builder.toolchain import Toolchains
+from kernel_format import files
+from kernel_format.errors import ConfigError
 
 NAME = "compile_commands.json"
 

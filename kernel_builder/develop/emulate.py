@@ -22,7 +22,7 @@ from kernel_builder.backends import CompiledBackend
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel, Project, TorchFramework
 from kernel_builder.develop.emulated_sources import STAND_INS, translate
 from kernel_builder.develop.local_build import build_for_device
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "emulator"
 SOURCES = sorted(path.name for path in _TEMPLATES.glob("*.cpp"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 # The header that every source gets, and with what sources of device code begin, as nvcc and hipcc include it.
 _FIRST = '#include "emulator_torch.h"\n'

@@ -12,15 +12,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 from kernel_builder import pipeline
-from kernel_builder.build import buildable
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.develop import choice, interpreter, shells
-from kernel_builder.errors import ConfigError
-from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.progress import Progress
+from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import ConfigError
+from kernel_format.metadata import PackageMetadata
 
 # So many characters of what a failed test says are reported.
 _SAID = 4000

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kernel_builder import inline_project
 from kernel_builder.cache_directory import default_cache
 from kernel_builder.config import known_backends
-from kernel_builder.errors import ConfigError
-from kernel_builder.files import write_atomically
+from kernel_format.errors import ConfigError
+from kernel_format.files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,14 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kernel_builder import files
-from kernel_builder.build.graph import digest
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project, distribution_name
 from kernel_builder.config.variant import FullAbi, Release, TvmFfiAbi, Variant
 from kernel_builder.develop.choice import loadable
-from kernel_builder.errors import ToolchainError
 from kernel_builder.progress import Progress
+from kernel_builder.steps.graph import digest
+from kernel_format import files
+from kernel_format.errors import ToolchainError
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
 

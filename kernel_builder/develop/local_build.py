@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_builder.build import buildable
 from kernel_builder.config.project_files import read_project
 from kernel_builder.develop.choice import built_variants, loadable
-from kernel_builder.errors import BuildError, VariantError
 from kernel_builder.pipeline import BuildRequest, build
+from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import BuildError, VariantError
 
 
 def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[str] = (), load: bool = True) -> None:

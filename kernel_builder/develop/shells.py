@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from kernel_builder import backends
-from kernel_builder.build import commands
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant
-from kernel_builder.errors import ConfigError
+from kernel_builder.steps import commands
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import ConfigError
 
 
 def development(project: Project, variant: Variant, toolchains: Toolchains) -> dict[str, str]:

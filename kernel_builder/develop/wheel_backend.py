@@ -13,16 +13,17 @@ from typing import Any
 
 from packaging.metadata import Metadata
 
-from kernel_builder import files, pipeline
+from kernel_builder import pipeline
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.develop import choice
-from kernel_builder.errors import ConfigError, ToolchainError
 from kernel_builder.package import wheel_archive
 from kernel_builder.package.wheel_archive import WheelFile
 from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
+from kernel_format import files
+from kernel_format.errors import ConfigError, ToolchainError
 
 NAME = "pyproject.toml"
 CONTENT = f"""\

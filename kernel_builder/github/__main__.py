@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 from kernel_builder.checkouts import git_output
-from kernel_builder.errors import ConfigError, KernelBuilderError
 from kernel_builder.github.build_table import markdown, read_results
 from kernel_builder.github.rest_api import GitHub
+from kernel_format.errors import ConfigError, KernelBuilderError
 
 
 def base() -> str:

@@ -10,7 +10,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from kernel_builder.errors import HubError
+from kernel_format.errors import HubError
 
 _TIMEOUT_SECONDS = 30
 # The author of the comments that a workflow writes with its own token.

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import front_matter
 from kernel_builder.config import known_backends
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import check_link
 from kernel_builder.config.variant import Noarch, StableAbi, TvmFfiAbi, Variant
-from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.hub import card_figures
 from kernel_builder.hub.api_changes import AllowedApiChange
 from kernel_builder.hub.card_figures import RESULTS, Measurement
 from kernel_builder.hub.package_api import Api
 from kernel_builder.hub.packages import HubPackage
+from kernel_format import front_matter
+from kernel_format.errors import ConfigError, VariantError
 
 # Separates the author's text from the generated sections, so that a published card can be published again.
 _MARK = "<!-- What follows is written by kernel-builder. -->"

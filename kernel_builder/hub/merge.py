@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import requests
 
-from kernel_builder.errors import HubError
 from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_format.errors import HubError
 
 
 def merge_pull_request(repo_id: str, number: int, *, endpoint: str | None = None) -> str:

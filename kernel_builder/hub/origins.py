@@ -15,10 +15,10 @@ from pathlib import Path
 from kernel_builder.checkouts import git_output
 from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.project import Project
-from kernel_builder.errors import HubError
 from kernel_builder.hub.remote_repository import Content, RemoteRepository
-from kernel_builder.package.metadata import NAME, PackageMetadata
 from kernel_builder.plural import some_of
+from kernel_format.errors import HubError
+from kernel_format.metadata import NAME, PackageMetadata
 
 _NAMED = 3  # so many variants are named
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from kernel_builder.errors import PackageError
-from kernel_builder.files import temporary_directory
 from kernel_builder.hub import op_schemas
+from kernel_format.errors import PackageError
+from kernel_format.files import temporary_directory
 
 if TYPE_CHECKING:
     import griffe

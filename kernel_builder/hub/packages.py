@@ -9,15 +9,15 @@ from functools import cached_property
 from pathlib import Path
 
 from kernel_builder import checks, elf
-from kernel_builder.build import recorded_sources
 from kernel_builder.checks import summary
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
-from kernel_builder.errors import CheckError, PackageError
 from kernel_builder.hub import package_api
-from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.progress import Progress
+from kernel_builder.steps import recorded_sources
+from kernel_format.errors import CheckError, PackageError
+from kernel_format.metadata import PackageMetadata
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ from typing import TypeVar
 
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.errors import ConfigError, HubError
 from kernel_builder.hub import api_changes, card, card_figures, card_review, origins, project_sources
 from kernel_builder.hub.package_api import Api, breaks_callers
 from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend, without_untested
 from kernel_builder.hub.publication import BranchChange, BranchResult, Published, PublishRequest
 from kernel_builder.hub.remote_repository import Conflict, Content, RemoteCommit, RemoteFile, RemoteRepository
-from kernel_builder.package.tree_digest import SIGNATURE
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
+from kernel_format.errors import ConfigError, HubError
+from kernel_format.tree_digest import SIGNATURE
 
 _ATTEMPTS = 5
 # Files that Hubs create in a repository themselves.

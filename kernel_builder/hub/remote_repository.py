@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from kernel_builder.errors import HubError, VerificationError
-from kernel_builder.files import size_limit
-from kernel_builder.outside_paths import UnsafePath, checked_text, checked_tree
+from kernel_format.errors import HubError, VerificationError
+from kernel_format.files import size_limit
+from kernel_format.outside_paths import UnsafePath, checked_text, checked_tree
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import checks
-from kernel_builder.errors import CheckError, VerificationError
-from kernel_builder.files import write_atomically
-from kernel_builder.package.key_signatures import (
+from kernel_format.errors import CheckError, VerificationError
+from kernel_format.files import write_atomically
+from kernel_format.key_signatures import (
     PrivateKey,
     fingerprint,
     is_signed_by,
@@ -25,7 +25,7 @@ from kernel_builder.package.key_signatures import (
     read_bundle,
     refers_to_key,
 )
-from kernel_builder.package.tree_digest import SIGNATURE
+from kernel_format.tree_digest import SIGNATURE
 
 
 @dataclass(frozen=True)

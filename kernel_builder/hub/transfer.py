@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 from kernels_data import Digest, DigestValidationError, Metadata
 
-from kernel_builder.errors import ConfigError, HubError, VerificationError
-from kernel_builder.files import replacing, temporary_directory
 from kernel_builder.hub.remote_repository import Content, RemoteRepository
-from kernel_builder.outside_paths import checked_text, checked_tree
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
+from kernel_format.errors import ConfigError, HubError, VerificationError
+from kernel_format.files import replacing, temporary_directory
+from kernel_format.outside_paths import checked_text, checked_tree
 
 _FORMAT = 2
 _MANIFEST_BYTES = 64 << 20

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder import checks, pipeline
-from kernel_builder.build.buildable import obstacle
 from kernel_builder.checkouts import ForgedObjectError, committed_files, git_output
 from kernel_builder.config import offered
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant, this_platform
-from kernel_builder.errors import HubError, KernelBuilderError, VerificationError
-from kernel_builder.files import temporary_directory
 from kernel_builder.hub.remote_repository import RemoteRepository
-from kernel_builder.package.metadata import PackageMetadata
-from kernel_builder.package.signatures import Signers, read_signers, signature_verdict
-from kernel_builder.package.tree_digest import hash_tree
 from kernel_builder.plural import counted
+from kernel_builder.steps.buildable import obstacle
+from kernel_format.errors import HubError, KernelBuilderError, VerificationError
+from kernel_format.files import temporary_directory
+from kernel_format.metadata import PackageMetadata
+from kernel_format.signatures import Signers, read_signers, signature_verdict
+from kernel_format.tree_digest import hash_tree
 
 if TYPE_CHECKING:
     from kernel_builder.progress import Progress

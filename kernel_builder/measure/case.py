@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import torch
 
-from kernel_builder.errors import MeasureError
 from kernel_builder.measure.accuracy import deviation, fault
 from kernel_builder.measure.estimates import estimate
 from kernel_builder.measure.poison import poisoned
 from kernel_builder.measure.results import COPY, OURS, WIDEST, YARDSTICK, HostOverhead, Point, Row
 from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, on_one_core, sets_needed
+from kernel_format.errors import MeasureError
 
 
 class Function(Protocol):

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_builder.errors import MeasureError
 from kernel_builder.measure import tables
 from kernel_builder.measure.results import COMPILE, EAGER, OURS, BenchmarkReport, shape_name
+from kernel_format.errors import MeasureError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

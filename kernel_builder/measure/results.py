@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_builder.errors import ConfigError
-from kernel_builder.files import write_atomically
 from kernel_builder.measure.estimates import Estimate
+from kernel_format.errors import ConfigError
+from kernel_format.files import write_atomically
 
 OURS = "ours"
 COPY = "copy"

@@ -22,7 +22,6 @@ import kernels
 import torch
 
 from kernel_builder.config.project_files import read_project
-from kernel_builder.errors import ConfigError, KernelBuilderError, VariantError
 from kernel_builder.measure import workloads as declarations
 from kernel_builder.measure.case import Function, measure, measure_host
 from kernel_builder.measure.compiled import compile_ahead, compiled
@@ -30,6 +29,7 @@ from kernel_builder.measure.results import COMPILE, COPY, EAGER, OURS, Benchmark
 from kernel_builder.measure.selection import operations, points
 from kernel_builder.measure.timing import clock
 from kernel_builder.progress import Progress, Silent
+from kernel_format.errors import ConfigError, KernelBuilderError, VariantError
 
 # The directory of the naive kernel in a project, and its name as a peer: it has no backward pass.
 NAIVE = "naive"

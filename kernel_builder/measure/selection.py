@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kernel_builder.errors import ConfigError
 from kernel_builder.measure.results import Point, shape_name
 from kernel_builder.plural import some_of
+from kernel_format.errors import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 DEVICES = ("cpu", "cuda")  # as Torch calls them: those that there is a clock for
 PASSES = ("forward", "backward", "forward + backward")

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.build.graph import PlannedVariant, digest
 from kernel_builder.config.project import KernelDependency
 from kernel_builder.config.variant import TvmFfiAbi
-from kernel_builder.errors import PackageError
-from kernel_builder.files import read_unchanged
-from kernel_builder.package.metadata import CAPABILITIES_LIMITED, NAME, SOURCES, PackageMetadata
+from kernel_builder.steps.graph import PlannedVariant, digest
+from kernel_format.errors import PackageError
+from kernel_format.files import read_unchanged
+from kernel_format.metadata import CAPABILITIES_LIMITED, NAME, SOURCES, PackageMetadata
 
 # Raise when a change here changes the files of a package for equal inputs.
 _RECIPE = 1

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kernel_builder.config import known_backends
-from kernel_builder.errors import PackageError
-from kernel_builder.package.metadata import NAME, PackageMetadata
-from kernel_builder.package.tree_digest import SIGNATURE
+from kernel_format.errors import PackageError
+from kernel_format.metadata import NAME, PackageMetadata
+from kernel_format.tree_digest import SIGNATURE
 
 # Also variants that other builders make: `torch28-cxx11-rocm63-x86_64-linux`, `torch-universal`.
 _VARIANT = re.compile(

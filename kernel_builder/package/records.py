@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from kernel_builder.build.graph import PlannedVariant
-from kernel_builder.files import write_atomically
 from kernel_builder.package.assembly import package_key
-from kernel_builder.package.tree_digest import hash_tree
+from kernel_builder.steps.graph import PlannedVariant
+from kernel_format.files import write_atomically
+from kernel_format.tree_digest import hash_tree
 
 # Why the check `load` was skipped where the caller left it out.
 NO_LOAD = "--no-load"

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernel_builder.errors import PackageError
-from kernel_builder.files import locked, remove_tree
 from kernel_builder.package.foreign_files import foreign_file, is_variant
+from kernel_format.errors import PackageError
+from kernel_format.files import locked, remove_tree
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.metadata import Metadata
 from packaging.utils import canonicalize_name
 
-from kernel_builder import files
+from kernel_format import files
 
 # The oldest time that a zip archive can hold; equal files give equal bytes.
 _TIME = datetime(1980, 1, 1, tzinfo=timezone.utc)

@@ -12,9 +12,9 @@ from typing import Any
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config import compiler_flags, kernel_sources
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel
-from kernel_builder.errors import ConfigError
 from kernel_builder.port.setup_calls import Unknown
 from kernel_builder.port.setup_script import ExtensionCall, Remark
+from kernel_format.errors import ConfigError
 
 SOURCES = (".cc", ".cpp", ".cxx", ".cu")
 HEADERS = tuple(HEADER_SUFFIXES)

@@ -12,9 +12,9 @@ from kernel_builder import toml_file
 from kernel_builder.config import build_toml, licence_texts
 from kernel_builder.config.project import distribution_name, python_name
 from kernel_builder.config.project_files import submodules
-from kernel_builder.errors import ConfigError
 from kernel_builder.port.extension_arguments import ArgumentReader, PortedExtension
 from kernel_builder.port.setup_script import Remark, SetupScript, read_setup
+from kernel_format.errors import ConfigError
 
 # What is required only to build, and what Torch brings.
 _EVERYWHERE = ("torch", "numpy", "ninja", "packaging", "setuptools", "wheel", "pybind11")

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ConfigError
 from kernel_builder.port import setup_calls, setup_conditions
 from kernel_builder.port.setup_calls import Unknown
+from kernel_format.errors import ConfigError
 
 CONSTRUCTORS = {"CUDAExtension": "cuda", "CppExtension": "cpu", "SyclExtension": "xpu"}
 _MOST_DEPTH = 12

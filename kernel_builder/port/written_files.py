@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernel_builder.errors import ConfigError
-from kernel_builder.files import write_atomically
+from kernel_format.errors import ConfigError
+from kernel_format.files import write_atomically
 
 
 def write_new(directory: Path, files: Mapping[str, str]) -> list[str]:

@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernel_builder import toml_file
-from kernel_builder.errors import ToolchainError
-from kernel_builder.files import digest_files
 from kernel_builder.toolchain.tools import HeaderLibrary
+from kernel_format.errors import ToolchainError
+from kernel_format.files import digest_files
 
 VARIABLE = "KERNEL_BUILDER_DEPENDENCIES"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.config.variant import this_platform
-from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import own_headers
 from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
 from kernel_builder.toolchain.tools import HostCompiler
+from kernel_format.errors import ToolchainError
 
 # Environment variables that the compilers get from the user. All others may change the output of g++, ld or nvcc
 # (CPATH, NVCC_APPEND_FLAGS, PTXAS_FLAGS, ...), which must depend on the command and its inputs alone.

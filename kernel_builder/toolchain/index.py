@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import kernel_builder
-from kernel_builder.errors import FetchError
 from kernel_builder.toolchain.lock import PinnedFile
+from kernel_format.errors import FetchError
 
 if TYPE_CHECKING:
     import requests

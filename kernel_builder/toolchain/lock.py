@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain.tools import Subset
+from kernel_format.errors import ToolchainError
 
 SCHEMA = 4
 

@@ -16,11 +16,11 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.toolchain import sdists, wheels
 from kernel_builder.toolchain.dependencies import DependencyFile
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import PinnedFile
+from kernel_format.errors import FetchError, ToolchainError
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage

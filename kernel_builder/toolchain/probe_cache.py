@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ToolchainError
-from kernel_builder.files import write_atomically
+from kernel_format.errors import ToolchainError
+from kernel_format.files import write_atomically
 
 
 def output_of(

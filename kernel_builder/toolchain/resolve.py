@@ -22,8 +22,6 @@ from packaging.version import Version
 
 from kernel_builder.backends.cuda import ClangReleases
 from kernel_builder.config.variant import PLATFORMS, Release
-from kernel_builder.errors import ToolchainError
-from kernel_builder.files import temporary_directory
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import dependencies, pins, tree_files, trees
 from kernel_builder.toolchain.components import Component
@@ -31,6 +29,8 @@ from kernel_builder.toolchain.dependencies import Dependency, DependencyFile
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import ClangPin, ComponentPin, CudaPin, DependencyPin, Lock, PinnedFile, TorchPin
 from kernel_builder.toolchain.tools import Subset
+from kernel_format.errors import ToolchainError
+from kernel_format.files import temporary_directory
 
 CUDA_SET = "cuda-toolkit"
 CUDA_PARTS = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")

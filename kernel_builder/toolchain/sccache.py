@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from kernel_builder.errors import ToolchainError
+from kernel_format.errors import ToolchainError
 
 
 def find_sccache(choice: str = "auto") -> Path | None:

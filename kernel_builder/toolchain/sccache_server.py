@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernel_builder.cache_directory import user_cache
-from kernel_builder.files import temporary_directory
+from kernel_format.files import temporary_directory
 
 _SERVER_SECONDS = 10
 _LONGEST_PLACE = 60  # of the directory of temporary files: the path of a socket has at most 107 bytes

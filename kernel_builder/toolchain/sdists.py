@@ -7,8 +7,8 @@ import io
 import tarfile
 from collections.abc import Callable, Iterator
 
-from kernel_builder.outside_paths import UnsafePath, checked_path
 from kernel_builder.toolchain.wheels import CorruptDownload
+from kernel_format.outside_paths import UnsafePath, checked_path
 
 
 def checked(data: memoryview, sha256: str, prefix: str, keep: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:

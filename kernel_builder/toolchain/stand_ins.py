@@ -24,10 +24,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
-from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import host_compiler
 from kernel_builder.toolchain.sysroot import RUNTIME_LIBRARIES, UNVERSIONED_LIBRARIES
 from kernel_builder.toolchain.tools import HostCompiler
+from kernel_format.errors import ToolchainError
 
 # The newest symbol versions of manylinux_2_28, which the Hub requires. GOMP and OMP: the newest of the libgomp.so.1 in
 # Torch's wheels, 2.10 to 2.15.

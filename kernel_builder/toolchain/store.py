@@ -24,9 +24,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.errors import StoreError
-from kernel_builder.files import locked
 from kernel_builder.progress import Progress
+from kernel_format.errors import StoreError
+from kernel_format.files import locked
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MANIFEST = "manifest.json"

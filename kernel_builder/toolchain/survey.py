@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_builder.config.variant import PLATFORMS, this_platform
-from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import components, dependencies, system_cuda
 from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.sccache import find_sccache
 from kernel_builder.toolchain.toolchains import Toolchains
 from kernel_builder.toolchain.trees import Tree
+from kernel_format.errors import ToolchainError
 
 CPU, CUDA, LOAD = "cpu", "cuda", "load checks"
 BUILDS = (CPU, CUDA)

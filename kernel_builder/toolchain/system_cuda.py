@@ -10,9 +10,9 @@ from typing import Any
 from kernel_builder.backends.cuda import CudaToolkit
 from kernel_builder.backends.cuda_commands import include_directories
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import ToolchainError
-from kernel_builder.files import digest_files
 from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
+from kernel_format.errors import ToolchainError
+from kernel_format.files import digest_files
 
 # The programs that nvcc runs, and the files that it reads in each compilation.
 _PROGRAMS = ("bin/nvcc", "bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc")

@@ -13,7 +13,6 @@ from kernel_builder.backends.cuda import CudaToolkit, known_capabilities
 from kernel_builder.backends.cuda_commands import include_directories
 from kernel_builder.cache_directory import default_cache
 from kernel_builder.config.variant import Release, this_platform
-from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import cuda_choice, host_compiler, lock, sysroot, system_cuda, trees
 from kernel_builder.toolchain import dependencies as header_libraries
@@ -30,6 +29,7 @@ from kernel_builder.toolchain.tools import (
     Subset,
     TorchHeaders,
 )
+from kernel_format.errors import FetchError, ToolchainError
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain.index import Index

@@ -6,12 +6,12 @@ import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_builder.errors import FetchError
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import sdists, wheels
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_builder.toolchain.trees import ZIG, Tree
+from kernel_format.errors import FetchError
 
 
 def fill(tree: Tree, index: Index, scratch: Path, directory: Path, progress: Progress) -> None:

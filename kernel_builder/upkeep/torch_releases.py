@@ -13,11 +13,11 @@ from packaging.requirements import Requirement
 
 from kernel_builder import elf
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import ToolchainError
-from kernel_builder.files import temporary_directory
 from kernel_builder.toolchain import pins
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import CUDA_SET, TORCH_PREFIX
+from kernel_format.errors import ToolchainError
+from kernel_format.files import temporary_directory
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage

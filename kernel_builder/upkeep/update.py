@@ -14,7 +14,6 @@ from typing import Any
 from kernel_builder import toml_file
 from kernel_builder.backends.cuda import ClangReleases
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import Toolchains, lock
 from kernel_builder.toolchain.components import Component
@@ -24,6 +23,7 @@ from kernel_builder.toolchain.lock import CudaPin, Lock
 from kernel_builder.toolchain.resolve import ToPin, resolve
 from kernel_builder.upkeep import shim_headers, table_text, torch_releases
 from kernel_builder.upkeep.torch_releases import TorchRelease
+from kernel_format.errors import ConfigError
 
 MATRIX, LOCK = "kernel_builder/config/matrix.toml", "kernel_builder/toolchain/lock.json"
 SHIMS, CUDA = "kernel_builder/checks/torch_shims.toml", "kernel_builder/backends/cuda.toml"

@@ -14,13 +14,13 @@ from kernel_builder.checks.findings import AbiPolicy
 from kernel_builder.config.project import Project, TvmFfi
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.errors import ConfigError, PackageError
 from kernel_builder.hub import card, packages
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.package import wheel_archive
 from kernel_builder.package.wheel_archive import WheelFile
 from kernel_builder.progress import Progress
 from kernel_builder.wheel.wheel_metadata import metadata
+from kernel_format.errors import ConfigError, PackageError
 
 _LOADER = "wheel_init.py"
 

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from kernel_builder.config.project import Project, distribution_name
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 # The oldest Python of Torch 2.10 and of the checks.
 _PYTHON = ">=3.10"

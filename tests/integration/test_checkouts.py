@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.build.provenance import GitState, git_state
 from kernel_builder.config.changed import touched
-from kernel_builder.errors import ConfigError, VerificationError
 from kernel_builder.hub.project_sources import published_files
 from kernel_builder.hub.verification import _checkout
+from kernel_builder.steps.provenance import GitState, git_state
+from kernel_format.errors import ConfigError, VerificationError
 
 
 def git(repository: Path, *arguments: str, text: str = "") -> str:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import kernel_builder
 from kernel_builder.cli import main
-from kernel_builder.errors import BuildError, ConfigError
+from kernel_format.errors import BuildError, ConfigError
 from tests.support.places import CUDA, ROOT
 
 SOURCE = """

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from kernel_builder.build.confinement import Confinement, chosen
+from kernel_builder.steps.confinement import Confinement, chosen
 from tests.support import inside_attacks
 from tests.support.inside_attacks import LIBC, METADATA, OWN_FILE, called
 

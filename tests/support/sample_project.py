@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config.project_files import read_project
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 MINIMAL = """\
 [general]

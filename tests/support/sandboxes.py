@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.confine import BUBBLEWRAP, LANDLOCK
+from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK
 
 _REASONS = {
     BUBBLEWRAP: "bubblewrap is not installed, or may not be used",

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import files
-from kernel_builder.files import locked, replacing, temporary_directory
+from kernel_format import files
+from kernel_format.files import locked, replacing, temporary_directory
 
 KEEPS_ONE = """
 import sys, time
-from kernel_builder.files import replacing, temporary_directory
+from kernel_format.files import replacing, temporary_directory
 with temporary_directory() as directory:
     (directory / "file").write_text("x")
     print(directory, flush=True)
@@ -27,7 +27,7 @@ with temporary_directory() as directory:
 HOLDS_A_LOCK = """
 import sys
 from pathlib import Path
-from kernel_builder.files import locked
+from kernel_format.files import locked
 with locked(Path(sys.argv[1]), remove=True):
     print("locked", flush=True)
     sys.stdin.read()
@@ -36,7 +36,7 @@ with locked(Path(sys.argv[1]), remove=True):
 WRITES_A_FILE = """
 import os, signal, sys
 from pathlib import Path
-from kernel_builder.files import replacing
+from kernel_format.files import replacing
 with replacing(Path(sys.argv[1])) as file:
     file.write(b"new")
     file.flush()
@@ -46,7 +46,7 @@ with replacing(Path(sys.argv[1])) as file:
 ENDS_BEFORE_IT_RENAMES = """
 import os, signal, sys
 from pathlib import Path
-from kernel_builder.files import write_atomically
+from kernel_format.files import write_atomically
 Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 write_atomically(Path(sys.argv[1]), "new")
 """

@@ -22,12 +22,12 @@ from huggingface_hub.hf_api import RepoFile
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
-from kernel_builder.errors import KernelBuilderError, PackageError, VerificationError
 from kernel_builder.hub import package_api, publish, remote_repository
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.hub.transfer import export_kernels, import_kernels
-from kernel_builder.outside_paths import UnsafePath, checked_path, checked_tree
 from kernel_builder.toolchain import sdists, wheels
+from kernel_format.errors import KernelBuilderError, PackageError, VerificationError
+from kernel_format.outside_paths import UnsafePath, checked_path, checked_tree
 
 REPOSITORY, COMMIT = "org/kernel", "0" * 40
 PARTS = [".", "..", "", "a", "build", ".git", "con", "\\", "a\0b", "\ud800", "x" * 300, "\x1b[2J", "metadata.json", "~"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_hub.root_commands import AS_JSON, LARGE_FILES, ROOT
 
 TOKEN_FILE = click.option(
@@ -163,7 +163,7 @@ def serve(
 
 
 def _check_mirror(url: str | None, organizations: tuple[str, ...], signers: tuple[str, ...]) -> None:
-    from kernel_builder.package.signatures import read_signers
+    from kernel_format.signatures import read_signers
 
     if url is None or not url.startswith(("https://", "http://")):
         raise ConfigError(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pygit2
 
-from kernel_builder.files import locked, write_atomically
+from kernel_format.files import locked, write_atomically
 from kernel_hub import names
 from kernel_hub.git.blob_spool import BlobSpool
 from kernel_hub.git.repository import GitRepository

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.errors import ConfigError, HubError
+from kernel_format.errors import ConfigError, HubError
 
 ROOT = click.option(
     "--root",

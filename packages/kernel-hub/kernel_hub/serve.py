@@ -17,7 +17,7 @@ from types import FrameType
 import structlog
 import uvicorn
 
-from kernel_builder.errors import ConfigError, HubError
+from kernel_format.errors import ConfigError, HubError
 from kernel_hub.app import create_app
 from kernel_hub.git.command import end_children
 from kernel_hub.http.connections import limited, raise_file_limit, return_memory

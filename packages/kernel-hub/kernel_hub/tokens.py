@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from kernel_builder.errors import ConfigError
-from kernel_builder.files import locked, write_atomically
+from kernel_format.errors import ConfigError
+from kernel_format.files import locked, write_atomically
 from kernel_hub import names
 from kernel_hub.refusals import Refusal, expired_token, forbidden, no_token, wrong_token
 

@@ -25,7 +25,7 @@ from raw_requests import TOKEN, begin, memory, until
 from starlette.types import Message, Receive, Scope, Send
 from test_server_bad_input import shard
 
-from kernel_builder.errors import HubError
+from kernel_format.errors import HubError
 from kernel_hub import mend, tokens
 from kernel_hub.git.ignore import ignored
 from kernel_hub.http.turns import ReadTurns

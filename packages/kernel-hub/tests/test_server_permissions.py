@@ -14,7 +14,7 @@ import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_hub import tokens
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel

@@ -19,7 +19,7 @@ import requests
 from huggingface_hub import CommitOperationAdd
 from raw_requests import until
 
-from kernel_builder.errors import HubError
+from kernel_format.errors import HubError
 from kernel_hub import mend
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal

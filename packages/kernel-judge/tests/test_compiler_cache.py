@@ -9,12 +9,12 @@ import pytest
 from judge_samples import HERE, quick
 from searches import quick_request, quoted, run_search
 
-from kernel_builder import sandbox
 from kernel_builder.progress import Silent
 from kernel_judge.judge import compiler_cache, observed_reference
 from kernel_judge.judge.compiler_cache import existing, prepared
 from kernel_judge.judge.judgement import judge
 from kernel_judge.judge.worker_process import WorkerProcess
+from kernel_sandbox import sandbox
 
 # Right only if it is lent precompiled headers and cannot change any file that it is lent.
 WRITES = """

@@ -13,15 +13,15 @@ import torch
 from click.testing import CliRunner, Result
 from judge_samples import HERE, note, quick, scale_project
 
-from kernel_builder import sandbox
 from kernel_builder.cli import main
-from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from kernel_builder.develop.local_build import build_for_device
 from kernel_judge.judge import judgement
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.local_judge import JUDGE_COMMAND, LocalJudge
+from kernel_sandbox import sandbox
+from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 
 SOFTMAX = HERE / "tasks" / "softmax.py"
 SCALED = HERE / "tasks" / "scaled.py"

@@ -13,7 +13,6 @@ import pytest
 import torch
 from judge_samples import HERE, HONEST, note, quick, task_of
 
-from kernel_builder import sandbox
 from kernel_judge.judge.examination import Examination, RejectedError
 from kernel_judge.judge.judgement import judge, prepare_references
 from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
@@ -21,6 +20,7 @@ from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.task import read_task
 from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.judge.worker_process import WorkerProcess
+from kernel_sandbox import sandbox
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 TASK = """import torch

@@ -9,7 +9,7 @@ import pytest
 import torch
 from judge_samples import HERE
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_judge.judge import scaling
 from kernel_judge.judge.comparison import ErrorRule, difference
 from kernel_judge.judge.reference import Reference

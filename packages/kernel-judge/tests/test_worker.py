@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import sandbox
-from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from kernel_judge.judge import worker_process
 from kernel_judge.judge.speed import reported_seconds
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+from kernel_sandbox import sandbox
+from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from tests.support.inside_attacks import METADATA, OWN_FILE
 from tests.support.outside import Outside
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kernels_data import Metadata
 
-from kernel_builder.confine import BUBBLEWRAP, LANDLOCK
+from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK
 from tests.integration.build_command.conftest import (
     BUILDER,
     Copy,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.build import compile_steps, ninja_run
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
+from kernel_builder.steps import compile_steps, ninja_run
 from kernel_builder.toolchain import Toolchains
 from tests.integration.build_command.conftest import (
     BUILDER,

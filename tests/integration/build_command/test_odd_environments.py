@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.errors import FetchError
 from kernel_builder.toolchain.index import Index
+from kernel_format.errors import FetchError
 from tests.integration.build_command.conftest import BUILDER, Run, assert_refused, environment, replace, untouched
 from tests.support.places import CPU
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.package.tree_digest import hash_tree
+from kernel_format.tree_digest import hash_tree
 from tests.support.sample_package import STABLE_CPU, STABLE_CUDA, Compile, Make, findings
 
 

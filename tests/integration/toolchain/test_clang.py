@@ -10,11 +10,11 @@ import pytest
 
 from kernel_builder.backends.cuda import clang_releases
 from kernel_builder.config.variant import PLATFORMS, Release, this_platform
-from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains, lock, trees
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import ToPin, resolve
+from kernel_format.errors import FetchError, ToolchainError
 
 from .index_server import Fault, IndexServer, noise, wheel
 

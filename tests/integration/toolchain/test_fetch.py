@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config.variant import Release, this_platform
-from kernel_builder.errors import FetchError, StoreError
 from kernel_builder.toolchain import Toolchains, dependencies, index, lock
+from kernel_format.errors import FetchError, StoreError
 
 from .index_server import CUTLASS, Fault, IndexServer
 

@@ -8,9 +8,9 @@ import pytest
 from urllib3 import Retry
 
 from kernel_builder.config.variant import Release, this_platform
-from kernel_builder.errors import FetchError
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index, configured_url
+from kernel_format.errors import FetchError
 
 from .index_server import Fault, IndexServer
 

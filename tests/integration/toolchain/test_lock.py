@@ -12,11 +12,11 @@ import pytest
 from kernel_builder.backends.cuda import releases as cuda_releases
 from kernel_builder.config import build_toml, matrix
 from kernel_builder.config.variant import PLATFORMS, Release
-from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import dependencies, lock, trees
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import ToPin, resolve
+from kernel_format.errors import FetchError, ToolchainError
 
 from .conftest import LIBRARIES
 from .index_server import Fault, IndexServer

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import ToolchainError
 
 from .index_server import NVCC
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import FetchError
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import FetchError
 
 SOURCE = """
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

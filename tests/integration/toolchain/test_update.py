@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import ConfigError, FetchError, ToolchainError
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import ToPin, resolve
 from kernel_builder.upkeep.update import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
+from kernel_format.errors import ConfigError, FetchError, ToolchainError
 
 from .conftest import COMMAND
 from .conftest import LIBRARIES as HEADER_LIBRARIES

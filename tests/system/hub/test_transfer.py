@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitOperationAdd
 
-from kernel_builder.errors import ConfigError, VerificationError
 from kernel_builder.hub.transfer import export_kernels, import_kernels
+from kernel_format.errors import ConfigError, VerificationError
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_builder.files import locked, write_atomically
+from kernel_format.files import locked, write_atomically
 from tests.support.optimization import without_optimization
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.package.tree_digest import hash_tree
+from kernel_format.tree_digest import hash_tree
 from tests.support.newest import NEWEST, full_abi
 from tests.support.places import CPU, CUDA, PROJECTS, ROOT
 from tests.system.nix.conftest import Nix

@@ -13,11 +13,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from kernel_builder.backends.cuda import CUDA as CUDA_BACKEND
-from kernel_builder.build import include_scan
 from kernel_builder.config import build_toml, offered
 from kernel_builder.config.kernel_sources import is_header
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import PLATFORMS
+from kernel_builder.steps import include_scan
 from tests.support.newest import BEFORE, CUDA_13, NEWEST, cuda_backends, full_abi
 from tests.support.places import CPU, CUDA, PROJECTS, ROOT
 from tests.system.nix.conftest import Nix

@@ -37,4 +37,4 @@ def test_the_part_of_the_builder_in_compile_steps_is_complete(tmp_path: Path) ->
     command = [sys.executable, "-c", IMPORT_ALL, str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert {"kernel_builder.nix", "kernel_builder.build.plan"} <= set(done.stdout.split())
+    assert {"kernel_builder.nix", "kernel_builder.steps.plan"} <= set(done.stdout.split())

@@ -10,7 +10,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from kernel_builder import checks, elf
-from kernel_builder.package.metadata import PackageMetadata
+from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, run_python, untouched
 from tests.support import emulated_python
 from tests.support.places import CPU, CUDA, ROOT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel_builder.backends.clang_flags import of_clang
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 
 def test_flags_of_public_projects() -> None:

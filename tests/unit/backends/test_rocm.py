@@ -15,15 +15,15 @@ from packaging.version import Version
 
 from kernel_builder.backends import code_objects, hipify, rocm, wavefronts
 from kernel_builder.backends.rocm import ROCM
-from kernel_builder.build import buildable
-from kernel_builder.build.graph import Graph
-from kernel_builder.build.plan import plan
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
-from kernel_builder.errors import ConfigError, VariantError
+from kernel_builder.steps import buildable
+from kernel_builder.steps.graph import Graph
+from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import ConfigError, VariantError
 
 Copy = Callable[..., Path]
 

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from kernel_builder import __version__
-from kernel_builder.build.buildable import UnavailableVariant
 from kernel_builder.build_summary import BuildSummary, BuiltPackage
 from kernel_builder.cli import main
 from kernel_builder.cli.build_command import print_summary
+from kernel_builder.steps.buildable import UnavailableVariant
 from tests.support.newest import BEFORE, NEWEST
 from tests.support.places import ROOT
 
@@ -61,7 +61,8 @@ def test_a_command_of_a_distribution_that_is_not_installed_says_what_to_install(
         if "kernel_" not in path.name:
             (tmp_path / path.name).symlink_to(path)
     script = "from kernel_builder.cli import main; main()"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    places = (ROOT, ROOT / "packages/kernel-format", ROOT / "packages/kernel-sandbox", tmp_path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         started = [sys.executable, "-S", "-c", script, *arguments]

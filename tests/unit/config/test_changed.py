@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from kernel_builder.cli import main
 from kernel_builder.config.changed import touched
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 NOARCH = """
 [general]

@@ -9,7 +9,7 @@ import pytest
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config import compiler_flags
 from kernel_builder.config.project import Kernel
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 
 def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:

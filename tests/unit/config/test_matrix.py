@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.backends.cuda import CUDA, capabilities
-from kernel_builder.build import buildable
 from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
-from kernel_builder.errors import VariantError
+from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import VariantError
 from tests.support.newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
 from tests.support.places import PROJECTS
 

@@ -16,7 +16,7 @@ from kernel_builder.config import project
 from kernel_builder.config.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from tests.support.sample_project import MINIMAL, WHOLE, mistake, write_project
 
 

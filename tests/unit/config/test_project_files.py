@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config.project_files import read_project
-from kernel_builder.errors import ConfigError
 from kernel_builder.hub import card, card_figures, project_sources
+from kernel_format.errors import ConfigError
 from tests.support.sample_project import MINIMAL, mistake, write_project
 
 

@@ -8,7 +8,7 @@ from kernels.variants import parse_variant
 from kernel_builder.backends import cuda as cuda_backend
 from kernel_builder.config import matrix
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, TvmFfiAbi, Variant
-from kernel_builder.errors import VariantError
+from kernel_format.errors import VariantError
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from kernel_builder.config.variant import Variant
 from kernel_builder.develop.interpreter import torch_build
-from kernel_builder.errors import ToolchainError
+from kernel_format.errors import ToolchainError
 from tests.support.newest import LAST_FOR_CUDA_12, NEWEST, cuda_backends
 
 

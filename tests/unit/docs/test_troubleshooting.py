@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kernel_builder import errors
+from kernel_format import errors
 from tests.support.places import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from kernel_builder import front_matter
+from kernel_format import front_matter
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from kernels import Metadata
 
 from kernel_builder.backends.rocm import NOT_RUN
 from kernel_builder.develop.hardware_report import summarized
-from kernel_builder.errors import CheckError
 from kernel_builder.hub import card
 from kernel_builder.hub.packages import HubPackage, without_untested
+from kernel_format.errors import CheckError
 
 CPU, ROCM = "torch-stable-abi210-cpu-x86_64-linux", "torch-stable-abi210-rocm71-x86_64-linux"
 

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
-from kernel_builder.errors import ConfigError, MeasureError
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.estimates import Estimate
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport
+from kernel_format.errors import ConfigError, MeasureError
 
 
 def test_a_report_is_read_as_it_was_saved(report: BenchmarkReport, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kernel_builder.errors import ConfigError
 from kernel_builder.measure.results import Point
 from kernel_builder.measure.selection import operations, points
+from kernel_format.errors import ConfigError
 
 
 class Norm:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from kernels.cli.benchmark import discover_benchmark_classes
 
-from kernel_builder.errors import ConfigError
 from kernel_builder.measure.case import Case, tensors
 from kernel_builder.measure.workloads import load, make
+from kernel_format.errors import ConfigError
 from tests.support.places import ROOT
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

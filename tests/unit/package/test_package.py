@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.errors import PackageError
 from kernel_builder.package import swap
-from kernel_builder.package.metadata import PackageMetadata
+from kernel_format.errors import PackageError
+from kernel_format.metadata import PackageMetadata
 from tests.support.kills import killed_at_each_change
 
 OLD = {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}

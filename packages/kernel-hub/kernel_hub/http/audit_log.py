@@ -16,7 +16,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 log = logging.getLogger("kernel_hub")
 

@@ -15,7 +15,7 @@ from threading import Lock
 
 from kernels_data import Metadata
 
-from kernel_builder.package.signatures import read_signers, signature_verdict
+from kernel_format.signatures import read_signers, signature_verdict
 from kernel_hub.git.objects import TreeEntry
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import busy, not_admitted

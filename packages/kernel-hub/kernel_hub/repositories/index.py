@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from kernel_builder.errors import HubError
+from kernel_format.errors import HubError
 from kernel_hub.storage.blobs import private_file
 
 log = logging.getLogger("kernel_hub")  # of the standard library, since commands use the index as well

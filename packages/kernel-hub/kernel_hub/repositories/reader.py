@@ -6,7 +6,7 @@ import re
 
 import pyromark
 
-from kernel_builder import front_matter
+from kernel_format import front_matter
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.repositories.index import IndexedRepository
 from kernel_hub.storage.large_files import LargeFiles

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from starlette.responses import JSONResponse
 
-from kernel_builder import front_matter
+from kernel_format import front_matter
 from kernel_hub import names
 from kernel_hub.git.ignore import ignored
 from kernel_hub.git.objects import FileChange, LargeFile, read_pointer

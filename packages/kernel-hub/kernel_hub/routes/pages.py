@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kernel_builder.config.variant import Noarch, StableAbi, TvmFfiAbi, Variant
-from kernel_builder.errors import VariantError
-from kernel_builder.package.metadata import PackageMetadata
+from kernel_format.errors import VariantError
+from kernel_format.metadata import PackageMetadata
 from kernel_hub.git.objects import TreeEntry
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.git.trees import Listing

@@ -13,7 +13,7 @@ from typing import IO, Any
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _READ_AHEAD = 4 << 20  # bytes per request to a remote store; fsspec's default is 50 MB per reader for some stores

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from kernel_builder.cli import torch_required
-from kernel_builder.errors import ConfigError
 from kernel_builder.progress import shown
+from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, RIGHT, WRONG, Verdict
 
 _PATH = click.Path(path_type=Path)

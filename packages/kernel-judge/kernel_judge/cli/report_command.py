@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.errors import ConfigError
 from kernel_builder.measure import tables
+from kernel_format.errors import ConfigError
 from kernel_judge.search import run_page
 from kernel_judge.search.run_report import attempt_lines, make_report, notes, summary_table
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel_builder.cli.shared_options import json_option, minutes_option, together
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 if TYPE_CHECKING:
     from kernel_judge.search.search_request import SearchRequest

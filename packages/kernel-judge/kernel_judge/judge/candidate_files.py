@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from kernel_builder.files import digest_files, file_digest, remove_tree
+from kernel_format.files import digest_files, file_digest, remove_tree
 
 # What tools leave in a project, as the patterns of names that `shutil.ignore_patterns` takes.
 _LEFT_BY_TOOLS = ("build", "__pycache__", "*.pyc", ".git", ".venv", ".pytest_cache")

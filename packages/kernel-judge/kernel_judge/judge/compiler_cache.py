@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from kernel_builder import files
 from kernel_builder.progress import Progress
+from kernel_format import files
 from kernel_judge.judge.examination import place
 from kernel_judge.judge.peers import COMPILE
 from kernel_judge.judge.reference import Reference

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from kernel_builder.errors import ConfigError
 from kernel_builder.measure.poison import POISON
+from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference
 from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
 from kernel_judge.judge.reference import Arguments, Reference, Tensors

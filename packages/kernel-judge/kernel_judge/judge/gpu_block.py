@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.errors import MeasureError
+from kernel_format.errors import MeasureError
 
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1  # the only flag that `cuIpcOpenMemHandle` takes, and it must be given

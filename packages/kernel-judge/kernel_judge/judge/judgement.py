@@ -14,17 +14,16 @@ from typing import Any
 
 import torch
 
-from kernel_builder import sandbox
 from kernel_builder.cache_directory import default_cache
-from kernel_builder.errors import (
+from kernel_builder.progress import Progress, Silent
+from kernel_format.errors import (
     BuildError,
     KernelBuilderError,
     MeasureError,
     ToolchainError,
     VariantError,
 )
-from kernel_builder.files import temporary_directory
-from kernel_builder.progress import Progress, Silent
+from kernel_format.files import temporary_directory
 from kernel_judge.judge import compiler_cache
 from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
 from kernel_judge.judge.examination import Examination, RejectedError
@@ -36,6 +35,7 @@ from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.task import Task, read_task
 from kernel_judge.judge.verdict import NOT_JUDGED, RIGHT, WRONG, Verdict
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
+from kernel_sandbox import sandbox
 
 PEERS = ("eager", *COMPILED)
 _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
-from kernel_builder.errors import MeasureError
 from kernel_builder.progress import Progress
+from kernel_format.errors import MeasureError
 from kernel_judge.judge.examination import place, synchronize
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.task import Task

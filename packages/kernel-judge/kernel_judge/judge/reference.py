@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from kernel_builder.errors import ConfigError
 from kernel_builder.measure.case import size
+from kernel_format.errors import ConfigError
 from kernel_judge.judge.evaluation import (
     ResultError,
     evaluate,

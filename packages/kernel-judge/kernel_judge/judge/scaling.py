@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_judge.judge.evaluation import with_tensors, without_tensors
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.task import Sizes, Task

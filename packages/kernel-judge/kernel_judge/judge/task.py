@@ -19,7 +19,7 @@ from typing import Any
 
 from kernel_builder import toml_file
 from kernel_builder.config.toml_schema import Key, TomlPlace, list_of, natural, one_of, table, tables
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 Sizes = Mapping[str, Any]
 """Names of a problem file's top level -> an integer, or a tuple of integers."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 _ERROR = re.compile(r"\berror\b|Error\b", re.IGNORECASE)
 RIGHT, WRONG, NOT_JUDGED = "right", "wrong", "not judged"

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.confine import confine
-from kernel_builder.system_calls import seccomp_filter
+from kernel_sandbox.confine import confine
+from kernel_sandbox.system_calls import seccomp_filter
 
 _HEAD = struct.Struct("!Q")
 _LONGEST_TEXT = 2000  # of an exception

@@ -22,12 +22,14 @@ from types import TracebackType
 from typing import Any
 
 import kernel_builder
+import kernel_format
 import kernel_judge
-from kernel_builder import sandbox
-from kernel_builder.confine import LARGEST_FILE
-from kernel_builder.files import temporary_directory
+import kernel_sandbox
+from kernel_format.files import temporary_directory
 from kernel_judge.judge.arena import Arena
 from kernel_judge.judge.worker import receive, send
+from kernel_sandbox import sandbox
+from kernel_sandbox.confine import LARGEST_FILE
 
 _LONGEST_ANSWER = 1 << 20
 _LONGEST_WORDS = 1500
@@ -101,7 +103,8 @@ class WorkerProcess:
             self._said = 0
             self._connection, other = socket.socketpair()
             opened.enter_context(self._connection)
-            own = [Path(kernel_builder.__file__).parent.parent, Path(kernel_judge.__file__).parent.parent]
+            packages = (kernel_builder, kernel_format, kernel_sandbox, kernel_judge)
+            own = [Path(str(package.__file__)).parent.parent for package in packages]
             paths = sandbox.readable([*readable, *([lent] if lent else []), *own])
             settings = {
                 "connection": other.fileno(),

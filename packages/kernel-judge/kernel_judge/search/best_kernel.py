@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_builder import front_matter
 from kernel_builder.config.project import Project, python_name
 from kernel_builder.config.project_files import read_project
 from kernel_builder.package import swap
+from kernel_format import front_matter
 from kernel_judge.judge.verdict import RIGHT, Verdict, cause
 from kernel_judge.search import mailbox
 from kernel_judge.search.local_judge import Judge, Judged

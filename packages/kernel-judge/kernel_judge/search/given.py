@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kernel_builder import scaffold
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import PROFILE, REFERENCE, SKILL, SearchRequest
 from kernel_judge.search.workspace import PROJECT
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
-from kernel_builder.confine import keep_signals_inside
+from kernel_sandbox.confine import keep_signals_inside
 
 # Seconds between two looks at a program: the first, and the longest, which they double to. `Popen.wait` with a timeout
 # starts again at half a millisecond each time, which took 1.7 % of a core for each agent that ran.

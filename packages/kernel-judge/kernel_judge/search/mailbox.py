@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernel_builder.files import write_atomically
+from kernel_format.files import write_atomically
 
 _PREFIX = "mailbox:"
 DONE = "DONE"

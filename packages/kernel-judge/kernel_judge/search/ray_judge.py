@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ToolchainError
+from kernel_format.errors import ToolchainError
 from kernel_judge.search.local_judge import Judged, LocalJudge
 
 _CONNECT_SECONDS = 10

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 LOG = "log.jsonl"
 STARTED, FINISHED = "started", "finished"

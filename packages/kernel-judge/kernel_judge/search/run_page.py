@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from kernel_builder.files import write_atomically
 from kernel_builder.measure.plot import PALETTE, reproducible
 from kernel_builder.measure.tables import Table
+from kernel_format.files import write_atomically
 from kernel_judge.search.run_report import AttemptResult, Group, RunReport, notes, shortened, summary_table
 
 if TYPE_CHECKING:

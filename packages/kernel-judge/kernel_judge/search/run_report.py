@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_builder.errors import ConfigError
 from kernel_builder.measure.tables import Table
+from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import RIGHT, Verdict, cause
 from kernel_judge.search import best_kernel, estimators
 from kernel_judge.search.local_judge import Judged

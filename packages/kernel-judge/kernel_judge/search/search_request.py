@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_judge.search import mailbox
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.local_judge import JUDGE_COMMAND

@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ConfigError
-from kernel_builder.files import locked
 from kernel_builder.progress import Progress
+from kernel_format.errors import ConfigError
+from kernel_format.files import locked
 from kernel_judge.judge.task import Task, read_task
 from kernel_judge.search import best_kernel, given
 from kernel_judge.search.local_judge import judging_devices

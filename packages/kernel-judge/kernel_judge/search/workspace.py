@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_builder.files import remove_tree, write_atomically
+from kernel_format.files import remove_tree, write_atomically
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kernel_builder.errors import KernelBuilderError
+from kernel_format.errors import KernelBuilderError
 from kernel_judge.judge.candidate_files import copy_candidate
 from kernel_judge.search.given import task_path
 from kernel_judge.search.run_log import LOG, STARTED, read_events

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_builder.errors import ConfigError
-from kernel_builder.files import write_atomically
 from kernel_builder.progress import Progress
+from kernel_format.errors import ConfigError
+from kernel_format.files import write_atomically
 from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import LOG, TRY_ENDED, read_events

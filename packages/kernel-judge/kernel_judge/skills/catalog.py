@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.errors import ConfigError
-from kernel_builder.front_matter import parse, split
+from kernel_format.errors import ConfigError
+from kernel_format.front_matter import parse, split
 from kernel_judge.skills.token_count import tokens_at_most
 
 SKILL_FILE = "SKILL.md"

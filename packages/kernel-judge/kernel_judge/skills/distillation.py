@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Progress
+from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.search.given import task_path
 from kernel_judge.search.limited_process import run_limited

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kernel_builder.errors import ConfigError, PackageError
 from kernel_builder.package.swap import publish, staging
+from kernel_format.errors import ConfigError, PackageError
 from kernel_judge.skills.catalog import Skill, built_in, digests
 
 RECORD = ".kernel-builder.json"

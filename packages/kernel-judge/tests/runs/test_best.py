@@ -12,7 +12,7 @@ import pytest
 from agents import BODIES, MODEL
 from searches import agent, logged, quick_request, quoted, run_search, start_search
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import parse_context
 from kernel_judge.search.workspace import Workspace
 from tests.support.running_hub import running_hub

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from searches import HERE, ROOT, logged, quick_request, quoted, run_search
 
-from kernel_builder.errors import ToolchainError
+from kernel_format.errors import ToolchainError
 
 pytest.importorskip("ray", reason="Ray is not installed")
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from kernel_builder.cli import main
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import NO_KERNEL, Speedup, Verdict
 from kernel_judge.search.best_kernel import contenders
 from kernel_judge.search.estimators import fast_p, pass_at_k, speedup_at_k

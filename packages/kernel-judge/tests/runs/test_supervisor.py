@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from searches import agent, logged, marked_processes, quick_request, quoted, run_search, start_search
 
-from kernel_builder.confine import landlock_version
-from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Silent
+from kernel_format.errors import ConfigError
 from kernel_judge.search import limited_process
 from kernel_judge.search.run_log import LOG, RunLog, read_events
 from kernel_judge.search.search_run import search
 from kernel_judge.search.workspace import Workspace
+from kernel_sandbox.confine import landlock_version
 
 GOOD, SLOW, WRONG = quoted("# right 2.5"), quoted("# right 0.5"), quoted("# wrong")
 

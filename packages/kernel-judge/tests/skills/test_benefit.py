@@ -16,8 +16,8 @@ import quick_judge
 from click.testing import CliRunner
 
 from kernel_builder.cli import main
-from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Silent
+from kernel_format.errors import ConfigError
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.run_log import read_events
 from kernel_judge.search.search_request import SearchRequest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from kernel_judge.skills import gpu_guides
 from kernel_judge.skills.catalog import MOST_TOKENS, built_in, find_skill, read_skill
 from kernel_judge.skills.token_count import tokens_at_most

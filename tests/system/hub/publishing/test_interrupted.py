@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.errors import HubError, KernelBuilderError
 from kernel_builder.hub.publication import PublishRequest
 from kernel_builder.hub.publish import publish
+from kernel_format.errors import HubError, KernelBuilderError
 from tests.support.loopback import QuietHandler, served
 from tests.support.running_hub import RunningHub
 

@@ -13,11 +13,11 @@ import pytest
 
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project_files import read_project
-from kernel_builder.errors import ConfigError, HubError, PackageError
 from kernel_builder.hub.verification import verify
-from kernel_builder.package.tree_digest import hash_tree
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import ConfigError, HubError, PackageError
+from kernel_format.tree_digest import hash_tree
 from tests.support.places import ROOT
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import publish_kernel, write_kernel

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.errors import ConfigError, HubError, KernelBuilderError, PackageError
 from kernel_builder.hub import package_api
 from kernel_builder.hub.publication import PublishRequest
 from kernel_builder.hub.publish import publish
+from kernel_format.errors import ConfigError, HubError, KernelBuilderError, PackageError
 from tests.support.running_hub import RunningHub
 
 from .conftest import edit, tree

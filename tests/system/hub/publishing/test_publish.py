@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitOperationAdd
 
-from kernel_builder.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
 from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_format.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
 from tests.support.places import CPU as VARIANT
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch

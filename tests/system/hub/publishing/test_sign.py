@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from kernel_builder.cli import main
-from kernel_builder.errors import CheckError, VerificationError
 from kernel_builder.hub.signing import sign
 from kernel_builder.hub.verification import verify
-from kernel_builder.package.tree_digest import SIGNATURE
+from kernel_format.errors import CheckError, VerificationError
+from kernel_format.tree_digest import SIGNATURE
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitOperationAdd
 
-from kernel_builder.errors import HubError
 from kernel_builder.hub.verification import Verification, verify
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import HubError
 from tests.support.places import CPU, PROJECTS
 from tests.support.running_hub import RunningHub
 

@@ -13,7 +13,7 @@ from kernels._rust import Backend, Build, KernelVersion
 
 from kernel_builder.config import build_toml, known_backends, project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 
 GENERAL = {
     "name": '"a-b"',

@@ -11,7 +11,7 @@ import pytest
 from kernel_builder.config import build_toml, known_backends
 from kernel_builder.config.project import TorchFramework
 from kernel_builder.config.project_files import read_project
-from kernel_builder.config.release import Release, Version, is_within
+from kernel_format.release import Release, Version, is_within
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,

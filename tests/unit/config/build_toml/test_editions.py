@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config import editions, project
-from kernel_builder.config.release import Release
 from kernel_builder.config.rewrite import rewritten
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
+from kernel_format.release import Release
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,

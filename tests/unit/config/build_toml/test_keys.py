@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kernels._rust import Build
 
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from tests.unit.config.build_toml.conftest import framework, general, kernel, more, ours, torch, write
 
 UNKNOWN = {

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernel_builder import toml_file
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from tests.unit.config.build_toml.conftest import (
     DEPENDENCY,
     assert_same_values,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config import build_toml
-from kernel_builder.errors import ConfigError
+from kernel_format.errors import ConfigError
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,

@@ -1,0 +1,154 @@
+"""Which of a project's variants this machine can build, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernel_builder import backends
+from kernel_builder.config import known_backends, matrix, offered
+from kernel_builder.config.project import Project
+from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
+from kernel_builder.plural import listed
+from kernel_builder.steps import commands
+from kernel_builder.toolchain.tools import Obstacle
+from kernel_format.errors import VariantError
+
+if TYPE_CHECKING:
+    from kernel_builder.toolchain import Toolchains
+
+
+@dataclass(frozen=True)
+class UnavailableVariant:
+    """A variant that the Hub asks for and this machine cannot build."""
+
+    project: str
+    variant: str
+    reason: str
+    hint: str
+
+
+def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obstacle | None:
+    """Return why this machine cannot build a variant of a project, or None if it can. No network.
+
+    Raises:
+        ToolchainError: If a directory that the user named is not what it is named for.
+    """
+    if variant.platform is None:
+        return None
+    oldest = matrix.load().oldest_stable
+    if isinstance(variant.framework, StableAbi) and variant.framework.release < oldest:
+        return Obstacle(
+            f"the stable ABI of Torch {variant.framework.release} has no headers; the oldest that can be targeted is "
+            f"{oldest}",
+            f'set [torch] stable-abi = "{oldest}" in build.toml',
+        )
+    # A missing header library comes first: another CUDA toolkit does not help.
+    if missing := missing_dependency(project, variant.backend, toolchains):
+        return missing
+    if unusable := toolchains.host_obstacle(variant.platform):
+        return unusable
+    backend = backends.compiled(variant.backend)
+    unusable = backend.obstacle(toolchains, variant.release)
+    if unusable is None and isinstance(variant.framework, TvmFfiAbi):
+        headers = toolchains.component_obstacle(commands.tvm_ffi_headers(variant.framework))
+        return headers or backend.obstacle_without_torch(toolchains, variant.release)
+    return unusable
+
+
+def missing_dependency(project: Project, backend: str, toolchains: Toolchains) -> Obstacle | None:
+    """Return why a header library that kernels of a backend depend on cannot be had, or None if all can."""
+    kernels = [kernel for kernel in project.kernels if kernel.backend == backend]
+    needed = dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch")
+    return next((missing for name in needed if (missing := toolchains.dependency_obstacle(name))), None)
+
+
+def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tuple[Variant, ...]:
+    """Return the variants of these names, each once.
+
+    Raises:
+        VariantError: If one is not a variant's name, not the project's, or cannot be built here.
+    """
+    chosen = []
+    for name in dict.fromkeys(names):
+        variant = Variant.parse(name)
+        offered.check_offered(project, variant)
+        if hindrance := obstacle(project, variant, toolchains):
+            raise VariantError(f"cannot be built here: {hindrance.reason}", where=name, hint=hindrance.hint)
+        chosen.append(variant)
+    return tuple(chosen)
+
+
+def available(
+    project: Project,
+    toolchains: Toolchains,
+    *,
+    backends: Sequence[str] = (),
+    platforms: Sequence[str] = (),
+    whole: bool = False,
+) -> tuple[tuple[Variant, ...], tuple[UnavailableVariant, ...]]:
+    """Return the variants that are asked for and this machine can build, and the others that the project offers.
+
+    Args:
+        backends: Only these backends; empty for all.
+        platforms: Only these platforms; empty for this machine's.
+        whole: All variants of the matrix, not only those that the Hub asks for.
+
+    Raises:
+        VariantError: If there is none to build.
+    """
+    asked = tuple(platforms) or (this_platform(),)
+    buildable: list[Variant] = []
+    unavailable: list[UnavailableVariant] = []
+    for variant in offered.variants(project, whole=whole):
+        if backends and variant.backend not in backends:
+            continue
+        if variant.platform in (None, *asked):
+            hindrance = obstacle(project, variant, toolchains)
+        else:
+            hindrance = Obstacle(
+                f"for {variant.platform}, and this build is for {' and '.join(asked)}",
+                f"add `--platform {variant.platform}`, or build for `--all-platforms`",
+            )
+        if hindrance is None:
+            buildable.append(variant)
+        else:
+            unavailable.append(UnavailableVariant(project.name, variant.name, hindrance.reason, hindrance.hint))
+    if not buildable:
+        raise _nothing(project, backends or project.backends, asked, unavailable)
+    return tuple(buildable), tuple(unavailable)
+
+
+def _nothing(
+    project: Project,
+    backends: Sequence[str],
+    platforms: Sequence[str],
+    unavailable: Sequence[UnavailableVariant],
+) -> VariantError:
+    """Return the error for a project without a variant to build here, with the reason for one of a wanted platform."""
+    message = f"there is no variant to build here for {', '.join(backends)}"
+    where = str(project.root)
+    if unavailable:
+        nearest = min(unavailable, key=lambda missing: not missing.variant.endswith(tuple(platforms)))
+        return VariantError(f"{message}; {nearest.variant}: {nearest.reason}", where=where, hint=nearest.hint)
+    for backend, reason in offered.empty_backends(project).items():
+        if backend in backends:
+            return VariantError(
+                f"{message}; {reason}",
+                where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
+                hint="widen the range, or remove it: the Hub asks for the newest releases",
+            )
+    for backend in backends:
+        if reason := known_backends.get(backend).why_not_compiled(project):
+            return VariantError(
+                f"{message}; this builder does not compile for {backend}: {reason}",
+                where=where,
+                hint=f"leave {backend} out of `--backend`, or make it a [torch-noarch] project, of Python only",
+            )
+    compiled = listed(backend.name for backend in known_backends.compiled_for())
+    return VariantError(
+        message,
+        where=where,
+        hint=f"it compiles [torch] and [tvm-ffi] for {compiled}, and packages [torch-noarch] for all backends",
+    )

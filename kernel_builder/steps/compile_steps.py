@@ -1,0 +1,338 @@
+"""The compile steps of one variant: which sources, with which headers, flags and files."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from kernel_builder import backends
+from kernel_builder.backends import CompiledBackend, CompileOptions, DeviceCommand, DeviceSource, Toolkit, gxx, token
+from kernel_builder.backends.host_code import CXX_SUFFIXES, GXX, system_includes, without_programs
+from kernel_builder.config import compiler_flags, kernel_sources, known_backends, matrix
+from kernel_builder.config.project import CompiledFramework, Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Variant, this_platform
+from kernel_builder.steps import commands, include_scan
+from kernel_builder.steps.graph import PYTHON, TORCH, CompileStep, digest
+from kernel_builder.toolchain.own_headers import escaped
+from kernel_builder.toolchain.tools import HeaderLibrary
+from kernel_format.errors import ConfigError, ToolchainError
+
+if TYPE_CHECKING:
+    from kernel_builder.toolchain import HostCompiler, Toolchains, TorchHeaders
+
+
+@dataclass(frozen=True)
+class _Tools:
+    """The toolchain of one variant. The functions fetch headers, so they are called only for sources that need them.
+
+    Attributes:
+        torch: None for a project on TVM FFI.
+        tvm_ffi: The headers of TVM FFI, which all sources of such a project see.
+    """
+
+    backend: CompiledBackend
+    host: HostCompiler
+    toolkit: Toolkit | None
+    torch: Callable[[], TorchHeaders] | None
+    toolkit_libraries: Callable[[], HeaderLibrary | None]
+    dependency: Callable[[str], HeaderLibrary]
+    tvm_ffi: HeaderLibrary | None
+
+
+# The public builder searches this directory of a project for headers, after the ones of `include`.
+_DEFAULT_INCLUDE = "csrc"
+# Where the public builder writes the header into a project. Some sources include it by this path.
+_REGISTRATION = "torch-ext/registration.h"
+
+# The years of C++ standards by the names that do not state them.
+_STANDARDS = {"98": "03", "0x": "11", "1y": "14", "1z": "17", "2a": "20", "2b": "23", "2c": "26"}
+
+
+def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[CompileStep, ...]:
+    """Return the compile steps of a variant's binary in link order, before its op namespace is known.
+
+    Those with `uses_namespace` are to be completed by `with_namespace`.
+
+    Raises:
+        ConfigError: If a source cannot be compiled by any compiler of its backend.
+        ToolchainError: If a compiler or header is missing.
+    """
+    framework, abi = project.framework, variant.framework
+    assert not isinstance(framework, TorchNoarch)
+    assert not isinstance(abi, Noarch)
+    # A project on the stable ABI also publishes its stable binary under the names of single Torch releases.
+    stable = framework.stable_abi.get(variant.backend)
+    release = stable or abi.release
+    backend = backends.compiled(variant.backend)
+    toolkit = backend.toolkit(toolchains, variant.release)
+    tools = _Tools(
+        backend,
+        toolchains.host(variant.platform),
+        toolkit,
+        None
+        if isinstance(abi, TvmFfiAbi)
+        else cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
+        cache(lambda: backend.toolkit_libraries(toolchains, toolkit) if toolkit else None),
+        cache(toolchains.dependency),
+        _tvm_ffi(toolchains, abi) if isinstance(abi, TvmFfiAbi) else None,
+    )
+    defines = _defines(backend, stable)
+    steps: list[CompileStep] = []
+    kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
+    # As in the public builder, every source sees the libraries that any kernel depends on; [torch] cannot name its own.
+    every = sorted({name for kernel in kernels for name in kernel.depends})
+    for kernel in kernel_sources.disjoint([_binding(framework, variant.backend), *kernels]):
+        part = replace(kernel, depends=tuple(dict.fromkeys((*kernel.depends, *every))))
+        _check(project, part, backend)
+        for source in part.src:
+            if not kernel_sources.is_header(source):
+                steps.append(_draft(project, part, source, variant, tools, defines))
+    return tuple(steps)
+
+
+def check(project: Project) -> None:
+    """Raise a ConfigError for a flag or a source of a project that no build of it would accept."""
+    if not isinstance(project.framework, TorchNoarch):
+        for backend in (name for name in project.backends if known_backends.get(name).compiles):
+            kernels = (kernel for kernel in project.kernels if kernel.backend == backend)
+            for kernel in (_binding(project.framework, backend), *kernels):
+                _check(project, kernel, backends.compiled(backend))
+
+
+def _check(project: Project, kernel: Kernel, backend: CompiledBackend) -> None:
+    compiler_flags.check(project.root, _table(kernel), "cxx-flags", kernel.cxx_flags)
+    backend.check_flags(project.root, _table(kernel), kernel)
+    for source in kernel.src:
+        if not kernel_sources.is_header(source):
+            _check_source(project, kernel, source, backend)
+
+
+def _tvm_ffi(toolchains: Toolchains, abi: TvmFfiAbi) -> HeaderLibrary:
+    headers = toolchains.component(commands.tvm_ffi_headers(abi))
+    return HeaderLibrary("tvm-ffi", headers.root, (headers.root / "include",), headers.identity)
+
+
+def _binding(framework: CompiledFramework, backend: str) -> Kernel:
+    """Return the sources of `[torch]` or `[tvm-ffi]` as a kernel of a backend."""
+    return Kernel(
+        name=framework.table,
+        backend=backend,
+        depends=("torch",),
+        src=framework.src,
+        include=framework.include,
+        cxx_flags=framework.cxx_flags,
+    )
+
+
+def with_namespace(draft: CompileStep, module: str, framework: Abi) -> CompileStep:
+    """Return a step with the op namespace in its command if its files mention it."""
+    if not draft.uses_namespace:
+        return draft
+    macro = "TVM_FFI_EXTENSION_NAME" if isinstance(framework, TvmFfiAbi) else "TORCH_EXTENSION_NAME"
+    argv = (*draft.argv, f"-D{macro}={module}")
+    return replace(draft, argv=argv, key=digest("namespace", draft.key, module))
+
+
+def _defines(backend: CompiledBackend, stable: Release | None) -> tuple[str, ...]:
+    defines = [f"-D{backend.name.upper()}_KERNEL", "-DPy_LIMITED_API=0x03090000"]
+    if stable:
+        defines.append(f"-DTORCH_TARGET_VERSION=0x{(stable.major << 56) | (stable.minor << 48):016x}")
+    return (*defines, *backend.defines)
+
+
+def _table(kernel: Kernel) -> str:
+    """Return the table of `build.toml` that declares a kernel's sources."""
+    return kernel.name if kernel.name in (TorchFramework.table, TvmFfi.table) else f"kernel.{kernel.name}"
+
+
+def _check_source(project: Project, kernel: Kernel, source: str, backend: CompiledBackend) -> None:
+    where = f"{project.root / 'build.toml'}: [{_table(kernel)}] src"
+    suffix = PurePosixPath(source).suffix
+    if suffix in backend.suffixes:
+        backend.check_source(project.root, _table(kernel), kernel, source)
+        return
+    if owner := next((other for other in backends.every() if suffix in other.suffixes), None):
+        raise ConfigError(
+            f"{source} is a {owner.title} source, which the {backend.name} backend cannot compile",
+            where=where,
+            hint=f'move it to a [kernel.*] table with backend = "{owner.name}"',
+        )
+    if suffix not in CXX_SUFFIXES:
+        known = sorted({suffix for other in backends.every(backend.name) for suffix in other.suffixes})
+        raise ConfigError(
+            f"{source} is neither a header nor a source that the {backend.name} backend can compile",
+            where=where,
+            hint=f"sources end in {', '.join(known)}, .cpp, .cc or .cxx; headers in .h, .hpp, .cuh or .inl",
+        )
+
+
+def _draft(
+    project: Project, kernel: Kernel, source: str, variant: Variant, tools: _Tools, defines: tuple[str, ...]
+) -> CompileStep:
+    header = _registration_header()
+    provided = {"registration.h": header}
+    searched = (*kernel.include, _DEFAULT_INCLUDE)
+    library_headers = tools.backend.library_headers
+    scanned = include_scan.scan(project.root, source, searched, kernel.src, provided, library_headers)
+    generated = {"builder/registration.h": header}
+    if _REGISTRATION not in dict(scanned.files):
+        generated[f"src/{_REGISTRATION}"] = header
+    outside = _outside(project, kernel, source, scanned, tools)
+    if scanned.torch and tools.torch:
+        kernel = _without_older_standards(kernel, outside.standard)
+    is_for_device = PurePosixPath(source).suffix in tools.backend.suffixes
+    if is_for_device:
+        outside.roots.update(tools.backend.device_roots(tools.toolkit))
+    options = CompileOptions(
+        source=source,
+        alias=_alias(project, kernel, source),
+        standard=outside.standard,
+        defines=defines,
+        includes=(*_own_includes(kernel, scanned), *outside.includes),
+        cxx_flags=kernel.cxx_flags,
+        roots=outside.roots,
+    )
+    if is_for_device:
+        names = tuple(name for name, _ in scanned.files)
+        where = f"{project.root / 'build.toml'}: [{_table(kernel)}]"
+        device = DeviceSource(project.root, where, kernel, names, tools.host.platform)
+        command = tools.backend.device_command(device, tools.host, tools.toolkit, options)
+        generated.update(command.generated)
+    else:
+        command = DeviceCommand(gxx(tools.host, tools.toolkit, options), GXX, {})
+    return CompileStep(
+        key=_key(command.argv, tools, outside.identities, scanned, generated),
+        project=project.root,
+        source=source,
+        compiler=command.compiler,
+        argv=command.argv,
+        roots=outside.roots,
+        files=scanned.files,
+        generated=generated,
+        headers=outside.headers,
+        uses_namespace=scanned.namespace,
+        title=f"{project.name}/{source} ({variant.target})",
+    )
+
+
+def _own_includes(kernel: Kernel, scanned: include_scan.Scan) -> list[str]:
+    """Return the options for the project's directories of headers, and for the builder's own header."""
+    has_default = any(name.startswith(f"{_DEFAULT_INCLUDE}/") for name, _ in scanned.files)
+    searched = (*kernel.include, _DEFAULT_INCLUDE) if has_default else kernel.include
+    return [*(f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in searched), "-Ibuilder"]
+
+
+@dataclass
+class _Outside:
+    """What a step reads besides files of the project.
+
+    Attributes:
+        identities: Of the compilers and headers, for the step's key.
+        roots: Placeholder in commands -> directory.
+        includes: Options for the compiler.
+        headers: Regular expressions for the paths of headers that are in no root.
+        standard: The C++ standard that the headers need.
+    """
+
+    identities: list[str]
+    roots: dict[str, Path]
+    includes: list[str]
+    headers: tuple[str, ...]
+    standard: int = 17
+
+
+def _outside(project: Project, kernel: Kernel, source: str, scanned: include_scan.Scan, tools: _Tools) -> _Outside:
+    outside = _Outside([tools.host.identity], {}, [], tools.host.headers)
+    if tools.backend.recipe:
+        outside.identities.append(tools.backend.recipe)
+    if scanned.torch and tools.torch:
+        torch = tools.torch()
+        outside.standard = matrix.cxx_standard(torch.release)
+        outside.identities.append(torch.identity)
+        outside.roots[TORCH] = torch.include[0]
+        outside.includes += system_includes(TORCH, torch.include[0], torch.include)
+    of_toolkit = tools.toolkit_libraries() if scanned.toolkit_libraries else None
+    libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
+    for library in filter(None, [tools.tvm_ffi, *libraries, of_toolkit]):
+        place = token(library.name)
+        outside.identities.append(library.identity)
+        outside.roots[place] = library.root
+        outside.includes += system_includes(place, library.root, library.include)
+    if scanned.python:
+        outside.identities.append(sys.version)
+        outside.roots[PYTHON] = _python_include(project, source, tools.host.platform)
+        outside.includes += ["-isystem", PYTHON]
+        outside.headers = (*outside.headers, _configuration(outside.roots[PYTHON]))
+    if tools.toolkit:
+        outside.identities.append(tools.toolkit.identity)
+        outside.roots[token(tools.toolkit.name)] = tools.toolkit.root
+    return outside
+
+
+def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
+    """Return a kernel without flags like `-std=c++17` where Torch's headers need a newer C++ standard.
+
+    The compilers take the last such flag, which is the project's. Newer releases of Torch refuse what older ones took.
+    """
+
+    def newer(option: tuple[str, ...]) -> bool:
+        match = re.fullmatch(r"--?std=(?:c|gnu)\+\+(\d[\dabcxyz])", "=".join(option))
+        return not match or int(_STANDARDS.get(match[1], match[1])) >= standard
+
+    def without_older(flags: Sequence[str]) -> tuple[str, ...]:
+        return tuple(word for option in filter(newer, kernel_sources.options(flags)) for word in option)
+
+    every: dict[str, Any] = {key: without_older(getattr(kernel, key)) for key in kernel_sources.FLAGS}
+    return replace(kernel, **every)
+
+
+def _key(
+    argv: Sequence[str],
+    tools: _Tools,
+    identities: Sequence[str],
+    scanned: include_scan.Scan,
+    generated: dict[str, str],
+) -> str:
+    command = without_programs(argv, tools.host)
+    return digest("compile", commands.RECIPE, command, identities, scanned.files, generated)
+
+
+def _alias(project: Project, kernel: Kernel, source: str) -> str:
+    # nvcc splits the options that carry it at commas and white space.
+    return re.sub(r"[^\w./-]", lambda match: f"%{ord(match[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
+
+
+@cache
+def _registration_header() -> str:
+    """Return registration.h for Linux: what is in it for macOS is part of no key, and of no op namespace."""
+    text = (Path(__file__).parents[1] / "templates" / "registration.h").read_text()
+    return re.sub(r"#ifdef __APPLE__.*?#else\n(.*?)#endif\n", r"\1", text, flags=re.DOTALL)
+
+
+def _configuration(include: Path) -> str:
+    """Return an expression for pyconfig.h where Debian has it: in a directory of the architecture's."""
+    return f"{escaped(str(include.parent))}/[^/]+/{escaped(include.name)}/pyconfig[.]h"
+
+
+def _python_include(project: Project, source: str, platform: str) -> Path:
+    if platform != this_platform():
+        raise ToolchainError(
+            f"the source includes Python.h, which this machine has for {this_platform()} and not for {platform}",
+            where=str(project.root / source),
+            hint=f"do without it, as registration.h and the stable ABI do, or build on a machine that is {platform}",
+        )
+    directory = Path(sysconfig.get_path("include"))
+    if not (directory / "Python.h").is_file():
+        raise ToolchainError(
+            "the source includes Python.h, which is not on this machine",
+            where=str(project.root / source),
+            hint="install Python's headers (Debian: apt-get install python3-dev), or do without: registration.h and "
+            "the stable ABI need none",
+        )
+    return directory

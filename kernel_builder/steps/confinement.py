@@ -1,0 +1,167 @@
+"""Where compilers and loaded packages run: in a sandbox, if the system has one that takes the network away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from kernel_builder.progress import Progress
+from kernel_builder.steps.graph import PlannedVariant
+from kernel_builder.toolchain.host_compiler import environment
+from kernel_format.errors import ConfigError, ToolchainError
+from kernel_format.files import temporary_directory
+from kernel_sandbox import sandbox
+from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
+
+SandboxMode = Literal["auto", "require", "off"]
+
+_COVERS_TRUNCATE = 3
+_TRIAL_SECONDS = 60
+# Compiles an empty source, and checks that /proc/net/dev lists only loopback, two lines of headings and one more, and
+# that a filter of system calls is in force.
+_TRIAL = """
+echo | "$0" -x c++ -c -o trial.o - || exit 1
+lines=0
+while read -r _; do lines=$((lines + 1)); done < /proc/self/net/dev
+[ $lines -le 3 ] || { echo the network cannot be taken away; exit 1; }
+while read -r key value; do
+    [ "$key" != Seccomp: ] || [ "$value" = 2 ] || { echo system calls cannot be refused; exit 1; }
+done < /proc/self/status
+"""
+_HINT = (
+    "install bubblewrap (Debian, Ubuntu: `apt-get install bubblewrap`; Fedora: `dnf install bubblewrap`), and permit "
+    "user namespaces: user.max_user_namespaces above 0, and on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0. "
+    "Or build in a container of your own, with `--sandbox off`"
+)
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What confines the processes of a build.
+
+    Attributes:
+        kind: The sandbox: `bubblewrap` or `landlock`. None for none.
+        reason: Why there is none; empty if there is one.
+        tools: Paths that every process may read.
+    """
+
+    kind: str | None = None
+    reason: str = "--sandbox off"
+    tools: tuple[str, ...] = ()
+
+    def around(
+        self, command: Sequence[str], scratch: Path, more: Iterable[Path] = (), device: str = "cpu"
+    ) -> list[str]:
+        """Return a command in the sandbox: it may read its tools and `more`, and write `scratch`, where it starts."""
+        if self.kind is None:
+            return list(command)
+        paths = dict.fromkeys([*self.tools, *(name for path in more for name in (str(path), os.path.realpath(path)))])
+        return sandbox.wrapped(command, self.kind, scratch, list(paths), device)
+
+    def described(self, compiler_cache: Path | None) -> dict[str, str | None]:
+        """Return what compile steps and the load check run in; None for no sandbox."""
+        return {"steps": None if compiler_cache else self.kind, "load": self.kind}
+
+
+def for_steps(
+    mode: SandboxMode, compiler_cache: Path | None, variants: Sequence[PlannedVariant], progress: Progress
+) -> Confinement:
+    """Return the sandbox for a build of these variants, and tell if there is none.
+
+    Raises:
+        ConfigError: If a sandbox is required, and a compiler cache would run compilers outside of it.
+        ToolchainError: If a sandbox is required, and there is none.
+    """
+    if mode == "require" and compiler_cache is not None:
+        raise ConfigError(
+            "a compiler cache's server runs the compilers, outside of a sandbox",
+            where="--sandbox require",
+            hint="add --compiler-cache off",
+        )
+    if not variants and mode != "require":
+        return Confinement(reason="nothing ran")
+    confinement = chosen(mode, next((planned.binary.cxx for planned in variants if planned.binary), None))
+    if confinement.kind is None and mode == "auto":
+        progress.say(f"warning: without a sandbox, since none can be used here ({confinement.reason})")
+    return confinement
+
+
+def chosen(mode: SandboxMode, compiler: Path | None) -> Confinement:
+    """Return the first sandbox in which the compiler runs, and without network.
+
+    Args:
+        mode: `require` refuses to do without.
+        compiler: The host compiler; None if nothing is compiled.
+
+    Raises:
+        ToolchainError: If one is required, and there is none.
+    """
+    if mode == "off":
+        return Confinement()
+    strongest = _strongest(compiler, os.environ.get("PATH", ""), os.environ.get("LD_LIBRARY_PATH", ""))
+    if strongest.kind is None and mode == "require":
+        raise ToolchainError(
+            f"this system has no sandbox that can be used: {strongest.reason}", where="--sandbox require", hint=_HINT
+        )
+    return strongest
+
+
+@cache
+def _strongest(compiler: Path | None, *searched: str) -> Confinement:
+    directories = [Path(entry) for path in searched for entry in path.split(os.pathsep) if entry.startswith("/")]
+    if compiler:
+        directories += [compiler.parent.parent, compiler.resolve().parent.parent]
+    tools = tuple(sandbox.readable(directories))
+    reasons = []
+    for kind in (BUBBLEWRAP, LANDLOCK):
+        reason = _missing(kind) or _tried(Confinement(kind, "", tools), compiler)
+        if reason is None:
+            return Confinement(kind, "", tools)
+        reasons.append(f"{kind}: {reason}")
+    return Confinement(None, "; ".join(reasons))
+
+
+def _missing(kind: str) -> str | None:
+    if reason := sandbox.missing_filter():
+        return reason
+    if kind == BUBBLEWRAP:
+        return None if shutil.which("bwrap") else "there is no program bwrap"
+    version = landlock_version()
+    if 0 < version < _COVERS_TRUNCATE:
+        return f"its version {version} lets files be emptied; expected version {_COVERS_TRUNCATE} (Linux 6.2)"
+    return None if version > 0 else "the kernel does not have it"
+
+
+def _tried(confinement: Confinement, compiler: Path | None) -> str | None:
+    """Return why the compiler, or else a shell, does not run in a sandbox; None if it does."""
+    with ExitStack() as stack:
+        try:
+            scratch = str(stack.enter_context(temporary_directory()))
+        except OSError as error:
+            return str(error)
+        command = confinement.around(["sh", "-c", _TRIAL, str(compiler or "true")], Path(scratch))
+        variables = {**environment(), "HOME": scratch, "TMPDIR": scratch}
+        try:
+            done = subprocess.run(
+                command,
+                cwd=scratch,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=_TRIAL_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+    words = done.stdout.strip().splitlines()
+    return None if done.returncode == 0 else words[0] if words else f"exit status {done.returncode}"

@@ -1,0 +1,157 @@
+"""The values of a build graph: compile steps, binaries, the variants that they are published as, what running took."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.backends import Compiler, LinkedIfCalled, token
+from kernel_builder.config.project import Project
+from kernel_builder.config.variant import Variant
+from kernel_format.errors import BuildError
+
+TORCH, PYTHON, SYSROOT = token("torch"), token("python"), token("sysroot")
+
+
+def digest(*parts: object) -> str:
+    """Return a hexadecimal SHA-256 over values that JSON can represent."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CompileStep:
+    """Compiles one source to one object.
+
+    The step runs in a directory of its own, which holds the project's files below `src/`.
+
+    Attributes:
+        key: Names the object in the cache.
+        project: The project's root, from which `files` are copied.
+        source: The source, relative to the project.
+        argv: The command without its output, with tokens.
+        roots: Token -> the directory it stands for.
+        files: Project-relative path -> SHA-256 of every file that the step can read.
+        generated: Path in the step's directory -> content of files that the builder adds.
+        headers: Extended regular expressions for the paths of the machine's headers that it may read: the compiler's
+            and the C library's.
+        uses_namespace: The files mention the macro of the op namespace, so the command has to define it.
+        title: What progress and errors call the step.
+    """
+
+    key: str
+    project: Path
+    source: str
+    compiler: Compiler
+    argv: tuple[str, ...]
+    roots: Mapping[str, Path]
+    files: tuple[tuple[str, str], ...]
+    generated: Mapping[str, str]
+    headers: tuple[str, ...]
+    uses_namespace: bool
+    title: str
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One shared object. Several variants may be published with the same binary.
+
+    Attributes:
+        key: Names the file in the cache.
+        module: Its module name and op namespace, `_<python name>_<backend>_<unique>`.
+        platform: The platform that it is for.
+        objects: The compile steps whose objects are linked, in order.
+        argv: The link command without objects and output, with tokens.
+        linked_if_called: Libraries that it names as needed only if it calls them.
+        roots: Token -> the directory it stands for.
+        generated: Path in the step's directory -> content of files that the builder adds.
+        title: What progress and errors call it.
+    """
+
+    key: str
+    module: str
+    platform: str
+    objects: tuple[CompileStep, ...]
+    cxx: Path
+    argv: tuple[str, ...]
+    libraries: tuple[str, ...]
+    linked_if_called: tuple[LinkedIfCalled, ...]
+    roots: Mapping[str, Path]
+    generated: Mapping[str, str]
+    title: str
+
+
+@dataclass(frozen=True)
+class PlannedVariant:
+    """One variant to publish, with everything that its package is made from.
+
+    Attributes:
+        module: The op namespace, a digest of the binary's inputs and the Python files.
+        archs: The architectures that its binary has code for.
+        python: Path inside the package -> SHA-256 of the project's Python files.
+        provenance: What `metadata.json` records of builder, compiler and sources; `plan` adds the compiler only.
+        sources: What `recorded_sources` keeps of the sources, to tell later whether they have changed.
+        binary: None for Python-only variants.
+    """
+
+    project: Project
+    variant: Variant
+    module: str
+    archs: tuple[str, ...]
+    python: Mapping[str, str]
+    provenance: Mapping[str, Any]
+    sources: Mapping[str, Any]
+    binary: Binary | None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All steps of the requested projects and variants; identical steps appear once."""
+
+    variants: tuple[PlannedVariant, ...]
+
+    @property
+    def binaries(self) -> tuple[Binary, ...]:
+        """The distinct binaries."""
+        return tuple({v.binary.key: v.binary for v in self.variants if v.binary}.values())
+
+    @property
+    def compiles(self) -> tuple[CompileStep, ...]:
+        """The distinct compile steps."""
+        return tuple({step.key: step for binary in self.binaries for step in binary.objects}.values())
+
+    def variants_of(self, step: CompileStep | Binary) -> tuple[str, ...]:
+        """Return the names of the variants that need a step."""
+        return tuple(
+            planned.variant.name
+            for planned in self.variants
+            if planned.binary
+            and (planned.binary.key == step.key or any(step.key == part.key for part in planned.binary.objects))
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What running a graph took.
+
+    Attributes:
+        steps: How many steps ran: compiles and links.
+        compiles: How many of them were compiles.
+        cpu_seconds: Processor time of all compilers, user and system; None where a compiler cache's server ran them.
+        warnings: Title of a step -> what its compiler printed although it succeeded.
+        failures: Key of a step -> why it failed. A link whose objects have failed is not in it.
+    """
+
+    steps: int = 0
+    compiles: int = 0
+    cpu_seconds: float | None = 0.0
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    failures: Mapping[str, BuildError] = field(default_factory=dict)
+
+    def errors_of(self, binary: Binary) -> list[BuildError]:
+        """Return why a binary could not be made; empty if it was."""
+        steps: list[CompileStep | Binary] = [*binary.objects, binary]
+        return [self.failures[step.key] for step in steps if step.key in self.failures]

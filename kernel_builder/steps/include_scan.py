@@ -1,0 +1,194 @@
+"""The include scan: which of the project's files a source can reach, and which headers from elsewhere it includes.
+
+The key of a compile step covers the content of these files, and the step's directory holds only these. The scan may
+find too many files, since it ignores conditions. A file that it misses is not in the directory, so the compiler reports
+it instead of building from a file that no key covers.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from kernel_builder.config.project_files import check_link
+from kernel_format.errors import ConfigError
+
+# The top directories of Torch's headers, in wheels of all releases.
+_TORCH_ROOTS = frozenset({"ATen", "c10", "caffe2", "torch"})
+# Headers that need Python's, and compile with its limited API. pybind11 does not, nor what includes it: with Python's
+# headers, g++ takes a minute to print 1,800 errors of pybind11; without, it stops at `#include <Python.h>`.
+_PYTHON_HEADERS = re.compile(r"Python\.h|torch/csrc/python_headers\.h")
+# What may contain the delimiters of others, so that one expression has to find all: comments, raw strings, characters,
+# strings. Each alternative that begins also ends, at the end of the line or file if not before. Otherwise a search for
+# the end would start at every beginning, and take a time that grows with the square of the file. The characters that
+# any can begin with come first: else all alternatives are tried at every character, which takes four times as long.
+_LITERAL = re.compile(
+    rb"(?=[/\"'RuUL])(?:"
+    rb"(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"
+    rb"|(?<!\w)(?:u8|[uUL])?(?P<raw>R\"([^()\\\s\"]{0,16})\(.*?(?:\)\3\"|\Z))"
+    rb"|(?<!\w)(?:u8|[uUL])?(?P<character>'(?:\\[^\n]|[^'\\\n]){1,16}')"
+    rb"|\"(?:\\[^\n]|[^\"\\\n])*\"?)",
+    re.DOTALL,
+)
+_CONTINUED = re.compile(rb"\\[ \t\f\v]*\r?\n")
+_SPACE = rb"[ \t\f\v\0]*"
+_INCLUDE = re.compile(
+    rb"^" + _SPACE + rb"(?:#|%:|\?\?=)" + _SPACE + rb"(?:include|include_next|import|embed)(?!\w)" + _SPACE + rb"(?:"
+    rb"<([^>\n]+)>|\"([^\"\n]+)\"|([^\s<\"]))",
+    re.M,
+)
+_NAMESPACE = re.compile(rb"(TORCH|TVM_FFI)_EXTENSION_NAME")
+# Directives of the assembler that read a file.
+_ASSEMBLED = re.compile(rb"\.\s*incbin\b|[\s\";]\.include\s*\\?\"|\\[nt]\.include\s*\\?\"")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The result of the scan of one source.
+
+    Attributes:
+        files: (project-relative path, SHA-256) of the source and of the project's files that it includes, sorted.
+        torch: It includes a Torch header.
+        python: It includes `Python.h`, directly or through a Torch header.
+        namespace: Some of the files mention `TORCH_EXTENSION_NAME` or `TVM_FFI_EXTENSION_NAME`.
+        toolkit_libraries: It may include a header of `library_headers`.
+    """
+
+    files: tuple[tuple[str, str], ...]
+    torch: bool
+    python: bool
+    namespace: bool
+    toolkit_libraries: bool
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a scan asks of one file."""
+
+    digest: str
+    angled: tuple[str, ...]
+    quoted: tuple[str, ...]
+    computed: bool
+    namespace: bool
+    assembled: bool
+
+
+@lru_cache(maxsize=4096)
+def _read(path: Path, _size: int, _mtime: int) -> _File:
+    content = path.read_bytes()
+    assembled = False
+
+    def without(match: re.Match[bytes]) -> bytes:
+        nonlocal assembled
+        if match["comment"]:
+            return b" "
+        assembled = assembled or _ASSEMBLED.search(match[0]) is not None
+        return b'""' if match["raw"] or match["character"] else match[0]
+
+    bare = _LITERAL.sub(without, _CONTINUED.sub(b"", content.removeprefix(codecs.BOM_UTF8)))
+    angled, quoted, computed = [], [], False
+    for match in _INCLUDE.finditer(bare):
+        if match[1]:
+            angled.append(match[1].decode("utf-8", "replace").strip())
+        elif match[2]:
+            quoted.append(match[2].decode("utf-8", "replace").strip())
+        else:
+            computed = True
+    return _File(
+        digest=hashlib.sha256(content).hexdigest(),
+        angled=tuple(angled),
+        quoted=tuple(quoted),
+        computed=computed,
+        # In comments too: nix/sources.nix has to agree, and it does not parse comments.
+        namespace=_NAMESPACE.search(content) is not None,
+        assembled=assembled or (b"incbin" in bare and _ASSEMBLED.search(bare) is not None),
+    )
+
+
+def _facts(path: Path) -> _File:
+    status = path.stat()
+    return _read(path, status.st_size, status.st_mtime_ns)
+
+
+def _inside(root: Path, candidate: str) -> str | None:
+    """Resolve `..`, and return the project-relative name of a file; None if the project has no such file."""
+    parts: list[str] = []
+    for part in candidate.split("/"):
+        if part == "..":
+            if not parts:
+                return None
+            parts.pop()
+        elif part not in {"", "."}:
+            parts.append(part)
+    name = "/".join(parts)
+    return name if name and (root / name).is_file() else None
+
+
+def scan(
+    root: Path,
+    source: str,
+    include: Sequence[str] = (),
+    listed: Iterable[str] = (),
+    generated: Mapping[str, str] = {},
+    library_headers: re.Pattern[str] | None = None,
+) -> Scan:
+    """Find the files that a source can reach.
+
+    Args:
+        root: The project's directory.
+        source: The source, relative to `root`.
+        include: The include directories given for it, relative to `root`.
+        listed: The other files of its `src` in `build.toml`. All of them count if a file includes a macro instead of a
+            name, since only a preprocessor could tell which file is meant.
+        generated: Headers that the builder provides: name -> content.
+        library_headers: Headers that need libraries of the back end's toolkit.
+
+    Raises:
+        ConfigError: If a file includes another by an absolute path, by the assembler, or through a symbolic link
+            out of the project and its git repository.
+    """
+    digests: dict[str, str] = {}
+    torch = python = namespace = libraries = False
+    queue = [source]
+    real = Path(os.path.realpath(root))
+    while queue:
+        name = queue.pop()
+        if name in digests:
+            continue
+        facts = _facts(root / name)
+        digests[name] = facts.digest
+        namespace = namespace or facts.namespace
+        if facts.assembled:
+            raise ConfigError(
+                "reads a file by the assembler's .incbin or .include, which no compiler lists",
+                where=str(root / name),
+                hint="write the content as an array into a header, and include that",
+            )
+        if facts.computed:
+            torch = libraries = True
+            queue += listed
+        for target, beside in [(t, False) for t in facts.angled] + [(t, True) for t in facts.quoted]:
+            if target.startswith("/"):
+                raise ConfigError(
+                    f"includes {target} by an absolute path",
+                    where=str(root / name),
+                    hint="copy it into the project and include it by its name there: other machines do not have it",
+                )
+            places = [name.rpartition("/")[0], *include] if beside else include
+            ours = next((hit for place in places if (hit := _inside(root, f"{place}/{target}"))), None)
+            if ours is not None:
+                # The files that `build.toml` lists were checked when it was read.
+                check_link(real, root / ours, ours, str(root / ours))
+                queue.append(ours)
+            elif target not in generated:
+                torch = torch or target.split("/", 1)[0] in _TORCH_ROOTS
+                python = python or _PYTHON_HEADERS.fullmatch(target) is not None
+                if library_headers and library_headers.fullmatch(target):
+                    libraries = True
+    return Scan(tuple(sorted(digests.items())), torch, python, namespace, libraries)

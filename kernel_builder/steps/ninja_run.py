@@ -1,0 +1,378 @@
+"""Runs the steps of a graph with ninja, apart from those whose outputs the cache has."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernel_builder.progress import Progress, Silent
+from kernel_builder.steps.cache import (
+    FAILED,
+    binary_path,
+    check_path,
+    claim,
+    missing,
+    object_path,
+    prune,
+    put,
+    wait_for_others,
+    work_directory,
+)
+from kernel_builder.steps.confinement import Confinement
+from kernel_builder.steps.failures import check_symbols, failure, is_killed
+from kernel_builder.steps.graph import Binary, CompileStep, Graph, Outcome
+from kernel_builder.steps.step_scripts import compiled, linked, stage_compile, stage_link
+from kernel_builder.toolchain import host_compiler, sccache_server
+from kernel_format.errors import BuildError, StoreError, ToolchainError
+from kernel_format.files import remove_tree
+
+# The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
+_STEP_MEMORY = 1.5 * 2**30
+
+_PR_SET_PDEATHSIG = 1
+# Seconds after which a build says which steps it waits for: a source that includes torch/all.h takes a minute.
+_SILENCE = 15.0
+
+
+def default_jobs() -> int:
+    """Return how many compilers to run at a time: as processors and free memory allow."""
+    processors = len(os.sched_getaffinity(0))
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.M)
+        memory = int(match[1]) * 1024 if match else _STEP_MEMORY
+    except OSError:
+        memory = _STEP_MEMORY
+    return max(1, min(processors, int(memory / _STEP_MEMORY)))
+
+
+def run(
+    graph: Graph,
+    cache: Path,
+    *,
+    jobs: int,
+    compiler_cache: Path | None = None,
+    confinement: Confinement | None = None,
+    progress: Progress | None = None,
+    idle: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Run every step of the graph whose output the cache lacks.
+
+    A step that fails does not stop the others. A step that another build is running is waited for at the end.
+
+    Args:
+        graph: The steps.
+        cache: The builder's cache directory, where outputs go.
+        jobs: How many processors to use at most.
+        compiler_cache: An sccache to put before the compilers.
+        confinement: The sandbox of compilers and linkers; None for none.
+        progress: Receives the steps as they end, and a line if a step of another build has to be waited for.
+        idle: Called when too few compile steps are left for the processors, to begin other work beside them. It may
+            be called again. It is not called before a step has succeeded, or after one has failed.
+
+    Raises:
+        StoreError: If the cache cannot be written.
+        ToolchainError: If ninja is missing.
+    """
+    if not missing(graph, cache)[1]:
+        return Outcome()
+    check_path(cache)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        with work_directory(cache) as work:
+            running = _Run(
+                graph, cache, work, jobs, compiler_cache, confinement or Confinement(), progress or Silent(), idle
+            )
+            running.all()
+    except OSError as error:
+        raise StoreError(
+            f"the cache cannot be written: {error.strerror}",
+            where=str(error.filename or cache),
+            hint="raise the limit of the size of files (ulimit -f)"
+            if error.errno == errno.EFBIG
+            else "free some space, or set KERNEL_BUILDER_CACHE to a directory that can be written",
+        ) from error
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    prune(graph, cache)
+    return Outcome(
+        steps=running.steps,
+        compiles=running.compiles,
+        cpu_seconds=None if compiler_cache else (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime),
+        warnings=running.warnings,
+        failures=running.failures,
+    )
+
+
+def compile_alone(
+    step: CompileStep, work: Path, output: Path, threads: int, confinement: Confinement | None = None
+) -> str:
+    """Run one compile step without ninja or a cache; return what the compiler printed.
+
+    Args:
+        work: An empty directory to work in.
+        output: The object, which appears when it is whole.
+        threads: How many processors to use at most.
+        confinement: The sandbox of the compiler; None for none.
+
+    Raises:
+        BuildError: If the compiler fails; it carries the command and the compiler's words.
+        StoreError: If the disk is full.
+    """
+    check_path(work)
+    directory = work / step.key
+    stage_compile(step, directory, None, threads=threads, confinement=confinement or Confinement())
+    done = subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=_environment(), check=False)
+    if done.returncode:
+        raise failure(Graph(()), step, directory, "")
+    shutil.move(compiled(directory), output)
+    return (directory / "log").read_text(errors="replace")
+
+
+@dataclass
+class _Run:
+    """One run of a graph, with the arguments of `run`: what it has done so far."""
+
+    graph: Graph
+    cache: Path
+    work: Path
+    jobs: int
+    compiler_cache: Path | None
+    confinement: Confinement
+    progress: Progress
+    idle: Callable[[], None]
+    steps: int = 0
+    compiles: int = 0
+    warnings: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, BuildError] = field(default_factory=dict)
+
+    def all(self) -> None:
+        """Run rounds of steps until nothing is missing but what has failed."""
+        while True:
+            compiles, binaries = missing(self.graph, self.cache)
+            compiles = [step for step in compiles if step.key not in self.failures]
+            mine, others = claim(self.cache, self.work, compiles)
+            awaited = {step.key for step in others}
+            ready = [binary for binary in binaries if awaited.isdisjoint(step.key for step in binary.objects)]
+            self._round(mine, ready)
+            if self._is_to_repeat(mine):
+                continue
+            if not others:
+                return
+            self.progress.say(f"another build is compiling {others[0].title}; waiting for it")
+            wait_for_others(self.cache, others, self.work)
+
+    def _is_to_repeat(self, compiles: Sequence[CompileStep]) -> bool:
+        """Forget the steps that were killed for want of memory, so that they run again, one at a time.
+
+        `default_jobs` assumes less memory for a compiler than some need: one was seen with 6.6 GB.
+
+        Returns:
+            Whether there are any.
+        """
+        killed = [step for step in compiles if step.key in self.failures and is_killed(self.failures[step.key])]
+        if not killed or self.jobs == 1:
+            return False
+        self.progress.say(f"the machine has too little memory for {self.jobs} jobs; going on with one")
+        self.jobs = 1
+        for step in killed:
+            del self.failures[step.key]
+            remove_tree(self.work / step.key)
+        return True
+
+    def _round(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:
+        """Run these steps, apart from links whose objects have failed."""
+        compiles = [step for step in compiles if self._is_staged(step, compiles)]
+        binaries = [binary for binary in binaries if not self._has_failed(binary)]
+        for binary in binaries:
+            stage_link(binary, self.work / binary.key, self.cache, self.confinement)
+        steps: list[CompileStep | Binary] = [*compiles, *binaries]
+        if not steps:
+            return
+        _write_build_file(compiles, binaries, self.work, device_depth=max(1, self.jobs // self._threads(compiles)))
+        printed = self._ninja(steps)
+        for step in steps:
+            if not isinstance(step, Binary) or not self._has_failed(step):
+                self._end(step, printed)
+        self.warnings.update(_warnings([step for step in compiles if step.key not in self.failures], self.work))
+
+    def _threads(self, compiles: Sequence[CompileStep]) -> int:
+        device_steps = sum(step.compiler.threads is not None for step in compiles)
+        return max(1, self.jobs // device_steps) if device_steps else 1
+
+    def _is_staged(self, step: CompileStep, compiles: Sequence[CompileStep]) -> bool:
+        output, threads = object_path(self.cache, step), self._threads(compiles)
+        try:
+            stage_compile(
+                step,
+                self.work / step.key,
+                output,
+                compiler_cache=self.compiler_cache,
+                threads=threads,
+                confinement=self.confinement,
+            )
+        except BuildError as error:
+            self.failures[step.key] = error
+            (self.work / step.key / FAILED).touch()
+            return False
+        return True
+
+    def _has_failed(self, binary: Binary) -> bool:
+        return any(key in self.failures for key in (binary.key, *(step.key for step in binary.objects)))
+
+    def _has_ended(self, step: CompileStep | Binary) -> bool:
+        return (self.work / step.key / "done").exists()
+
+    def _leaves_idle(self, steps: Sequence[CompileStep | Binary]) -> bool:
+        compiles = [step for step in steps if isinstance(step, CompileStep)]
+        if any((self.work / step.key / FAILED).exists() for step in compiles):
+            return False
+        left = [step for step in compiles if not self._has_ended(step)]
+        return len(left) < min(self.jobs, len(compiles))
+
+    def _end(self, step: CompileStep | Binary, printed: str) -> None:
+        """Count a step and put a linked binary into the cache, or note why the step failed."""
+        directory = self.work / step.key
+        if not self._has_ended(step):
+            self.failures[step.key] = failure(self.graph, step, directory, printed, self.cache)
+            return
+        self.steps += 1
+        if isinstance(step, CompileStep):
+            self.compiles += 1
+            return
+        try:
+            check_symbols(step, linked(directory), self.graph, self.cache)
+        except BuildError as error:
+            self.failures[step.key] = error
+            return
+        put(linked(directory), binary_path(self.cache, step))
+
+    def _ninja(self, steps: Sequence[CompileStep | Binary]) -> str:
+        """Run the build file, and return all that ninja prints."""
+        if self.compiler_cache is None:
+            return self._ninja_in(_environment(), steps)
+        with sccache_server.serving(self.compiler_cache, self.cache) as server:
+            return self._ninja_in(_environment(server), steps)
+
+    def _ninja_in(self, environment: Mapping[str, str], steps: Sequence[CompileStep | Binary]) -> str:
+        libc = ctypes.CDLL(None)
+        process = subprocess.Popen(
+            [str(find_ninja()), "-C", str(self.work), "-j", str(self.jobs), "-k", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**environment, "NINJA_STATUS": "[%f/%t] "},
+            # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
+        )
+        assert process.stdout is not None
+        lines = []
+        ended: list[str] = []
+        try:
+            with self._saying_what_is_slow(steps, ended):
+                for line in process.stdout:
+                    lines.append(line)
+                    if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
+                        ended.append(match[3])
+                        self.progress.advance("building", int(match[1]), int(match[2]), detail=match[3])
+                        if self._leaves_idle(steps):
+                            self.idle()
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            process.wait()
+            process.stdout.close()
+        return "".join(lines)
+
+    @contextmanager
+    def _saying_what_is_slow(self, steps: Sequence[CompileStep | Binary], ended: Sequence[str]) -> Iterator[None]:
+        """Report, whenever no step has ended for a while, which steps run. `ended` gets their titles."""
+        over = threading.Event()
+
+        def watch() -> None:
+            number, since = 0, time.monotonic()
+            while not over.wait(_SILENCE):
+                if len(ended) != number:
+                    number, since = len(ended), time.monotonic()
+                    continue
+                slow = [step.title for step in steps if (self.work / step.key / "log").exists()]
+                slow = [title for title in slow if title not in ended and f"link {title}" not in ended]
+                if slow:
+                    self.progress.say(f"still running after {time.monotonic() - since:.0f} s: {', '.join(slow)}")
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+
+
+def _warnings(compiles: Sequence[CompileStep], work: Path) -> dict[str, str]:
+    logs = {step.title: (work / step.key / "log").read_text(errors="replace").strip() for step in compiles}
+    return {title: text for title, text in logs.items() if text}
+
+
+def _write_build_file(
+    compiles: Sequence[CompileStep], binaries: Sequence[Binary], work: Path, *, device_depth: int
+) -> None:
+    """Write `build.ninja`. A step's output is the file `done` in its directory.
+
+    Ninja removes the outputs of steps that it stops. Those in the cache could be another build's by then.
+    """
+    from ninja import ninja_syntax
+
+    text = io.StringIO()
+    writer = ninja_syntax.Writer(text, width=1000)  # type: ignore[arg-type]  # a stream, whatever its stub says
+    writer.variable("builddir", ninja_syntax.escape_path(str(work)))
+    writer.pool("device", device_depth)
+    writer.rule("run", command="sh $script", description="$title")
+    staged = {step.key for step in compiles}
+
+    def add(step: CompileStep | Binary, title: str, pool: str | None = None, inputs: Sequence[str] = ()) -> None:
+        variables = {"script": f"{step.key}/run.sh", "title": ninja_syntax.escape(title)}
+        writer.build([f"{step.key}/done"], "run", list(inputs), pool=pool, variables=variables)
+
+    for step in compiles:
+        add(step, step.title, pool="device" if step.compiler.threads else None)
+    for binary in binaries:
+        objects = [f"{step.key}/done" for step in binary.objects if step.key in staged]
+        add(binary, f"link {binary.title}", inputs=objects)
+    (work / "build.ninja").write_bytes(os.fsencode(text.getvalue()))
+
+
+def find_ninja() -> Path:
+    """Return the ninja program: the one of the PyPI package, else the one on the PATH.
+
+    Raises:
+        ToolchainError: If there is none.
+    """
+    import ninja
+
+    program = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
+    if program is None:
+        raise ToolchainError("there is no ninja on this machine", hint="pip install ninja")
+    return Path(program)
+
+
+def _environment(server: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of the steps, with the configuration of a compiler cache only where it has a server."""
+    variables = host_compiler.environment()
+    if server is not None:
+        return {**variables, **server}
+    return {name: value for name, value in variables.items() if not name.startswith("SCCACHE_")}

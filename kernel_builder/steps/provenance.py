@@ -1,0 +1,116 @@
+"""Where a package comes from: the builder's version, and the commits of builder and sources."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import kernel_builder
+import kernel_format
+import kernel_sandbox
+from kernel_builder.checkouts import CommittedFiles, ForgedObjectError, committed_files, git_output
+from kernel_builder.config.project import Project
+
+
+@dataclass(frozen=True)
+class GitState:
+    """The commit that sources came from, and whether any of them differs from it."""
+
+    commit: str
+    dirty: bool
+
+
+def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
+    """Return the git state of some files, or None without git, a repository or a commit.
+
+    The content of every file is compared with the commit here: `git status` runs what the repository's configuration
+    names (filters, a file system monitor), and believes its index. A file that the commit lacks counts as a difference.
+
+    Args:
+        directory: A directory of the repository.
+        files: Absolute paths, without symbolic links above the repository.
+    """
+    try:
+        answer = git_output(directory, "rev-parse", "--show-toplevel", "--verify", "HEAD")
+        if answer is None:
+            return None
+        top, _, commit = os.fsdecode(answer.rstrip(b"\n")).rpartition("\n")
+        with committed_files(directory, commit) as committed:
+            return _compared(committed, Path(top), files)
+    except FileNotFoundError:
+        return None
+
+
+def _compared(committed: CommittedFiles, root: Path, files: Iterable[Path]) -> GitState | None:
+    try:
+        committed.entry(".")
+    except ForgedObjectError:  # nothing is known of the commit
+        return None
+    modules: dict[tuple[str, str], list[Path]] = {}
+    dirty = False
+    for path in files:
+        name = os.path.relpath(path, root)
+        try:
+            entry, inside = committed.entry(name)
+        except ForgedObjectError:
+            entry, inside = None, ""
+        if entry and inside:
+            modules.setdefault((name.removesuffix(inside), entry.name), []).append(path)
+        elif entry is None or not entry.is_file(path):
+            dirty = True
+    # A submodule stands in the commit with one of its own.
+    for (name, commit), paths in modules.items():
+        dirty = git_state(root / name, paths) != GitState(commit, dirty=False) or dirty
+    return GitState(committed.commit, dirty)
+
+
+def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a package records of its builder.
+
+    Args:
+        state: `commit` and `dirty` of a builder in a git checkout, else empty.
+    """
+    # The public client wants a version. That of an editable install is the version it was installed at, and depends on
+    # the tags that a clone has, so a checkout records its commit as the version: equal sources give equal bytes.
+    version = f"0+g{state['commit'][:12]}" if state else kernel_builder.__version__
+    return {"version": version, **state}
+
+
+def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
+    """Return what `metadata.json` records of the builder and of the files that a project is built from.
+
+    Args:
+        sources: The files that its compile steps read, relative to its root.
+    """
+    here = Path(kernel_builder.__file__).resolve().parent
+    packages = [Path(str(module.__file__)).parent for module in (kernel_builder, kernel_format, kernel_sandbox)]
+    files = chain.from_iterable(map(_builder_files, packages))
+    own = git_state(here, files) if (here.parent / ".git").exists() else None
+    recorded: dict[str, Any] = {"kernel-builder": builder_origin(asdict(own) if own else {})}
+    inputs = {"build.toml", *(str(path.relative_to(project.root)) for _, path in project.python_files), *sources}
+    for part in [project.framework, *project.kernels]:
+        inputs.update(getattr(part, "src", ()))
+    root = project.root.resolve()
+    kernel = git_state(root, sorted({path for name in inputs for path in _git_paths(root / name)}))
+    if kernel:
+        recorded["kernel"] = asdict(kernel)
+    return recorded
+
+
+def _builder_files(package: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(package):
+        if "__pycache__" not in folder:
+            yield from (Path(folder, name) for name in names)
+
+
+def _git_paths(path: Path) -> list[Path]:
+    """Return what git tracks of a file: the file itself, and the symbolic links that lead to it."""
+    for part in (*reversed(path.parents), path):
+        if part.is_symlink():
+            target = Path(os.path.normpath(part.parent / part.readlink()))
+            return [part, *_git_paths(target / path.relative_to(part))]
+    return [path]

@@ -1,0 +1,89 @@
+"""What a package records of the sources that it was built from, and how the project differs from that today.
+
+The record lets a machine without compilers tell whether packages belong to a project as it is, before they are
+published beside its sources. Python files are not in it: the package contains them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.config import kernel_sources, known_backends
+from kernel_builder.config.project import Kernel, Project, TorchNoarch
+from kernel_builder.config.variant import Variant
+from kernel_builder.steps.graph import CompileStep, digest
+
+SETTINGS, FILES = "settings", "files"
+
+
+def record(project: Project, variant: Variant, steps: Iterable[CompileStep]) -> dict[str, Any]:
+    """Return the digests of the settings of `build.toml` and of the files that a variant is compiled from."""
+    return {SETTINGS: _settings(project, variant), FILES: dict(sorted({f for step in steps for f in step.files}))}
+
+
+def differences(project: Project, variant: Variant, recorded: Mapping[str, Any], package: Path) -> Iterator[str]:
+    """Yield how a project differs from the one that a package was built from, one line for each file.
+
+    Args:
+        recorded: What `record` returned; empty for packages of older builders and of other tools, of which only the
+            Python files are compared.
+    """
+    yield from compiled_differences(project, variant, recorded)
+    own = {name for name, _ in project.python_files}
+    for name, path in project.python_files:
+        if not (package / name).is_file():
+            yield f"{path.relative_to(project.root)} is new"
+        elif (package / name).read_bytes() != path.read_bytes():
+            yield f"{path.relative_to(project.root)} has changed"
+    if recorded:
+        compatibility = project.python_name
+        for path in sorted(package.rglob("*.py")):
+            name = path.relative_to(package).as_posix()
+            if name not in own and name not in ("_ops.py", f"{compatibility}/__init__.py"):
+                yield f"{project.framework.package_directory}/{compatibility}/{name} is gone"
+
+
+def compiled_differences(project: Project, variant: Variant, recorded: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how the settings and the compiled files of a project differ from what `record` returned for a package."""
+    if recorded.get(SETTINGS, settings := _settings(project, variant)) != settings:
+        yield f"the settings of its {variant.backend} variants in build.toml have changed"
+    files = recorded.get(FILES)
+    for name, sha256 in (files if isinstance(files, dict) else {}).items():
+        if not (project.root / name).is_file():
+            yield f"{name} is gone"
+        elif hashlib.sha256((project.root / name).read_bytes()).hexdigest() != sha256:
+            yield f"{name} has changed"
+
+
+def _settings(project: Project, variant: Variant) -> str:
+    """Return a digest of what `build.toml` says of the packages of a variant, apart from what the metadata has."""
+    framework, backend = project.framework, variant.backend
+    settings: dict[str, Any] = {
+        "python-depends": [project.python_depends, project.backend_python_depends.get(backend)],
+        "kernel-depends": [
+            [asdict(depend) for depend in depends]
+            for depends in (project.kernel_depends, project.backend_kernel_depends.get(backend, ()))
+        ],
+    }
+    if isinstance(framework, TorchNoarch):
+        settings["capabilities"] = known_backends.get(backend).noarch_archs(framework)
+    else:
+        settings[framework.table] = [
+            framework.src,
+            framework.include,
+            framework.cxx_flags,
+            framework.stable_abi.get(backend),
+        ]
+        kernels = kernel_sources.of_backend(project, backend, variant.release)
+        # A build with --capability is not published at all.
+        settings["kernels"] = [_described(kernel) for kernel in kernels]
+    return digest(settings)
+
+
+def _described(kernel: Kernel) -> dict[str, Any]:
+    described = {**asdict(kernel), "only_capabilities": None}
+    return {**described.pop("settings"), **described}

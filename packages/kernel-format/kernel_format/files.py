@@ -1,0 +1,206 @@
+"""Files that several processes read and write: atomic writes, locks, temporary directories, and digests."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import os
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from kernel_format.errors import BuildError
+
+_TEMPORARY = "kernel-builder-tmp-"
+_UNLOCKED_SECONDS = 10
+_LOCK_SECONDS = 0.05  # between two looks at a lock
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Open a new file that takes the name `path` when the context ends without an exception.
+
+    A reader finds the old content or the new content, whole. The content is on the disk before the file takes its
+    name, so a crash cannot leave an empty file either. Until then the file has no name, where the file system can do
+    that, and a killed process leaves none, but for a moment if it replaces a file. `path` is not a symbolic link.
+
+    Raises:
+        OSError: If the directory cannot be written, or the disk is full; the old file is kept.
+    """
+    staged = None
+    named = path.parent / f".{path.name}.{os.urandom(4).hex()}"
+    try:
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError:
+        descriptor = os.open(named, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        staged = named
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+            if staged is None:
+                # Only with `src_dir_fd`, which an absolute path does not need, Python follows the link in /proc.
+                unnamed = f"/proc/self/fd/{descriptor}"
+                try:
+                    os.link(unnamed, path, src_dir_fd=descriptor)
+                    return
+                except FileExistsError:  # a link cannot replace a file
+                    os.link(unnamed, named, src_dir_fd=descriptor)
+                    staged = named
+        staged.replace(path)
+    except BaseException:
+        if staged is not None:
+            staged.unlink()
+        raise
+
+
+def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
+    """Write a file whole or not at all, as `replacing` does."""
+    with replacing(path, mode=mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file of any size, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def digest_files(root: Path, paths: Iterable[Path]) -> str:
+    """Return one SHA-256 over files and all files of directories: over their names below `root` and their contents."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                content = file_digest(file)
+                digest.update(f"{file.relative_to(root).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def read_unchanged(path: Path, expected: str) -> bytes:
+    """Return the content of a project's file, whose SHA-256 was `expected` when the build was planned.
+
+    Raises:
+        BuildError: If the file has changed, or cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = None
+    if content is None or hashlib.sha256(content).hexdigest() != expected:
+        raise BuildError("the file changed while it was being built", where=str(path), hint="run the build again")
+    return content
+
+
+@contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """Make a directory of this user alone that is removed at the end, whatever has been put into it.
+
+    It is locked: of what a killed process has left, the next process that makes one removes those whose lock is free.
+    """
+    import tempfile  # a build that changes nothing makes no directory, and this takes 4 ms
+
+    _remove_left_ones(Path(tempfile.gettempdir()))
+    directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # shared, as what runs inside may lock it too
+        yield directory
+    finally:
+        remove_tree(directory)
+        os.close(descriptor)
+
+
+@cache
+def _remove_left_ones(parent: Path) -> None:
+    """Remove temporary directories of this user whose process has ended."""
+    for directory in parent.glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(descriptor)
+                if status.st_uid != os.geteuid() or time.time() - status.st_ctime < _UNLOCKED_SECONDS:
+                    continue  # another user's, or its process has not locked it yet
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(directory)
+            finally:
+                os.close(descriptor)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory in which programs of others have written, if it is there, as far as that is possible."""
+    if not os.path.lexists(directory):
+        return
+    try:
+        shutil.rmtree(directory)
+    except (OSError, RecursionError):  # directories a thousand deep, or without permissions
+        command = 'rm -rf -- "$0" || { [ -L "$0" ] || chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }'
+        subprocess.run(["sh", "-c", command, directory], stderr=subprocess.DEVNULL, check=False)
+
+
+@contextmanager
+def size_limit(size: int) -> Iterator[None]:
+    """Let this process write no file beyond a size: writes then fail with EFBIG."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lower = size if soft == resource.RLIM_INFINITY else min(size, soft)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (lower, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def locked(
+    path: Path, *, waiting: Callable[[], None] = lambda: None, remove: bool = False, patience: float = 0
+) -> Iterator[None]:
+    """Hold the lock at `path`, which is freed when its holder dies.
+
+    Args:
+        waiting: Called once if another process or thread holds the lock; may raise an exception in order not to wait.
+        patience: Seconds to wait before `waiting` is called.
+        remove: Remove the file at the end. Who waits for the removed file starts over with a new one.
+
+    Raises:
+        OSError: If the directory of `path` cannot be written.
+    """
+    end = time.monotonic() + patience
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            while not _is_free(descriptor):
+                if time.monotonic() >= end:
+                    waiting()
+                    end = math.inf
+                time.sleep(_LOCK_SECONDS)
+            if os.fstat(descriptor).st_nlink == 0:  # its last holder has removed it
+                continue
+            try:
+                yield
+            finally:
+                if remove:
+                    path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _is_free(descriptor: int) -> bool:
+    """Lock an open file, unless another process or thread has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,221 @@
+"""`metadata.json`, the description that every package carries.
+
+Why not `kernels_data.Metadata`: it can read but not write, it stops at the first fault, and it has no provenance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NAME = "metadata.json"
+# The key of `provenance` with the compiler of another platform that made the binary.
+CROSS_COMPILER = "cross-compiler"
+# The key of `provenance` that lists the capabilities that a build was limited to.
+CAPABILITIES_LIMITED = "capabilities-limited"
+# The key of `provenance` with the digests of the sources; see `build.recorded_sources`.
+SOURCES = "sources"
+# The key of `provenance` with the status of a back end that nothing has run on.
+STATUS = "status"
+
+# The keys that every package needs: JSON's type, and what errors call it.
+_REQUIRED: Mapping[str, tuple[type, str]] = {
+    "id": (str, "a text"),
+    "name": (str, "a text"),
+    "version": (int, "a whole number"),
+    "license": (str, "a text"),
+    "python-depends": (list, "a list"),
+    "backend": (dict, "an object"),
+    "digest": (dict, "an object"),
+}
+_ORIGIN = {"version": re.compile(r"[\w.+!-]{1,80}"), "commit": re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")}
+
+
+@dataclass(frozen=True)
+class PackageMetadata:
+    """The content of `metadata.json`.
+
+    Packages of other tools are read as far as possible: what is missing or of another type is None or empty here, and
+    named in `faults`.
+
+    Attributes:
+        id: The module name and op namespace, unique by content.
+        backend: The backend's name, for example `cuda`.
+        archs: The capabilities that the binary has code for.
+        kernel_depends: Other kernels of the Hub, each with `repo-id` and `version` or `revision`.
+        kernels_minver: The first release of the client that loads the package. Clients from 0.16 on say so.
+        provenance: What is recorded of the builder (`kernel-builder`) and the sources (`kernel`); see `origin`.
+        digest: The algorithm, and the digest of every file.
+        faults: What a reader would miss, for example "has no `license`".
+    """
+
+    id: str | None = None
+    name: str | None = None
+    version: int | None = None
+    license: str | None = None
+    python_depends: tuple[str, ...] = ()
+    kernel_depends: tuple[Mapping[str, Any], ...] = ()
+    kernels_minver: str | None = None
+    backend: str | None = None
+    archs: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    upstream: str | None = None
+    source: str | None = None
+    digest: Mapping[str, Any] | None = None
+    faults: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> PackageMetadata:
+        """Read a `metadata.json` of any tool.
+
+        Raises:
+            ValueError: If it is not a JSON object.
+        """
+        try:
+            raw = json.loads(data)
+        except RecursionError as error:
+            raise ValueError("is nested too deeply") from error
+        if not isinstance(raw, dict):
+            raise ValueError("is not a JSON object")  # noqa: TRY004  # of the content, not of an argument
+        backend = _object(raw.get("backend"))
+        return cls(
+            id=_text(raw.get("id")),
+            name=_text(raw.get("name")),
+            version=raw["version"] if _is(raw.get("version"), int) else None,
+            license=_text(raw.get("license")),
+            python_depends=_texts(raw.get("python-depends")),
+            kernel_depends=tuple(entry for entry in _list(raw.get("kernel-depends")) if isinstance(entry, dict)),
+            kernels_minver=_text(raw.get("kernels-minver")),
+            backend=_text(backend.get("type")),
+            archs=_texts(backend.get("archs")),
+            provenance=_object(raw.get("provenance")),
+            upstream=_text(raw.get("upstream")),
+            source=_text(raw.get("source")),
+            digest=raw["digest"] if _is(raw.get("digest"), dict) else None,
+            faults=tuple(_faults(raw)),
+        )
+
+    @classmethod
+    def read(cls, package: Path) -> PackageMetadata | None:
+        """Read the metadata of the package in a directory; None if it has none that is a JSON object."""
+        if not (package / NAME).is_file():  # reading a pipe may never end
+            return None
+        try:
+            return cls.from_json((package / NAME).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object, without keys that have no value."""
+        content: dict[str, Any] = {
+            "id": self.id,
+            "name": self.name,
+            "version": self.version,
+            "license": self.license,
+            "python-depends": list(self.python_depends),
+            "backend": {"type": self.backend, **({"archs": list(self.archs)} if self.archs else {})},
+            "provenance": dict(self.provenance),
+        }
+        optional = {
+            "kernel-depends": [dict(depend) for depend in self.kernel_depends],
+            "kernels-minver": self.kernels_minver,
+            "upstream": self.upstream,
+            "source": self.source,
+            "digest": self.digest,
+        }
+        return {**content, **{key: value for key, value in optional.items() if value}}
+
+    def to_json(self) -> str:
+        """Return the content of the file."""
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+    @property
+    def python_name(self) -> str | None:
+        """The name of the Python module, which is the kernel's with underscores."""
+        return self.name.replace("-", "_") if self.name else None
+
+    def origin(self, part: str) -> Mapping[str, Any]:
+        """Return what is recorded of the `kernel` or the `kernel-builder`: `version`, `commit`, and whether `dirty`.
+
+        Values that cannot be a version or a commit are left out: they are printed on terminals and given to git.
+        """
+        recorded = _object(self.provenance.get(part))
+        if not recorded:
+            return {}
+        valid = {
+            key: value
+            for key, form in _ORIGIN.items()
+            if isinstance(value := recorded.get(key), str) and form.fullmatch(value)
+        }
+        return {**valid, "dirty": bool(recorded.get("dirty"))}
+
+    @property
+    def has_commit(self) -> bool:
+        """Whether a commit of the sources is recorded, so that anyone can build the package again."""
+        return "commit" in self.origin("kernel")
+
+    @property
+    def allowed_checks(self) -> tuple[str, ...]:
+        """The checks whose errors the publisher allowed, by name."""
+        names = _texts(self.provenance.get("allowed-checks"))
+        return tuple(name for name in names if re.fullmatch(r"[a-z-]{1,40}", name))
+
+    @property
+    def recorded_sources(self) -> Mapping[str, Any]:
+        """What the builder recorded of the sources; empty for packages of older builders and of other tools."""
+        return _object(self.provenance.get(SOURCES))
+
+    @property
+    def only_capabilities(self) -> tuple[str, ...]:
+        """The capabilities that the build was limited to; empty if it was not."""
+        return _texts(self.provenance.get(CAPABILITIES_LIMITED))
+
+    @property
+    def is_cross_compiled(self) -> bool:
+        """Whether a machine of another platform compiled the binary."""
+        return bool(_object(self.provenance.get(CROSS_COMPILER)))
+
+    @property
+    def status(self) -> str | None:
+        """What the builder says of packages that have not run on their hardware; None if it says nothing."""
+        stated = _text(self.provenance.get(STATUS))
+        return stated if stated and re.fullmatch(r"[\w ,;.()-]{1,200}", stated) else None
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether sources or builder had changes that no commit has."""
+        return any(self.origin(part).get("dirty") for part in ("kernel", "kernel-builder"))
+
+
+def _faults(raw: Mapping[str, Any]) -> list[str]:
+    faults = []
+    for key, (kind, spoken) in _REQUIRED.items():
+        if key not in raw:
+            faults.append(f"has no `{key}`")
+        elif not _is(raw[key], kind):
+            faults.append(f"`{key}` is {raw[key]!r}, expected {spoken}")
+    return faults
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(entry for entry in _list(value) if isinstance(entry, str))

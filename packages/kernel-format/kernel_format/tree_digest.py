@@ -1,0 +1,74 @@
+"""Digests of whole packages, to tell whether two are equal to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_format.files import file_digest
+
+# The signature of `metadata.json`, beside it.
+SIGNATURE = "metadata.json.sigstore"
+
+
+@dataclass(frozen=True)
+class TreeDigest:
+    """SHA-256 of every file of a package (its path -> hex digits), and one over all of them.
+
+    `value` is the SHA-256 of what `sha256sum` prints for the files in the order of their paths, so that
+    `cd DIR && find * -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum` gives the same.
+    """
+
+    value: str
+    files: dict[str, str]
+
+
+# The name, mode, and size or target of everything in a directory.
+Listing = list[tuple[str, int, int | str]]
+
+
+def contents(directory: Path) -> tuple[str, Listing]:
+    """Return a value that is equal for two packages with equal files, directories, links and bytecode."""
+    return hash_tree(directory).value, _listing(directory)
+
+
+def is_unchanged(directory: Path, before: tuple[str, Listing]) -> bool:
+    """Return whether a directory has the contents that it had, although code that it does not trust could write there.
+
+    Files are read only if nothing else differs: there could be one of 8 GB, or a link to something without an end.
+    """
+    digest, listing = before
+    try:
+        return _listing(directory, most=len(listing)) == listing and hash_tree(directory).value == digest
+    except OSError:  # names that are too long together, or what cannot be read
+        return False
+
+
+def _listing(directory: Path, most: int | None = None) -> Listing:
+    """List everything in a directory, but little more than `most` entries."""
+    listing: Listing = []
+    waiting = [directory]
+    while waiting and (most is None or len(listing) <= most):
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                is_directory = entry.is_dir(follow_symlinks=False)
+                about = os.readlink(entry.path) if entry.is_symlink() else 0 if is_directory else status.st_size  # noqa: PTH115
+                listing.append((os.path.relpath(entry.path, directory), status.st_mode, about))
+                if is_directory:
+                    waiting.append(Path(entry.path))
+    return sorted(listing)
+
+
+def hash_tree(directory: Path) -> TreeDigest:
+    """Return the digest of all files under `directory`, `metadata.json` included.
+
+    Python's bytecode and the signature are left out: two signatures of the same bytes always differ.
+    """
+    paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    names = sorted(path.as_posix() for path in paths if "__pycache__" not in path.parts and str(path) != SIGNATURE)
+    files = {name: file_digest(directory / name) for name in names}
+    lines = "".join(f"{digest}  {path}\n" for path, digest in files.items())
+    return TreeDigest(hashlib.sha256(lines.encode()).hexdigest(), files)

@@ -1,0 +1,1 @@
+"""A sandbox for processes: bubblewrap or Landlock, with a filter of system calls."""

@@ -1,0 +1,117 @@
+"""Sandboxes: bubblewrap where it is installed and may be used, else Landlock, else what any process can do.
+
+Each of them takes away the network where the system permits it, the sight of other processes' memory, and writing
+outside a scratch directory. `confine.py` runs in the processes, and `system_calls.py` lists what no process in a
+sandbox may ask the kernel for.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kernel_sandbox.confine import BUBBLEWRAP, INSIDE, LANDLOCK, PROCESS, gpu_devices, has_seccomp, landlock_version
+from kernel_sandbox.system_calls import seccomp_filter
+
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/sys", "/nix/store")
+
+_CONFINE = Path(__file__).with_name("confine.py")
+
+# Variables that programs need. Others may hold secrets.
+_KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX"}
+# Without these a compiler that is not installed in the system's directories does not find its parts.
+_KEPT |= {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"}
+_KEPT_PREFIXES = ("OMP_", "KMP_", "MKL_", "NVIDIA_", "TORCH_CUDA_ARCH", "TRITON_", "NIX_")
+
+
+def readable(more: Iterable[Path]) -> list[str]:
+    """Return the paths that a process may read: the system, Python with what it imports, and `more`.
+
+    The user's home, and what contains it, are not among them, though programs are started there.
+    """
+    home = Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111  # `Path.home` needs a passwd entry
+    directories = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
+    directories += [os.environ.get("CUDA_HOME", "/usr/local/cuda"), *map(str, more)]
+    directories = [os.path.abspath(path) for path in directories if not home.is_relative_to(os.path.realpath(path))]  # noqa: PTH100
+    both = [path for directory in (*_SYSTEM, *directories) for path in (directory, os.path.realpath(directory))]
+    return list(dict.fromkeys(path for path in both if Path(path).exists()))
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """Return this process's environment without what could hold a secret; its home is the scratch directory."""
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    own = {"HOME": str(scratch), "TMPDIR": str(scratch), "XDG_CACHE_HOME": f"{scratch}/.cache", "HF_HUB_OFFLINE": "1"}
+    return {**kept, **own}
+
+
+def wrapped(command: Sequence[str], kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
+    """Return a command that runs in a sandbox: it may read `paths`, and write `scratch`, where it starts."""
+    if kind == BUBBLEWRAP and device != "cpu":
+        words = prefix(kind, scratch, [*paths, str(_CONFINE)], device)
+        return [*words, *_program(INSIDE, scratch, paths, device), *command]
+    if kind == BUBBLEWRAP:
+        # With a first process of bubblewrap's own, bubblewrap would end before all of the others have.
+        return [*prefix(kind, scratch, paths, device), "--as-pid-1", "sh", "-c", '"$@"; exit $?', "sh", *command]
+    return [*_program(kind, scratch, paths, device), *command]
+
+
+def _program(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
+    """Return the words of the program that confines itself, before the command that it becomes."""
+    read = [] if kind == BUBBLEWRAP else paths
+    filtered = seccomp_filter(device).hex()
+    return [sys.executable, "-I", "-S", str(_CONFINE), kind, device, str(scratch), filtered, *read, "--"]
+
+
+@functools.cache
+def strongest() -> str:
+    """Return the name of the strongest sandbox that this system permits."""
+    if missing_filter() is not None:
+        return PROCESS
+    if program := shutil.which("bwrap"):
+        trial = [program, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            if subprocess.run(trial, capture_output=True, check=False, timeout=10).returncode == 0:
+                return BUBBLEWRAP
+    return LANDLOCK if landlock_version() > 0 else PROCESS
+
+
+def missing_filter() -> str | None:
+    """Return why system calls cannot be refused here; None if they can."""
+    if not seccomp_filter("cpu"):
+        return f"there is no filter of system calls for {os.uname().machine}"
+    return None if has_seccomp() else "the kernel does not filter system calls (seccomp)"
+
+
+def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
+    """Return the words before a worker's command: those of bubblewrap, or none."""
+    if kind != BUBBLEWRAP:
+        return []
+    # If bubblewrap is killed while it starts, its child may sleep for ever (github.com/containers/bubblewrap/
+    # issues/633). On the CPU, bubblewrap is the first process of a pid namespace, with which the child ends.
+    words = [*_program(kind, scratch, paths, device), shutil.which("bwrap") or "bwrap"]
+    words += ["--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts", "--cap-drop", "ALL"]
+    words += ["--dev", "/dev", "--proc", "/proc"]
+    if device == "cpu":
+        words += ["--unshare-pid", "--unshare-ipc"]
+    else:  # handles of GPU memory work between processes of one pid namespace only
+        words += [word for path in gpu_devices() for word in ("--dev-bind", path, path)]
+    for path in _outermost(paths):
+        link = Path(path).is_symlink()
+        words += ["--symlink", str(Path(path).readlink()), path] if link else ["--ro-bind", path, path]
+    # What remains is the root, a file system in memory.
+    return [*words, "--bind", str(scratch), str(scratch), "--remount-ro", "/", "--chdir", str(scratch)]
+
+
+def _outermost(paths: Sequence[str]) -> list[str]:
+    """Return the paths that are not inside another one."""
+    outermost: list[str] = []
+    for path in sorted(set(paths), key=len):
+        if not any(Path(path).is_relative_to(outer) for outer in outermost if not Path(outer).is_symlink()):
+            outermost.append(path)
+    return outermost

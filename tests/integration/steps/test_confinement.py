@@ -1,0 +1,230 @@
+"""What compilers and loaded packages can reach in a sandbox, and what a build does where there is none."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kernel_builder.checks import Loaders, ProbeProcess, run_all
+from kernel_builder.cli import main
+from kernel_builder.steps import ninja_run
+from kernel_builder.steps.cache import object_path
+from kernel_builder.steps.confinement import Confinement, chosen
+from kernel_builder.steps.graph import Graph
+from kernel_format.errors import ToolchainError
+from kernel_format.tree_digest import hash_tree
+from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
+from kernel_sandbox.sandbox import readable
+from tests.integration.build_command.conftest import wait_for, working_in
+from tests.integration.steps.test_ninja import planned
+from tests.support.inside_attacks import OWN_FILE
+from tests.support.outside import Outside
+from tests.support.sample_package import assemble
+
+pytestmark = pytest.mark.sandbox
+
+GXX = Path(shutil.which("g++") or "g++")
+KINDS = [BUBBLEWRAP, LANDLOCK]
+
+# Prints what it reached of: a file of the user, the builder's cache, another process's variables, a listening port.
+REACHES = """
+cat {secret} && echo read
+echo x > {outside} && echo written
+[ -n "$(ls -A ~)" ] && echo home
+grep -q . /proc/{pid}/environ && echo process
+{python} -c 'import socket; socket.create_connection(("127.0.0.1", {port}), 5)' && echo network
+echo x > mine && cat mine
+"""
+
+
+@pytest.fixture(params=KINDS)
+def confinement(request: pytest.FixtureRequest) -> Confinement:
+    """Return each sandbox that this system permits."""
+    sandbox = chosen("auto", GXX)
+    if request.param == BUBBLEWRAP and sandbox.kind != BUBBLEWRAP:
+        pytest.skip("bubblewrap is not installed, or may not be used")
+    if sandbox.kind is None or landlock_version() <= 0:
+        pytest.skip("Landlock is not there, or the network cannot be taken away")
+    return Confinement(request.param, "", sandbox.tools)
+
+
+def test_a_compiler_reaches_its_own_directory_only(
+    confinement: Confinement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, outside, inside = tmp_path / "secret", tmp_path / "outside", tmp_path / "inside"
+    secret.write_text("secret\n")
+    inside.mkdir()
+    (inside / "home").mkdir()
+    monkeypatch.setenv("HOME", str(inside / "home"))
+    with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            script = REACHES.format(
+                secret=secret,
+                outside=outside,
+                pid=other.pid,
+                python=Path(sys.executable).resolve(),
+                port=server.getsockname()[1],
+            )
+            done = subprocess.run(
+                confinement.around(["sh", "-c", script], inside), capture_output=True, text=True, check=False
+            )
+        finally:
+            other.kill()
+    assert done.stdout == "x\n", done
+    assert not outside.exists() and (inside / "mine").exists()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_nothing_of_the_machine_can_be_reached(confinement: Confinement, device: str, tmp_path: Path) -> None:
+    with Outside() as outside:
+        around = partial(confinement.around, scratch=tmp_path, more=[outside.directory], device=device)
+        assert outside.reached(around) == {OWN_FILE}
+
+
+def test_a_package_reaches_nothing_of_the_machine(
+    confinement: Confinement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Outside() as outside, ProbeProcess(confinement=confinement) as probe:
+        monkeypatch.setenv("HF_HUB_CACHE", str(outside.directory))  # where it may read
+        imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.given!r}))\n"
+        files = {"__init__.py": imports, "inside_attacks.py": outside.program.read_text()}
+        (report,) = run_all(
+            [assemble(tmp_path / "package", "torch-cpu", None, files)], only=["load"], loaders=Loaders(probe)
+        )
+        (finding,) = report.findings
+        reached = set(re.findall(r"'([a-z0-9-]+)'", finding.message.partition("ImportError")[2]))
+        assert OWN_FILE in reached and outside.real(reached) == {OWN_FILE}
+
+
+def test_what_is_killed_while_it_starts_leaves_no_process(confinement: Confinement, tmp_path: Path) -> None:
+    """Of 100 commands, each gets SIGKILL up to 0.1 s after its start; none may run on, or sleep."""
+    for moment in range(100):
+        with subprocess.Popen(confinement.around(["sleep", "600"], tmp_path), stderr=subprocess.DEVNULL) as process:
+            time.sleep(moment / 1000)
+            process.kill()
+    assert wait_for(lambda: not working_in(tmp_path), 5), working_in(tmp_path)
+
+
+def test_a_build_in_a_sandbox_gives_the_same_bytes(
+    confinement: Confinement, copy_project: Callable[..., Path], new_cache: Callable[[str], Path]
+) -> None:
+    graph = planned(copy_project("stable-scale"))
+    made = []
+    for name, where in (("free", None), ("confined", confinement)):
+        cache = new_cache(name)
+        outcome = ninja_run.run(graph, cache, jobs=2, confinement=where)
+        assert outcome.steps == 3 and not outcome.failures and outcome.cpu_seconds
+        assert outcome.cpu_seconds > 0.1
+        made.append([object_path(cache, step).read_bytes() for step in graph.compiles])
+    assert made[0] == made[1]
+
+
+def test_a_compiler_cannot_change_the_script_that_stores_its_object(
+    confinement: Confinement, copy_project: Callable[..., Path], new_cache: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Flags cannot name programs, so a g++ that misbehaves stands for a compiler that a source has taken over."""
+    bad = tmp_path / "bin" / "g++"
+    bad.parent.mkdir()
+    bad.write_text('#!/bin/sh\necho "echo taken > taken" >> ../run.sh\nmkfifo out.o\n: > headers-read\n')
+    bad.chmod(0o755)
+    graph, cache = planned(copy_project("stable-scale")), new_cache("cache")
+    (variant,) = graph.variants
+    assert variant.binary
+    objects = tuple(replace(step, argv=(str(bad), *step.argv[1:])) for step in variant.binary.objects)
+    changed = Graph((replace(variant, binary=replace(variant.binary, objects=objects)),))
+    tools = (*confinement.tools, str(bad.parent))
+    outcome = ninja_run.run(changed, cache, jobs=2, confinement=Confinement(confinement.kind, "", tools))
+    assert set(outcome.failures) == {step.key for step in objects}
+    assert not list(cache.rglob("taken")) and not list((cache / "objects").rglob("*.o"))
+
+
+def test_a_package_is_loaded_without_network_home_and_secrets(
+    confinement: Confinement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, outside = tmp_path / "home" / "secret", tmp_path / "outside"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    monkeypatch.setenv("HOME", str(secret.parent))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        statements = {
+            "reads": f"Path({str(secret)!r}).read_text()",
+            "writes": f"Path({str(outside)!r}).write_text('x')",
+            "token": "os.environ['HF_TOKEN']",
+            "network": f"socket.create_connection(('127.0.0.1', {port}), 5)",
+            "itself": "Path(__file__).with_name('later.py').write_text('')",
+        }
+        head = "import os, socket\nfrom pathlib import Path\n\n"
+        packages = {
+            name: assemble(tmp_path / name, "torch-cpu", None, {"__init__.py": f"{head}{statement}\n"})
+            for name, statement in statements.items()
+        }
+        with ProbeProcess(confinement=confinement) as probe:
+            reports = list(run_all(list(packages.values()), only=["load"], loaders=Loaders(probe)))
+            changed = {name for name, package in packages.items() if probe.has_changed(package)}
+    assert {name for name, report in zip(packages, reports, strict=True) if report.ok} == {"itself"}
+    assert changed == {"itself"} and not outside.exists()
+    assert sorted(path.name for path in packages["itself"].iterdir()) == [
+        "__init__.py",
+        "_ops.py",
+        "demo_kernel",
+        "metadata.json",
+    ]
+
+
+def test_without_a_sandbox_require_fails_and_auto_says_why() -> None:
+    """A compiler that does not run in a sandbox is a reason to do without, as a missing bubblewrap is."""
+    with pytest.raises(ToolchainError) as caught:
+        chosen("require", Path("/bin/false"))
+    assert caught.value.where == "--sandbox require" and "bubblewrap: " in caught.value.message
+    assert "install bubblewrap" in (caught.value.hint or "") and "--sandbox off" in (caught.value.hint or "")
+    sandbox = chosen("auto", Path("/bin/false"))
+    assert sandbox.kind is None and "landlock: " in sandbox.reason
+    assert sandbox.around(["true"], Path("/")) == ["true"]
+
+
+def test_a_compiler_cache_and_a_required_sandbox_exclude_each_other(copy_project: Callable[..., Path]) -> None:
+    arguments = ["build", str(copy_project("stable-scale")), "--sandbox", "require", "--compiler-cache", "sh"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert "--sandbox require: a compiler cache's server runs the compilers" in done.stderr
+    assert "--compiler-cache off" in done.stderr
+
+
+def test_a_build_tells_its_sandbox_and_its_packages_do_not(
+    copy_project: Callable[..., Path], new_cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = copy_project("python-only")
+    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(new_cache("cache")))
+    made = {}
+    for mode in ("off", "auto"):
+        out = project.parent / mode
+        command = ["build", str(project), "--variant", "torch-cpu", "--sandbox", mode, "--out", str(out), "--json"]
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 0, done.stderr
+        (package,) = json.loads(done.stdout)["packages"]
+        assert (package["sandbox"]["load"] is None) == (mode == "off" or chosen("auto", None).kind is None)
+        made[mode] = hash_tree(out / "torch-cpu").value
+    assert made["off"] == made["auto"]
+
+
+def test_a_sandbox_shows_a_relative_path_of_python_at_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [".", *sys.path])
+    assert str(tmp_path) in readable([])
+    assert all(Path(path).is_absolute() for path in readable([]))

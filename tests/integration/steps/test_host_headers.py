@@ -1,0 +1,77 @@
+"""clang finds the headers of g++ and of the C library wherever they are, and their place changes no byte."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Variant
+from kernel_builder.steps import compile_steps, files_read, ninja_run
+from kernel_builder.steps.graph import CompileStep
+from kernel_builder.toolchain import HostCompiler, Toolchains
+from tests.support.places import CUDA
+
+# Of the headers' functions, device code has one and host code the other; `-lineinfo` names the headers of both.
+SOURCE = """
+#include <algorithm>
+#include <string>
+__global__ void larger(float* x) { *x = std::max(x[0], x[1]); }
+std::string twice(const std::string& text) { return text + text; }
+"""
+
+
+def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:
+    variant = Variant.parse(CUDA.replace("cu130", "cu126"))
+    steps = compile_steps.drafts(read_project(directory), variant, toolchains)
+    return next(step for step in steps if step.compiler.name == "clang")
+
+
+def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
+    """Return the object, and the machine's headers that it is made from, all of which the step may read."""
+    work.mkdir()
+    ninja_run.compile_alone(step, work, work / "object", 1)
+    read = [Path(os.fsdecode(name)) for name in files_read.listed(str(work / step.key)) if name.startswith(b"/")]
+    others = [work, *step.roots.values(), *(root.resolve() for root in step.roots.values())]
+    return (work / "object").read_bytes(), [path for path in read if not any(map(path.is_relative_to, others))]
+
+
+def with_headers_in(elsewhere: Path, host: HostCompiler, program: Path) -> None:
+    """Write a g++ whose headers, except its own few, are those below a directory, as Nix's wrapper of g++ is."""
+    searched = [*host.cxx_include, f"{host.install}/include", *host.c_include]
+    places = [
+        directory if directory.startswith(str(host.install)) else f"{elsewhere}{os.path.normpath(directory)}"
+        for directory in searched
+    ]
+    options = shlex.join(["-nostdinc", *(word for place in places for word in ("-isystem", place))])
+    program.write_text(f'#!/bin/sh\nexec {host.path} {options} "$@"\n')
+    program.chmod(0o755)
+
+
+def test_headers_of_gxx_in_another_place(copy_project: Callable[..., Path], tmp_path: Path) -> None:
+    directory, elsewhere = copy_project("stable-scale"), tmp_path / "elsewhere"
+    settings, source = directory / "build.toml", directory / "scale/scale_cuda.cu"
+    settings.write_text(settings.read_text().replace('["9.0"]', '["9.0"]\ncuda-flags = ["-lineinfo"]'))
+    source.write_text(source.read_text() + SOURCE)
+    toolchains = Toolchains()
+    usual = clang_step(directory, toolchains)
+    expected, headers = compiled(usual, tmp_path / "usual")
+    for header in headers:
+        copied = Path(f"{elsewhere}{header}")
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(header, copied)
+    with_headers_in(elsewhere, toolchains.host(), tmp_path / "g++")
+
+    moved = clang_step(directory, Toolchains(cxx=str(tmp_path / "g++")))
+    assert moved.key == usual.key
+    links = {token: tmp_path / f"tree-{number}" for number, token in enumerate(moved.roots)}
+    for token, link in links.items():
+        link.symlink_to(moved.roots[token], target_is_directory=True)
+    compiled_object, read = compiled(replace(moved, roots=links), tmp_path / "moved")
+    assert compiled_object == expected
+    assert read
+    assert all(header.is_relative_to(elsewhere) for header in read)

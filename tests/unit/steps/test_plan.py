@@ -1,0 +1,168 @@
+"""Keys of steps and binaries depend on everything that determines the bytes, and on nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Variant
+from kernel_builder.steps.graph import Binary, Graph
+from kernel_builder.steps.plan import plan
+from kernel_builder.toolchain import Toolchains
+from tests.support.newest import BEFORE, CUDA_13, NEWEST, full_abi
+from tests.support.places import CPU
+
+CUDA = full_abi(NEWEST, CUDA_13)
+SOURCE_CUDA = "scale/scale_cuda.cu"
+
+Copy = Callable[..., Path]
+
+
+def graph(directories: Iterable[Path], *variants: str) -> Graph:
+    wanted = [Variant.parse(name) for name in variants or (CPU,)]
+    return plan([(read_project(directory), wanted) for directory in directories], Toolchains())
+
+
+def binary(directory: Path) -> Binary:
+    (only,) = graph([directory]).binaries
+    return only
+
+
+def keys(of: Binary) -> dict[str, str]:
+    return {step.source: step.key for step in of.objects}
+
+
+BINDING, SOURCE, HEADER = "torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp", "scale/scale.h"
+PYTHON = "torch-ext/stable_scale/__init__.py"
+
+
+def test_identical_steps_are_merged(copy_project: Copy) -> None:
+    """Variants with the same binary share steps, and so do equal projects in different directories."""
+    first, second = copy_project("stable-scale", "one"), copy_project("stable-scale", "elsewhere/two, größer")
+    for path in second.rglob("*"):
+        os.utime(path, (1, 1))
+    planned = graph([first, second], CPU, full_abi(BEFORE, "cpu"), full_abi(NEWEST, "cpu"))
+    assert len(planned.variants) == 6
+    assert len(planned.binaries) == 1
+    assert len(planned.compiles) == 2
+    assert len(planned.variants_of(planned.compiles[0])) == 6
+
+
+@pytest.mark.parametrize(
+    ("file", "changed"),
+    [
+        (BINDING, {BINDING}),
+        (SOURCE, {BINDING, SOURCE}),
+        (HEADER, {BINDING, SOURCE}),
+        (PYTHON, {BINDING}),
+    ],
+)
+def test_a_change_renames_its_steps_the_binding_and_the_binary(
+    copy_project: Copy, file: str, changed: set[str]
+) -> None:
+    directory = copy_project("stable-scale")
+    before = binary(directory)
+    with (directory / file).open("a") as stream:
+        stream.write("\n")
+    after = binary(directory)
+    assert {source for source in (BINDING, SOURCE) if keys(before)[source] != keys(after)[source]} == changed
+    assert before.module != after.module
+    assert before.key != after.key
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("version = 1", "version = 2"),
+        ('"stable-scale"', '"table-scale"'),
+        ('backend = "cpu"', 'backend = "cpu"\ncxx-flags = ["-O2"]'),
+        ('stable-abi = "2.10"', 'stable-abi = "2.11"'),
+    ],
+)
+def test_build_toml_is_part_of_the_binarys_name(copy_project: Copy, old: str, new: str) -> None:
+    directory = copy_project("stable-scale")
+    before = binary(directory)
+    shutil.copytree(directory / "torch-ext" / "stable_scale", directory / "torch-ext" / "table_scale")
+    file = directory / "build.toml"
+    file.write_text(file.read_text().replace(old, new, 1))
+    (after,) = graph([directory], CPU.replace("210", "211") if "2.11" in new else CPU).binaries
+    assert before.module != after.module
+
+
+def test_files_that_no_step_reads_change_nothing(copy_project: Copy) -> None:
+    directory = copy_project("stable-scale")
+    before = binary(directory)
+    (directory / "scale" / "other.h").write_text("int other;")
+    (directory / "README.md").write_text("words")
+    source = directory / "scale" / "scale_cuda.cu"
+    source.write_text(source.read_text() + "\n")
+    assert binary(directory) == before
+
+
+def test_the_module_name_is_given_to_the_steps_that_mention_it(copy_project: Copy) -> None:
+    planned = binary(copy_project("stable-scale"))
+    assert re.fullmatch(r"_stable_scale_cpu_[a-z2-7]{13}", planned.module)
+    binding, source = planned.objects
+    assert (binding.uses_namespace, source.uses_namespace) == (True, False)
+    assert f"-DTORCH_EXTENSION_NAME={planned.module}" in binding.argv
+    assert not any("TORCH_EXTENSION_NAME" in part for part in source.argv)
+
+
+def test_commands_contain_no_directories_of_this_machine(copy_project: Copy) -> None:
+    directory = copy_project("stable-scale")
+    for step in binary(directory).objects:
+        assert not any(str(directory) in part or str(Toolchains().store.root) in part for part in step.argv)
+
+
+@pytest.mark.parametrize("flag", ["-std=c++17", "--std=gnu++1z", "-std=c++2a", "-std=c++23"])
+def test_a_standard_older_than_torchs_headers_need_is_left_out(copy_project: Copy, flag: str) -> None:
+    directory = copy_project("full-scale")
+    declaration = directory / "build.toml"
+    source = directory / "scale" / "scale_cuda.cu"
+    source.write_text("#include <ATen/ATen.h>\n" + source.read_text())
+    declaration.write_text(f'{declaration.read_text()}cuda-flags = ["{flag}"]\n')
+    (planned,) = graph([directory], CUDA).binaries
+    (step,) = (step for step in planned.objects if step.source == "scale/scale_cuda.cu")
+    kept = {flag} if flag[-2:] in {"2a", "23"} else set()
+    assert {part for part in step.argv if "std=" in part} == kept | {"-std=c++20"}
+
+
+def test_a_standard_that_is_left_out_leaves_other_flags_with_their_values(copy_project: Copy) -> None:
+    directory = copy_project("full-scale")
+    declaration = directory / "build.toml"
+    source = directory / "scale" / "scale_cuda.cu"
+    source.write_text("#include <ATen/ATen.h>\n" + source.read_text())
+    flags = '"-Xcompiler", "-std=c++17", "-D", "A=1", "--std", "c++17"'
+    declaration.write_text(f"{declaration.read_text()}cuda-flags = [{flags}]\n")
+    (planned,) = graph([directory], CUDA).binaries
+    (step,) = (step for step in planned.objects if step.source == SOURCE_CUDA)
+    at = step.argv.index("-Xcompiler")
+    assert step.argv[at : at + 4] == ("-Xcompiler", "-std=c++17", "-D", "A=1")
+    assert "--std" not in step.argv
+
+
+def test_flags_for_cpp_sources_are_not_for_nvcc(copy_project: Copy) -> None:
+    """As in the public builder: such flags may name options and macros that a CUDA source is not made for."""
+    directory = copy_project("full-scale")
+    declaration = directory / "build.toml"
+    (directory / "scale" / "more.cpp").write_text("int more;\n")
+    listed = declaration.read_text().replace(
+        'src = ["scale/scale_cuda.cu"', 'src = ["scale/more.cpp", "scale/scale_cuda.cu"'
+    )
+    declaration.write_text(f'{listed}cxx-flags = ["-DFOR_CPP"]\ncuda-flags = ["-DFOR_CUDA"]\n')
+    (planned,) = graph([directory], CUDA).binaries
+    flags = {step.source: {part for part in step.argv if part.startswith("-DFOR_")} for step in planned.objects}
+    assert flags == {"torch-ext/torch_binding.cpp": set(), "scale/more.cpp": {"-DFOR_CPP"}, SOURCE_CUDA: {"-DFOR_CUDA"}}
+
+
+def test_definitions_of_the_cuda_backend(copy_project: Copy) -> None:
+    (planned,) = graph([copy_project("full-scale")], CUDA).binaries
+    defined = {"-DCUDA_KERNEL", "-DUSE_CUDA", "-DENABLE_FP8"}
+    by_source = {step.source: defined & set(step.argv) for step in planned.objects}
+    assert by_source == {"torch-ext/torch_binding.cpp": defined - {"-DENABLE_FP8"}, SOURCE_CUDA: defined}

@@ -1,0 +1,109 @@
+"""What packages record of the commit of their sources."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_builder.config.project_files import read_project
+from kernel_builder.steps.provenance import provenance
+from tests.support.places import PROJECTS
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository whose kernel has its device code by a link to a link."""
+    project = tmp_path / "kernels" / "stable-scale"
+    shutil.copytree(PROJECTS / "stable-scale", project, ignore=shutil.ignore_patterns("build"))
+    (project / "scale").rename(tmp_path / "shared")
+    (tmp_path / "kernels" / "scale").symlink_to("../shared")
+    (project / "scale").symlink_to("../scale")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "First")
+    return tmp_path
+
+
+def git(repository: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def recorded(repository: Path) -> Any:
+    return provenance(read_project(repository / "kernels" / "stable-scale"), ["scale/scale_cpu.cpp"])["kernel"]
+
+
+def test_the_commit_is_recorded(repository: Path) -> None:
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    (repository / "unrelated").touch()
+    assert recorded(repository) == {"commit": commit, "dirty": False}
+
+
+@pytest.mark.parametrize("name", ["shared/scale_cpu.cpp", "kernels/stable-scale/torch-ext/stable_scale/__init__.py"])
+def test_a_changed_file_is_seen_through_links(repository: Path, name: str) -> None:
+    with (repository / name).open("a") as stream:
+        stream.write("\n")
+    assert recorded(repository)["dirty"]
+
+
+@pytest.mark.parametrize("name", ["kernels/scale", "kernels/stable-scale/scale"])
+def test_a_changed_link_is_seen(repository: Path, name: str) -> None:
+    """Though the files that it leads to are those of a commit."""
+    shutil.copytree(repository / "shared", repository / "other")
+    git(repository, "add", "other")
+    git(repository, "commit", "--quiet", "--message", "Second")
+    (repository / name).unlink()
+    (repository / name).symlink_to(repository / "other")
+    assert recorded(repository)["dirty"]
+
+
+def test_a_header_that_no_commit_has_is_seen(repository: Path) -> None:
+    project = repository / "kernels" / "stable-scale"
+    (project / "scale" / "rates.h").write_text("#define RATE 2\n")
+    described = provenance(read_project(project), ["scale/scale_cpu.cpp", "scale/rates.h"])
+    assert described["kernel"]["dirty"]
+
+
+def test_nothing_that_the_repository_configures_runs(repository: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    git(repository, "config", "core.fsmonitor", f"touch {told}")
+    git(repository, "config", "filter.spy.clean", f"touch {told}; cat")
+    (repository / ".git" / "info" / "attributes").write_text("* filter=spy\n")
+    (repository / "shared" / "scale_cpu.cpp").touch()
+    assert not recorded(repository)["dirty"]
+    assert not told.exists()
+
+
+def test_the_environment_cannot_name_another_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    other = repository / "other"
+    other.mkdir()
+    git(other, "init", "--quiet")
+    git(other, "commit", "--quiet", "--allow-empty", "--message", "Other")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(repository))
+    assert recorded(repository) == {"commit": commit, "dirty": False}
+
+
+def test_files_of_a_submodule_are_compared_with_its_commit(repository: Path, tmp_path_factory: Any) -> None:
+    library = tmp_path_factory.mktemp("library")
+    git(library, "init", "--quiet")
+    (library / "rates.h").write_text("#define RATE 2\n")
+    git(library, "add", ".")
+    git(library, "commit", "--quiet", "--message", "First")
+    project = repository / "kernels" / "stable-scale"
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "third")
+    (project / "third").symlink_to("../../third")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message", "Second")
+
+    def is_dirty() -> Any:
+        return provenance(read_project(project), ["third/rates.h"])["kernel"]["dirty"]
+
+    assert not is_dirty()
+    (repository / "third" / "rates.h").write_text("#define RATE 3\n")
+    assert is_dirty()

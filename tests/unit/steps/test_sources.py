@@ -1,0 +1,197 @@
+"""The include scan."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.backends.cuda import CUDA
+from kernel_builder.steps.include_scan import Scan, scan
+from kernel_format.errors import ConfigError
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    files = {
+        "a.cpp": '#include "lib/one.h"\n#include <vector>\n',
+        "lib/one.h": '#pragma once\n#include "two.h"\n  #  include <inc/three.h>\n',
+        "lib/two.h": '#include "one.h"\n',
+        "other/inc/three.h": "int three;\n",
+        "other/unused.h": "int unused;\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def names(scanned: Scan) -> list[str]:
+    return [name for name, _ in scanned.files]
+
+
+def test_includes_are_followed_through_directories_and_cycles(project: Path) -> None:
+    assert names(scan(project, "a.cpp", ["other"])) == ["a.cpp", "lib/one.h", "lib/two.h", "other/inc/three.h"]
+    assert names(scan(project, "a.cpp")) == ["a.cpp", "lib/one.h", "lib/two.h"]
+
+
+def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> None:
+    root = tmp_path / "kernels" / "one"
+    root.mkdir(parents=True)
+    (root / "a.cpp").write_text('#include "kit/two.h"\n')
+    (root / "kit").symlink_to("../../lib")
+    with pytest.raises(ConfigError, match="symbolic link out of the project"):
+        scan(root, "a.cpp", ["."])
+    (tmp_path / ".git").mkdir()
+    before = scan(root, "a.cpp", ["."])
+    assert names(before) == ["a.cpp", "kit/one.h", "kit/two.h"]
+    (project / "lib" / "two.h").write_text("int changed;\n")
+    after = scan(root, "a.cpp", ["."])
+    assert dict(before.files)["kit/two.h"] != dict(after.files)["kit/two.h"]
+
+
+@pytest.mark.parametrize(
+    ("text", "torch"),
+    [
+        ("#include <torch/library.h>", True),
+        ('#include "ATen/ATen.h"', True),
+        ("#include <c10/util/Exception.h>", True),
+        ("// #include <torch/library.h>", False),
+        ("/* \n#include <torch/library.h>\n*/", False),
+        ('const char* s = "/*";\n#include <torch/library.h>\nconst char* t = "*/";', True),
+        ('const char* s = "\\n#include <torch/library.h>";', False),
+        ("#include <torchvision/ops.h>", False),
+        ("#include <cuda_runtime.h>", False),
+    ],
+)
+def test_torch_is_seen_where_it_is_included(project: Path, text: str, torch: bool) -> None:
+    (project / "b.cpp").write_text(text + "\n")
+    assert scan(project, "b.cpp").torch is torch
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'\xef\xbb\xbf#include "h.h"',
+        b'#include \\\n"h.h"',
+        b'#inc\\\r\nlude "h.h"',
+        b'#\\ \t\ninclude "h.\\\nh"',
+        b'%:include "h.h"',
+        b'??=include "h.h"',
+        b'\f#\vinclude/* why */"h.h"',
+        b'# /* why\n */ include "h.h"',
+        b'#embed "h.h" limit(1)',
+        b'auto s = R"(/*)";\n#include "h.h"\n/* */',
+        b'auto s = u8R"-(" /* )" )-"; /* "\n*/\n#include "h.h"',
+        b'char a = \'"\'; auto b = "/*";\n#include "h.h"\nauto c = "*/";',
+        b"char a = '\\'', b = '\"'; int c = 1'000; auto d = \"/*\";\n#include \"h.h\"\n// */",
+        b'#error "it\n#include "h.h"',
+    ],
+)
+def test_an_include_is_seen_as_the_compiler_sees_it(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "h.h").write_text("")
+    (tmp_path / "a.cpp").write_bytes(text + b"\n")
+    assert names(scan(tmp_path, "a.cpp")) == ["a.cpp", "h.h"]
+
+
+@pytest.mark.parametrize(
+    "text", ['auto s = R"(\n#include "h.h"\n)";', 'auto s = R"x(\n)" #\n#include "h.h"\n)x";', '#includes "h.h"\n']
+)
+def test_what_is_no_include_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "h.h").write_text("")
+    (tmp_path / "a.cpp").write_text(text)
+    assert names(scan(tmp_path, "a.cpp")) == ["a.cpp"]
+
+
+def test_include_next_is_not_a_computed_include(project: Path) -> None:
+    (project / "c.cpp").write_text("#include_next <inc/three.h>\n")
+    assert names(scan(project, "c.cpp", ["other"], ["other/unused.h"])) == ["c.cpp", "other/inc/three.h"]
+
+
+@pytest.mark.parametrize("part", ["/* ", '"\\', '\\"', 'R"a(', "\\'", "\\ ", "# ", "#include <"])
+def test_the_scan_takes_linear_time(tmp_path: Path, part: str) -> None:
+    """The first took a minute: the search for an end that is missing began anew at every beginning."""
+    (tmp_path / "a.cpp").write_text(part * 60_000)
+    before = time.process_time()
+    scan(tmp_path, "a.cpp")
+    assert time.process_time() - before < 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'asm(".incbin \"/etc/hostname\"");',
+        r'asm("nop\n\t.include \"/etc/hostname\"");',
+        'asm(R"(\n .include "/etc/hostname")");',
+        '#define TEXT(x) #x\nasm(TEXT(. incbin "/etc/hostname"));',
+    ],
+)
+def test_files_of_the_assembler_are_refused(project: Path, text: str) -> None:
+    (project / "lib/two.h").write_text(text)
+    with pytest.raises(ConfigError, match="reads a file by the assembler") as caught:
+        scan(project, "a.cpp")
+    assert caught.value.where == str(project / "lib/two.h")
+    (project / "lib/two.h").write_text("// .incbin\nint a = options.include;\n")
+    assert "lib/two.h" in names(scan(project, "a.cpp"))
+
+
+def test_torch_is_seen_through_the_projects_own_headers(project: Path) -> None:
+    (project / "lib/two.h").write_text("#include <torch/torch.h>\nvoid f(decltype(TORCH_EXTENSION_NAME));\n")
+    scanned = scan(project, "a.cpp")
+    assert scanned.torch
+    assert scanned.namespace
+    assert not scanned.python
+
+
+def test_a_computed_include_may_mean_any_listed_file(project: Path) -> None:
+    (project / "c.cpp").write_text("#define HEADER <inc/three.h>\n#include HEADER\n")
+    scanned = scan(project, "c.cpp", ["other"], ["c.cpp", "other/unused.h"])
+    assert names(scanned) == ["c.cpp", "other/unused.h"]
+    assert scanned.torch
+
+
+def test_nothing_outside_the_project_is_read(project: Path) -> None:
+    inner = project / "lib"
+    (inner / "d.cpp").write_text('#include "../a.cpp"\n#include "../lib/two.h"\n')
+    assert names(scan(inner, "d.cpp")) == ["d.cpp"]
+    assert names(scan(project, "lib/d.cpp")) == ["a.cpp", "lib/d.cpp", "lib/one.h", "lib/two.h"]
+
+
+def test_content_is_named_by_its_hash(project: Path) -> None:
+    before = dict(scan(project, "a.cpp").files)
+    (project / "lib/two.h").write_text("// changed\n")
+    after = dict(scan(project, "a.cpp").files)
+    assert before["a.cpp"] == after["a.cpp"]
+    assert before["lib/two.h"] != after["lib/two.h"]
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("cusparse.h", True),
+        ("cublas_v2.h", True),
+        ("curand_kernel.h", True),
+        ("nvtx3/nvToolsExt.h", True),
+        ("nvrtc.h", True),
+        ("ATen/cuda/CUDAContext.h", True),
+        ("ATen/native/cuda/Loops.cuh", True),
+        ("ATen/cudnn/Handle.h", True),
+        ("cutlass/util/reference/device/tensor_fill.h", True),
+        ("cuda.h", False),
+        ("cuda_runtime.h", False),
+        ("ATen/ATen.h", False),
+        ("c10/cuda/CUDAStream.h", False),
+        ("torch/csrc/stable/library.h", False),
+        ("cutlass/cutlass.h", False),
+    ],
+)
+def test_headers_that_need_the_cuda_libraries(tmp_path: Path, header: str, expected: bool) -> None:
+    (tmp_path / "a.cu").write_text(f"#include <{header}>\n")
+    assert scan(tmp_path, "a.cu", library_headers=CUDA.library_headers).toolkit_libraries is expected
+
+
+def test_a_header_of_the_project_is_not_one_of_the_cuda_libraries(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text('#include "curand.h"\n')
+    (tmp_path / "curand.h").write_text("")
+    assert not scan(tmp_path, "a.cu", library_headers=CUDA.library_headers).toolkit_libraries
