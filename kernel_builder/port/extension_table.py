@@ -20,7 +20,7 @@ _HEADERS = tuple(HEADER_SUFFIXES)
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 # Options that the builder sets itself, or that only concern one machine's build.
 _OWN_FLAGS = re.compile(
-    r"-O[23]|-fPIC|-t\d*|--threads(=.*)?|-v|-w|-s|--ptxas-options=-v|-DTORCH_EXTENSION_NAME.*|-DTORCH_API_INCLUDE.*"
+    r"-O[23]|-fPIC|-t[ \d]*|--threads([= ].*)?|-v|-w|-s|--ptxas-options=-v|-DTORCH_(EXTENSION_NAME|API_INCLUDE).*"
     r"|-D_GLIBCXX_USE_CXX11_ABI.*|-DPy_LIMITED_API.*|-DUSE_CUDA"
 )
 _GENCODE = re.compile(r"(?:-gencode|--generate-code)[= ]?arch=compute_(\w+),code=(.*)")
@@ -83,6 +83,8 @@ class TableReader:
             if given[key] not in ([], {}, None, ""):
                 reason = _WITHOUT_KEY.get(key, "build.toml has no such key")
                 self._leave_out(f"{key} = {self._shown(given[key])}: {reason}")
+        if given.get("py_limited_api"):
+            self._own["py_limited_api"] = None
         src = self._sources(given["sources"])
         macros = [*self._macros(given["define_macros"])]
         macros += [f"-U{name}" for name in self._texts("undef_macros", given["undef_macros"])]
@@ -154,7 +156,7 @@ class TableReader:
             if full.startswith(self.run.home):
                 self._own[f"{key} {self._shown(full)}"] = None
             elif relative.startswith(".."):
-                self._leave_out(f"{key}: {path!r} is outside the directory of setup.py")
+                self._leave_out(f"{key}: {relative!r} is outside the directory of setup.py")
             elif not exists(self.root / relative):
                 self._leave_out(f"{key}: there is no {relative!r}; a git submodule, or written by setup.py?")
             else:

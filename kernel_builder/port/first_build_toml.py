@@ -109,7 +109,7 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
     """
     runs = run_setup(setup, words, sandbox)
     root = setup.resolve().parent
-    failed = tuple(f"as on {run.machine.title}, {setup.name} fails at {run.error}" for run in runs if run.error)
+    failed = tuple(f"as on {run.machine.title}: {setup.name} ends at {run.error}" for run in runs if run.error)
     left_out = [Remark(0, text) for run in runs for text in _undeclared(run)]
     kernels: list[PortedExtension] = []
     for run, extension, backend in _chosen(runs, left_out):
@@ -120,32 +120,36 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
             kernels.append(table)
         else:
             left_out.append(Remark(reader.line, f"the extension {table.name!r}: it has no C++ or CUDA source"))
+    stable = _stable_abi(kernels)
+    for kernel in (kernel for kernel in kernels if kernel.stable_abi and kernel.backend not in stable):
+        text = f"TORCH_TARGET_VERSION differs between the extensions for {kernel.backend}: {kernel.stable_abi} here"
+        left_out.append(Remark(kernel.line, text))
+    absent = [f"{module} is not installed here; a placeholder replaces it" for run in runs for module in run.absent]
+    assumed = _distinct(
+        [*(Remark(0, text) for text in absent), *(Remark(*entry) for run in runs for entry in run.remarks)]
+    )
     if not kernels:
-        reasons = "; ".join([*dict.fromkeys([*failed, *(f"line {entry.line}: {entry.text}" for entry in left_out)])])
+        reasons = dict.fromkeys([*failed, *(f"line {entry.line}: {entry.text}" for entry in (*left_out, *assumed))])
         raise ConfigError(
             "declares no extension of torch.utils.cpp_extension with sources, so nothing is written"
-            + (f": {reasons}" if reasons else ""),
+            + "".join(f"; {reason}" for reason in reasons),
             where=str(setup),
-            hint="install the modules that it imports beside the builder, give its options and variables after its "
-            "name (`kernel-builder port setup.py FORCE_CUDA=1`), or write build.toml: docs/port.md",
+            hint="give the variables and options that it reads, as in `kernel-builder port setup.py A=1 -- --option`, "
+            "and install the modules that it imports beside the builder; or write build.toml: docs/port.md",
         )
     settings = _settings(root, next(run for run in runs if run.extensions).settings)
     name = _name(repo_id, settings.get("name"), root)
     license = _license(root, settings)
     depends, requirements = _python_depends(settings)
-    text = _render(name, repo_id, license, depends, _distinctly_named(kernels), left_out)
+    text = _render(name, repo_id, license, depends, kernels, left_out)
     build_toml.from_document(toml_file.parse(text, build_toml.FILE), build_toml.FILE, root)
     package = f"torch-ext/{python_name(name)}/__init__.py"
     files = {build_toml.FILE: text}
     if not (root / package).exists():
         files[package] = f'"""{name}: import its functions here."""\n\nfrom ._ops import ops\n\n__all__ = ["ops"]\n'
-    absent = dict.fromkeys(
-        f"{module} is not installed here; a placeholder replaces it" for r in runs for module in r.absent
-    )
-    assumed = [*(Remark(0, text) for text in absent), *(Remark(*remark) for run in runs for remark in run.remarks)]
-    notes = (*_submodules(root), *_notes(root, settings, requirements, kernels, license, package))
+    notes = (*_submodules(root), *_notes(root, settings, requirements, kernels, license, package, failed=bool(failed)))
     rewrites = tuple(_rewrites(root, kernels))
-    return Port(root, files, tuple(kernels), failed, _distinct(left_out), _distinct(assumed), rewrites, notes)
+    return Port(root, files, tuple(kernels), failed, _distinct(left_out), assumed, rewrites, notes)
 
 
 def _undeclared(run: SetupRun) -> Iterator[str]:
@@ -181,10 +185,16 @@ def _chosen(runs: Sequence[SetupRun], left_out: list[Remark]) -> Iterator[_Chose
             if key not in with_gpu and key not in without_gpu:
                 yield runs[2], extension, "cuda"
             continue
-        yield runs[2], extension, "cpu"
-        for run, extensions in ((runs[0], with_gpu), (runs[1], without_gpu)):
-            if key in extensions and not _is_cuda(extensions[key]):
-                left_out += _differences((runs[2], extension), (run, extensions[key]))
+        others = [(run, found[key]) for run, found in ((runs[0], with_gpu), (runs[1], without_gpu)) if key in found]
+        if any(_is_cuda(other) for _, other in others):
+            # The flags of nvcc are in the table for CUDA.
+            others = [(run, _without_nvcc(other)) for run, other in others]
+            yield runs[2], _without_nvcc(extension), "cpu"
+        else:
+            yield runs[2], extension, "cpu"
+        for run, other in others:
+            if not _is_cuda(other):
+                left_out += _differences((runs[2], extension), (run, other))
 
 
 def _declared(run: SetupRun, left_out: list[Remark]) -> dict[tuple[str, int], Mapping[str, Any]]:
@@ -206,6 +216,13 @@ def _is_cuda(extension: Mapping[str, Any]) -> bool:
     sources = extension["arguments"]["sources"]
     has_source = isinstance(sources, list) and any(str(path).endswith(".cu") for path in sources)
     return extension["kind"] == "cuda" or has_source
+
+
+def _without_nvcc(extension: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = extension["arguments"]
+    flags = arguments["extra_compile_args"]
+    kept = {key: value for key, value in flags.items() if key != "nvcc"} if isinstance(flags, dict) else flags
+    return {**extension, "arguments": {**arguments, "extra_compile_args": kept}}
 
 
 def _differences(
@@ -292,7 +309,7 @@ def _render(
     repo_id: str | None,
     license: str | None,
     python_depends: Sequence[str],
-    kernels: Iterable[tuple[str, PortedExtension]],
+    kernels: Sequence[PortedExtension],
     left_out: Sequence[Remark],
 ) -> str:
     document = tomlkit.document()
@@ -301,8 +318,7 @@ def _render(
         document.add(tomlkit.comment("Not carried over:"))
     for remark in _distinct(left_out):
         document.add(tomlkit.comment(f"  setup.py:{remark.line}: {' '.join(remark.text.split())[:140]}"))
-    named = list(kernels)
-    backends = list(dict.fromkeys(kernel.backend for _, kernel in named))
+    backends = list(dict.fromkeys(kernel.backend for kernel in kernels))
     general = tomlkit.table()
     general.update({"name": name, "version": 1, "edition": 5, "license": license or "other", "backends": backends})
     if python_depends:
@@ -311,18 +327,24 @@ def _render(
     if repo_id:
         general.add("hub", tomlkit.item({"repo-id": repo_id}))
     framework = tomlkit.table()
-    releases = {
-        backend: {kernel.stable_abi for _, kernel in named if kernel.backend == backend} for backend in backends
-    }
-    stable = {backend: abis.pop() for backend, abis in releases.items() if len(abis) == 1 and None not in abis}
-    if stable:
+    if stable := _stable_abi(kernels):
         framework.add("stable-abi", stable)
     document.add("torch", framework)
     tables = tomlkit.table(is_super_table=True)
-    for table_name, kernel in named:
+    for table_name, kernel in _distinctly_named(kernels):
         tables.add(table_name, _table(kernel))
     document.add("kernel", tables)
     return tomlkit.dumps(document)
+
+
+def _stable_abi(kernels: Iterable[PortedExtension]) -> dict[str, str]:
+    """Return the oldest Torch release by backend, where all extensions of the backend have the same."""
+    releases: dict[str, set[str | None]] = {}
+    for kernel in kernels:
+        releases.setdefault(kernel.backend, set()).add(kernel.stable_abi)
+    return {
+        backend: next(iter(found)) or "" for backend, found in releases.items() if len(found) == 1 and found != {None}
+    }
 
 
 def _table(kernel: PortedExtension) -> Any:
@@ -385,12 +407,19 @@ def _notes(
     kernels: Sequence[PortedExtension],
     license: str | None,
     package: str,
+    *,
+    failed: bool,
 ) -> Iterator[str]:
     files = {path: (root / path).read_bytes() for kernel in kernels for path in (*kernel.src, *kernel.headers)}
     if not any(b"REGISTER_EXTENSION" in content for content in files.values()):
         yield (
             "include registration.h in one source, and end the source with REGISTER_EXTENSION(TORCH_EXTENSION_NAME), "
             "which makes the binary a Python module, in place of functions PyInit_..."
+        )
+    if failed:
+        yield (
+            "extensions that setup.py declares after its error are missing: repair it for these machines, give its "
+            "variables and options after its name, or ignore the error if it is not for such a machine"
         )
     if license is None:
         yield 'the license is not known: replace "other" by its SPDX name in build.toml'

@@ -46,9 +46,12 @@ def line() -> int:
 
 
 def remark(text: str) -> None:
-    """Record an assumption about the machine, with the line of setup.py that depends on it."""
-    if number := line():
-        remarks[number, text] = None
+    """Record an assumption about the machine, with the line of setup.py, if a file of the project depends on it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame and (frame.f_code.co_filename == __file__ or frame.f_globals["__name__"] in ("os", "collections.abc")):
+        frame = frame.f_back
+    if frame and frame.f_code.co_filename.startswith(environment["root"]):
+        remarks[line(), text] = None
 
 
 class Placeholder:
@@ -90,14 +93,15 @@ class Placeholder:
 class Stub(ModuleType):
     """A module that has the attributes of `CONTENTS`, and placeholders for others."""
 
-    __path__: ClassVar[list[str]] = []
+    __path__ = [f"{home}/torch"]  # noqa: RUF012  # as in its base class
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
+        if any(module == full or module.startswith(f"{full}.") for module in CONTENTS):
+            return importlib.import_module(full)
         if name.startswith("__"):
             raise AttributeError(name)
-        is_module = any(module == full or module.startswith(f"{full}.") for module in CONTENTS)
-        return importlib.import_module(full) if is_module else Placeholder(full)
+        return Placeholder(full)
 
 
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -153,23 +157,21 @@ class Environment(type(os.environ)):  # type: ignore[misc]
     """The environment variables; those that setup.py reads and that are not set are recorded."""
 
     def __getitem__(self, key: str) -> str:
-        if key.encode() not in self._data:
+        try:
+            return str(super().__getitem__(key))
+        except KeyError:
             remark(f"the environment variable {key} is not set")
-        return str(super().__getitem__(key))
-
-    def __contains__(self, key: object) -> bool:
-        if not super().__contains__(key):
-            remark(f"the environment variable {key} is not set")
-        return super().__contains__(key)
+            raise
 
 
 class Arguments(list[str]):
     """`sys.argv`; options that setup.py looks for and that are not given are recorded."""
 
     def __contains__(self, value: object) -> bool:
-        if not super().__contains__(value) and str(value).startswith("-"):
+        is_given = bool(super().__contains__(value))
+        if not is_given and str(value).startswith("-"):
             remark(f"the option {value} is not given")
-        return super().__contains__(value)
+        return is_given
 
 
 def setup(**given: Any) -> None:
@@ -270,7 +272,9 @@ def main() -> None:
     os.dup2(2, 1)  # the script's own output
     sys.meta_path.insert(0, StubFinder())
     version = importlib.metadata.version
-    importlib.metadata.version = lambda name: TORCH if name == "torch" else version(name)
+    importlib.metadata.version = lambda distribution_name: (
+        TORCH if distribution_name == "torch" else version(distribution_name)
+    )
     os.environ.__class__ = Environment
     sys.argv = Arguments([environment["script"], *environment["arguments"]])
     sys.path.insert(0, environment["root"])

@@ -1,6 +1,6 @@
 """Runs a `setup.py` in a sandbox as on several machines, and returns the extensions that it declares on each.
 
-`recorder.py` is the program in the sandbox. It runs a copy of the script's directory: scripts write files.
+`recorder.py` is the program in the sandbox. It runs a copy of the script, which may write files beside itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.config.project_files import work_tree
 from kernel_builder.steps import confinement
 from kernel_builder.steps.confinement import SandboxMode
 from kernel_format.errors import ConfigError
@@ -94,12 +95,27 @@ def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "re
     arguments = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
     chosen = confinement.chosen(sandbox, None)
     with temporary_directory() as scratch:
-        root, home = scratch / "project", scratch / "cuda"
-        shutil.copytree(setup.resolve().parent, root, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+        home = scratch / "cuda"
+        tree = work_tree(setup.resolve().parent)
+        root = _copy(tree, setup.resolve().parent, scratch / "project")
         _write_programs(home / "bin", _CUDA_PROGRAMS)
         _write_programs(scratch / "bin", _PROGRAMS)
         request = {"script": str(root / setup.name), "root": str(root), "home": str(home), "arguments": arguments}
-        return [_run(machine, request, variables, chosen, scratch) for machine in MACHINES]
+        return [_run(machine, request, variables, chosen, scratch, tree) for machine in MACHINES]
+
+
+def _copy(tree: Path, directory: Path, to: Path) -> Path:
+    """Copy a directory of a work tree, and link to the files beside it and its parents; return the copy."""
+    copy = to / directory.relative_to(tree)
+    shutil.copytree(directory, copy, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    (to / ".git").mkdir(exist_ok=True)  # scripts that find none expect the submodules of a source distribution
+    for child in (directory, *directory.parents):
+        if child == tree:
+            break
+        for entry in child.parent.iterdir():
+            if entry != child and entry.name != ".git":
+                (to / entry.relative_to(tree)).symlink_to(entry)
+    return copy
 
 
 def _write_programs(directory: Path, outputs: Mapping[str, str]) -> None:
@@ -115,6 +131,7 @@ def _run(
     variables: Mapping[str, str],
     chosen: confinement.Confinement,
     scratch: Path,
+    tree: Path,
 ) -> SetupRun:
     absent: list[str] = []
     home = request["home"]
@@ -131,7 +148,7 @@ def _run(
     while True:
         asked = {**request, "cuda": machine.cuda, "gpu": machine.gpu, "absent": absent}
         command = [sys.executable, "-I", str(_RECORDER), json.dumps(asked)]
-        record = _record(chosen.around(command, scratch, [_RECORDER]), environment, scratch)
+        record = _record(chosen.around(command, scratch, [_RECORDER, tree]), environment, scratch)
         error = record["error"] or ""
         missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", error)
         if missing is None or missing[1] in absent:
