@@ -90,7 +90,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         packages=packages,
         failures=failures,
         unavailable=selected.unavailable,
-        skipped={name: backends for name, backends in skipped.items() if backends},
+        skipped={name: tuple(map(str, backends)) for name, backends in skipped.items() if backends},
         steps=remade.outcome.steps,
         compiles=remade.outcome.compiles,
         cpu_seconds=remade.outcome.cpu_seconds,

@@ -83,7 +83,7 @@ def plan_targets(
     """Plan the variants of a project."""
     plans: list[PlannedVariant] = []
     failures: list[FailedVariant] = []
-    unfetched: dict[tuple[str, object], FetchError] = {}
+    unfetched: dict[tuple[object, object], FetchError] = {}
     for variant in selection.variants:
         tools = (variant.backend, variant.release)
         try:

@@ -56,7 +56,7 @@ class _Toy(CompiledBackend):
 
     def symbol_families(self, framework: FullAbi | StableAbi | Noarch | None) -> Sequence[SymbolFamily]:
         names, libraries = re.compile("toy_"), re.compile("libtoy")
-        return [SymbolFamily("the toy runtime", names, libraries, f"link with {RUNTIME}", self.name)]
+        return [SymbolFamily("the toy runtime", names, libraries, f"link with {RUNTIME}")]
 
 
 TOY = _Toy(
