@@ -106,7 +106,7 @@ class BuildSummary:
         skipped: Project name -> backends that are valid but not built here.
         steps: How many steps ran.
         compiles: How many of them were compiles.
-        cpu_seconds: Processor time of the compilers; None where a compiler cache's server ran them.
+        cpu_seconds: Processor time of the compilers.
         seconds: Wall time of the whole build.
         warnings: Title of a step -> what its compiler printed.
         sandbox: What this build's `steps` and `load` checks ran in; None for no sandbox, or if nothing ran.
@@ -120,7 +120,7 @@ class BuildSummary:
     skipped: Mapping[str, tuple[str, ...]]
     steps: int
     compiles: int
-    cpu_seconds: float | None
+    cpu_seconds: float
     seconds: float
     warnings: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
@@ -159,7 +159,7 @@ class BuildSummary:
             "skipped-backends": {name: list(backends) for name, backends in self.skipped.items()},
             "steps": self.steps,
             "compiles": self.compiles,
-            "cpu-seconds": None if self.cpu_seconds is None else round(self.cpu_seconds, 2),
+            "cpu-seconds": round(self.cpu_seconds, 2),
             "seconds": round(self.seconds, 3),
             "warnings": dict(self.warnings),
             "notices": list(self.notices),

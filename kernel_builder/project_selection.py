@@ -41,7 +41,6 @@ class BuildRequest:
             project's own `build` directory.
         owner: Who publishes the projects, in place of the owner that `build.toml` names; None for that one.
         jobs: Processors to use at most; None for as many as are free on this machine.
-        compiler_cache: An sccache to put before the compilers.
         allow_empty: Accept that no project has anything that this builder builds.
         load: Load each package that this machine can load, as a check.
         cross_python: A Python of another platform, by emulation, that loads its packages; None to leave that out.
@@ -61,7 +60,6 @@ class BuildRequest:
     out: Path | None = None
     owner: str | None = None
     jobs: int | None = None
-    compiler_cache: Path | None = None
     allow_empty: bool = False
     load: bool = True
     cross_python: Path | None = None

@@ -47,7 +47,7 @@ def remake(
     Raises:
         KernelBuilderError: If the sandbox that was required cannot be had, or the cache cannot be written.
     """
-    confinement = for_steps(request.sandbox, request.compiler_cache, [target.planned for target in targets], progress)
+    confinement = for_steps(request.sandbox, [target.planned for target in targets], progress)
     with ExitStack() as stack:
         checker = _Checker(
             request,
@@ -66,7 +66,6 @@ def remake(
             Graph(tuple(target.planned for target in sound)),
             cache,
             jobs=request.jobs or ninja_run.default_jobs(),
-            compiler_cache=request.compiler_cache,
             confinement=confinement,
             progress=progress,
             idle=start_probe,  # so that Torch is imported beside the last steps, and not if they fail
@@ -77,7 +76,7 @@ def remake(
         packaged, refused = split(
             result for project in by_project(made) for result in _package(project, cache, checker)
         )
-    return Remade(packaged, (*unsound, *unmade, *refused), outcome, confinement.described(request.compiler_cache))
+    return Remade(packaged, (*unsound, *unmade, *refused), outcome, confinement.described())
 
 
 def _made(target: Target, outcome: Outcome) -> Target | FailedVariant:
@@ -202,7 +201,7 @@ class _Checker:
         # Whether the Hub's cache has the other kernels that a package needs is not among the conditions.
         needs_others = report.package.metadata and report.package.metadata.kernel_depends
         conditions = None if needs_others else load_conditions(self.request.cross_python)
-        sandbox = self.probe.confinement.described(self.request.compiler_cache)
+        sandbox = self.probe.confinement.described()
         if target.planned.variant.platform not in (None, this_platform()):
             sandbox["load"] = None  # the Python of another platform runs without one
         return records.CheckRecord(tree, report.passed, report.skipped, conditions, sandbox)

@@ -77,11 +77,9 @@ def print_summary(summary: BuildSummary) -> None:
         if source.kernels:
             _print_resources(source)
     binaries = len({built.module for built in summary.packages if any(built.path.glob(f"{built.module}.*so"))})
-    is_cached = summary.cpu_seconds is None
-    cost = "or taken from the compiler cache" if is_cached else f"in {summary.cpu_seconds:.1f} s of processor time"
     click.echo(
         f"{counted(len(summary.packages), 'variant')} from {counted(binaries, 'binary')}; "
-        f"{counted(summary.compiles, 'file')} compiled {cost}; "
+        f"{counted(summary.compiles, 'file')} compiled in {summary.cpu_seconds:.1f} s of processor time; "
         f"{summary.seconds:.1f} s in all{_confined(summary)}"
     )
 
@@ -103,10 +101,8 @@ def _print_resources(source: SourceResources) -> None:
 
 def _confined(summary: BuildSummary) -> str:
     """Return what compilers and packages ran in."""
-    steps, load = summary.sandbox.get("steps"), summary.sandbox.get("load")
-    if load and summary.compiles and not steps:
-        return f"; loaded in a sandbox ({load}), compiled outside, by the compiler cache's server"
-    return f"; in a sandbox ({load})" if load else ""
+    sandbox = summary.sandbox.get("load")
+    return f"; in a sandbox ({sandbox})" if sandbox else ""
 
 
 def _print_unavailable(summary: BuildSummary) -> None:
@@ -208,14 +204,6 @@ def _cut(text: str) -> str:
 @owner_option
 @build_jobs_option
 @public_build_options
-@click.option(
-    "--compiler-cache",
-    "sccache",
-    default="auto",
-    show_default=True,
-    metavar="auto|off|PROGRAM",
-    help="An sccache to use, with the back ends it is configured for.",
-)
 @toolchain_options
 @cross_cxx_option
 @dependency_option
@@ -228,7 +216,7 @@ def _cut(text: str) -> str:
     default="auto",
     show_default=True,
     help="Run compilers and load packages without network, home and other files: where the system permits it, or not "
-    "at all without. A compiler cache's server runs compilers outside of it, so `require` uses none.",
+    "at all without.",
 )
 @click.option(
     "--resources",
@@ -249,7 +237,6 @@ def build(
     out: Path | None,
     owner: str | None,
     jobs: int | None,
-    sccache: str,
     load: bool,
     cross_python: Path | None,
     allow: tuple[str, ...],
@@ -277,7 +264,6 @@ def build(
     kernel-builder build strangers-kernel --sandbox require
     """
     from kernel_builder.toolchain import Toolchains
-    from kernel_builder.toolchain.sccache import find_sccache
 
     summary = run(
         BuildRequest(
@@ -291,7 +277,6 @@ def build(
             out=out,
             owner=owner,
             jobs=jobs,
-            compiler_cache=find_sccache("off" if (sandbox, sccache) == ("require", "auto") else sccache),
             load=load,
             cross_python=cross_python.absolute() if cross_python else None,
             allow=allow,

@@ -95,10 +95,9 @@ def work_directory(cache: Path) -> Iterator[Path]:
     """Make a directory in which a build's steps run, and remove it at the end.
 
     Builds that run at the same time have directories of their own, `work/0`, `work/1` and so on. A build takes the
-    first free one, since a compiler cache takes its name into the keys, and holds its lock. If the lock of a directory
-    is free, its build was killed. Compilers of that build may still be running. They use relative paths, so they stay
-    in their own directory when it is renamed, and their last command finds that it has lost its name. See
-    `step_scripts`.
+    first free one and holds its lock. A directory whose lock is free belongs to a killed build. Compilers of that build
+    may still be running. They use relative paths, so they stay in their own directory when it is renamed, and their
+    last command finds that its directory has another name. See `step_scripts`.
     """
     with ExitStack() as stack:
         with _listing(cache):

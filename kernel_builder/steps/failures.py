@@ -86,8 +86,6 @@ def failure(
     variants = graph.variants_of(step)
     served = ", ".join(variants) if len(variants) < _MANY_VARIANTS else f"{len(variants)} variants"
     command = command_of(directory)
-    # Lines of a compiler cache, which say how it was called and nothing about the source.
-    words = re.sub(r"(?m)^sccache: .*\n?", "", words)
     words = _REPORT.sub("", words)
     if isinstance(step, CompileStep):
         # Paths as the author knows them, without the directory that the step's copies are in.

@@ -24,7 +24,6 @@ _KEPT = (
     "HOME",
     "USER",
     "TMPDIR",
-    "SCCACHE_.*",
     "NIX_(BINTOOLS|CC)(_WRAPPER_TARGET_.*|_FOR_.*)?",  # tell Nix's compiler wrappers what they wrap
 )
 

@@ -80,7 +80,7 @@ class Toolchains:
     ) -> None:
         self.cache = cache or default_cache()
         self._progress = progress or Silent()
-        # Symbolic links are resolved because compiler caches identify a compiler by its path.
+        # Symbolic links are resolved: two names of one compiler are one compiler.
         self.store = Store((self.cache / "toolchains").resolve(), self._progress)
         self._probes = ProbeCache(self.store.root / "probes")
         self._cuda_home, self._cxx, self._cross_cxx = cuda_home, cxx, cross_cxx

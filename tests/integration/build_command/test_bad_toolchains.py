@@ -72,7 +72,7 @@ def test_no_ninja(project: Path, cache: Path, tmp_path: Path) -> None:
     ]
     with untouched(project):
         done = subprocess.run(
-            [*command, "--compiler-cache", "off", "--json"],
+            [*command, "--json"],
             capture_output=True,
             text=True,
             check=False,
@@ -89,7 +89,6 @@ def test_no_ninja(project: Path, cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--compiler-cache", "no-such-sccache", "no program"),
         ("--cuda-home", "/nonexistent", "is not a CUDA toolkit: it has no bin/nvcc"),
     ],
 )
