@@ -30,7 +30,7 @@ def measure_downloads(workspace: Workspace) -> Measured:
     cache = workspace.root / "caches" / "bare"
     project = workspace.project("bare")
     with CountingIndex() as index:
-        done = workspace.build(cache, project, "--index-url", index.url)
+        done = workspace.build(cache, project, environment={"PIP_INDEX_URL": index.url})
         received = dict(index.received)
         workspace.run(cache, "toolchain", "fetch", "--cuda", "13.2", "--index-url", index.url)
         total = sum(received.values())
@@ -213,7 +213,8 @@ def measure_equal_bytes(workspace: Workspace) -> Measured:
         workspace.cache("another"),
         second,
         "--all",
-        "--all-platforms",
+        "--platform",
+        "all",
         "--no-load",
         jobs=4 * JOBS,
         environment={"TZ": "Asia/Tokyo", "LC_ALL": "C"},

@@ -120,4 +120,4 @@ class Workspace:
     def matrix_build(self) -> tuple[Path, CompletedRun]:
         """A project and the cold build of its whole matrix, for every platform."""
         project = self.project("whole")
-        return project, self.build(self.cache("whole"), project, "--all", "--all-platforms", "--no-load")
+        return project, self.build(self.cache("whole"), project, "--all", "--platform", "all", "--no-load")

@@ -72,11 +72,35 @@ def _has(output: Path) -> bool:
     return whole
 
 
-def missing(graph: Graph, cache: Path) -> tuple[list[CompileStep], list[Binary]]:
-    """Return the steps to run: the binaries that the cache lacks, and those of their objects that it lacks."""
-    binaries = [binary for binary in graph.binaries if not _has(binary_path(cache, binary))]
+def _copied(shared: Path, output: Path) -> bool:
+    """Copy an output of the shared cache, and return whether that has it with the right digest."""
+    if not shared.is_file() or not digest_path(shared).is_file():
+        return False
+    try:
+        content, expected = shared.read_bytes(), digest_path(shared).read_text().split()[:1]
+    except (OSError, UnicodeDecodeError):
+        return False
+    if expected != [hashlib.sha256(content).hexdigest()]:
+        return False
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(digest_path(output), expected[0])
+    write_atomically(output, content)
+    return True
+
+
+def missing(graph: Graph, cache: Path, shared: Path | None = None) -> tuple[list[CompileStep], list[Binary]]:
+    """Return the steps to run: the binaries that the cache lacks, and their objects that it lacks.
+
+    Args:
+        shared: A second cache, which is only read. Its outputs are copied into the cache.
+    """
+
+    def has(output: Path) -> bool:
+        return _has(output) or (shared is not None and _copied(shared / output.relative_to(cache), output))
+
+    binaries = [binary for binary in graph.binaries if not has(binary_path(cache, binary))]
     needed = {step.key: step for binary in binaries for step in binary.objects}
-    return [step for step in needed.values() if not _has(object_path(cache, step))], binaries
+    return [step for step in needed.values() if not has(object_path(cache, step))], binaries
 
 
 def check_path(directory: Path) -> None:

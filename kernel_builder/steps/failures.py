@@ -202,7 +202,7 @@ def _hint(words: str, *, stable: bool) -> str | None:
     missing = re.search(r"fatal error: (?:([^:\n]+): No such file or directory|'([^'\n]+)' file not found)", words)
     if missing and re.fullmatch(r"\w+", missing[1] or missing[2]):
         name = missing[1] or missing[2]
-        return f"the C++ library of this compiler has no <{name}>: do without it, or name a newer g++ by --cxx"
+        return f"the C++ library of this compiler has no <{name}>: do without it, or set CXX to a newer g++"
     if missing:
         return (
             f"{missing[1] or missing[2]} is neither in the project nor in the headers of this variant; list the file "

@@ -64,6 +64,7 @@ def run(
     cache: Path,
     *,
     jobs: int,
+    shared: Path | None = None,
     confinement: Confinement | None = None,
     progress: Progress | None = None,
     idle: Callable[[], None] = lambda: None,
@@ -76,6 +77,7 @@ def run(
         graph: The steps.
         cache: The builder's cache directory, where outputs go.
         jobs: How many processors to use at most.
+        shared: A second cache, which is only read.
         confinement: The sandbox of compilers and linkers; None for none.
         progress: Receives the steps as they end, and a line if a step of another build has to be waited for.
         idle: Called when too few compile steps are left for the processors, to begin other work beside them. It may
@@ -85,13 +87,13 @@ def run(
         StoreError: If the cache cannot be written.
         ToolchainError: If ninja is missing.
     """
-    if not missing(graph, cache)[1]:
-        return Outcome()
-    check_path(cache)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
+        if not missing(graph, cache, shared)[1]:
+            return Outcome()
+        check_path(cache)
         with work_directory(cache) as work:
-            running = _Run(graph, cache, work, jobs, confinement or Confinement(), progress or Silent(), idle)
+            running = _Run(graph, cache, work, jobs, shared, confinement or Confinement(), progress or Silent(), idle)
             running.all()
     except OSError as error:
         raise StoreError(
@@ -145,6 +147,7 @@ class _Run:
     cache: Path
     work: Path
     jobs: int
+    shared: Path | None
     confinement: Confinement
     progress: Progress
     idle: Callable[[], None]
@@ -156,7 +159,7 @@ class _Run:
     def all(self) -> None:
         """Run rounds of steps until nothing is missing but what has failed."""
         while True:
-            compiles, binaries = missing(self.graph, self.cache)
+            compiles, binaries = missing(self.graph, self.cache, self.shared)
             compiles = [step for step in compiles if step.key not in self.failures]
             mine, others = claim(self.cache, self.work, compiles)
             awaited = {step.key for step in others}

@@ -312,8 +312,9 @@ class Toolchains:
         if library := header_libraries.known().get(name):
             return Obstacle(
                 f"needs {name}, which no package index has",
-                f"`git clone --depth 1 --branch v{library.version} https://github.com/NVIDIA/cutlass DIR`, and give "
-                f"`--dependency {name}=DIR`; or depend on one that the index has: {', '.join(self.lock.dependencies)}",
+                f"`git clone --depth 1 --branch v{library.version} https://github.com/NVIDIA/cutlass DIR`, and set "
+                f"KERNEL_BUILDER_DEPENDENCIES={name}=DIR; or depend on one that the index has: "
+                f"{', '.join(self.lock.dependencies)}",
             )
         return Obstacle(
             f"needs {name}, which this builder does not have",

@@ -32,7 +32,6 @@ BUILDER = Path(sys.executable).with_name("kernel-builder")
 COMMANDS = ForkServer(
     "kernel_builder.cli.build_command",
     "kernel_builder.pipeline",
-    "kernel_builder.remake",
     "kernels",
     "vermin",
     "elftools.elf.elffile",
