@@ -57,7 +57,8 @@ def measure_compile_steps(workspace: Workspace) -> Measured:
     names = [package["variant"] for package in done.result["packages"]]
     toolchains = Toolchains()
     compilers = {
-        (variant.platform, variant.backend, *_cuda_kinds(toolchains, variant)) for variant in map(Variant.parse, names)
+        (variant.platform, variant.backend.name, *_cuda_kinds(toolchains, variant))
+        for variant in map(Variant.parse, names)
     }
     expected = sum(len(sources_of(project, backend)) for _, backend, *_ in compilers)
     values = {
@@ -72,7 +73,7 @@ def measure_compile_steps(workspace: Workspace) -> Measured:
 
 
 def _cuda_kinds(toolchains: Toolchains, variant: Variant) -> tuple[str, ...]:
-    if variant.backend != "cuda":
+    if variant.backend is not CUDA:
         return ()
     assert variant.release
     return tuple(toolchains.cuda_kinds(variant.release))

@@ -14,9 +14,8 @@ import click
 
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import json_option
-from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import FILE
-from kernel_builder.config.project import Project
+from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.steps import compile_steps
 from kernel_builder.steps.buildable import missing_dependency
@@ -90,7 +89,7 @@ def _check_one(directory: Path, as_json: bool) -> None:
         click.echo(json.dumps(_plain(read)))
         return
     print_notices([read])
-    click.echo(f"{read.name} version {read.version}, {read.license}, for {', '.join(read.backends)}")
+    click.echo(f"{read.name} version {read.version}, {read.license}, for {', '.join(map(str, read.backends))}")
     for kernel in read.kernels:
         click.echo(f"  {kernel.name}: {kernel.backend}, {_count(len(kernel.src), 'source')}")
     click.echo(f"  {read.python_name}: {_count(len(read.python_files), 'file')} of Python")
@@ -105,7 +104,7 @@ def _print_missing(projects: Sequence[Project]) -> None:
     needing: dict[Obstacle, dict[str, None]] = {}
     for project in projects:
         for backend in project.backends:
-            missing = missing_dependency(project, backend, toolchains) if known_backends.get(backend).compiles else None
+            missing = missing_dependency(project, backend, toolchains) if backend.compiles else None
             if missing:
                 needing.setdefault(missing, {})[project.name] = None
     for obstacle, names in needing.items():
@@ -117,7 +116,9 @@ def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
     rows = [("project", "version", "framework", "backends")]
     for path, result in results.items():
         if isinstance(result, Project):
-            rows.append((result.name, str(result.version), result.framework.table, ", ".join(result.backends)))
+            rows.append(
+                (result.name, str(result.version), result.framework.table, ", ".join(map(str, result.backends)))
+            )
         else:
             report_error(result, as_json=False)
             rows.append((path.name, "error", "", ""))
@@ -191,10 +192,10 @@ def _count(number: int, noun: str) -> str:
 
 def _plain(value: Any) -> Any:
     """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
-    if isinstance(value, (Release, Version, Path)):
+    if isinstance(value, (Backend, Release, Version, Path)):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -102,10 +102,10 @@ def _rows(project: Project, toolchains: Toolchains, *, arch: bool, whole: bool) 
         yield {
             "project": project.name,
             "variant": variant.name,
-            "backend": variant.backend,
+            "backend": variant.backend.name,
             "platform": variant.platform,
             "cuda": None,  # part of the format: it was there before other backends had releases
-            **({variant.backend: str(variant.release)} if variant.release else {}),
+            **({variant.backend.name: str(variant.release)} if variant.release else {}),
             "buildable": missing is None,
             "reason": missing.reason if missing else None,
             "hint": missing.hint if missing else None,

@@ -126,7 +126,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         packages=packages,
         failures=failures,
         unavailable=selected.unavailable,
-        skipped={name: backends for name, backends in skipped.items() if backends},
+        skipped={name: tuple(map(str, backends)) for name, backends in skipped.items() if backends},
         steps=rebuilt.outcome.steps,
         compiles=rebuilt.outcome.compiles,
         cpu_seconds=rebuilt.outcome.cpu_seconds,
@@ -176,7 +176,7 @@ def _plan_targets(
 ) -> Iterator[Target | FailedVariant]:
     """Plan the variants of a project."""
     plans: list[PlannedVariant] = []
-    unfetched: dict[tuple[str, object], FetchError] = {}
+    unfetched: dict[tuple[object, object], FetchError] = {}
     for variant in selection.variants:
         tools = (variant.backend, variant.release)
         try:

@@ -17,6 +17,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.package import foreign_files
 from kernel_builder.pipeline.summary import FailedVariant
+from kernel_builder.plural import listed
 from kernel_builder.steps import buildable
 from kernel_builder.steps.buildable import UnavailableVariant
 from kernel_builder.steps.confinement import SandboxMode
@@ -220,10 +221,11 @@ def _ordered(selections: Sequence[Selection]) -> tuple[tuple[Selection, ...], li
 
 
 def _nothing(selection: Selection) -> FailedVariant:
+    compiled = listed(backend.name for backend in known_backends.compiled_for())
     error = NothingToBuildError(
         f"there is nothing to build: {'; '.join(notices.of_project(selection.project))}",
         where=str(selection.project.root),
-        hint=f"leave the project out, or add one of {', '.join(known_backends.COMPILED)} to `backends` in build.toml",
+        hint=f"leave the project out, or add {compiled} to `backends` in build.toml",
     )
     return FailedVariant(selection.name, None, (error,))
 

@@ -335,7 +335,7 @@ def test_a_project_for_other_backends_only_is_an_error(copy_project: Copy, cache
     kernel = '[kernel.m]\nbackend = "metal"\ndepends = ["torch"]\nsrc = ["scale/scale_cpu.cpp"]\n'
     (project / "build.toml").write_text(re.sub(r"stable-abi.*\n", "", text) + kernel)
     done = kernel_builder(cache, "build", project)
-    hint = "leave the project out, or add one of cpu, "
+    hint = "leave the project out, or add cpu, cuda and rocm to `backends`"
     assert_refused(done, 12, "NothingToBuildError", where=str(project), message="not compile for metal", hint=hint)
     assert done.answer["packages"] == []
     assert done.answer["skipped-backends"] == {"stable-scale": ["metal"]}

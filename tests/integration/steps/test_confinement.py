@@ -98,7 +98,7 @@ def test_a_package_reaches_nothing_of_the_machine(
 ) -> None:
     with Outside() as outside, ProbeProcess(confinement=confinement) as probe:
         monkeypatch.setenv("HF_HUB_CACHE", str(outside.directory))  # where it may read
-        imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.given!r}))\n"
+        imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.targets!r}))\n"
         files = {"__init__.py": imports, "inside_attacks.py": outside.program.read_text()}
         (report,) = run_all(
             [assemble(tmp_path / "package", "torch-cpu", None, files)], only=["load"], loaders=Loaders(probe)
