@@ -77,7 +77,7 @@ let
     spec = toJSON spec;
     passAsFile = [ "spec" ];
     nativeBuildInputs = [ python ];
-    PYTHONPATH = distributions planner;
+    PYTHONPATH = "${distributions planner}:${dependencies}";
     LIBRARY_PATH = libraries;
     buildCommand = "python3 -m kernel_builder.nix ${program} $specPath $out";
   } // attributes);
@@ -121,7 +121,7 @@ let
     });
   dependencies = installed "builder";
   fetch = pin: step "${pin.project}-${pin.version}-ranges" "fetch" { inherit pin; }
-    (fixed pin.fetched // { PYTHONPATH = "${distributions planner}:${dependencies}"; });
+    (fixed pin.fetched);
 
   # Toolchains: release -> tree.
   onSystem = entry: entry // mapAttrs (_: platforms: { ${system} = platforms.${system}; })

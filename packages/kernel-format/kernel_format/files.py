@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -110,8 +111,6 @@ def temporary_directory() -> Iterator[Path]:
 
     It is locked: of what a killed process has left, the next process that makes one removes those whose lock is free.
     """
-    import tempfile  # a build that changes nothing makes no directory, and this takes 4 ms
-
     _remove_left_ones(Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
     descriptor = os.open(directory, os.O_RDONLY)
