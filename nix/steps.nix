@@ -65,7 +65,7 @@ let
     "steps" "toml_file.py" "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain))))
-    ++ map (name: "${format}/${name}.py") [ "__init__" "errors" "files" "metadata" "untrusted_paths" "release" ] ++ [ sandbox ]);
+    ++ [ format sandbox ]);
   format = "packages/kernel-format/kernel_format";
   sandbox = "packages/kernel-sandbox/kernel_sandbox";
   # The import path of a copy of this repository's distributions.

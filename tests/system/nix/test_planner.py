@@ -30,12 +30,9 @@ def test_the_part_of_the_builder_in_compile_steps_is_complete(tmp_path: Path) ->
     text = (ROOT / "nix" / "steps.nix").read_text()
     match = re.search(r'planner = withBytecode "kernel-builder-plan"[^[]*\[([^]]*)\]', text)
     assert match
-    formats = re.search(r'"\$\{format\}/\$\{name\}[.]py"\) \[([^]]*)\]', text)
-    assert formats
     copied = {f"kernel_builder/{name}": ROOT / "kernel_builder" / name for name in re.findall(r'"([^"]+)"', match[1])}
     copied["kernel_builder/toolchain"] = ROOT / "kernel_builder/toolchain"
-    for name in re.findall(r'"([^"]+)"', formats[1]):
-        copied[f"kernel_format/{name}.py"] = ROOT / f"packages/kernel-format/kernel_format/{name}.py"
+    copied["kernel_format"] = ROOT / "packages/kernel-format/kernel_format"
     copied["kernel_sandbox"] = ROOT / "packages/kernel-sandbox/kernel_sandbox"
     for name, source in copied.items():
         target = tmp_path / name
