@@ -26,7 +26,7 @@ class CheckRecord:
         passed: The checks that passed.
         skipped: Skipped check -> reason.
         conditions: The load conditions at that time; None if they do not determine the result.
-        sandbox: The sandbox of the `steps` and of the `load` check; None for no sandbox. It is not in the package, whose
+        sandbox: The sandbox of the `steps` and of the `load` check; None for no sandbox. Not in the package, whose
             bytes are equal on machines with and without a sandbox.
     """
 
