@@ -14,7 +14,6 @@ from kernel_builder.config.variant import Release, TvmFfiAbi, Variant
 
 if TYPE_CHECKING:
     from kernel_builder.backends import CompiledBackend
-    from kernel_builder.checks.probe_process import ProbeProcess
     from kernel_builder.checks.python_files import Source
     from kernel_builder.config.project import Project
     from kernel_builder.elf import SharedObject
@@ -32,7 +31,7 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem with one file, and what to do about it.
+    """One problem with one file, and its repair.
 
     Attributes:
         check: The name of the check.
@@ -67,9 +66,8 @@ class CheckedPackage:
     Attributes:
         variant: None if the directory's name is not a variant's.
         metadata: None if `metadata.json` is missing or is not a JSON object.
-        load_answers: Returns what `load.loading` answers for all packages that are checked together; None before that.
+        load_answers: Returns the answers of `load.loading` for all packages of the command; None before the load.
         project: The project that it was built from, if that is here.
-        probe: The process to ask what only Torch knows; None if it is not to be asked.
     """
 
     directory: Path
@@ -78,7 +76,6 @@ class CheckedPackage:
     policy: AbiPolicy = field(default_factory=AbiPolicy)
     load_answers: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
     project: Project | None = None
-    probe: ProbeProcess | None = None
 
     @property
     def is_on_tvm_ffi(self) -> bool:

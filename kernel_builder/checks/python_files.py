@@ -60,7 +60,7 @@ class Source:
     def aliases(self) -> Mapping[str, str]:
         """Full names by the names that imports and assignments give them, for example `torch.library` by `tl`.
 
-        Scopes are not told apart. The name of `ops` from `._ops` is `torch.ops.<id>`.
+        Scopes are not distinguished. The name of `ops` from `._ops` is `torch.ops.<id>`.
         """
         aliases: dict[str, str] = {}
         for node in self.nodes:
@@ -110,7 +110,7 @@ def _parse(name: str, data: bytes, python: tuple[int, int]) -> Source:
         return Source(name, text, None, f"line {error.lineno}: {error.msg}", _is_valid(text))
     except ValueError as error:
         return Source(name, "", None, str(error))
-    except (RecursionError, MemoryError):  # what the parser raises depends on the release of Python
+    except (RecursionError, MemoryError):  # the exception depends on the release of Python
         return Source(name, text, None, "an expression is nested too deeply for Python's parser")
 
 

@@ -46,7 +46,7 @@ def _versions(source: Source, python: Release) -> Iterator[Finding]:
     config.set_parse_comments("nov" in source.text)
     visitor = vermin.visit(source.text, config)
     if not isinstance(visitor, vermin.SourceVisitor):
-        return  # vermin could not parse what this interpreter could
+        return  # vermin could not parse the file, and this interpreter could
     for text in visitor.output_text().splitlines():
         # <file>:<line>:<column>:<Python 2>:<Python 3>:<what>
         match = re.fullmatch(r"<unknown>:(\d+):\d*:[^:]*:(\d+\.\d+):(.*)", text)

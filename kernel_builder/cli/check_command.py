@@ -53,7 +53,7 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
     "--torch-stable-abi",
     type=ReleaseType(),
     metavar="VERSION",
-    help="The oldest Torch to load in by its stable ABI.  [default: what a variant's name claims]",
+    help="The oldest Torch to load in by its stable ABI.  [default: the release in a variant's name]",
 )
 @json_option
 def check_abi(

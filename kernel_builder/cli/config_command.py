@@ -68,7 +68,7 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _read_or_error(directory: Path) -> Project | ConfigError:
-    """Return the project in a directory, or what is wrong with it."""
+    """Return the project in a directory, or its error."""
     try:
         return _judged(directory)
     except ConfigError as error:
@@ -100,7 +100,7 @@ def _check_one(directory: Path, as_json: bool) -> None:
 
 
 def _print_missing(projects: Sequence[Project]) -> None:
-    """Print a warning for each header library that projects need and nobody has, once for all projects."""
+    """Print a warning for each header library that projects need and no package index has, once for all projects."""
     from kernel_builder.toolchain import Toolchains
 
     toolchains = Toolchains()
