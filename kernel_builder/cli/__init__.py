@@ -5,7 +5,6 @@ A command's module is imported when the command is called, so that no command pa
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -14,18 +13,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 import kernel_builder
 from kernel_builder.cli.plugins import PluginGroup
+from kernel_builder.config.notices import notices, summarized
+from kernel_builder.config.project import Project
+from kernel_builder.config.toml_schema import nearest
 from kernel_format.errors import BuildError, KernelBuilderError, ToolchainError
 
-if TYPE_CHECKING:
-    from kernel_builder.config.project import Project
-
-# What one does -> command -> the function of `kernel_builder.cli.<module>` that it runs.
+# Section of `--help` -> command -> the function of `kernel_builder.cli.<module>` that it runs.
 _SECTIONS: dict[str, dict[str, str]] = {
     "Start": {
         "doctor": "doctor_command.doctor",
@@ -54,37 +53,27 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "emulate": "emulate_command.emulate",
         "compile-commands": "develop_command.compile_commands",
         "create-pyproject": "pyproject_command.create_pyproject",
-        "clean-pyproject": "pyproject_command.clean_pyproject",
     },
     "Less often": {
         "update-build": "config_command.update_build",
         "toolchain": "toolchain_command.toolchain",
         "check-abi": "check_command.check_abi",
-        "hash": "check_command.hash_builds",
         "fill-card": "card_command.fill_card",
-        "build-and-copy": "build_command.build_and_copy",
-        "build-and-upload": "upload_command.build_and_upload",
-        "completions": "completions_command.completions",
     },
+}
+# Commands for scripts of the public tool, which `--help` does not list.
+_HIDDEN = {
+    "build-and-copy": "build_command.build_and_copy",
+    "build-and-upload": "upload_command.build_and_upload",
+    "clean-pyproject": "pyproject_command.clean_pyproject",
+    "completions": "completions_command.completions",
+    "hash": "check_command.hash_builds",
 }
 # Command -> the distribution that adds it.
 _ELSEWHERE = dict.fromkeys(("judge", "search", "report", "skills"), "torch-kernel-judge")
 _PLUGIN_SECTION = "Agents"
 
-# What people type of other tools -> what to type here.
-_MEANT = {
-    "bench": "`kernel-builder benchmark` measures a kernel",
-    "clean": "a project's packages are in its build/; `kernel-builder toolchain clean` is for downloads",
-    "create": "`kernel-builder init` creates a project",
-    "install": "`kernel-builder wheel` writes a wheel for pip; a kernel on a Hub needs no installation",
-    "new": "`kernel-builder init` creates a project",
-    "publish": "`kernel-builder upload` publishes packages",
-    "push": "`kernel-builder upload` publishes packages",
-    "run": "`kernel-builder testshell` starts a shell in which the built package is imported",
-    "test": "`pytest DIR/tests` runs a project's tests; `kernel-builder testshell` starts a shell for them",
-}
-
-_OUTPUT_LINES = 40  # of a compiler, before its log is named
+_OUTPUT_LINES = 40  # lines of compiler output to print; the log has all
 
 
 def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
@@ -93,7 +82,7 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
         click.echo(json.dumps(error.as_dict()))
         return
     if isinstance(error, BuildError) and error.output:
-        # What the compiler says comes first: it is what has to be corrected.
+        # The compiler's own messages come first: they name the lines to correct.
         printed = error.output.rstrip("\n").splitlines()
         click.echo("\n".join(printed[:_OUTPUT_LINES]), err=True)
         if printed[_OUTPUT_LINES:]:
@@ -110,32 +99,23 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
 
 
 def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> None:
-    """Print on stderr what a person should know of projects, and which paths of a command are no projects."""
-    from kernel_builder.config.notices import notices, summarized
-
+    """Print the notices of projects on stderr, and the paths of a command that are not projects."""
     for line in notices(projects):
         click.secho(f"warning: {line}", fg="yellow", err=True)
     if others:
         names = [path.name for path in others]
-        click.secho(f"left out, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
+        click.secho(f"skipped, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
 
 
 @contextmanager
-def torch_required(what: str) -> Iterator[None]:
-    """Turn a failed import of Torch into an error that says what needs it.
-
-    What is imported stays: looking for garbage meanwhile would take a fifth of the time.
-    """
-    gc.disable()
+def torch_required(purpose: str) -> Iterator[None]:
+    """Turn a failed import of Torch into an error that names the purpose of the import."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ToolchainError(f"Torch is not installed, and {what}", hint="pip install torch") from error
-    finally:
-        gc.freeze()
-        gc.enable()
+        raise ToolchainError(f"Torch is not installed, and {purpose}", hint="pip install torch") from error
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
@@ -143,42 +123,25 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _open_standard_streams() -> None:
-    """Give this process the standard streams that it was started without (`2>&-`).
-
-    Otherwise the next file that is opened gets the number, and words for a person go into it.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
-
-
 class MainGroup(PluginGroup):
-    """The group of all commands, which prints errors of users without a traceback."""
+    """The group of all commands, which prints a `KernelBuilderError` without a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        _open_standard_streams()
-        os.umask(os.umask(0o077) | 0o002)  # what everybody may write, everybody may replace
+        os.umask(os.umask(0o077) | 0o002)  # other users must not be able to replace files that the builder runs
         return super().main(*args, **kwargs)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from kernel_builder.config.toml_schema import nearest
-
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             close = nearest(name, self.list_commands(ctx))
-            meant = _MEANT.get(name) or (f"did you mean `{close}`?" if close else "--help lists all commands")
-            raise click.UsageError(f"No such command {name!r}: {meant}", ctx)
+            hint = f"did you mean `{close}`?" if close else "--help lists all commands"
+            raise click.UsageError(f"No such command {name!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by what one does with them."""
+        """List the commands by section."""
         sections = {title: list(commands) for title, commands in _SECTIONS.items()}
         sections[_PLUGIN_SECTION] += [name for name in self.list_commands(ctx) if name not in self.own]
         for title, names in sections.items():
@@ -195,7 +158,7 @@ class MainGroup(PluginGroup):
             return super().invoke(ctx)
         except KernelBuilderError as error:
             self._stop(ctx, error)
-        except BrokenPipeError:  # the reader of our output has ended; click exits quietly
+        except BrokenPipeError:  # the reader of the output has exited; click exits without a message
             raise
         except OSError as error:
             where = str(error.filename) if error.filename else None
@@ -204,13 +167,13 @@ class MainGroup(PluginGroup):
     def _stop(self, ctx: click.Context, error: KernelBuilderError) -> NoReturn:
         command = self.get_command(ctx, ctx.invoked_subcommand or "")
         into_file = command is not None and any(option.name == "json_file" for option in command.params)
-        asked = {"--output-json"} if into_file else {"--json", "--output-json"}
-        report_error(error, as_json=not asked.isdisjoint(sys.argv))
+        json_options = {"--output-json"} if into_file else {"--json", "--output-json"}
+        report_error(error, as_json=not json_options.isdisjoint(sys.argv))
         ctx.exit(error.exit_code)
 
 
-def _show_version(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:
-    if asked:
+def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
         click.echo(f"kernel-builder, version {kernel_builder.__version__}")
         ctx.exit()
 
@@ -218,6 +181,7 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, asked: bool) 
 @click.group(
     cls=MainGroup,
     own={command: target for commands in _SECTIONS.values() for command, target in commands.items()},
+    hidden_commands=_HIDDEN,
     entry_points="kernel_builder.commands",
     elsewhere=_ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -234,7 +198,7 @@ def main() -> None:
     """Build, check and publish compute kernels for PyTorch.
 
     \b
-    kernel-builder doctor                       see what this machine has and lacks
+    kernel-builder doctor                       list the tools of this machine, and the missing ones
     kernel-builder init org/my-kernel           create a project that is ready to build
     kernel-builder build my-kernel              build every variant into my-kernel/build/
     kernel-builder benchmark my-kernel          compare the kernel with PyTorch
