@@ -1,6 +1,6 @@
 """The command line. A command parses its arguments, calls one function, and prints the result.
 
-A command's module is imported when the command is called, so that no command pays for the imports of the others.
+A command's module is imported when the command is called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.toml_schema import nearest
 from kernel_format.errors import BuildError, KernelBuilderError, ToolchainError
 
-# Section of `--help` -> command -> the function of `kernel_builder.cli.<module>` that it runs.
+# Help section -> command -> its function in `kernel_builder.cli.<module>`.
 _SECTIONS: dict[str, dict[str, str]] = {
     "Start": {
         "doctor": "doctor_command.doctor",
@@ -73,7 +73,20 @@ _HIDDEN = {
 _ELSEWHERE = dict.fromkeys(("judge", "search", "report", "skills"), "torch-kernel-judge")
 _PLUGIN_SECTION = "Agents"
 
-_OUTPUT_LINES = 40  # lines of compiler output to print; the log has all
+# Commands of other tools -> this tool's equivalent.
+_MEANT = {
+    "bench": "`kernel-builder benchmark` measures a kernel",
+    "clean": "a project's packages are in its build/; `kernel-builder toolchain clean` is for downloads",
+    "create": "`kernel-builder init` creates a project",
+    "install": "`kernel-builder wheel` writes a wheel for pip; a kernel on a Hub needs no installation",
+    "new": "`kernel-builder init` creates a project",
+    "publish": "`kernel-builder upload` publishes packages",
+    "push": "`kernel-builder upload` publishes packages",
+    "run": "`kernel-builder testshell` starts a shell in which the built package is imported",
+    "test": "`pytest DIR/tests` runs a project's tests; `kernel-builder testshell` starts a shell for them",
+}
+
+_OUTPUT_LINES = 40  # of a compiler, before its log is named
 
 
 def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
@@ -82,7 +95,7 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
         click.echo(json.dumps(error.as_dict()))
         return
     if isinstance(error, BuildError) and error.output:
-        # The compiler's own messages come first: they name the lines to correct.
+        # The compiler's output comes first: the user has to act on it.
         printed = error.output.rstrip("\n").splitlines()
         click.echo("\n".join(printed[:_OUTPUT_LINES]), err=True)
         if printed[_OUTPUT_LINES:]:
@@ -99,23 +112,23 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
 
 
 def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> None:
-    """Print the notices of projects on stderr, and the paths of a command that are not projects."""
+    """Print the notices of projects on stderr, and the paths of a command that are no projects."""
     for line in notices(projects):
         click.secho(f"warning: {line}", fg="yellow", err=True)
     if others:
         names = [path.name for path in others]
-        click.secho(f"skipped, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
+        click.secho(f"left out, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
 
 
 @contextmanager
-def torch_required(purpose: str) -> Iterator[None]:
-    """Turn a failed import of Torch into an error that names the purpose of the import."""
+def torch_required(reason: str) -> Iterator[None]:
+    """Turn a failed import of Torch into an error with a reason, such as `the command loads kernels`."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ToolchainError(f"Torch is not installed, and {purpose}", hint="pip install torch") from error
+        raise ToolchainError(f"Torch is not installed, and {reason}", hint="pip install torch") from error
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
@@ -124,10 +137,10 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 
 
 class MainGroup(PluginGroup):
-    """The group of all commands, which prints a `KernelBuilderError` without a traceback."""
+    """The group of all commands. It prints users' errors without a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        os.umask(os.umask(0o077) | 0o002)  # other users must not be able to replace files that the builder runs
+        os.umask(os.umask(0o077) | 0o002)  # other users must not replace compilers and objects in the cache
         return super().main(*args, **kwargs)
 
     def resolve_command(
@@ -136,8 +149,8 @@ class MainGroup(PluginGroup):
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             close = nearest(name, self.list_commands(ctx))
-            hint = f"did you mean `{close}`?" if close else "--help lists all commands"
-            raise click.UsageError(f"No such command {name!r}: {hint}", ctx)
+            meant = _MEANT.get(name) or (f"did you mean `{close}`?" if close else "--help lists all commands")
+            raise click.UsageError(f"No such command {name!r}: {meant}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -158,7 +171,7 @@ class MainGroup(PluginGroup):
             return super().invoke(ctx)
         except KernelBuilderError as error:
             self._stop(ctx, error)
-        except BrokenPipeError:  # the reader of the output has exited; click exits without a message
+        except BrokenPipeError:  # the reader of our output has ended; click exits quietly
             raise
         except OSError as error:
             where = str(error.filename) if error.filename else None
@@ -172,8 +185,8 @@ class MainGroup(PluginGroup):
         ctx.exit(error.exit_code)
 
 
-def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
+def _show_version(ctx: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
+    if is_set:
         click.echo(f"kernel-builder, version {kernel_builder.__version__}")
         ctx.exit()
 
@@ -198,7 +211,7 @@ def main() -> None:
     """Build, check and publish compute kernels for PyTorch.
 
     \b
-    kernel-builder doctor                       list the tools of this machine, and the missing ones
+    kernel-builder doctor                       check that this machine can build kernels
     kernel-builder init org/my-kernel           create a project that is ready to build
     kernel-builder build my-kernel              build every variant into my-kernel/build/
     kernel-builder benchmark my-kernel          compare the kernel with PyTorch
