@@ -117,7 +117,7 @@ def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> N
         click.secho(f"warning: {line}", fg="yellow", err=True)
     if others:
         names = [path.name for path in others]
-        click.secho(f"left out, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
+        click.secho(f"skipped, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
 
 
 @contextmanager

@@ -269,7 +269,7 @@ def _cross_compilation_difference(package: Path, variant: Variant) -> str | None
         return None
     if was_crossed:
         return f"it was cross-compiled, and this machine is {this_platform()}; verify it on another platform"
-    return f"it was compiled on {variant.platform}; verify it on this platform"
+    return f"it was compiled on {variant.platform}; verify it on that platform"
 
 
 def _toolchains_with_empty_cache(cache: Path, progress: Progress | None) -> Toolchains:

@@ -242,7 +242,7 @@ def test_a_commit_that_the_repository_has(hub: RunningHub, doubling: Path, tmp_p
     (shallow / "torch-ext/python_only/__init__.py").open("a").write("# later\n")
     put(hub, rebuilt(shallow, cache))
     error = refused(hub, project)
-    assert error.hint and error.hint.startswith("publish to an owner")
+    assert error.hint and error.hint.startswith("publish to another owner")
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{other}", str(tmp_path / "shallow-2"))
     rebuilt(tmp_path / "shallow-2", cache)
     error = refused(hub, tmp_path / "shallow-2")

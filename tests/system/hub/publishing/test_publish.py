@@ -63,7 +63,7 @@ def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> No
         "![Measured speed: stable-scale.h100](benchmarks/results/stable-scale.h100.svg)",
         "Measured on H100 by `kernel-builder benchmark .`",
         "GCC",
-        f"These cannot be verified, since no commit has their sources: `{VARIANT}`.",
+        f"These cannot be verified, because no commit has their sources: `{VARIANT}`.",
     ):
         assert words in card, words
 
@@ -142,7 +142,7 @@ def test_an_api_change_that_leaves_a_variant_behind_is_refused(hub: RunningHub, 
     assert "version = 2" in str(raised.value.hint)
     assert tree(hub, DOUBLING, "v1") == before
     shutil.move(aside, doubling / "build" / CUDA)
-    with pytest.raises(HubError, match="the API of version 1 would change"):
+    with pytest.raises(HubError, match="the API of version 1 would break its callers"):
         put(hub, doubling)
     assert put(hub, doubling, allow_api_change="y it is").api_changes == ("doubled(x) becomes doubled(y)",)
 
@@ -202,14 +202,14 @@ def test_pull_requests_do_not_change_the_branches(hub: RunningHub, quick: Path) 
     command = [BUILDER, "upload", quick, "--repo-id", DOUBLING, "--no-load", "--create-pr", "--output-json", summary]
     subprocess.run(command, env=hub.environment, check=True, stdout=subprocess.DEVNULL)
     assert (tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")) == before
-    told = json.loads(summary.read_text())
-    # The keys of the public builder, which scripts read.
-    assert (told["status"], told["repo_id"], told["branch"]) == ("pull_request_created", DOUBLING, "v1")
-    assert [(request["branch"], bool(request["url"])) for request in told["pull_requests"]] == [
+    result = json.loads(summary.read_text())
+    # The keys of the public tool, which scripts read.
+    assert (result["status"], result["repo_id"], result["branch"]) == ("pull_request_created", DOUBLING, "v1")
+    assert [(request["branch"], bool(request["url"])) for request in result["pull_requests"]] == [
         ("main", True),
         ("v1", True),
     ]
-    assert tree(hub, DOUBLING, told["builds"]["revision"]) != before[0]
+    assert tree(hub, DOUBLING, result["builds"]["revision"]) != before[0]
 
 
 def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
