@@ -1,8 +1,8 @@
 # make quickstart    build kernels/rmsnorm, publish it to a local Hub, load it from there, check it, time it
-# make check         lint, types and unit tests, in at most 90 s: what to run before each push
-# make test          the whole test suite: lint, types, documentation, tests; it ends by naming what was skipped
+# make check         lint, types and unit tests, in at most 90 s: before each push
+# make test          the whole test suite: lint, types, documentation, tests; it ends with the list of skipped tests
 # make unit          the unit tests alone
-# make lint          format, lint, types, import contract, declared dependencies; what pre-commit runs
+# make lint          format, lint, types, import contracts, declared dependencies
 # make update        take new releases of Torch, CUDA and clients from the package index into the builder's tables
 # make docs          build the documentation in site/ and check every link
 # make packages      build the CPU packages of kernels/, which the tests load
@@ -18,17 +18,17 @@ TORCH ?= torch==2.13.0
 JOBS ?= 0
 KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 
-# Python keeps the bytecode of what it imports: pip would compile every file of every package, which takes a minute.
+# Python writes bytecode on import: pip would compile every file of every package, which takes a minute.
 export PYTHONDONTWRITEBYTECODE =
 # Bytecode without columns loads faster: the tests import Torch some 300 times.
 export PYTHONNODEBUGRANGES = 1
 
 .PHONY: quickstart update check unit test packages arm64-python gpu-test landlock-test device-code lint docs clean
 
-# The builder and what adds commands to it: a Hub's server, and the judge of kernels that programs write.
+# The distributions, each after its dependencies.
 PACKAGES = packages/kernel-format packages/kernel-sandbox . packages/kernel-hub packages/kernel-judge
 
-# uv installs the packages of the tests in a third of pip's time; Torch comes by pip, whose settings name its index.
+# uv needs a third of pip's time; Torch is installed by pip, whose settings name its index.
 .venv/ready: $(PACKAGES:%=%/pyproject.toml)
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --no-compile --upgrade pip uv "$(TORCH)"
@@ -49,12 +49,11 @@ check: .venv/ready
 unit: .venv/ready
 	.venv/bin/python -m pytest -p tests.skips tests/unit -n 2 --dist loadfile $(PYTEST)
 
-# Threads of Torch that wait for work sleep: several tests at a time share the processors, where spinning multiplies
-# the time of small operations.
+# Idle threads of Torch sleep: several tests share the processors, and spinning multiplies the time of small operations.
 test: export OMP_WAIT_POLICY = passive
-# Else NumPy starts threads when it is imported, which takes .1 s of processor time, and Torch imports NumPy.
+# NumPy would start threads on import, which takes 0.1 s of CPU time, and Torch imports NumPy.
 test: export OPENBLAS_NUM_THREADS = 1
-# Else each pytest that a test starts would import what plugins import, which takes a second.
+# The pytest processes that tests start would import all plugins, which takes a second.
 test: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 test: .venv/ready
 	$(MAKE) --jobs=3 --output-sync=target lint docs packages arm64-python
@@ -63,7 +62,7 @@ test: .venv/ready
 packages: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
 
-# Says so and makes nothing where qemu-user or Debian's tools are missing.
+# Without qemu-user or Debian's tools it prints a notice and creates no file.
 arm64-python: .venv/ready
 	.venv/bin/python -m tests.support.emulated_python .venv/arm64
 

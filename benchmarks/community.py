@@ -93,9 +93,9 @@ def select_variants(project: Project, torch: str | None = None) -> tuple[Variant
         single = isinstance(variant.framework, FullAbi)
         if single and torch and (str(variant.framework) != _full_abi(torch) or _is_stable(project, variant)):
             continue
-        known = chosen.get(variant.backend)
+        known = chosen.get(variant.backend.name)
         if known is None or _preference(variant) > _preference(known):
-            chosen[variant.backend] = variant
+            chosen[variant.backend.name] = variant
     return tuple(chosen.values())
 
 
@@ -191,14 +191,14 @@ def build_projects(
         except KernelBuilderError as error:
             entry.update(accepted=False, reason=str(error))
             continue
-        entry.update(accepted=True, reason=None, backends=list(project.backends))
+        entry.update(accepted=True, reason=None, backends=list(map(str, project.backends)))
         try:
             variants = select_variants(project, torch)
         except KernelBuilderError as error:
             entry["reason"] = str(error)
             variants = ()
         for variant in variants:
-            if backends and variant.backend not in backends:
+            if backends and variant.backend.name not in backends:
                 continue
             entry["variants"][variant.name] = build_variant(root, variant, out, capability, timeout, jobs)
             write_results(json_file, results)
@@ -219,8 +219,8 @@ def build_variant(
 ) -> dict[str, Any]:
     """Build one variant and return what happened."""
     arguments = ["build", str(root), "--variant", variant.name, "--out", str(out / root.name), "--json"]
-    arguments += ["--compiler-cache", "off", "--load" if load else "--no-load"]
-    if variant.backend == "cuda" and variant.release:
+    arguments += ["--load" if load else "--no-load"]
+    if variant.backend.name == "cuda" and variant.release:
         arguments += ["--capability", capability]
     if _imports_unchecked(root):
         arguments += ["--allow", "python-imports"]
@@ -229,7 +229,7 @@ def build_variant(
     started, before = time.monotonic(), children_cpu_seconds()
     done = kernel_builder(*arguments, timeout=timeout)
     outcome: dict[str, Any] = {
-        "backend": variant.backend,
+        "backend": variant.backend.name,
         "compiled": variant.platform is not None,
         "status": "built" if done.returncode == 0 else "failed",
         "seconds": round(time.monotonic() - started, 1),
@@ -344,7 +344,7 @@ def try_project(root: Path, out: Path, backends: Sequence[str], torch: str | Non
             return {"status": "refused", "reason": reason(done)}
     project, variants = read_project(root), {}
     for variant in select_variants(project, torch):
-        if variant.platform is None or variant.backend in backends:
+        if variant.platform is None or variant.backend.name in backends:
             variants[variant.name] = build_variant(root, variant, out, "9.0", timeout, None, load=True)
             del variants[variant.name]["command"]  # it names a copy that is gone
     return {"status": status, "variants": variants}

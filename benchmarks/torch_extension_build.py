@@ -26,7 +26,7 @@ CUDA = Release(13, 0)
 def sources_of(project: Project, backend: str) -> list[str]:
     """Return the sources that are compiled for a backend, the binding first."""
     assert isinstance(project.framework, TorchFramework)
-    parts = [project.framework.src, *(kernel.src for kernel in project.kernels if kernel.backend == backend)]
+    parts = [project.framework.src, *(kernel.src for kernel in project.kernels if kernel.backend.name == backend)]
     return [source for part in parts for source in part if not is_header(source)]
 
 
@@ -118,7 +118,7 @@ def _build_torch_extensions(workspace: Workspace, root: Path) -> tuple[dict[str,
     )
     toolkit, *_, headers = (entry["path"] for entry in fetched.result)
     # A kernel of another backend has no capabilities, which `archs` takes for all.
-    kernels = [kernel for kernel in project.kernels if kernel.backend == "cuda"]
+    kernels = [kernel for kernel in project.kernels if kernel.backend.name == "cuda"]
     newest_include = [headers, f"{headers}/torch/csrc/api/include"]
     cpu_seconds, size = {}, 0
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """An agent that follows a script: it shows how `kernel-builder search` calls an agent, without a model.
 
-It starts in a directory of its own, and reads what to do on its standard input. Its first kernel forgets the
+It starts in a directory of its own, and reads its instructions from standard input. Its first kernel forgets the
 third coordinate. When the search calls it again with the verdict on that, it writes the kernel without the mistake.
 """
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kernel_builder import toml_file
 from kernel_builder.backends.host_code import CompileOptions, Compiler
 from kernel_builder.config import known_backends, matrix
-from kernel_builder.config.known_backends import Backend
+from kernel_builder.config.project import Backend
 from kernel_format.release import Release
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ class SymbolFamily:
 
     Attributes:
         what: What messages call the library that they are of.
-        backend: The name of the back end whose variants alone may have them; None for all.
         hint: What to do where no needed library defines them.
     """
 
@@ -103,7 +102,6 @@ class SymbolFamily:
     names: re.Pattern[str]
     libraries: re.Pattern[str]
     hint: str
-    backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class DeviceFinding:
     path: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompiledBackend(Backend):
     """A back end that the builder compiles for. By default it has no releases, and g++ compiles all of its sources.
 
@@ -134,7 +132,7 @@ class CompiledBackend(Backend):
         linked_if_called: Libraries of the device that a binary names as needed only if it calls them.
         torch_part: Symbols of Torch's own libraries for the back end; None if it has none.
         warp_sizes: The threads that a warp of its devices may have, for the emulator; empty if that cannot emulate it.
-        translates: The back end whose sources hipify translates to its own; empty for none.
+        translates: The back end whose sources hipify translates to its own; None for none.
         shims_of: The back end in `torch_shims.toml` whose functions these libraries define; empty for its own.
         reads_device_code: Whether `in_device_code` and `in_sources` look for anything.
         looks_like: Names of libraries that are of its devices; None for none.
@@ -150,7 +148,7 @@ class CompiledBackend(Backend):
     linked_if_called: tuple[LinkedIfCalled, ...] = ()
     torch_part: SymbolFamily | None = None
     warp_sizes: tuple[int, ...] = ()
-    translates: str = ""
+    translates: CompiledBackend | None = None
     shims_of: str = ""
     reads_device_code: bool = False
     looks_like: re.Pattern[str] | None = None
@@ -268,13 +266,13 @@ class CompiledBackend(Backend):
         return None
 
 
-def compiled(name: str) -> CompiledBackend:
-    """Return the back end of a compiled variant."""
-    backend = known_backends.get(name)
-    assert isinstance(backend, CompiledBackend), name
+def compiled(backend: Backend) -> CompiledBackend:
+    """Return the back end of a compiled variant, which is one that the builder compiles for."""
+    assert isinstance(backend, CompiledBackend), backend
     return backend
 
 
-def every(other: str | None = None) -> Iterator[CompiledBackend]:
-    """Yield the built-in back ends that are compiled for, and another one of these."""
-    yield from map(compiled, dict.fromkeys([*known_backends.COMPILED, *([other] if other else [])]))
+def every(other: Backend | None = None) -> Iterator[CompiledBackend]:
+    """Yield the built-in back ends that the builder compiles for, and another one of these."""
+    built_in = map(known_backends.get, known_backends.COMPILED)
+    yield from map(compiled, dict.fromkeys([*built_in, *([other] if other else [])]))

@@ -229,7 +229,6 @@ def _families(framework: Abi | None) -> tuple[SymbolFamily, ...]:
                 re.compile(rf"(?:__)?{prefixes[stem]}[A-Z]"),
                 re.compile(rf"libtorch_cuda\.so|{own}" if loaded else own),
                 _LINK_TORCH if loaded else f"{_HINTS.get(stem, '')}open lib{stem}.so with dlopen when it is called",
-                "cuda",
             )
         )
     return tuple(families)
@@ -270,9 +269,9 @@ def runtimes_lacking(name: str, releases: Iterable[Release]) -> tuple[Release, .
 class _Cuda(CompiledBackend):
     def allowed(self, project: Project, releases: Sequence[Release | None]) -> list[Release | None]:
         """Return the releases that `[general.cuda]` allows and at least one kernel can be compiled with."""
-        floors = [kernel.cuda_minver for kernel in project.kernels if kernel.backend == self.name]
+        floors = [kernel.cuda_minver for kernel in project.kernels if kernel.backend is self]
         needed = min((floor for floor in floors if floor), default=None) if all(floors) else None
-        settings = project.backend_settings.get(self.name, {})
+        settings = project.backend_settings.get(self, {})
         low = max((floor for floor in (needed, settings.get("minver")) if floor), default=None)
         return [release for release in releases if release and is_within(release, low, settings.get("maxver"))]
 
@@ -479,7 +478,6 @@ CUDA = _Cuda(
         re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)4cuda"),
         re.compile(r"lib(?:torch|c10)_cuda\.so"),
         _LINK_TORCH,
-        "cuda",
     ),
     looks_like=re.compile(r"lib(?:cu[a-z]|nv[a-zA-Z]|nccl|torch_cuda|c10_cuda)"),
 )

@@ -4,7 +4,7 @@ To compile for one, replace its value by a `CompiledBackend` in a file of its ow
 """
 
 from kernel_builder.config import toml_schema
-from kernel_builder.config.known_backends import Backend
+from kernel_builder.config.project import Backend
 from kernel_builder.config.toml_schema import Key
 
 _NOT_COMPILED = "build.toml has no compiled kernels for it"

@@ -23,6 +23,7 @@ from kernel_builder.backends.compiled import (
     SymbolFamily,
     Toolkit,
 )
+from kernel_builder.backends.cuda import CUDA
 from kernel_builder.backends.host_code import (
     HEADERS_PRINTED,
     CompileOptions,
@@ -140,7 +141,6 @@ _BY_CLANG = Compiler(
         "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
     },
     to_assembler=None,  # LLVM's, which alone assembles for AMD; the include scan refuses .incbin
-    works_with_sccache=False,
     hint="hipify has translated what CUDA and HIP have in common; guard the rest, such as PTX, with #ifndef USE_ROCM. "
     "The toolchain has no hipCUB, no rocPRIM and no algorithms of Thrust",
     for_editors=_for_editors,
@@ -161,7 +161,6 @@ def _runtime() -> SymbolFamily:
         re.compile(rf"(?:{'|'.join(map(re.escape, names))})$"),
         re.compile(r"libtorch_hip\.so|libamdhip64\.so"),
         _LINK_TORCH,
-        "rocm",
     )
 
 
@@ -195,7 +194,7 @@ class _Rocm(CompiledBackend):
     def why_not_compiled(self, project: Project) -> str:
         if isinstance(project.framework, TvmFfi):
             return "without Torch, which brings the HIP runtime, a binary would need a static one, and there is none"
-        if isinstance(project.framework, TorchFramework) and self.name not in project.framework.stable_abi:
+        if isinstance(project.framework, TorchFramework) and self not in project.framework.stable_abi:
             return (
                 "it is on the full C++ ABI, and no package index has a Torch for ROCm, whose headers (c10/hip) that "
                 'needs; [torch] stable-abi = { rocm = "2.10" } builds it on the stable ABI'
@@ -378,13 +377,12 @@ ROCM = _Rocm(
     dispatch_key="CUDA",
     torch_version="hip",
     warp_sizes=(32, 64),
-    translates="cuda",
+    translates=CUDA,
     torch_part=SymbolFamily(
         "Torch's ROCm part",
         re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)3hip"),
         re.compile(r"lib(?:torch|c10)_hip\.so"),
         _LINK_TORCH,
-        "rocm",
     ),
     # shim_cuda.cpp of Torch is among the sources that its own build hipifies (libtorch_cuda_core_sources in
     # build_variables.bzl), and hipify does not rename its functions.

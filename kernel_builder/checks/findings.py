@@ -126,7 +126,7 @@ class CheckedPackage:
 
     @property
     def known_backends(self) -> tuple[CompiledBackend, ...]:
-        """The back ends whose libraries can be told: the built-in ones, and that of the package."""
+        """The back ends whose libraries are known: the built-in ones, and the package's."""
         variant = self.variant
         return tuple(backends.every(variant.backend if variant and variant.platform else None))
 
@@ -134,7 +134,7 @@ class CheckedPackage:
     def backends(self) -> tuple[CompiledBackend, ...]:
         """The back end of the package; if its variant is unknown, all."""
         return tuple(
-            backend for backend in self.known_backends if self.variant is None or backend.name == self.variant.backend
+            backend for backend in self.known_backends if self.variant is None or backend is self.variant.backend
         )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
-from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Noarch, Variant
 from kernel_format.metadata import PackageMetadata
 
@@ -103,9 +102,9 @@ def _metadata(package: CheckedPackage, metadata: PackageMetadata) -> Iterator[Fi
 
 
 def _agreement(variant: Variant, metadata: PackageMetadata) -> Iterator[Finding]:
-    if metadata.backend != variant.backend:
+    if metadata.backend != variant.backend.name:
         yield _finding("metadata.json", f"`backend.type` is {metadata.backend!r}, the variant is for {variant.backend}")
-    backend = known_backends.get(variant.backend)
+    backend = variant.backend
     if variant.platform and backend.has_archs and not metadata.archs:
         yield _finding(
             "metadata.json",

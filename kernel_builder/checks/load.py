@@ -53,16 +53,17 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
     answer = package.load_answers().get(str(package.directory))
     if answer is None:
         if variant.platform in (None, this_platform()):
-            raise NotApplicable(f"this machine's Torch has no {variant.title}")
+            raise NotApplicable(f"this machine's Torch has no {variant.backend.title}")
         raise NotApplicable(
-            f"the variant is for {variant.platform}, this machine is {this_platform()}: `--cross-python` loads it"
+            f"the variant is for {variant.platform}, this machine is {this_platform()}: "
+            "`check-builds --cross-python` loads it"
         )
     text = answer["text"]
     if answer["outcome"] == "skipped":
         if (other := _OTHER_BACKEND.search(text)) is None:
             raise NotApplicable(text)
         selected = known_backends.named(other[1])
-        has = f"has no {variant.title}" if selected and selected.in_every_torch else f"is for {other[1]}"
+        has = f"has no {variant.backend.title}" if selected and selected.in_every_torch else f"is for {other[1]}"
         raise NotApplicable(f"this machine's Torch {has}")
     if answer["outcome"] == "failed":
         foreign = _foreign(package, answer.get("missing", ()))

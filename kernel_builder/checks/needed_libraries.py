@@ -45,7 +45,7 @@ def _reason(package: CheckedPackage, library: str) -> str:
     variant = package.variant
     for backend in package.known_backends:
         if variant and backend.looks_like and backend.looks_like.match(library):
-            if variant.release and backend.name == variant.backend:
+            if variant.release and backend is variant.backend:
                 return f"which Torch for {backend.title} {variant.release.major} does not depend on"
             return f"which a {variant.backend} variant does not have"
     return f"which neither {'TVM FFI' if package.is_on_tvm_ffi else 'Torch'} nor the C++ runtime provides"

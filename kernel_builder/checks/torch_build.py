@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 
 
@@ -17,7 +16,7 @@ def may_load(variant: Variant) -> bool:
 
     The client decides about the rest.
     """
-    is_lacking = _built_for().get(known_backends.get(variant.backend).torch_version, "not stated") is None
+    is_lacking = _built_for().get(variant.backend.torch_version, "not stated") is None
     return variant.platform in (None, this_platform()) and not is_lacking
 
 

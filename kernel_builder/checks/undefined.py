@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend, SymbolFamily
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
@@ -69,12 +68,14 @@ def _undefined(binary: SharedObject, names: Sequence[str], table: str) -> Findin
     )
 
 
-def _family_of(package: CheckedPackage, name: str) -> SymbolFamily | None:
+def _family_of(package: CheckedPackage, name: str) -> tuple[SymbolFamily, CompiledBackend | None] | None:
+    """Return the library that a symbol is of, and the back end whose variants alone may have it; None for all."""
     framework = package.variant.framework if package.variant else None
     # Those of the package first: back ends share some names.
     known = sorted(package.known_backends, key=lambda backend: backend not in package.backends)
-    of_backends = (family for backend in known for family in _of_backend(backend, framework))
-    return next((family for family in (*_FAMILIES, _TVM_FFI, *of_backends, _TORCH) if family.names.match(name)), None)
+    families: list[tuple[SymbolFamily, CompiledBackend | None]] = [(family, None) for family in (*_FAMILIES, _TVM_FFI)]
+    families += [(family, backend) for backend in known for family in _of_backend(backend, framework)]
+    return next((pair for pair in (*families, (_TORCH, None)) if pair[0].names.match(name)), None)
 
 
 def _is_known(package: CheckedPackage, binary: SharedObject, name: str) -> bool:
@@ -98,18 +99,18 @@ def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: 
             "warning",
         )
         return
-    family = _family_of(package, name)
-    if family is None:
+    found = _family_of(package, name)
+    if found is None:
         return  # `_undefined` reports it
+    family, backend = found
     variant = package.variant
-    if family.backend and variant and family.backend != variant.backend:
-        title = backends.compiled(family.backend).title
+    if backend and variant and backend is not variant.backend:
         yield Finding(
             NAME,
             binary.name,
             f"{readable} is a symbol of {family.what}, which a {variant.backend} variant does not have",
-            f'keep {title} code in a [kernel.*] table with backend = "{family.backend}", or under '
-            f"#ifdef {family.backend.upper()}_KERNEL",
+            f'keep {backend.title} code in a [kernel.*] table with backend = "{backend}", or under '
+            f"#ifdef {backend.name.upper()}_KERNEL",
         )
     elif not any(family.libraries.match(library) for library in binary.needed):
         yield Finding(

@@ -13,10 +13,9 @@ from typing import Any
 import click
 
 from kernel_builder.cli import print_notices, report_error
-from kernel_builder.cli.shared_options import dependency_option, json_option
-from kernel_builder.config import known_backends
+from kernel_builder.cli.shared_options import json_option
 from kernel_builder.config.build_toml import FILE
-from kernel_builder.config.project import Project
+from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.steps import compile_steps
 from kernel_builder.steps.buildable import missing_dependency
@@ -29,9 +28,8 @@ _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=
 
 @click.command()
 @_DIRECTORIES
-@dependency_option
 @json_option
-def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path], as_json: bool) -> None:
+def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     """Validate the build.toml of every DIR (default: here) and summarise it.
 
     The files that it names must exist, and its flags and sources be such as `build` takes. Nothing has to be buildable
@@ -45,7 +43,7 @@ def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path]
     """
     paths, others = sort_projects(directories or (Path(),))
     if len(directories) < 2:
-        _check_one(paths[0], dependencies, as_json)
+        _check_one(paths[0], as_json)
         return
     results = {path: _read_or_error(path) for path in paths}
     projects = [project for project in results.values() if isinstance(project, Project)]
@@ -61,7 +59,7 @@ def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path]
     else:
         print_notices(projects, others)
         _print_table(results)
-        _print_missing(projects, dependencies)
+        _print_missing(projects)
     if not ok:
         raise SystemExit(ConfigError.exit_code)
 
@@ -85,28 +83,28 @@ def _judged(directory: Path) -> Project:
     return project
 
 
-def _check_one(directory: Path, dependencies: Mapping[str, Path], as_json: bool) -> None:
+def _check_one(directory: Path, as_json: bool) -> None:
     read = _judged(directory)
     if as_json:
         click.echo(json.dumps(_plain(read)))
         return
     print_notices([read])
-    click.echo(f"{read.name} version {read.version}, {read.license}, for {', '.join(read.backends)}")
+    click.echo(f"{read.name} version {read.version}, {read.license}, for {', '.join(map(str, read.backends))}")
     for kernel in read.kernels:
         click.echo(f"  {kernel.name}: {kernel.backend}, {_count(len(kernel.src), 'source')}")
     click.echo(f"  {read.python_name}: {_count(len(read.python_files), 'file')} of Python")
-    _print_missing([read], dependencies)
+    _print_missing([read])
 
 
-def _print_missing(projects: Sequence[Project], dependencies: Mapping[str, Path]) -> None:
+def _print_missing(projects: Sequence[Project]) -> None:
     """Print a warning for each header library that projects need and nobody has, once for all projects."""
     from kernel_builder.toolchain import Toolchains
 
-    toolchains = Toolchains(dependencies=dependencies)
+    toolchains = Toolchains()
     needing: dict[Obstacle, dict[str, None]] = {}
     for project in projects:
         for backend in project.backends:
-            missing = missing_dependency(project, backend, toolchains) if known_backends.get(backend).compiles else None
+            missing = missing_dependency(project, backend, toolchains) if backend.compiles else None
             if missing:
                 needing.setdefault(missing, {})[project.name] = None
     for obstacle, names in needing.items():
@@ -118,7 +116,9 @@ def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
     rows = [("project", "version", "framework", "backends")]
     for path, result in results.items():
         if isinstance(result, Project):
-            rows.append((result.name, str(result.version), result.framework.table, ", ".join(result.backends)))
+            rows.append(
+                (result.name, str(result.version), result.framework.table, ", ".join(map(str, result.backends)))
+            )
         else:
             report_error(result, as_json=False)
             rows.append((path.name, "error", "", ""))
@@ -192,10 +192,10 @@ def _count(number: int, noun: str) -> str:
 
 def _plain(value: Any) -> Any:
     """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
-    if isinstance(value, (Release, Version, Path)):
+    if isinstance(value, (Backend, Release, Version, Path)):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

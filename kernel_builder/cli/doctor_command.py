@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from kernel_builder.cli.shared_options import cross_cxx_option, dependency_option, json_option
+from kernel_builder.cli.shared_options import json_option
 
 
 @click.command()
@@ -20,13 +19,8 @@ from kernel_builder.cli.shared_options import cross_cxx_option, dependency_optio
     metavar="DIR",
     help="An installed CUDA toolkit to check. [default: $CUDA_HOME]",
 )
-@click.option("--cxx", metavar="PROGRAM", help="The host compiler to check. [default: $CXX, or else g++]")
-@cross_cxx_option
-@dependency_option
 @json_option
-def doctor(
-    cuda_home: Path | None, cxx: str | None, cross_cxx: str | None, dependencies: Mapping[str, Path], as_json: bool
-) -> None:
+def doctor(cuda_home: Path | None, as_json: bool) -> None:
     """Check that this machine can build kernels.
 
     Lists what is installed, what is missing for which kind of build, and how to install it. Uses no network. The exit
@@ -39,7 +33,7 @@ def doctor(
     from kernel_builder.toolchain import Toolchains
     from kernel_builder.toolchain.survey import BUILDS, ready, survey
 
-    requirements = survey(Toolchains(cuda_home=cuda_home, cxx=cxx, cross_cxx=cross_cxx, dependencies=dependencies))
+    requirements = survey(Toolchains(cuda_home=cuda_home))
     verdict = {build: ready(requirements, build) for build in BUILDS}
     if as_json:
         rows = [{**asdict(requirement), "ok": requirement.ok} for requirement in requirements]

@@ -14,7 +14,15 @@ from typing import Any
 
 from kernel_builder import toml_file
 from kernel_builder.config import compiler_flags, editions, kernel_sources, known_backends, toml_schema
-from kernel_builder.config.project import Kernel, KernelDependency, Project, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.project import (
+    Backend,
+    Kernel,
+    KernelDependency,
+    Project,
+    TorchFramework,
+    TorchNoarch,
+    TvmFfi,
+)
 from kernel_builder.config.toml_schema import Key, TomlPlace
 from kernel_format.errors import ConfigError
 from kernel_format.release import Release, Version
@@ -63,7 +71,8 @@ def _kernel(value: Any, place: TomlPlace) -> Kernel:
 
     values: dict[str, Any] = toml_schema.table(keys)(value, place)
     settings = {key: values.pop(key) for key in values.keys() - Kernel.__dataclass_fields__.keys()}
-    return Kernel(name, **_with_includes(values), settings=settings)
+    backend = known_backends.get(values.pop("backend"))
+    return Kernel(name, backend, **_with_includes(values), settings=settings)
 
 
 def _with_includes(values: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def _general(value: Any, place: TomlPlace) -> dict[str, Any]:
             more = {"kernel-depends": Key(_kernel_depends)} if backend.kernel_depends else {}
             tables[backend.name] = Key(toml_schema.table({**depends, **more}))
     general: dict[str, Any] = toml_schema.table({**_GENERAL, **tables})(value, place)
-    general["by_backend"] = {name: general.pop(name) for name in tables if name in general}
+    general["by_backend"] = {known_backends.get(name): general.pop(name) for name in tables if name in general}
     return general
 
 
@@ -99,11 +108,12 @@ def _noarch(value: Any, place: TomlPlace) -> TorchNoarch:
     return TorchNoarch(**toml_schema.table(keys)(value, place))
 
 
-def _backends(value: Any, place: TomlPlace) -> tuple[str, ...]:
+def _backends(value: Any, place: TomlPlace) -> tuple[Backend, ...]:
     names = known_backends.names(value if isinstance(value, list) else ())
     one_of = toml_schema.one_of(names, "a backend")
     hint = 'name the backends the kernel is for: backends = ["cpu", "cuda"]'
-    return tuple(dict.fromkeys(toml_schema.list_of(one_of, least=1, hint=hint)(value, place)))
+    listed = dict.fromkeys(toml_schema.list_of(one_of, least=1, hint=hint)(value, place))
+    return tuple(map(known_backends.get, listed))
 
 
 # Names of files have at most 255 bytes, and those of binaries have thirty more than the project's.
@@ -215,8 +225,8 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     by_backend = general.pop("by_backend")
     if isinstance(framework, TorchFramework):
         _check_range(framework.minver, framework.maxver, TomlPlace(where, framework.table))
-        since = framework.stable_abi
-        floors = {backend: since.get(backend, since.get("")) for backend in general["backends"]}
+        since: Mapping[Any, Release] = framework.stable_abi  # by name, as `_stable_abi` reads it
+        floors = {backend: since.get(backend.name, since.get("")) for backend in general["backends"]}
         stable_abi = {backend: floor for backend, floor in floors.items() if floor}
         framework = replace(framework, stable_abi=stable_abi)
     for backend, settings in by_backend.items():
@@ -240,7 +250,7 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     )
 
 
-def _of_backends(by_backend: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+def _of_backends(by_backend: Mapping[Backend, Mapping[str, Any]], key: str) -> dict[Backend, Any]:
     return {backend: table[key] for backend, table in by_backend.items() if table.get(key)}
 
 

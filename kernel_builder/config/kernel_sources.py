@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from kernel_builder.config import known_backends
-from kernel_builder.config.project import HEADER_SUFFIXES, Framework, Kernel, Project, TorchNoarch
+from kernel_builder.config.project import HEADER_SUFFIXES, Backend, Framework, Kernel, Project, TorchNoarch
 from kernel_format.release import Release
 
 # Options of compilers that take the next argument as their value.
@@ -35,10 +34,9 @@ def is_header(path: str) -> bool:
     return PurePosixPath(path).suffix in HEADER_SUFFIXES
 
 
-def of_backend(project: Project, backend: str, release: Release | None) -> tuple[Kernel, ...]:
+def of_backend(project: Project, backend: Backend, release: Release | None) -> tuple[Kernel, ...]:
     """Return the kernels of a backend that are for a release of it."""
-    serves = known_backends.get(backend).serves
-    return tuple(kernel for kernel in project.kernels if kernel.backend == backend and serves(kernel, release))
+    return tuple(kernel for kernel in project.kernels if kernel.backend is backend and backend.serves(kernel, release))
 
 
 def disjoint(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
@@ -101,10 +99,10 @@ def options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield (word,) if value is None else (word, value)
 
 
-def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence[str]) -> Iterator[str]:
+def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence[Backend]) -> Iterator[str]:
     """Yield what a reader of `build.toml` should know about its kernels: what is skipped or merged."""
     for kernel in kernels:
-        yield from known_backends.get(kernel.backend).notes(kernel)
+        yield from kernel.backend.notes(kernel)
     tables = [(f"[kernel.{kernel.name}]", kernel.backend, kernel.src) for kernel in kernels]
     if not isinstance(framework, TorchNoarch):
         tables += [(f"[{framework.table}]", backend, framework.src) for backend in backends]
@@ -112,7 +110,7 @@ def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence
         for path in _distinct(path for path in src if src.count(path) > 1 and not is_header(path)):
             yield f"{name} src: {path!r} is named twice; it is compiled once"
     for backend in backends:
-        mine = [(name, src) for name, of, src in tables if of == backend]
+        mine = [(name, src) for name, of, src in tables if of is backend]
         for numbers, paths in _shared(src for _, src in mine).items():
             names = " and ".join(mine[number][0] for number in numbers)
             yield f"{names} all name {', '.join(map(repr, paths))}; compiled once for {backend}, with the flags of all"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kernel_builder.config import known_backends, offered
+from kernel_builder.config import offered
 from kernel_builder.config.project import Project
 from kernel_builder.plural import some_of
 
@@ -20,7 +20,7 @@ def of_project(project: Project) -> Iterator[str]:
         if kernel.backend not in project.backends:
             yield f"[kernel.{kernel.name}] is for {kernel.backend}, which is not in [general] backends: it is not built"
     for backend in offered.skipped_backends(project):
-        reason = known_backends.get(backend).why_not_compiled(project)
+        reason = backend.why_not_compiled(project)
         yield f"this builder does not compile for {backend}: {reason}"
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_builder.config import known_backends, matrix
-from kernel_builder.config.known_backends import Backend
-from kernel_builder.config.project import CompiledFramework, Project, TorchFramework, TorchNoarch
+from kernel_builder.config.project import Backend, CompiledFramework, Project, TorchFramework, TorchNoarch
 from kernel_builder.config.variant import FullAbi, Noarch, StableAbi, TvmFfiAbi, Variant
 from kernel_format.errors import ConfigError, VariantError
 from kernel_format.release import Release, is_within
@@ -28,7 +27,7 @@ def limited(project: Project, only: Sequence[str]) -> Project:
     Raises:
         ConfigError: If one is not the number of a capability.
     """
-    backends = map(known_backends.get, dict.fromkeys([*known_backends.COMPILED, *project.backends]))
+    backends = dict.fromkeys([*map(known_backends.get, known_backends.COMPILED), *project.backends])
     known = tuple(dict.fromkeys(arch for backend in backends for arch in backend.known_archs()))
     for capability in only:
         if capability not in known:
@@ -39,8 +38,8 @@ def limited(project: Project, only: Sequence[str]) -> Project:
             )
     if not only:
         return project
-    kernels = [known_backends.get(kernel.backend).limited(kernel, tuple(only)) for kernel in project.kernels]
-    notes = (note for kernel in kernels for note in known_backends.get(kernel.backend).notes(kernel))
+    kernels = [kernel.backend.limited(kernel, tuple(only)) for kernel in project.kernels]
+    notes = (note for kernel in kernels for note in kernel.backend.notes(kernel))
     return replace(project, kernels=tuple(kernels), warnings=tuple(dict.fromkeys((*project.warnings, *notes))))
 
 
@@ -59,37 +58,36 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
     return tuple(sorted(chosen, key=lambda variant: variant.name))
 
 
-def _compiled(project: Project, backend: str, whole: bool) -> set[Variant]:
-    known = known_backends.get(backend)
-    if isinstance(project.framework, TorchNoarch) or known.why_not_compiled(project):
+def _compiled(project: Project, backend: Backend, whole: bool) -> set[Variant]:
+    if isinstance(project.framework, TorchNoarch) or backend.why_not_compiled(project):
         return set()
     return {
         Variant(framework, backend, release, platform)
         for framework in _frameworks(project.framework, backend, whole)
-        for release in _releases(project, framework, known, whole)
+        for release in _releases(project, framework, backend, whole)
         for platform in matrix.load().platforms
-        if platform in (known.platforms or [platform])
+        if platform in (backend.platforms or [platform])
     }
 
 
-def empty_backends(project: Project) -> dict[str, str]:
+def empty_backends(project: Project) -> dict[Backend, str]:
     """Return the backends that version ranges leave without a variant that the Hub asks for, each with the reason."""
     if isinstance(project.framework, TorchNoarch):
         return {}
     torch = f"the matrix has Torch {', '.join(map(str, matrix.torch_releases()))}"
     empty = {}
     skipped = skipped_backends(project)
-    for backend in (known_backends.get(name) for name in project.backends if name not in skipped):
-        if not _compiled(project, backend.name, whole=False):
+    for backend in (backend for backend in project.backends if backend not in skipped):
+        if not _compiled(project, backend, whole=False):
             releases = ", ".join(str(release) for release in backend.releases() if release)
-            empty[backend.name] = (
+            empty[backend] = (
                 f"the version ranges leave no {backend.name} variant that the Hub asks for: {torch}"
                 f"{f' and {backend.title} {releases}' if releases else ''}"
             )
     return empty
 
 
-def _frameworks(framework: CompiledFramework, backend: str, whole: bool) -> list[StableAbi | FullAbi | TvmFfiAbi]:
+def _frameworks(framework: CompiledFramework, backend: Backend, whole: bool) -> list[StableAbi | FullAbi | TvmFfiAbi]:
     known = matrix.load()
     if not isinstance(framework, TorchFramework):
         return [TvmFfiAbi(known.tvm_ffi)]
@@ -131,21 +129,17 @@ def shares(directory: str, project: Project, *, whole: bool = False) -> tuple[Sh
     """
     offered = variants(project, whole=whole)
     parts = {
-        (variant.platform or matrix.load().platforms[0], variant.backend if variant.platform else None)
+        (variant.platform or matrix.load().platforms[0], variant.backend.name if variant.platform else None)
         for variant in offered
     }
     return tuple(Share(directory, project.name, *part) for part in sorted(parts, key=str))
 
 
-def skipped_backends(project: Project) -> tuple[str, ...]:
+def skipped_backends(project: Project) -> tuple[Backend, ...]:
     """Return the backends of a compiled project that this builder does not compile it for."""
     if isinstance(project.framework, TorchNoarch):
         return ()
-    return tuple(
-        backend
-        for backend in project.backends
-        if not known_backends.get(backend).compiles or known_backends.get(backend).why_not_compiled(project)
-    )
+    return tuple(backend for backend in project.backends if not backend.compiles or backend.why_not_compiled(project))
 
 
 def check_offered(project: Project, variant: Variant) -> None:
@@ -176,7 +170,7 @@ def check_offered(project: Project, variant: Variant) -> None:
         _check_torch(project.framework, variant, refuse, listed)
     elif variant.framework.release != (offered := matrix.load().tvm_ffi):
         raise refuse(f"this builder compiles for TVM FFI {offered}", listed)
-    backend = known_backends.get(variant.backend)
+    backend = variant.backend
     if reason := backend.why_not_compiled(project):
         raise refuse(f"this builder does not compile the project for {backend.name}: {reason}", listed)
     if backend.platforms and variant.platform not in backend.platforms:

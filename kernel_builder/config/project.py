@@ -1,20 +1,132 @@
-"""A kernel project as a value: what its `build.toml` says, and its Python files.
+"""A kernel project as a value, with its back ends: the content of its `build.toml`, and its Python files.
 
 A project does not depend on what can be built: whether a toolchain has the CUDA release it asks for is decided later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kernel_builder.config.toml_schema import Key
+from kernel_format import variant
 from kernel_format.release import Release, Version
 
 _PYEXT = ("py", "pyi")
 # The endings of files of `src` that are not compiled.
 HEADER_SUFFIXES = frozenset({".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl"})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Backend(variant.Backend):
+    """A back end as `build.toml` and the matrix know it.
+
+    An instance of this class itself is a back end that the builder recognizes and does not compile for. The others are
+    instances of `backends.CompiledBackend`.
+
+    Attributes:
+        suffixes: Endings of sources that its own compiler compiles, besides those of C++.
+        kernel_keys: The keys of a `[kernel.<name>]` table besides those of all back ends; None if it can have none.
+        noarch_keys: The keys of `[torch-noarch]` that are its own, which the public parser spells with underscores.
+        general_keys: The keys of `[general.<name>]` besides `python-depends`.
+        python_depends: Packages that a kernel may import besides those of all back ends; None if `[general]` has no
+            table for it.
+        kernel_depends: Whether `[general.<name>]` may list other kernels.
+        has_archs: Whether the metadata of its binaries lists architectures.
+        dispatch_key: With which Torch dispatches to its ops, such as `CUDA`; empty if the checks know of none.
+        in_every_torch: Whether each build of Torch has it. Where Torch has another one too, the client loads packages
+            for it on request only.
+        torch_version: The name in `torch.version` whose value is None in builds of Torch without it; empty for none.
+        preference: Of the variants that a machine can load, which to develop and test: those of the highest.
+        platforms: The platforms that it is on, as names of variants write them; empty for all.
+        why_not: Why the builder does not compile for it.
+    """
+
+    compiles: ClassVar[bool] = False
+
+    suffixes: frozenset[str] = frozenset()
+    kernel_keys: Mapping[str, Key] | None = None
+    noarch_keys: Mapping[str, Key] = field(default_factory=dict)
+    general_keys: Mapping[str, Key] = field(default_factory=dict)
+    python_depends: tuple[str, ...] | None = None
+    kernel_depends: bool = False
+    has_archs: bool = False
+    dispatch_key: str = ""
+    in_every_torch: bool = False
+    torch_version: str = ""
+    preference: int = 0
+    platforms: tuple[str, ...] = ()
+    why_not: str = ""
+
+    def why_not_compiled(self, project: Project) -> str:
+        """Return why the builder does not compile a project for it, or nothing if it does."""
+        return self.why_not
+
+    def torch_index(self, release: Release | None) -> str:
+        """Return what PyTorch's own package index calls its builds of Torch for a release."""
+        return self.spelled(release)
+
+    def published(self) -> Mapping[Release, Sequence[Release | None]]:
+        """Return Torch release -> the releases of the back end that it is published for; None for one without."""
+        return {}
+
+    def releases(self) -> Sequence[Release | None]:
+        """Return every release of the back end that it can be compiled for, ascending."""
+        return ()
+
+    def allowed(self, project: Project, releases: Sequence[Release | None]) -> Sequence[Release | None]:
+        """Return the releases that the project's own settings allow."""
+        return releases
+
+    def forbids(self, release: Release | None) -> str:
+        """Return what says that the settings of a project do not allow a release."""
+        return f"the project rules out {self.title} {release}"
+
+    def representative(self, releases: Sequence[Release | None]) -> Sequence[Release | None]:
+        """Return the releases whose binaries on the stable ABI serve all of these, by default each of them."""
+        return releases
+
+    def can_load(self, built: Release | None, release: Release | None) -> bool:
+        """Return whether a Torch for a release loads a binary for another one; None is a package for any."""
+        return built is None or built == release
+
+    def runs_with(self, release: Release) -> str:
+        """Return the releases that a client may have to load a binary for this one, for tables."""
+        return str(release)
+
+    def serves(self, kernel: Kernel, release: Release | None) -> bool:
+        """Return whether a kernel is for a release."""
+        return True
+
+    def notes(self, kernel: Kernel) -> Iterator[str]:
+        """Yield what the author of a `[kernel.<name>]` table should know of it."""
+        return iter(())
+
+    def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
+        """Return a kernel that is compiled for some architectures only, or as it is if it has no others.
+
+        Args:
+            only: Architectures of any back end.
+        """
+        return replace(kernel, only_capabilities=tuple(arch for arch in only if arch in self.known_archs()))
+
+    def known_archs(self) -> Sequence[str]:
+        """Return the architectures that a build can be limited to, ascending."""
+        return ()
+
+    def current_archs(self) -> tuple[str, ...]:
+        """Return the architecture of the device that Torch uses, to compile for it alone; empty to compile for all."""
+        return ()
+
+    def is_present(self) -> bool:
+        """Return whether this machine has the hardware, as far as the builder can tell."""
+        return self.compiles
+
+    def noarch_archs(self, framework: TorchNoarch) -> tuple[str, ...] | None:
+        """Return the architectures that a Python-only project declares, or None."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -30,7 +142,7 @@ class Kernel:
     """
 
     name: str
-    backend: str
+    backend: Backend
     depends: tuple[str, ...]
     src: tuple[str, ...]
     include: tuple[str, ...] = ()
@@ -63,7 +175,7 @@ class TorchFramework:
     cxx_flags: tuple[str, ...] = ()
     minver: Version | None = None
     maxver: Version | None = None
-    stable_abi: Mapping[str, Release] = field(default_factory=dict)
+    stable_abi: Mapping[Backend, Release] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,7 +196,7 @@ class TvmFfi:
 
     table: ClassVar = "tvm-ffi"
     package_directory: ClassVar = "tvm-ffi-ext"
-    stable_abi: ClassVar[Mapping[str, Release]] = {}
+    stable_abi: ClassVar[Mapping[Backend, Release]] = {}
 
     src: tuple[str, ...]
     include: tuple[str, ...] = ()
@@ -125,17 +237,17 @@ class Project:
     name: str
     version: int
     license: str
-    backends: tuple[str, ...]
+    backends: tuple[Backend, ...]
     framework: Framework
     kernels: tuple[Kernel, ...]
     python_files: tuple[tuple[str, Path], ...] = ()
     upstream: str | None = None
     source: str | None = None
     python_depends: tuple[str, ...] = ()
-    backend_python_depends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    backend_python_depends: Mapping[Backend, tuple[str, ...]] = field(default_factory=dict)
     kernel_depends: tuple[KernelDependency, ...] = ()
-    backend_kernel_depends: Mapping[str, tuple[KernelDependency, ...]] = field(default_factory=dict)
-    backend_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    backend_kernel_depends: Mapping[Backend, tuple[KernelDependency, ...]] = field(default_factory=dict)
+    backend_settings: Mapping[Backend, Mapping[str, Any]] = field(default_factory=dict)
     hub_repo_id: str | None = None
     hub_branch: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)

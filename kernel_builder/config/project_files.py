@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from kernel_builder.config import build_toml, known_backends
+from kernel_builder.config import build_toml
 from kernel_builder.config.ownership import owned_by
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.toml_schema import TomlPlace
@@ -61,9 +61,9 @@ def _check_backends(project: Project, place: TomlPlace) -> None:
     """Raise an error for a back end with device code that no kernel has any for; the CPU's may be in `[torch] src`."""
     if isinstance(project.framework, TorchNoarch):
         return
-    for backend in map(known_backends.get, project.backends):
+    for backend in project.backends:
         is_compiled = backend.compiles and not backend.why_not_compiled(project)
-        if is_compiled and backend.has_archs and all(kernel.backend != backend.name for kernel in project.kernels):
+        if is_compiled and backend.has_archs and all(kernel.backend is not backend for kernel in project.kernels):
             raise ConfigError(
                 f"lists {backend.name}, and no [kernel.<name>] is for it, so its packages would have no device code",
                 where=str(place),

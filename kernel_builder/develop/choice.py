@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from kernel_builder.checks.load import rejections
-from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, Release, Variant, this_platform
 from kernel_builder.steps import buildable
@@ -40,8 +39,11 @@ def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
     """
     chosen = to_develop(project, None, toolchains)
     others, _ = buildable.available(project, toolchains)
-    backends = sorted({variant.backend for variant in others} - {chosen.backend})
-    return [chosen, *(newest([variant for variant in others if variant.backend == backend]) for backend in backends)]
+    by_backend: dict[str, list[Variant]] = {}
+    for variant in others:
+        if variant.backend is not chosen.backend:
+            by_backend.setdefault(variant.backend.name, []).append(variant)
+    return [chosen, *(newest(by_backend[name]) for name in sorted(by_backend))]
 
 
 def built(project: Project, name: str | None) -> Variant:
@@ -70,7 +72,7 @@ def built(project: Project, name: str | None) -> Variant:
             where=str(build),
             hint=f"build one first: kernel-builder build {project.root}",
         )
-    at_hand = [variant for variant in variants if known_backends.get(variant.backend).is_present()]
+    at_hand = [variant for variant in variants if variant.backend.is_present()]
     return newest(loadable(variants) or at_hand or variants)
 
 
@@ -94,6 +96,6 @@ def newest(variants: Sequence[Variant]) -> Variant:
 
     def rank(variant: Variant) -> tuple[int, Release, Release]:
         torch = _NONE if isinstance(variant.framework, Noarch) else variant.framework.release
-        return known_backends.get(variant.backend).preference, variant.release or _NONE, torch
+        return variant.backend.preference, variant.release or _NONE, torch
 
     return max(variants, key=rank)

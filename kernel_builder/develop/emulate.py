@@ -53,8 +53,9 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
     chosen = backends.compiled(kernels[0].backend)
     # The emulator stands in for CUDA's headers, also below those of other back ends.
     of_backend = dict.fromkeys((f"-D{chosen.name.upper()}_KERNEL", "-DUSE_CUDA", *chosen.defines))
-    is_translated = chosen.translates and chosen.name not in project.backends
-    stands_in = (f"-D{chosen.translates.upper()}_KERNEL",) if is_translated else ()
+    stands_in: tuple[str, ...] = ()
+    if chosen.translates and chosen not in project.backends:
+        stands_in = (f"-D{chosen.translates.name.upper()}_KERNEL",)
     defines = ("-UCPU_KERNEL", *of_backend, *stands_in, "-DKERNEL_BUILDER_EMULATOR")
     _check_directory(project, directory)
     for old in directory.iterdir() if directory.is_dir() else ():
@@ -124,14 +125,14 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
     able = [known for known in every if warp_size in known.warp_sizes]
     named = [known for known in able if backend in (None, known.name)]
     if backend and not named:
-        known = backends.compiled(backend)
+        known = next(known for known in every if known.name == backend)
         raise ConfigError(
             f"a warp of {known.title} has {' or '.join(map(str, known.warp_sizes))} threads",
             where=f"--warp-size {warp_size}",
             hint=f"leave out --backend, or use --backend {' or '.join(known.name for known in able)}",
         )
-    for emulating, name in _candidates(project, named):
-        if kernels := [kernel for kernel in project.kernels if kernel.backend == name]:
+    for emulating, written_for in _candidates(project, named):
+        if kernels := [kernel for kernel in project.kernels if kernel.backend is written_for]:
             return [replace(kernel, backend=emulating) for kernel in kernels]
     raise ConfigError(
         f"has no kernel for {backend or ' or '.join(known.name for known in every)} to emulate",
@@ -140,20 +141,20 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
     )
 
 
-def _candidates(project: Project, able: Sequence[CompiledBackend]) -> Iterator[tuple[str, str]]:
+def _candidates(project: Project, able: Sequence[CompiledBackend]) -> Iterator[tuple[CompiledBackend, CompiledBackend]]:
     """Yield (back end to emulate, back end of the kernels) in the order of preference.
 
     Sources of another back end may stand in for its own, as hipify would translate them.
     """
-    for known in sorted(able, key=lambda known: not known.translates):
-        yield known.name, known.name
+    for known in sorted(able, key=lambda known: known.translates is not None):
+        yield known, known
         if known.translates and (len(able) == 1 or _has_plain_bodies(project, known)):
-            yield known.name, known.translates
+            yield known, known.translates
 
 
 def _has_plain_bodies(project: Project, backend: CompiledBackend) -> bool:
     """Return whether sources that a back end translates have bodies for it beside inline assembly, as the kit has."""
-    kernels = (kernel for kernel in project.kernels if kernel.backend == backend.translates)
+    kernels = (kernel for kernel in project.kernels if kernel.backend is backend.translates)
     files = (project.root / name for kernel in kernels for name in kernel.src)
     text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
     return f"USE_{backend.name.upper()}" in text and re.search(r"\basm\b", text) is not None

@@ -12,7 +12,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 from kernel_builder import pipeline
-from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.develop import choice, interpreter, shells
@@ -94,7 +93,7 @@ def _chosen(project: Project, name: str | None, toolchains: Toolchains) -> Varia
     if name:
         return choice.to_develop(project, name, toolchains)
     variants, _ = buildable.available(project, toolchains)
-    at_hand = [variant for variant in variants if known_backends.get(variant.backend).is_present()]
+    at_hand = [variant for variant in variants if variant.backend.is_present()]
     return choice.newest(choice.loadable(at_hand) or at_hand or variants)
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project, distribution_name
 from kernel_builder.config.variant import FullAbi, Release, TvmFfiAbi, Variant
 from kernel_builder.develop.choice import loadable
@@ -81,7 +80,7 @@ def torch_build(variant: Variant) -> tuple[Release, str]:
     Raises:
         ToolchainError: If no release of the matrix has one.
     """
-    backend = known_backends.get(variant.backend)
+    backend = variant.backend
     if isinstance(variant.framework, FullAbi):
         return variant.framework.release, backend.torch_index(variant.release)
     fitting = {

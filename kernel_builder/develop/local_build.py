@@ -46,7 +46,7 @@ def require_built(directory: Path, backend: str) -> None:
     Raises:
         VariantError: If it has none.
     """
-    built = [variant for variant in built_variants(directory) if variant.backend == backend]
+    built = [variant for variant in built_variants(directory) if variant.backend.name == backend]
     if not loadable(built):
         names = ", ".join(variant.name for variant in built) or "none"
         raise VariantError(

@@ -44,7 +44,7 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
         programs, variables = backend.shell(toolkit, host)
         path += programs
         changed |= variables
-    kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
+    kernels = [kernel for kernel in project.kernels if kernel.backend is variant.backend]
     for name in dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch"):
         include += toolchains.dependency(name).include
     include.append(Path(sysconfig.get_path("include")))

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.config import known_backends
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import check_link
@@ -149,7 +148,7 @@ def _needs(name: str) -> dict[str, str]:
         variant = Variant.parse(name)
     except VariantError:
         return {}
-    backend = known_backends.get(variant.backend)
+    backend = variant.backend
     framework = variant.framework
     needs = {_TORCH: "any"}
     if isinstance(framework, TvmFfiAbi):

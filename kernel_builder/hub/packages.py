@@ -11,7 +11,7 @@ from pathlib import Path
 from kernel_builder import checks, elf
 from kernel_builder.checks import summary
 from kernel_builder.config import known_backends
-from kernel_builder.config.project import Project
+from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.hub import package_api
 from kernel_builder.progress import Progress
@@ -72,9 +72,9 @@ class HubPackage:
         return PackageMetadata.read(self.directory) or PackageMetadata()
 
     @property
-    def backend(self) -> str:
-        """The backend of the variant."""
-        return self.metadata.backend or named_backend(self.variant)
+    def backend(self) -> Backend:
+        """The back end of the variant."""
+        return known_backends.find(self.metadata.backend or "") or named_backend(self.variant)
 
     @property
     def size(self) -> int:
@@ -92,7 +92,7 @@ class HubPackage:
         Backends may have different operators, so between two backends only the common operators are compared.
         """
         old, new = self.api, newer.api
-        if self.backend != newer.backend:
+        if self.backend is not newer.backend:
             both = old.ops.keys() & new.ops.keys()
             old, new = (replace(api, ops={name: api.ops[name] for name in both}) for api in (old, new))
         return old.differences(new)
@@ -108,10 +108,9 @@ class HubPackage:
         return None
 
 
-def named_backend(variant: str) -> str:
-    """Return the backend that the name of a variant says, or the preferred one if it says none."""
-    backend = known_backends.named(variant) or max(known_backends.compiled_for(), key=lambda known: known.preference)
-    return backend.name
+def named_backend(variant: str) -> Backend:
+    """Return the back end in the name of a variant, or the preferred one if there is none."""
+    return known_backends.named(variant) or max(known_backends.compiled_for(), key=lambda known: known.preference)
 
 
 def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:

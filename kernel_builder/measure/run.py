@@ -155,7 +155,7 @@ class _Peers:
                     self.absent[name] = f"{type(error).__name__}: {error}"
 
     def _load_naive(self, project: Path, device: str) -> Any:
-        if device not in read_project(project).backends:
+        if device not in map(str, read_project(project).backends):
             return None
         try:
             return _load(project, device)

@@ -82,7 +82,7 @@ def _metadata(planned: PlannedVariant) -> PackageMetadata:
         python_depends=(*project.python_depends, *project.backend_python_depends.get(backend, ())),
         kernel_depends=tuple(_dependency(depend) for depend in kernel_depends),
         kernels_minver=_DEPENDENCIES_SINCE if kernel_depends else None,
-        backend=backend,
+        backend=backend.name,
         archs=planned.archs,
         provenance={
             **planned.provenance,

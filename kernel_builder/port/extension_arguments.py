@@ -132,7 +132,7 @@ class ArgumentReader:
         """Return the flags that `build` takes."""
         kept: list[str] = []
         for option in kernel_sources.options(flags):
-            kernel = Kernel("ported", "cuda", (), (), cuda_flags=option if key == "nvcc" else ())
+            kernel = Kernel("ported", CUDA, (), (), cuda_flags=option if key == "nvcc" else ())
             try:
                 compiler_flags.check(self.root, "ported", key, option if key == "cxx" else ())
                 CUDA.check_flags(self.root, "ported", kernel)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernel_builder import backends
 from kernel_builder.config import known_backends, matrix, offered
-from kernel_builder.config.project import Project
+from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
 from kernel_builder.plural import listed
 from kernel_builder.steps import commands
@@ -57,9 +57,9 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
     return unusable
 
 
-def missing_dependency(project: Project, backend: str, toolchains: Toolchains) -> Obstacle | None:
+def missing_dependency(project: Project, backend: Backend, toolchains: Toolchains) -> Obstacle | None:
     """Return why a header library that kernels of a backend depend on cannot be had, or None if all can."""
-    kernels = [kernel for kernel in project.kernels if kernel.backend == backend]
+    kernels = [kernel for kernel in project.kernels if kernel.backend is backend]
     needed = dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch")
     return next((missing for name in needed if (missing := toolchains.dependency_obstacle(name))), None)
 
@@ -102,21 +102,21 @@ def available(
     buildable: list[Variant] = []
     unavailable: list[UnavailableVariant] = []
     for variant in offered.variants(project, whole=whole):
-        if backends and variant.backend not in backends:
+        if backends and variant.backend.name not in backends:
             continue
         if variant.platform in (None, *asked):
             hindrance = obstacle(project, variant, toolchains)
         else:
             hindrance = Obstacle(
                 f"for {variant.platform}, and this build is for {' and '.join(asked)}",
-                f"add `--platform {variant.platform}`, or build for `--all-platforms`",
+                f"add `--platform {variant.platform}`, or `--platform all`",
             )
         if hindrance is None:
             buildable.append(variant)
         else:
             unavailable.append(UnavailableVariant(project.name, variant.name, hindrance.reason, hindrance.hint))
     if not buildable:
-        raise _nothing(project, backends or project.backends, asked, unavailable)
+        raise _nothing(project, backends or tuple(map(str, project.backends)), asked, unavailable)
     return tuple(buildable), tuple(unavailable)
 
 
@@ -133,14 +133,14 @@ def _nothing(
         nearest = min(unavailable, key=lambda missing: not missing.variant.endswith(tuple(platforms)))
         return VariantError(f"{message}; {nearest.variant}: {nearest.reason}", where=where, hint=nearest.hint)
     for backend, reason in offered.empty_backends(project).items():
-        if backend in backends:
+        if backend.name in backends:
             return VariantError(
                 f"{message}; {reason}",
                 where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
                 hint="widen the range, or remove it: the Hub asks for the newest releases",
             )
-    for backend in backends:
-        if reason := known_backends.get(backend).why_not_compiled(project):
+    for backend in map(known_backends.get, backends):
+        if reason := backend.why_not_compiled(project):
             return VariantError(
                 f"{message}; this builder does not compile for {backend}: {reason}",
                 where=where,

@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any
 from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend, CompileOptions, DeviceCommand, DeviceSource, Toolkit, gxx, token
 from kernel_builder.backends.host_code import CXX_SUFFIXES, GXX, system_includes, without_programs
-from kernel_builder.config import compiler_flags, kernel_sources, known_backends, matrix
-from kernel_builder.config.project import CompiledFramework, Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config import compiler_flags, kernel_sources, matrix
+from kernel_builder.config.project import (
+    Backend,
+    CompiledFramework,
+    Kernel,
+    Project,
+    TorchFramework,
+    TorchNoarch,
+    TvmFfi,
+)
 from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Variant, this_platform
 from kernel_builder.steps import commands, include_scan
 from kernel_builder.steps.graph import PYTHON, TORCH, CompileStep, digest
@@ -99,10 +107,11 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
 def check(project: Project) -> None:
     """Raise a ConfigError for a flag or a source of a project that no build of it would accept."""
     if not isinstance(project.framework, TorchNoarch):
-        for backend in (name for name in project.backends if known_backends.get(name).compiles):
-            kernels = (kernel for kernel in project.kernels if kernel.backend == backend)
-            for kernel in (_binding(project.framework, backend), *kernels):
-                _check(project, kernel, backends.compiled(backend))
+        for backend in project.backends:
+            if isinstance(backend, CompiledBackend):
+                kernels = (kernel for kernel in project.kernels if kernel.backend is backend)
+                for kernel in (_binding(project.framework, backend), *kernels):
+                    _check(project, kernel, backend)
 
 
 def _check(project: Project, kernel: Kernel, backend: CompiledBackend) -> None:
@@ -118,7 +127,7 @@ def _tvm_ffi(toolchains: Toolchains, abi: TvmFfiAbi) -> HeaderLibrary:
     return HeaderLibrary("tvm-ffi", headers.root, (headers.root / "include",), headers.identity)
 
 
-def _binding(framework: CompiledFramework, backend: str) -> Kernel:
+def _binding(framework: CompiledFramework, backend: Backend) -> Kernel:
     """Return the sources of `[torch]` or `[tvm-ffi]` as a kernel of a backend."""
     return Kernel(
         name=framework.table,
@@ -164,7 +173,7 @@ def _check_source(project: Project, kernel: Kernel, source: str, backend: Compil
             hint=f'move it to a [kernel.*] table with backend = "{owner.name}"',
         )
     if suffix not in CXX_SUFFIXES:
-        known = sorted({suffix for other in backends.every(backend.name) for suffix in other.suffixes})
+        known = sorted({suffix for other in backends.every(backend) for suffix in other.suffixes})
         raise ConfigError(
             f"{source} is neither a header nor a source that the {backend.name} backend can compile",
             where=where,

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_builder import backends
 from kernel_builder.backends import token
-from kernel_builder.config import kernel_sources, known_backends
-from kernel_builder.config.project import Project, TorchNoarch
+from kernel_builder.config import kernel_sources
+from kernel_builder.config.project import Backend, Project, TorchNoarch
 from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant, this_platform
 from kernel_builder.steps import commands, compile_steps, recorded_sources
 from kernel_builder.steps.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
@@ -66,7 +66,7 @@ def plan(
 
 def _archs(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[str, ...]:
     if isinstance(project.framework, TorchNoarch):
-        return known_backends.get(variant.backend).noarch_archs(project.framework) or ()
+        return variant.backend.noarch_archs(project.framework) or ()
     backend = backends.compiled(variant.backend)
     kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
     toolkit = backend.toolkit(toolchains, variant.release)
@@ -88,13 +88,13 @@ def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, Any]:
     return recorded
 
 
-def _module_name(project: Project, backend: str, python: Mapping[str, str], *inputs: object) -> str:
+def _module_name(project: Project, backend: Backend, python: Mapping[str, str], *inputs: object) -> str:
     """Return the op namespace of a binary, which is a digest of its inputs.
 
     The Python files are among them: two versions of a kernel that share a binary still register different fakes and
     gradients, so they need different namespaces to be loaded into one process.
     """
-    content = digest(commands.RECIPE, project.name, project.version, backend, dict(python), *inputs)
+    content = digest(commands.RECIPE, project.name, project.version, backend.name, dict(python), *inputs)
     unique = base64.b32encode(hashlib.sha256(content.encode()).digest()).decode().lower()
     return f"_{project.python_name}_{backend}_{unique[:_UNIQUE_LENGTH]}"
 

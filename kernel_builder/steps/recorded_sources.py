@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.config import kernel_sources, known_backends
+from kernel_builder.config import kernel_sources
 from kernel_builder.config.project import Kernel, Project, TorchNoarch
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps.graph import CompileStep, digest
@@ -70,7 +70,7 @@ def _settings(project: Project, variant: Variant) -> str:
         ],
     }
     if isinstance(framework, TorchNoarch):
-        settings["capabilities"] = known_backends.get(backend).noarch_archs(framework)
+        settings["capabilities"] = backend.noarch_archs(framework)
     else:
         settings[framework.table] = [
             framework.src,
@@ -85,5 +85,5 @@ def _settings(project: Project, variant: Variant) -> str:
 
 
 def _described(kernel: Kernel) -> dict[str, Any]:
-    described = {**asdict(kernel), "only_capabilities": None}
+    described = {**vars(kernel), "backend": kernel.backend.name, "only_capabilities": None}
     return {**described.pop("settings"), **described}

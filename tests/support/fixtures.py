@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kernel_builder.cache_directory import default_cache
 from tests.support.places import PROJECTS
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Collect thousands of tests without looking for garbage, which would take a third of the time.
-
-    What was imported and collected stays: where tests make garbage, it is looked for in what they made.
-    """
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @pytest.fixture
@@ -60,7 +45,7 @@ def new_cache(tmp_path: Path) -> Callable[[str], Path]:
 def judge_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a new cache the builder's: its device locks are apart from those of other tests.
 
-    What `torch.compile` needs of a CPU, which takes a judge 15 s to make, is that of the user's cache.
+    `torch.compile`'s precompiled headers, which take 15 s, are shared with the user's cache.
     """
     cache = tmp_path / "cache"
     cache.mkdir()

@@ -1,12 +1,11 @@
-"""Runs programs in forks of a process that has imported what they need.
+"""Runs programs in forks of a process that has imported their modules.
 
-Importing Torch takes two seconds of processor time, and what a build imports .7 s. A fork server imports once for all
-programs of a test process. Each program runs in a fork of the server, which has run no other.
+Importing Torch takes two seconds of CPU time, and the builder 0.7 s. A fork server imports once for all programs of a
+test process. Each program runs in a fork of its own.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -24,12 +23,12 @@ class ForkServer:
     """A process that has imported modules, started with the first program that it runs."""
 
     def __init__(self, *modules: str, **environment: str) -> None:
-        """`environment` is what the modules are imported with, in addition to that of the tests."""
+        """`environment` is added to the environment in which the modules are imported."""
         self._modules, self._environment = modules, environment
         self._server: subprocess.Popen[str] | None = None
 
     def run(self, code: str, arguments: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
-        """Run a program as `python -c` does, with nothing to read, and return what it printed."""
+        """Run a program as `python -c` does, without input, and return its output."""
         with tempfile.TemporaryDirectory() as directory:
             printed = [str(Path(directory, name)) for name in ("stdout", "stderr")]
             request = [code, [*arguments], dict(environment), str(Path.cwd()), ["/dev/null", *printed]]
@@ -61,11 +60,8 @@ class ForkServer:
 
 def serve() -> None:
     """Import the modules that the command line names, and run each request of stdin in a fork."""
-    gc.disable()  # what is imported stays
     for module in sys.argv[1:]:
         importlib.import_module(module)
-    gc.freeze()
-    gc.enable()
     request = _received_in_a_fork()
     if request is None:
         return

@@ -1,6 +1,6 @@
-"""What confined code may try against the machine around it: `python inside_attacks.py OUTSIDE`.
+"""Attacks of confined code on the machine around it: `python inside_attacks.py OUTSIDE`.
 
-OUTSIDE is a JSON object with what `Outside` has made. Prints the names of the attacks that succeeded, one a line. It
+OUTSIDE is a JSON object with the targets that `Outside` has created. Prints the names of the successful attacks. It
 imports nothing but the standard library, so that it runs as a step, as a package and as a candidate.
 `python -m tests.support.outside KIND DEVICE` carries the attacks out.
 """

@@ -1,4 +1,4 @@
-"""A machine that a sandbox is to protect: files, sockets, processes and shared memory for `inside_attacks`.
+"""Targets outside of a sandbox: files, sockets, processes and shared memory for `inside_attacks`.
 
     python -m tests.support.outside bubblewrap|landlock|none cpu|cuda
 
@@ -33,11 +33,11 @@ _IPC_CREAT, _IPC_RMID = 0o1000, 0
 
 
 class Outside:
-    """Makes what the attacks are for, in a directory that the sandbox may read.
+    """Creates the targets of the attacks, in a directory that the sandbox may read.
 
     Attributes:
         directory: Holds the attacks' program, a file, and sockets.
-        given: What the program is told.
+        targets: The targets, as the argument of the attacks' program.
     """
 
     def __enter__(self) -> Outside:
@@ -75,7 +75,7 @@ class Outside:
                 opened.callback(os.close, descriptor)
             self._before = self._state()
             self._memory = ctypes.create_string_buffer(b"secret!!")
-            self.given = {
+            self.targets = {
                 "file": str(self._file),
                 "socket": listening["socket"][1],
                 "datagrams": listening["datagrams"][1],
@@ -100,22 +100,22 @@ class Outside:
         self._opened.close()
 
     def reached(self, around: Callable[[Sequence[str]], Sequence[str]]) -> set[str]:
-        """Run the attacks on a terminal, in the sandbox that `around` puts before a command; return what succeeded."""
+        """Run the attacks on a terminal, in the sandbox that `around` adds to a command; return the successful ones."""
         python = str(Path(sys.executable).resolve())
-        command = list(around([python, "-I", "-S", str(self.program), json.dumps(self.given)]))
+        command = list(around([python, "-I", "-S", str(self.program), json.dumps(self.targets)]))
         child, terminal = pty.fork()
         if child == 0:
             os._exit(subprocess.call(command))
-        said = b""
-        with suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as words:
-            while block := words.read(4096):
-                said += block
+        output = b""
+        with suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as stream:
+            while block := stream.read(4096):
+                output += block
         os.waitpid(child, 0)
-        assert OWN_FILE.encode() in said, said
-        return self.real(set(re.findall(r"[a-z0-9-]+\b", said.decode())))
+        assert OWN_FILE.encode() in output, output
+        return self.real(set(re.findall(r"[a-z0-9-]+\b", output.decode())))
 
     def real(self, reported: Iterable[str]) -> set[str]:
-        """Return the reported successes that are: a metadata call that changes nothing has not succeeded."""
+        """Return the real ones of the reported successes: a metadata call that changes nothing has not succeeded."""
         changed = self._state() != self._before
         return {name for name in reported if name not in METADATA or changed}
 

@@ -107,7 +107,7 @@ def _serve(
 ) -> None:
     """Run a command of the builder as a process that a test starts: with its directory, variables and limits.
 
-    `in_new_python` is for variables that Python or what is imported reads as it starts.
+    `in_new_python` is for variables that Python or a module reads at its start.
     """
     from kernel_builder.cli import main
 

@@ -103,7 +103,7 @@ def assemble(
         "version": 1,
         "license": "apache-2.0",
         "python-depends": [],
-        "backend": {"type": parsed.backend, **archs},
+        "backend": {"type": parsed.backend.name, **archs},
         "digest": {"algorithm": "sha256", "files": digest.files},
         **metadata,
     }

@@ -11,5 +11,5 @@ _SERVER = ForkServer("torch", "torch._dynamo", "torch._inductor.config")
 
 
 def run_with_torch(code: str, *arguments: object, **environment: str) -> CompletedProcess[str]:
-    """Run a program as `python -c` does, with more variables of the environment, and return what it printed."""
+    """Run a program as `python -c` does, with more variables of the environment, and return its output."""
     return _SERVER.run(code, [*map(str, arguments)], {**os.environ, **environment})

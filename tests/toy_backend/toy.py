@@ -1,4 +1,4 @@
-"""A back end for a device that does not exist. g++ compiles its sources, and its runtime is a library that nobody has.
+"""A back end for a device that does not exist. g++ compiles its sources, and no machine has its runtime library.
 
 It has the name of one that the builder only recognises: the public client reads no package of a name that it does not
 know.
@@ -56,7 +56,7 @@ class _Toy(CompiledBackend):
 
     def symbol_families(self, framework: FullAbi | StableAbi | Noarch | None) -> Sequence[SymbolFamily]:
         names, libraries = re.compile("toy_"), re.compile("libtoy")
-        return [SymbolFamily("the toy runtime", names, libraries, f"link with {RUNTIME}", self.name)]
+        return [SymbolFamily("the toy runtime", names, libraries, f"link with {RUNTIME}")]
 
 
 TOY = _Toy(

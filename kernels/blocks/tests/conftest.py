@@ -1,4 +1,4 @@
-"""The package as built, for the tests of blocks, and what keeps them from being run."""
+"""The built package for the tests of blocks, and the reasons to skip them."""
 
 import importlib.util
 import json
@@ -94,7 +94,7 @@ def on_the_device_of_the_kernels(blocks, monkeypatch):
 
 @pytest.fixture
 def kernels_of_the_cpu(blocks):
-    """For tests of what happens on the CPU alone."""
+    """For tests of CPU-only behavior."""
     if blocks.kernel_set.DEVICE != "cpu":
         pytest.skip("the kernels that are loaded are for a GPU")
 

@@ -114,7 +114,7 @@ def run(model, inputs):
 
 
 def left(report):
-    """Return what was left by class and reason, but for what only kernels for CUDA do better."""
+    """Return the modules left by class and reason, without those that only CUDA kernels improve."""
     return {key: number for key, number in report.left.items() if "CUDA" not in key[1]}
 
 

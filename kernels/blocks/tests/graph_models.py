@@ -146,7 +146,7 @@ def warm(model, counts, inputs):
 
 
 def eager(model, inputs):
-    """Return what a model computes without graphs: copies have none."""
+    """Return a model's outputs without graphs: copies have none."""
     return copy.deepcopy(model)(**inputs)
 
 
@@ -168,7 +168,7 @@ def graphed(blocks, model, limit=8):
 
 
 def without_graphs(blocks, model, inputs):
-    """Return what an accelerated model computes eagerly."""
+    """Return an accelerated model's eager outputs."""
     graphs = module_of(blocks, "graphs")
     runner = graphs._runners.pop(model)
     try:

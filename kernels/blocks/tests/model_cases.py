@@ -94,7 +94,7 @@ def operations(case):
     return Counter(event.name.split("::")[-1] for event in profile.events() if "::" in event.name)
 
 
-# --- what every model is tested for ----------------------------------------------------------------------------------
+# --- tests of every model --------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -113,7 +113,7 @@ def test_without_reference_both_are_compared_with_each_other(blocks, replace, mo
 @pytest.mark.parametrize("make", [ltx, qwen3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_public_model(blocks, make, dtype):
-    """The accelerated model is as accurate as the eager one, and its state is what the report says."""
+    """The accelerated model is as accurate as the eager one, and its state agrees with the report."""
     model, inputs = make(dtype, layers=1)
     before = copy.deepcopy(model.state_dict())
     check = blocks.accelerate(model, check=inputs).check

@@ -376,7 +376,7 @@ def own_cache(model, kind):
 
 
 def states_of(cache):
-    """Return copies of what each layer has cached, in order."""
+    """Return copies of each layer's cached tensors, in order."""
     length = int(cache.get_seq_length())
     return [(layer.keys[:, :, :length].clone(), layer.values[:, :, :length].clone()) for layer in cache.layers]
 

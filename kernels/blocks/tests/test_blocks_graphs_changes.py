@@ -193,7 +193,7 @@ def test_memory_of_a_tensor_inside_an_object(blocks):
     module.layer.holder = Holder([torch.ones(3)])
     snapshot = module_of(blocks, "snapshots").Snapshot(module, torch.device("cpu"))
     module.layer.holder.value[0].mul_(2)
-    assert snapshot.is_current(module), "graphs read what is in the memory"
+    assert snapshot.is_current(module), "graphs read the current content of the memory"
     module.layer.holder.value[0].data = torch.ones(3)
     assert not snapshot.is_current(module)
     assert snapshot.find_difference(module) == "the tensor layer.holder.value.0"

@@ -1,4 +1,4 @@
-"""Test CUDA graphs on a GPU: replays give what eager calls give, and captures that fail leave CUDA as it was."""
+"""Test CUDA graphs on a GPU: replays equal eager calls, and failed captures leave CUDA unchanged."""
 
 import gc
 import threading
@@ -154,7 +154,7 @@ def test_no_graph_outlives_a_change(blocks, change):
     assert torch.equal(before, after) == (change is CHANGES["to the host and back"])
 
 
-# --- what cannot be captured ------------------------------------------------------------------------------------------
+# --- calls without a capture -----------------------------------------------------------------------------------------
 
 
 class Failing(nn.Module):

@@ -1,4 +1,4 @@
-"""What CUDA graphs leave to eager calls: hooks, gradients, modules that keep count, failed captures."""
+"""Calls that CUDA graphs leave to eager code: hooks, gradients, modules with counters, failed captures."""
 
 import copy
 

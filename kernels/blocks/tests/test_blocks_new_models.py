@@ -1,4 +1,4 @@
-"""Models that the package names nowhere: what is replaced, and how right they are."""
+"""Models that the package does not name: their replacements and their accuracy."""
 
 import copy
 import functools
@@ -60,7 +60,7 @@ def test_new_model(blocks, name):
     assert error(run(model), reference) <= 1.3 * error(own, reference)
     # A router may choose other experts with some weights, and not with all.
     assert any(is_as_right_in_bfloat16(blocks, name, seed) for seed in range(3))
-    norms = [module for module in model.modules() if blocks.norms.recognised_norm(module) is not None]
+    norms = [module for module in model.modules() if blocks.norms.recognized_norm(module) is not None]
     assert norms and all(blocks.replacements.replacement_in(norm) is not None for norm in norms)
     does = " ".join(words for _, words in report.replaced)
     assert ("rotary" in does) == (name not in NO_ROTARY)

@@ -1,4 +1,4 @@
-"""A model that a user wrote: what it computes by functions of its module, and what the report says of it."""
+"""A user's own model: operations by functions of its module, and its report."""
 
 import copy
 
@@ -161,7 +161,7 @@ def test_tensors_that_change_in_place(blocks):
         block, inputs = cls().to(DEVICE), conditioned()
         expected = block(*inputs)
         report = blocks.accelerate(block)
-        assert [what for name, what in report.replaced if name == cls.__name__] == [does] * (does is not None)
+        assert [operation for name, operation in report.replaced if name == cls.__name__] == [does] * (does is not None)
         torch.testing.assert_close(block(*inputs), expected, rtol=1e-5, atol=1e-5)
 
 

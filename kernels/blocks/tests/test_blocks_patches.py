@@ -1,4 +1,4 @@
-"""Forwards and functions that somebody exchanged, before and after `accelerate`: theirs are computed."""
+"""Forwards and functions that a user patched before or after `accelerate`: the patches are called."""
 
 import pytest
 import small_image_models
@@ -146,7 +146,7 @@ def test_what_was_patched_for_a_while_is_replaced_afterwards(blocks, monkeypatch
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", ["Flux.1", "Qwen-Image"])
 def test_caches_of_diffusers(blocks, name, config, when):
-    """They look up what a block returns by its exact class."""
+    """They look up a block's result by its exact class."""
     case = built(small_image_models.CASES[name])
     expected = case.run()
     if when == "after":

@@ -1,4 +1,4 @@
-"""What `accelerate` reports, and the errors of the public functions."""
+"""The report of `accelerate`, and the errors of the public functions."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Accelerated models with what people do to models: training, adapters, compiling, offloading, parallelism."""
+"""Accelerated models in use: training, adapters, compiling, offloading, parallelism."""
 
 import copy
 import functools
@@ -22,7 +22,7 @@ MODELS = pytest.mark.parametrize("make", [ltx, qwen3])
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_dtypes_and_batches(blocks, make, dtype, batch):
-    """Batches of 2 are what classifier-free guidance runs. The error is within 1.1 times the eager model's."""
+    """Classifier-free guidance runs batches of 2. The error is within 1.1 times the eager model's."""
     model, inputs = make(dtype, batch=batch)
     fast = accelerated(blocks, model)
     wide = nn.Module.to(copy.deepcopy(model), torch.float64 if dtype == torch.float32 else torch.float32)

@@ -1,4 +1,4 @@
-"""Image models of diffusers: which kernels run, and what is left alone."""
+"""Image models of diffusers: the kernels that run, and the modules left unchanged."""
 
 import pytest
 import torch

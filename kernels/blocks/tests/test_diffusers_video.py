@@ -1,4 +1,4 @@
-"""Video models of diffusers: which kernels run, and what is left alone."""
+"""Video models of diffusers: the kernels that run, and the modules left unchanged."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_parts_of_one_tensor_are_joined_without_a_copy(blocks):
         assert joined.data_ptr() != both.data_ptr()
 
 
-# --- what may not be accelerated -------------------------------------------------------------------------------------
+# --- models left unchanged -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from text_models import CONFIGS, PADDED, TOKENS, error, logits, model_of, ops_of
 from torch import nn
 from transformers import DynamicCache
 
-# What is replaced in a layer beside its norms, by the end of the name of its class.
+# The replacements in a layer besides its norms, by the end of the name of its class.
 REPLACED = {
     name: {"Attention", "MLP", "RMSNorm", "TextModel" if name == "gemma3" else "Model"}
     | ({"DecoderLayer"} if name != "olmo2" else set())
@@ -227,7 +227,7 @@ def test_float32_norms_in_a_bfloat16_model(blocks):
     assert error(logits(accelerated(blocks, model)), expected) < 0.02
 
 
-# --- what keeps its own forward --------------------------------------------------------------------------------------
+# --- modules with their own forward-----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,14 @@ def built_packages(monkeypatch, owner):
 
 @pytest.fixture(autouse=True)
 def own_mapping():
-    """Keep what a test registers from other tests."""
+    """Keep a test's registrations from other tests."""
     with use_kernel_mapping({}):
         yield
 
 
 @pytest.fixture
 def named(monkeypatch):
-    """Return a function that gives the norms and MLPs of a model layer names, and undoes what kernelizing changes."""
+    """Return a function that gives the norms and MLPs of a model layer names, and undoes the changes of kernelizing."""
 
     def name_layers(name):
         library = sys.modules[type(model_of(name)).__module__]
@@ -97,7 +97,7 @@ def test_use_kernels_on_the_cpu(blocks, named, tmp_path):
 
 @NEEDS_KERNELS
 def test_kernel_config_of_local_layers(blocks, named, monkeypatch):
-    """Lets a KernelConfig take the CPU, which it refuses, to run what it does for a GPU."""
+    """Lets a KernelConfig take the CPU, which it refuses, to run its GPU path."""
     monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", ["cpu"])
     named("qwen3")
     model = model_of("qwen3")
@@ -110,7 +110,7 @@ def test_kernel_config_of_local_layers(blocks, named, monkeypatch):
 
 @NEEDS_KERNELS
 def test_kernel_config_of_a_repository(blocks, named, monkeypatch, tmp_path, owner):
-    """Lets a KernelConfig take the CPU, which it refuses, to run what it does for a GPU."""
+    """Lets a KernelConfig take the CPU, which it refuses, to run its GPU path."""
     monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", ["cpu"])
     named("llama")
     model = model_of("llama")

@@ -1,4 +1,4 @@
-"""Small random text models of transformers, and what tests ask of them."""
+"""Small random text models of transformers, and helpers of their tests."""
 
 import torch
 import transformers

@@ -140,7 +140,7 @@ def test_a_candidate_reaches_nothing_of_the_machine(kind: str, tmp_path: Path) -
         pytest.skip("bubblewrap is not installed, or may not be used")
     with Outside() as outside:
         candidate = tmp_path / "candidate.py"
-        tries = f"raise OSError(*inside_attacks.succeeded({outside.given!r}))\n"
+        tries = f"raise OSError(*inside_attacks.succeeded({outside.targets!r}))\n"
         candidate.write_text(f"import sys\nsys.path.append({str(outside.directory)!r})\nimport inside_attacks\n{tries}")
         with WorkerProcess(kind, "cpu", readable=[tmp_path, outside.directory]) as worker:
             worker.ready(120)

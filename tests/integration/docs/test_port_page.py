@@ -97,6 +97,6 @@ def test_port_understands_the_project_before(tmp_path: Path) -> None:
     read = read_project(before)
     assert (read.name, read.license, set(read.backends)) == (after.name, after.license, set(after.backends))
     for kernel in after.kernels:
-        (first,) = (ported for ported in read.kernels if ported.backend == kernel.backend)
+        (first,) = (ported for ported in read.kernels if ported.backend is kernel.backend)
         assert {*kernel.src, *after.framework.src} <= set(first.src)  # type: ignore[union-attr]
         assert set(kernel.cxx_flags) <= set(first.cxx_flags) and kernel.cuda_flags == first.cuda_flags[1:]

@@ -98,7 +98,7 @@ def test_a_package_reaches_nothing_of_the_machine(
 ) -> None:
     with Outside() as outside, ProbeProcess(confinement=confinement) as probe:
         monkeypatch.setenv("HF_HUB_CACHE", str(outside.directory))  # where it may read
-        imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.given!r}))\n"
+        imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.targets!r}))\n"
         files = {"__init__.py": imports, "inside_attacks.py": outside.program.read_text()}
         (report,) = run_all(
             [assemble(tmp_path / "package", "torch-cpu", None, files)], only=["load"], loaders=Loaders(probe)
@@ -194,14 +194,6 @@ def test_without_a_sandbox_require_fails_and_auto_says_why() -> None:
     sandbox = chosen("auto", Path("/bin/false"))
     assert sandbox.kind is None and "landlock: " in sandbox.reason
     assert sandbox.around(["true"], Path("/")) == ["true"]
-
-
-def test_a_compiler_cache_and_a_required_sandbox_exclude_each_other(copy_project: Callable[..., Path]) -> None:
-    arguments = ["build", str(copy_project("stable-scale")), "--sandbox", "require", "--compiler-cache", "sh"]
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 2
-    assert "--sandbox require: a compiler cache's server runs the compilers" in done.stderr
-    assert "--compiler-cache off" in done.stderr
 
 
 def test_a_build_tells_its_sandbox_and_its_packages_do_not(

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import backends, elf
+from kernel_builder import elf
+from kernel_builder.backends.cpu import CPU
+from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config.variant import Release, StableAbi
 from kernel_builder.steps import commands
 from kernel_builder.steps.cache import object_path
@@ -25,7 +27,7 @@ def link(copy_project: Copy, tmp_path: Path) -> Link:
 
     def make(source: str, *, cuda: bool) -> elf.SharedObject:
         planned = binary(copy_project("stable-scale"))
-        backend = backends.compiled("cuda" if cuda else "cpu")
+        backend = CUDA if cuda else CPU
         libraries = commands.framework_libraries(StableAbi(Release(2, 10)), backend, stable=True)
         changed = replace(planned, objects=planned.objects[:1], libraries=libraries)
         changed = replace(changed, linked_if_called=backend.linked_if_called)

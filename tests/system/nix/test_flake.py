@@ -57,7 +57,7 @@ def names_by_python(text: str, system: str) -> list[str]:
     """Return the names of the variants on one system, but the compiled ones of ROCm, which the flake has not."""
     variants = offered.variants(build_toml.from_document(tomli.loads(text), "build.toml", Path("/")))
     of_system = (variant for variant in variants if variant.platform in {None, system})
-    return sorted(variant.name for variant in of_system if variant.backend != "rocm" or variant.platform is None)
+    return sorted(variant.name for variant in of_system if variant.backend.name != "rocm" or variant.platform is None)
 
 
 @pytest.mark.parametrize("system", PLATFORMS)

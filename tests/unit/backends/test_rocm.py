@@ -47,7 +47,7 @@ def project(copy_project: Copy) -> Path:
 
 
 def of_rocm(project: Project, *, whole: bool = False) -> list[Variant]:
-    return [variant for variant in offered.variants(project, whole=whole) if variant.backend == "rocm"]
+    return [variant for variant in offered.variants(project, whole=whole) if variant.backend is ROCM]
 
 
 def planned(root: Path) -> Graph:
@@ -165,7 +165,7 @@ def test_architectures_that_are_unknown_are_worth_a_word(project: Path) -> None:
 
 def test_a_build_can_be_limited_to_an_architecture(project: Path) -> None:
     limited = offered.limited(read_project(project), ["gfx1100", "8.0"])
-    kernels = {kernel.backend: kernel for kernel in limited.kernels}
+    kernels = {kernel.backend.name: kernel for kernel in limited.kernels}
     assert ROCM.archs([kernels["rocm"]], None, "x86_64-linux") == ("gfx1100",)
     assert kernels["cuda"].only_capabilities == ("8.0",)
 

@@ -14,7 +14,7 @@ from kernel_format.errors import ConfigError
 
 def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:
     kernel = Kernel(
-        name="scale", backend="cuda", depends=("torch",), src=("a.cu",), include=(), cxx_flags=cxx, cuda_flags=cuda
+        name="scale", backend=CUDA, depends=("torch",), src=("a.cu",), include=(), cxx_flags=cxx, cuda_flags=cuda
     )
     compiler_flags.check(Path("project"), "kernel.scale", "cxx-flags", kernel.cxx_flags)
     CUDA.check_flags(Path("project"), "kernel.scale", kernel)

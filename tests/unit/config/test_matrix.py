@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA, capabilities
+from kernel_builder.backends.recognised import METAL
+from kernel_builder.backends.rocm import ROCM
 from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
@@ -48,7 +51,7 @@ def with_torch(project: Project, **changes: object) -> Project:
 
 
 def with_cuda(project: Project, **settings: Release) -> Project:
-    return replace(project, backend_settings={"cuda": settings})
+    return replace(project, backend_settings={CUDA: settings})
 
 
 def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Project) -> None:
@@ -103,29 +106,29 @@ def test_ranges_narrow_the_matrix(full: Project) -> None:
 def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:
     without = with_cuda(full, minver=Release(14, 0))
     assert names(without) == {short(BEFORE, "cpu"), short(NEWEST, "cpu")}
-    assert list(offered.empty_backends(without)) == ["cuda"]
+    assert list(offered.empty_backends(without)) == [CUDA]
     assert (
         "leave no cuda variant that the Hub asks for: the matrix has Torch 2.10"
-        in offered.empty_backends(without)["cuda"]
+        in offered.empty_backends(without)[CUDA]
     )
     assert offered.empty_backends(full) == {}
     empty = with_torch(full, minver=Release(3, 0))
     assert names(empty) == set()
-    assert set(offered.empty_backends(empty)) == {"cpu", "cuda"}
+    assert set(offered.empty_backends(empty)) == {CPU, CUDA}
 
 
 def test_a_kernel_for_newer_cuda_releases_does_not_take_the_others_with_it(full: Project) -> None:
-    (cuda,) = (kernel for kernel in full.kernels if kernel.backend == "cuda")
+    (cuda,) = (kernel for kernel in full.kernels if kernel.backend is CUDA)
     newer = replace(full, kernels=(*full.kernels, replace(cuda, name="newer", cuda_minver=Release(13, 2))))
     assert names(newer) == names(full)
     of = kernel_sources.of_backend
-    assert [kernel.name for kernel in of(newer, "cuda", Release(13, 0))] == [cuda.name]
-    assert [kernel.name for kernel in of(newer, "cuda", Release(13, 2))] == [cuda.name, "newer"]
+    assert [kernel.name for kernel in of(newer, CUDA, Release(13, 0))] == [cuda.name]
+    assert [kernel.name for kernel in of(newer, CUDA, Release(13, 2))] == [cuda.name, "newer"]
 
 
 def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() -> None:
-    hopper = Kernel("one", "cuda", ("torch",), ("both.cu", "a.cu", "a.cu", "a.h"), ("x",), cuda_capabilities=("9.0a",))
-    blackwell = Kernel("two", "cuda", ("cutlass_4_0",), ("b.cu", "both.cu"), ("x", "y"), cuda_capabilities=("10.0f",))
+    hopper = Kernel("one", CUDA, ("torch",), ("both.cu", "a.cu", "a.cu", "a.h"), ("x",), cuda_capabilities=("9.0a",))
+    blackwell = Kernel("two", CUDA, ("cutlass_4_0",), ("b.cu", "both.cu"), ("x", "y"), cuda_capabilities=("10.0f",))
     hopper = replace(hopper, cuda_flags=("-Xcompiler", "-g", "-std=c++17", "-lineinfo"))
     blackwell = replace(blackwell, cuda_flags=("-Xcompiler", "-O3", "-std=c++17"))
     first, second, both = kernel_sources.disjoint([hopper, blackwell])
@@ -138,7 +141,7 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
     assert both.cuda_capabilities == ("9.0a", "10.0f")
     *_, unlimited = kernel_sources.disjoint([hopper, replace(blackwell, cuda_capabilities=None)])
     assert unlimited.cuda_capabilities is None
-    binding = Kernel("torch", "cuda", ("torch",), ("both.cu",))
+    binding = Kernel("torch", CUDA, ("torch",), ("both.cu",))
     *_, bound = kernel_sources.disjoint([binding, hopper])
     assert bound.cuda_capabilities == ("9.0a",)
     assert kernel_sources.disjoint([first, second]) == (first, second)
@@ -146,7 +149,7 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
 
 def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
     last = with_torch(full, minver=LAST_FOR_CUDA_12, maxver=LAST_FOR_CUDA_12)
-    old = with_cuda(replace(last, backends=("cuda",)), maxver=Release(12, 9))
+    old = with_cuda(replace(last, backends=(CUDA,)), maxver=Release(12, 9))
     variant = full_abi(LAST_FOR_CUDA_12, "cu126")
     with pytest.raises(VariantError, match=rf"{variant}: needs CUDA 12\.6; this builder has 13"):
         buildable.available(old, Toolchains(cuda_compiler="nvcc"))
@@ -164,13 +167,13 @@ def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:
 
 
 def test_capabilities_are_intersected_and_keep_their_suffixes() -> None:
-    kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "5.0", "10.0f"))
+    kernel = Kernel("k", CUDA, (), (), cuda_capabilities=("12.0+PTX", "9.0a", "5.0", "10.0f"))
     assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
     assert capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
 
 
 def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
-    kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("5.0", "8.7"))
+    kernel = Kernel("k", CUDA, (), (), cuda_capabilities=("5.0", "8.7"))
     assert capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
     with pytest.raises(
         VariantError, match=r"13\.0 does not compile for 5\.0, and no x86_64-linux machine has 8\.7"
@@ -194,17 +197,17 @@ def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -
 def test_a_limit_selects_the_nearest_capabilities_with_their_suffixes(
     only: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "8.0"), only_capabilities=only)
+    kernel = Kernel("k", CUDA, (), (), cuda_capabilities=("12.0+PTX", "9.0a", "8.0"), only_capabilities=only)
     assert capabilities(kernel, Release(13, 0), X86_64) == expected
 
 
 def test_a_limit_selects_from_all_capabilities_of_a_kernel_without_a_list() -> None:
-    kernel = Kernel("k", "cuda", (), (), only_capabilities=("9.0",))
+    kernel = Kernel("k", CUDA, (), (), only_capabilities=("9.0",))
     assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0",)
 
 
 def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
-    kernel = Kernel("k", "cuda", (), ())
+    kernel = Kernel("k", CUDA, (), ())
     every = capabilities(kernel, Release(13, 0), X86_64)
     assert every[0] == "7.5"
     assert every[-1] == "12.1+PTX"
@@ -237,14 +240,14 @@ def test_variants_outside_the_matrix_can_be_requested(full: Project, stable: Pro
 
 
 def test_backends_that_are_not_built_are_named(tmp_path: Path) -> None:
-    project = replace(read_project(PROJECTS / "stable-scale"), backends=("cpu", "rocm"))
-    assert offered.skipped_backends(project) == ("rocm",)
+    project = replace(read_project(PROJECTS / "stable-scale"), backends=(CPU, ROCM))
+    assert offered.skipped_backends(project) == (ROCM,)
     assert not offered.skipped_backends(replace(project, framework=TorchNoarch()))
-    assert offered.skipped_backends(replace(project, framework=TvmFfi(src=()))) == ("rocm",)
+    assert offered.skipped_backends(replace(project, framework=TvmFfi(src=()))) == (ROCM,)
 
 
 def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
-    many = [replace(stable, name=f"k{number}", backends=("cpu", "rocm", "metal")) for number in range(6)]
+    many = [replace(stable, name=f"k{number}", backends=(CPU, ROCM, METAL)) for number in range(6)]
     other = replace(stable, name="other", warnings=("something",))
     assert notices([*many, other]) == [
         "6 projects (k0, k1, k2 and 3 more): [kernel.scale_cuda] is for cuda, which is not in [general] backends: it "
@@ -271,8 +274,8 @@ def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
 )
 def test_a_build_for_one_capability(listed: tuple[str, ...] | None, only: str, limited: bool, warned: bool) -> None:
     """What runs on no such GPU is worth a warning; a list that has no other capability is complete."""
-    kernel = Kernel("k", "cuda", (), ("a.cu",), cuda_capabilities=listed)
-    project = Project(Path("p"), "k", 1, "mit", ("cuda",), TorchFramework(), (kernel,))
+    kernel = Kernel("k", CUDA, (), ("a.cu",), cuda_capabilities=listed)
+    project = Project(Path("p"), "k", 1, "mit", (CUDA,), TorchFramework(), (kernel,))
     result = offered.limited(project, [only])
     assert bool(result.kernels[0].only_capabilities) is limited
     assert any("runs on a GPU of capability 9.0" in warning for warning in result.warnings) is warned

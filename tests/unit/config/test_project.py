@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import toml_file
+from kernel_builder.backends.cpu import CPU
+from kernel_builder.backends.cuda import CUDA
+from kernel_builder.backends.rocm import ROCM
 from kernel_builder.config import project
 from kernel_builder.config.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.project_files import read_project
@@ -34,14 +37,14 @@ def test_every_value_is_read(home: Path) -> None:
         name="my-relu",
         version=3,
         license="mit",
-        backends=("cuda", "cpu"),
+        backends=(CUDA, CPU),
         upstream="https://github.com/o/up",
         source="git@github.com:o/src.git",
         python_depends=("einops",),
-        backend_python_depends={"cuda": ("nvidia-cutlass-dsl",)},
+        backend_python_depends={CUDA: ("nvidia-cutlass-dsl",)},
         kernel_depends=(KernelDependency("o/base", version=2),),
-        backend_kernel_depends={"cuda": (KernelDependency("o/more", revision="main"),)},
-        backend_settings={"cuda": {"minver": Release(12, 8), "maxver": Release(13, 2)}},
+        backend_kernel_depends={CUDA: (KernelDependency("o/more", revision="main"),)},
+        backend_settings={CUDA: {"minver": Release(12, 8), "maxver": Release(13, 2)}},
         hub_repo_id="o/my-relu",
         hub_branch="v3",
         framework=TorchFramework(
@@ -51,12 +54,12 @@ def test_every_value_is_read(home: Path) -> None:
             cxx_flags=("-Wall",),
             minver=stable,
             maxver=Release(2, 15),
-            stable_abi={"cuda": stable, "cpu": stable},
+            stable_abi={CUDA: stable, CPU: stable},
         ),
         kernels=(
             Kernel(
                 name="relu",
-                backend="cuda",
+                backend=CUDA,
                 depends=("torch", "cutlass_4_0"),
                 src=("relu.cu", "inc/relu.h"),
                 include=("inc",),
@@ -67,7 +70,7 @@ def test_every_value_is_read(home: Path) -> None:
             ),
             Kernel(
                 name="relu-rocm",
-                backend="rocm",
+                backend=ROCM,
                 depends=(),
                 src=("relu.cu",),
                 rocm_archs=("gfx942",),
@@ -86,7 +89,7 @@ def test_every_value_is_read(home: Path) -> None:
 def test_defaults(home: Path) -> None:
     read = read_project(home)
     assert read.framework == TorchFramework(src=("torch-ext/binding.cpp",), pyext=("py", "pyi"), stable_abi={})
-    assert read.kernels == (Kernel(name="relu", backend="cpu", depends=("torch",), src=("relu.cpp",)),)
+    assert read.kernels == (Kernel(name="relu", backend=CPU, depends=("torch",), src=("relu.cpp",)),)
     assert (read.upstream, read.hub_repo_id, read.kernels[0].cuda_capabilities) == (None,) * 3
     assert read.backend_settings == {}
 
@@ -107,7 +110,7 @@ def test_stable_abi_by_backend(home: Path) -> None:
     (home / "build.toml").write_text(f'{text}[kernel.g]\nbackend = "cuda"\ndepends = []\nsrc = ["relu.cu"]\n')
     framework = read_project(home).framework
     assert isinstance(framework, TorchFramework)
-    assert framework.stable_abi == {"cuda": Release(2, 9)}
+    assert framework.stable_abi == {CUDA: Release(2, 9)}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from kernels.variants import parse_variant
 
-from kernel_builder.backends import cuda as cuda_backend
+from kernel_builder.backends.cpu import CPU
+from kernel_builder.backends.cuda import CUDA, releases
+from kernel_builder.backends.recognised import XPU
 from kernel_builder.config import matrix
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, TvmFfiAbi, Variant
 from kernel_format.errors import VariantError
@@ -16,18 +18,18 @@ from kernel_format.errors import VariantError
     [
         (
             "torch214-cxx11-cu130-x86_64-linux",
-            Variant(FullAbi(Release(2, 14)), "cuda", Release(13, 0), "x86_64-linux"),
+            Variant(FullAbi(Release(2, 14)), CUDA, Release(13, 0), "x86_64-linux"),
         ),
-        ("torch29-cxx11-cpu-aarch64-linux", Variant(FullAbi(Release(2, 9)), "cpu", None, "aarch64-linux")),
+        ("torch29-cxx11-cpu-aarch64-linux", Variant(FullAbi(Release(2, 9)), CPU, None, "aarch64-linux")),
         (
             "torch-stable-abi210-cu126-x86_64-linux",
-            Variant(StableAbi(Release(2, 10)), "cuda", Release(12, 6), "x86_64-linux"),
+            Variant(StableAbi(Release(2, 10)), CUDA, Release(12, 6), "x86_64-linux"),
         ),
-        ("torch-xpu", Variant(Noarch(), "xpu")),
-        ("tvm-ffi01-cpu-aarch64-linux", Variant(TvmFfiAbi(Release(0, 1)), "cpu", None, "aarch64-linux")),
+        ("torch-xpu", Variant(Noarch(), XPU)),
+        ("tvm-ffi01-cpu-aarch64-linux", Variant(TvmFfiAbi(Release(0, 1)), CPU, None, "aarch64-linux")),
         (
             "tvm-ffi01-cu130-x86_64-linux",
-            Variant(TvmFfiAbi(Release(0, 1)), "cuda", Release(13, 0), "x86_64-linux"),
+            Variant(TvmFfiAbi(Release(0, 1)), CUDA, Release(13, 0), "x86_64-linux"),
         ),
     ],
 )
@@ -70,9 +72,9 @@ def test_names_of_other_systems_are_refused_with_the_reason(name: str, words: st
 
 def test_the_client_reads_every_name_of_the_matrix_the_same_way() -> None:
     for torch in matrix.torch_releases():
-        for cuda in cuda_backend.releases():
+        for cuda in releases():
             for framework in (FullAbi(torch), StableAbi(torch)):
-                name = Variant(framework, "cuda", cuda, "x86_64-linux").name
+                name = Variant(framework, CUDA, cuda, "x86_64-linux").name
                 theirs = parse_variant(name)
                 assert theirs.variant_str == name
                 assert (theirs.framework.version.major, theirs.framework.version.minor) == torch

@@ -1,4 +1,4 @@
-"""Makes models of diffusers and transformers faster: `accelerate` replaces what the kernels do better."""
+"""Makes models of diffusers and transformers faster: `accelerate` replaces operations by faster kernels."""
 
 from . import layers
 from .acceleration import accelerate, restore

@@ -17,7 +17,7 @@ _KEPT = "the check kept the model as it was"
 
 
 def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = False) -> Report:
-    """Replace what the kernels compute faster in a model, in place.
+    """Replace operations of a model by faster kernels, in place.
 
     The model keeps its classes, parameters, hooks and `state_dict`; only the forwards of some of its modules change.
     Modules that do not look as expected keep their own forward, and so does every module for an input that the kernels
@@ -25,7 +25,7 @@ def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = Fals
 
     Args:
         model: A `torch.nn.Module`, or a pipeline of diffusers, whose modules are all accelerated.
-        check: What to run the model on, to compare and to time it before and after: a dict of its keyword arguments,
+        check: Inputs to compare and to time the model before and after: a dict of its keyword arguments,
             a tuple of its positional arguments, or a function that gets the model and runs it. The model is restored
             if it was faster as it was, or if its error, compared with a run in float32, is now more than 1.1 times as
             large. Of a pipeline the denoiser (`transformer` or `unet`) is checked, and restored, alone.
@@ -35,7 +35,7 @@ def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = Fals
             transformers then holds a static cache and captures whole decoding steps.
 
     Returns:
-        What was replaced and what was left, and why, and the figures of the check.
+        The replaced modules, the modules left and the reasons, and the figures of the check.
 
     Raises:
         TypeError: If `model` or `check` is of another type.
@@ -82,7 +82,7 @@ def _accelerate_root(root: nn.Module, report: Report) -> None:
 
 
 def _put_if_possible(module: nn.Module, report: Report) -> Optional[Replacement]:
-    """Replace a module and return by what, or report why it is left."""
+    """Replace a module and return its replacement, or report why it is left."""
     replacement, _ = find(module)
     reason = _reason_left(module)
     if reason is not None:
@@ -94,7 +94,7 @@ def _put_if_possible(module: nn.Module, report: Report) -> Optional[Replacement]
 
 
 def _reason_left(module: nn.Module) -> Optional[str]:
-    """Return why a module is left; None for one that is replaced, or of which nobody expects it."""
+    """Return why a module is left; None if it is replaced, or if no replacement is expected."""
     replacement, reason = find(module)
     # Called a norm, as `LayerNorm2d` and `RMSNormGated` are.
     if replacement is None and reason is None and re.search("[Nn]orm(?![a-z])", type(module).__name__):

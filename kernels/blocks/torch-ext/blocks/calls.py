@@ -1,4 +1,4 @@
-"""The structure of a call's arguments and results: what a CUDA graph is keyed by, copies into, and gives out."""
+"""The structure of a call's arguments and results: the key, the inputs and the outputs of a CUDA graph."""
 
 import enum
 from collections import OrderedDict
@@ -86,7 +86,7 @@ def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
 
 
 def _open(value: Any) -> Optional[tuple[Iterable, Callable[[list], Any]]]:
-    """Return what is in a container, and a function that makes one like it; None if `value` is no container."""
+    """Return a container's elements, and a function that makes such a container; None if `value` is none."""
     cls = type(value)
     if cls is tuple or cls is list:
         return value, cls

@@ -37,7 +37,7 @@ class Comparison:
         reason: Why.
         eager_ms: Median time of the model as it was, in milliseconds.
         accelerated_ms: Median time of the accelerated model, in milliseconds; None if it failed.
-        reference: The dtype in which the model computed what both were compared with, or None: see `no_reference`.
+        reference: The dtype of the model that both were compared with, or None: see `no_reference`.
         no_reference: Why there is no reference. Both are then compared with each other only.
         eager_error: Relative error of the model as it was: norm of the difference, divided by that of the reference.
         accelerated_error: Relative error of the accelerated model.
@@ -128,7 +128,7 @@ def is_faster_without(model: nn.Module, check: Check, put: Callable[[], None], t
 
 
 def time_shares(model: nn.Module, check: Check, groups: Mapping[Any, Sequence[nn.Module]]) -> dict[Any, float]:
-    """Return which share of the time of one run of a model its modules take, by group, each with what is inside."""
+    """Return which share of the time of one run of a model its modules take, by group, each with its submodules."""
     seconds, started, hooks = dict.fromkeys(groups, 0.0), {}, []
     groups_of: dict[nn.Module, list[Any]] = {}
     for group, modules in groups.items():
@@ -284,7 +284,7 @@ def _reference(model: nn.Module, check: Check) -> tuple[Optional[list[Tensor]], 
         return None, None, "some of the model's weights are offloaded"
     dtype = torch.float64 if all(p.dtype == torch.float32 for p in parameters) else torch.float32
     name = str(dtype).removeprefix("torch.")
-    # Half as much again for what the forward computes.
+    # Half as much again for the forward's results.
     if 1.5 * dtype.itemsize * sum(p.numel() for p in parameters) > _free_memory(parameters):
         return None, None, f"a {name} copy of the model does not fit in memory"
     try:

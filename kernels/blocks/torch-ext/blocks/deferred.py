@@ -1,7 +1,7 @@
-"""Values that a rewritten forward computes when they are needed: one kernel then computes what several steps do.
+"""Values that a rewritten forward computes when they are needed: one kernel then computes several steps.
 
-A residual sum waits for its norm, a norm for its modulation or its rotary embedding. What nothing follows that a kernel
-computes with it is computed by itself, and where no kernel takes it, by the model's own operations.
+A residual sum waits for its norm, a norm for its modulation or its rotary embedding. A value without such a successor
+is computed by itself, and without a kernel for it, by the model's own operations.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Deferred:
     """A tensor that is computed at the first call of `now`."""
 
     value: Optional[Tensor] = None
-    like: Any = None  # what has its shape, dtype and device, where something has before it is computed
+    like: Any = None  # a tensor of its shape, dtype and device, if one exists before it is computed
 
     def now(self) -> Tensor:
         if self.value is None:
@@ -182,7 +182,7 @@ class Normed(Deferred):
     """`norm(x)`.
 
     Attributes:
-        form: What the norm computes.
+        form: The norm's formula.
         state: "wide" if `x` is widened before the norm, "narrow" if the result is also narrowed after it, else None.
     """
 
@@ -325,7 +325,7 @@ def _fits(modulation: Any, x: Any, last: bool) -> bool:
 
 
 def _has_rows(form: NormForm, x: Tensor) -> bool:
-    """Return whether the kernels should normalize `x` with what is before or after the norm.
+    """Return whether the kernels should normalize `x` together with the operations before or after the norm.
 
     They copy rows whose elements are apart, as a transformer gets them from a convolution, once: their results are
     contiguous.

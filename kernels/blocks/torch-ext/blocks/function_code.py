@@ -1,4 +1,4 @@
-"""The code of functions: read, compared with what they run, and compiled again."""
+"""The code of functions: read, compared with their bytecode, and compiled again."""
 
 import ast
 import copy
@@ -13,7 +13,7 @@ from torch import nn
 
 from .probes import _content
 
-KERNELS = "__blocks"  # the name, in rewritten code, of what it calls of this package
+KERNELS = "__blocks"  # the name of this package in rewritten code
 
 _signatures: dict[FunctionType, tuple[Any, inspect.Signature]] = {}
 
@@ -21,7 +21,7 @@ _signatures: dict[FunctionType, tuple[Any, inspect.Signature]] = {}
 def signature_of(function: Any) -> inspect.Signature:
     """Return `inspect.signature(function)`, found once: diffusers asks for it in each forward."""
     inner = getattr(function, "__func__", None)
-    if type(inner) is not FunctionType or inner.__dict__:  # such as what it wraps
+    if type(inner) is not FunctionType or inner.__dict__:  # such as the function that it wraps
         return inspect.signature(function)
     made_of = inner.__code__, inner.__defaults__, inner.__kwdefaults__
     known, signature = _signatures.get(inner, (None, None))
@@ -65,7 +65,7 @@ def functions_used(cls: type, call: Any) -> tuple[Any, ...]:
 
 
 def rewrapped(function: Any, inner: FunctionType, new: FunctionType) -> Optional[FunctionType]:
-    """Return what decorators made of `inner`, made of `new`; None if they hide it."""
+    """Apply the decorators of `inner` to `new`; None if they hide it."""
     if function is inner:
         return new
     wrapped = function.__wrapped__
@@ -93,7 +93,7 @@ def _like(function: FunctionType, code: CodeType, cells: tuple[CellType, ...]) -
 
 @functools.cache
 def parsed(function: FunctionType) -> Optional[ast.FunctionDef]:
-    """Return the source of a function, if that is what it runs."""
+    """Return the source of a function, if it runs that source."""
     try:
         lines, first = inspect.getsourcelines(function.__code__)
         (node,) = ast.parse(textwrap.dedent("".join(lines))).body
@@ -139,7 +139,7 @@ def _is_same(code: CodeType, other: CodeType) -> bool:
 
 
 def _operations(code: CodeType) -> list[tuple[str, Any]]:
-    """Return what a function does, whatever the compiler knew about the names of its module."""
+    """Return a function's operations, independent of the names that the compiler knew."""
     jumps = {*dis.hasjrel, *dis.hasjabs}
     return [
         (step.opname.replace("METHOD", "ATTR"), _argument(step))

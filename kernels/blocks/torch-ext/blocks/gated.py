@@ -1,4 +1,4 @@
-"""Activations, recognised by what they compute, and their products with what they gate."""
+"""Activations, recognized by their results, and their products with the gated values."""
 
 import functools
 import weakref
@@ -23,12 +23,12 @@ _STATEMENTS = {
 _of_modules: "weakref.WeakKeyDictionary[nn.Module, tuple[Any, Optional[str]]]" = weakref.WeakKeyDictionary()
 _of_functions: dict[Any, Optional[str]] = {}
 _of_classes: dict[Any, Optional[str]] = {}
-# What the Python functions call that may be an activation. Others are not called to see: they may do anything.
+# Functions that may be an activation. Others are not called for a trial: they may have side effects.
 _ELEMENTWISE = {"gelu", "silu", "sigmoid", "tanh", "erf", "pow", "square"}
 
 
 def activation_of(activation: Any) -> Optional[str]:
-    """Return what the kernels call an activation, a module or function, or None if it must be called."""
+    """Return the kernels' name of an activation, a module or function, or None if it must be called."""
     if isinstance(activation, nn.Module):
         inner = activation._modules or activation._parameters or activation._buffers
         if inner or not probes.is_plain(activation):
@@ -42,7 +42,7 @@ def activation_of(activation: Any) -> Optional[str]:
     if function is not gelu and not _is_elementwise(function):
         return None
     if activation not in _of_functions:
-        _of_functions[activation] = _recognise(activation)
+        _of_functions[activation] = _recognize(activation)
     return _of_functions[activation]
 
 
@@ -51,7 +51,7 @@ def _of_owner(owner: nn.Module, function: Any, activation: Any) -> Optional[str]
     if known is None or known[0] is not function:
         key = type(owner), function, probes.settings_of(owner)
         if key not in _of_classes:
-            _of_classes[key] = _recognise(activation)
+            _of_classes[key] = _recognize(activation)
         _of_modules[owner] = known = function, _of_classes[key]
     return known[1]
 
@@ -74,7 +74,7 @@ def is_unknown_activation(function: Any) -> bool:
             return False
 
 
-def _recognise(activation: Any) -> Optional[str]:
+def _recognize(activation: Any) -> Optional[str]:
     with probes.probing() as source:
         x = probes.random((4, 64), source) * torch.tensor([0.1, 1.0, 3.0, 8.0])[:, None]
         try:
@@ -82,7 +82,7 @@ def _recognise(activation: Any) -> Optional[str]:
             own, lower = activation(given), activation(x.bfloat16())
         except Exception:
             return None
-        if not torch.equal(given, x):  # in place: whoever reads the input later would get another
+        if not torch.equal(given, x):  # in place: later readers of the input would get another
             return None
         for name, statement in _STATEMENTS.items():
             if probes.agree(own, statement(x)) and is_near(lower, statement(x)):

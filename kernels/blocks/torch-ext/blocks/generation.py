@@ -2,7 +2,7 @@
 
 transformers' loop runs the model's Python for every token, and waits for the GPU twice. Here a step is one launch: it
 computes the logits, processes them, chooses a token, writes it, and finds out which sequences are done. The host only
-launches steps, one ahead of the GPU, and reads what the step before the last one sent.
+launches steps, one ahead of the GPU, and reads the results of the step before the last one.
 
 The loop takes the place of `_sample`, the method in which `generate` decodes greedily and samples. `generate` itself,
 with its checks and its preparation, stays transformers', and so does `_sample` for the prefill, for the first token,
@@ -39,7 +39,7 @@ _OPTIONS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tok
 
 @dataclass
 class GenerationCounts:
-    """What `generate` has done so far.
+    """Counts of `generate` so far.
 
     Attributes:
         calls: Calls with this package's loop.
@@ -82,7 +82,7 @@ def generates(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of one call of `_sample`, and what they amount to.
+    """The arguments of one call of `_sample`, and their meaning.
 
     Attributes:
         max_length: The number of tokens at which it ends.
@@ -148,7 +148,7 @@ class Decoder:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Return what `own`, the `_sample` of the model, returns. `forward` is the model's own forward."""
+        """Return the result of `own`, the `_sample` of the model. `forward` is the model's own forward."""
         try:
             if synced_gpus:
                 raise Refused("several processes generate in step")
@@ -481,7 +481,7 @@ class _Generation:
             self._scores += (state.scores.clone(),)
 
 
-# --- what a call is about --------------------------------------------------------------------------------------------
+# --- the arguments of a call -----------------------------------------------------------------------------------------
 
 
 def _prepare(
@@ -494,7 +494,7 @@ def _prepare(
     streamer: Any,
     kwargs: dict[str, Any],
 ) -> _Call:
-    """Return what a call is about.
+    """Return the meaning of a call's arguments.
 
     Raises:
         Refused: If transformers' own loop must run it.

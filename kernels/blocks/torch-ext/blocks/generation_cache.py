@@ -1,6 +1,6 @@
 """A cache of transformers whose keys and values stay where they are, for decoding steps in CUDA graphs.
 
-Outside of a step it counts in Python and returns what a `DynamicCache` would return: the prefill computes the same,
+Outside of a step it counts in Python and returns the tensors of a `DynamicCache`: the prefill computes the same,
 with the same kernels. Inside a step it reads the position from a tensor, so that one graph serves every position.
 
 This module imports transformers: import it only for a model of transformers.
@@ -47,7 +47,7 @@ def windows_of(cache: Cache, config: Any, batch: int, length: int) -> tuple[Opti
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer):
             raise Refused(f"its cache has a {type(layer).__name__}")
         if getattr(layer, "record_past", False):
-            raise Refused("its cache keeps what a sliding window has left")
+            raise Refused("its cache keeps tokens outside of a sliding window")
         if layer.is_initialized and layer.keys.shape[0] != batch:
             raise Refused("its cache is for another number of sequences")
         if type(layer) is StaticLayer and layer.max_cache_len < length:
@@ -85,15 +85,15 @@ class NewStates:
 
 
 class _Shared:
-    """What all layers of a cache have in common.
+    """The common state of all layers of a cache.
 
     Attributes:
         capacity: The number of tokens for which there is memory.
         position: [1], the position of the token that the next step computes.
         bucket: In a step: how many positions attention reads. None outside.
         slots: By the number of slots of a layer: [1], the slot of the token in a step.
-        is_read: Whether attention asks each layer of a step for what it has yet to write. The first forward finds out.
-        new: What the last layer has yet to write, or what it has written in that forward.
+        is_read: Whether attention asks each layer of a step for its pending tensors. The first forward determines it.
+        new: The last layer's pending tensors, or those that it has written in that forward.
         unread: Layers that attention did not ask.
     """
 
@@ -304,7 +304,7 @@ class FixedCache(Cache):
         shared.position.add_(1)
 
     def take_new(self, keys: Tensor) -> Optional[NewStates]:
-        """Return what attention over `keys` has yet to write into the layer, or None."""
+        """Return the tensors that attention over `keys` has yet to write into the layer, or None."""
         new, is_read = self._shared.new, self._shared.is_read
         if new is None or new.keys is not keys:
             return None
@@ -317,19 +317,19 @@ class FixedCache(Cache):
             layer.length = length
 
     def take(self, cache: Cache) -> None:
-        """Copy what a cache of transformers with the same layers holds."""
+        """Copy the content of a cache of transformers with the same layers."""
         length = int(cache.get_seq_length())
         if length:
             for layer, given in zip(self.layers, cache.layers):
                 layer.take(given, length)
 
     def fill(self, cache: Cache) -> None:
-        """Give a cache of transformers with the same layers a copy of what this one holds and it has not."""
+        """Give a cache of transformers with the same layers a copy of the content that it lacks."""
         length = int(cache.get_seq_length())
         for index, layer in enumerate(self.layers):
             cache.update(*layer.states_since(length), index)
             given = cache.layers[index]
-            # It counts what it was given, which may be the last window alone.
+            # It counts the given tokens, which may be the last window alone.
             if type(given) is DynamicSlidingWindowLayer:
                 given.cumulative_length = layer.length
             elif type(given) is StaticSlidingWindowLayer:

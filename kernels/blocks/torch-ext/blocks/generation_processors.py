@@ -1,8 +1,8 @@
 """Logits processors and stopping criteria of transformers in a form that CUDA graphs can have.
 
-A graph repeats what was captured, so a form reads the number of tokens from a tensor, not from a shape, and keeps the
-tensors of a processor at fixed addresses. Processors that do not look at the tokens are called as they are. What is not
-known here, a user's own processor first of all, has no form: its calls stay outside of the graph.
+A graph repeats the captured operations, so a form reads the number of tokens from a tensor, not from a shape, and keeps
+the tensors of a processor at fixed addresses. Processors that do not look at the tokens are called unchanged. Unknown
+processors, such as a user's own, have no form: their calls stay outside of the graph.
 """
 
 import copy
@@ -61,7 +61,7 @@ class Form:
 
 
 class Formless(Exception):
-    """There is no form. The text says for what and why."""
+    """There is no form. The message names the processor and the reason."""
 
 
 def _path_of(cls: type) -> str:

@@ -18,16 +18,16 @@ _REPLAYABLE = 32  # graphs of one state: the lengths of a text of some thousand 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step of one call of `generate` computes.
+    """The computation of a step of one call of `generate`.
 
     Attributes:
-        cache_name: What the release of transformers calls the argument.
+        cache_name: The name of the argument in this release of transformers.
         by_type: Whether the model takes a mask for each type of its layers, by name.
         adds_masks: Whether it adds masks to the products of q and k.
         options: Other arguments of the forward, which do not change.
         forms: The logits processors.
         eos: The ids that end a sequence, or None.
-        pad: What finished sequences go on with, or None.
+        pad: The token that continues finished sequences, or None.
         samples: Whether tokens are sampled; else the best one is taken.
         keeps_scores, keeps_logits: Whether the caller gets them.
         by_hand: Why tokens are chosen outside of the graph, or None.
@@ -106,9 +106,9 @@ class State:
     Attributes:
         cache: Keys and values.
         products: The products of a step with weights.
-        kind: The number of sequences, and what else calls that can use it have in common.
+        kind: The number of sequences, and the other properties that compatible calls share.
         tokens: Their tokens.
-        news: [batch + 1], what the host asks for after a step: the new tokens, and whether any sequence goes on.
+        news: [batch + 1], read by the host after a step: the new tokens, and whether any sequence continues.
         logits, scores: [batch, vocabulary] in float32, of the last step.
         graphs: By bucket and plan: the captured steps.
         tried: Keys of steps that ran without a graph.
@@ -200,7 +200,7 @@ class State:
     ) -> Tensor:
         """Return the logits, [batch, vocabulary], of the token after the present one, which is cached.
 
-        This and `finish` are all of one step, on the device: what a graph captures.
+        This and `finish` are all of one step, on the device, and captured by a graph.
         """
         with self.cache.step(bucket) as read, functions:
             masks = read
@@ -241,7 +241,7 @@ class State:
         if plan.keeps_scores:
             self.scores = _keep(self.scores, scores.float())
         if plan.samples:
-            # What `torch.multinomial` computes for one sample, without its checks, for which the host would wait.
+            # As `torch.multinomial` for one sample, without its checks, for which the host would wait.
             probabilities = scores.float().softmax(-1)
             scores = probabilities / torch.empty_like(probabilities).exponential_()
         chosen = _best(scores)

@@ -1,4 +1,4 @@
-"""What CUDA graphs ask of Torch and CUDA: captures, the order of streams, and the settings that kernels depend on."""
+"""The interface to CUDA graphs: captures, the order of streams, and the settings that kernels depend on."""
 
 import ctypes
 import os
@@ -34,7 +34,7 @@ class Stopwatch:
 
 
 class Gpu:
-    """What the runner of one model asks of CUDA."""
+    """The CUDA operations of one model's runner."""
 
     type = "cuda"
 
@@ -75,7 +75,7 @@ class Gpu:
         return torch.cuda.graph_pool_handle()
 
     def capture(self, run: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Callable[[], None], Any, int]:
-        """Capture what `run` does. Return a function that repeats it, what `run` returned, and the memory it took.
+        """Capture `run`. Return a function that repeats it, the result of `run`, and the memory that it took.
 
         Raises:
             Refused: If it cannot be captured. Torch and CUDA are as before then.

@@ -26,7 +26,7 @@ _CUDA_ONLY = "the model is not on a CUDA device"
 
 @dataclass
 class GraphCounts:
-    """What the CUDA graphs of one model have done so far.
+    """Counts of one model's CUDA graphs so far.
 
     Attributes:
         captured: Graphs captured.
@@ -82,7 +82,7 @@ class _Caches:
 
     def __init__(self, caches: dict[str, Any], device: torch.device) -> None:
         snapshots = {name: Snapshot(cache, device) for name, cache in caches.items()}
-        # A snapshot holds what is in a cache: without the callback, the tensors would outlive the cache.
+        # A snapshot holds a cache's tensors: without the callback, the tensors would outlive the cache.
         self._references = [weakref.ref(cache, lambda _: snapshots.clear()) for cache in caches.values()]
         self._snapshots = snapshots
 
@@ -94,7 +94,7 @@ class _Caches:
         return all(reference() is not None for reference in self._references)
 
     def find_difference(self, caches: dict[str, Any]) -> Optional[str]:
-        """Return the name of what has changed in the caches, or None."""
+        """Return the name of the changed part of the caches, or None."""
         if not self.are(caches):
             return next(iter(caches))
         for name, snapshot in self._snapshots.items():
@@ -128,7 +128,7 @@ class GraphRunner:
             self.counts.note = "its forward was replaced by other code"
 
     def call(self, model: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return what `forward(*args, **kwargs)`, the model's own forward, returns."""
+        """Return the result of `forward(*args, **kwargs)`, the model's own forward."""
         try:
             if self._left > 0:
                 self._left -= 1
@@ -334,8 +334,8 @@ class GraphRunner:
         self.counts.memory = inputs + self._pool_bytes if self._graphs else 0
 
 
-def _remember(known: "OrderedDict[Any, Any]", key: Any, what: Any) -> None:
-    known[key] = what
+def _remember(known: "OrderedDict[Any, Any]", key: Any, value: Any) -> None:
+    known[key] = value
     if len(known) > _REMEMBERED:
         known.popitem(last=False)
 

@@ -8,7 +8,7 @@ from .gpu import Stopwatch
 
 # A shorter forward is limited by the host, which a graph relieves. It is not compared.
 _LONG_MS = 20.0
-_SLOWER = 1.1  # what one sample of each can tell
+_SLOWER = 1.1  # the resolution of one sample of each
 
 
 class GraphTimes:

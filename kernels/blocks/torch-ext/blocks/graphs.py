@@ -2,10 +2,10 @@
 
 Models of transformers that generate get graphs of whole decoding steps, too (`generation.py`).
 
-A replay starts all kernels of a forward with one launch, so the host no longer limits the speed. It repeats what was
-captured and runs no Python of the model. A graph therefore serves only calls whose arguments differ in the contents of
-tensors alone (`calls.py`), while the model is in the state in which it was captured (`snapshots.py`). Everything else
-runs the model's own forward, and the counts say why.
+A replay starts all kernels of a forward with one launch, so the host no longer limits the speed. It repeats the
+captured operations and runs no Python of the model. A graph therefore serves only calls whose arguments differ in the
+contents of tensors alone (`calls.py`), while the model is in the captured state (`snapshots.py`). Everything else runs
+the model's own forward, and the counts show the reasons.
 """
 
 import functools

@@ -24,7 +24,7 @@ def makes_mask(function: Any) -> bool:
 def masked(function: Callable, given: Any, *args: Any, **kwargs: Any) -> Any:
     """Return `function(*args, **kwargs)` in a forward whose caller has `given` position ids, or None.
 
-    Somebody may have put another function in its place since the forward was rewritten, which gets what it expects.
+    If a user has replaced the function since the forward was rewritten, that function gets its own arguments.
     """
     if given is None and POSITIONS in kwargs and kernel_set.is_capturing() and makes_mask(function):
         kwargs[POSITIONS] = None

@@ -1,4 +1,4 @@
-"""Norms, recognised by what they compute, alone and together with residual sums, gates and modulations."""
+"""Norms, recognized by their results, alone and together with residual sums, gates and modulations."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from . import probes
 from .kernel_set import PLAIN_TENSORS, adaln, rmsnorm
 
-# What norms use whose eps is not an attribute. That of Torch depends on the dtype.
+# The eps of norms that have no such attribute. Torch's default depends on the dtype.
 _CONSTANTS = (1e-5, 1e-6, 1e-8, 1e-12)
 
 
 @dataclass(frozen=True, eq=False)
 class NormForm:
-    """What a norm computes over the last dimension: `(x - mean) * rsqrt(variance + eps) * (offset + weight) + bias`.
+    """A norm's formula over the last dimension: `(x - mean) * rsqrt(variance + eps) * (offset + weight) + bias`.
 
     Attributes:
         sample: A norm like it, to see how it rounds with other dtypes.
@@ -27,7 +27,7 @@ class NormForm:
         offset: Added to the weight.
         width: The number of elements that it normalizes, or None for any.
         roundings: By dtypes of x and of the weight: where the norm rounds, as in `rmsnorm.rms_norm`, or None.
-        places: What `place` has returned.
+        places: Results of `place`.
     """
 
     sample: nn.Module
@@ -58,7 +58,7 @@ class NormForm:
     def place(
         self, weight: Optional[Tensor], bias: Any, dtype: torch.dtype, last: bool, combined: bool
     ) -> Optional[str]:
-        """Return where the norm rounds in a kernel that also computes what is before or after it; None if in none.
+        """Return where the norm rounds in a kernel with the operations before or after it; None if no kernel does.
 
         Args:
             last: Whether the norm gets x in float32, and the result is rounded to `dtype`, that of x, after all.
@@ -103,8 +103,8 @@ class NormForm:
 _forms: dict[Hashable, Optional[NormForm]] = {}
 
 
-def recognised_norm(norm: nn.Module) -> Optional[NormForm]:
-    """Return what a norm computes with its present forward, or None if that is nothing that the kernels compute."""
+def recognized_norm(norm: nn.Module) -> Optional[NormForm]:
+    """Return the formula of a norm's present forward, or None if the kernels do not compute it."""
     form = getattr(type(norm), "_blocks_norm", None)
     if form is not None:
         return form
@@ -114,12 +114,12 @@ def recognised_norm(norm: nn.Module) -> Optional[NormForm]:
     key = cls, probes.watched_forward(cls).key(), probes.settings_of(norm)
     if key not in _forms:
         with probes.probing() as source:
-            _forms[key] = _recognise(norm, source)
+            _forms[key] = _recognize(norm, source)
     return _forms[key]
 
 
 def reason_of_norm(norm: nn.Module) -> Optional[str]:
-    """Return why the kernels do not compute what is called a norm; None for one that only has other norms inside."""
+    """Return why the kernels do not compute a norm; None for a module that only contains other norms."""
     if norm._modules:
         return None
     shape = getattr(norm, "normalized_shape", getattr(norm, "dim", ()))
@@ -139,7 +139,7 @@ def _is_candidate(norm: nn.Module) -> bool:
     return arguments is not None and len(arguments) == 1
 
 
-def _recognise(norm: nn.Module, source: torch.Generator) -> Optional[NormForm]:
+def _recognize(norm: nn.Module, source: torch.Generator) -> Optional[NormForm]:
     given = [name for name, p in norm._parameters.items() if p is not None]
     width = norm._parameters[given[0]].shape[0] if given else _width_of(norm)
     sample = _sample(norm, source, torch.float32, width or 24)
@@ -219,11 +219,11 @@ def _rounding(form: NormForm, dtype: torch.dtype, weight_dtype: Optional[torch.d
     return None
 
 
-# --- what is computed -------------------------------------------------------------------------------------------------
+# --- computation ------------------------------------------------------------------------------------------------------
 
 
 def form_of(norm: Any) -> Optional[NormForm]:
-    """Return what the kernels may compute in place of a call of `norm` now, or None if it must be called."""
+    """Return the formula that the kernels may compute instead of calling `norm` now, or None if it must be called."""
     form = getattr(type(norm), "_blocks_norm", None)
     is_same = form is not None and probes.is_plain(norm) and type(norm)._blocks_watched.are_unchanged()
     return form if is_same else None

@@ -1,4 +1,4 @@
-"""What expressions and statements look like, whichever functions and modules their names are of."""
+"""Forms of expressions and statements, independent of the objects that their names refer to."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ class Inlined(ast.NodeTransformer):
 
 
 def outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
-    """Return a statement and what is in it, but not what is in functions and comprehensions."""
+    """Return a statement and its parts, without the bodies of functions and comprehensions."""
     yield node
     if not isinstance(node, SCOPES):
         for inner in ast.iter_child_nodes(node):
@@ -50,7 +50,7 @@ def widened(node: Any) -> Optional[ast.expr]:
 
 
 def modulations(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
-    """Return what may be modulated in an expression, the scale, and the shift."""
+    """Return the value that an expression modulates, the scale, and the shift."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         for product, shift in ((node.left, node.right), (node.right, node.left)):
             pairs = ((product.left, product.right), (product.right, product.left)) if is_product(product) else ()

@@ -1,4 +1,4 @@
-"""Small random inputs for modules and functions, to see what they compute, and what tells when that has changed."""
+"""Small random inputs for modules and functions, to observe their results, and to detect changes."""
 
 import inspect
 import warnings
@@ -39,7 +39,7 @@ def copied(module: nn.Module, parameters: dict[str, Optional[Tensor]]) -> nn.Mod
 
 
 def settings_of(module: nn.Module) -> Hashable:
-    """Return what the results of a module without children depend on, besides the values of its parameters."""
+    """Return the state on which a module without children depends, besides the values of its parameters."""
     settings = tuple(
         (name, value if isinstance(value, _SETTINGS) else id(value))
         for name, value in module.__dict__.items()
@@ -85,7 +85,7 @@ class Watched:
         self._attributes.append((self._cls, name, getattr(self._cls, name)))
 
     def add_used(self, function: Any) -> None:
-        """Watch what a function calls: methods of the class, and functions of its module."""
+        """Watch a function's callees: methods of the class, and functions of its module."""
         if isinstance(function, nn.Module):  # kernels makes modules of functions
             self._attributes.append((type(function), "forward", type(function).forward))
             self._globals.append((function.__dict__, "forward", None))
@@ -124,7 +124,7 @@ class Watched:
 
 
 def watched_forward(cls: type) -> Watched:
-    """Return the forward of a class, and what that calls, watched."""
+    """Return the forward of a class and its callees, watched."""
     watched = Watched(cls)
     watched.add_method("forward")
     watched.add_used(cls.forward)
@@ -132,7 +132,7 @@ def watched_forward(cls: type) -> Watched:
 
 
 def watched_function(function: Any) -> Watched:
-    """Return what a function calls, watched."""
+    """Return a function's callees, watched."""
     watched = Watched()
     watched.add_used(function)
     return watched

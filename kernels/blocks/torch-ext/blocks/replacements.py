@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .deferred import now
 from .function_code import functions_used, innermost, methods_of, rewrapped
 from .kernel_set import takes, takes_tensors
-from .norms import NormForm, normalized, recognised_norm
+from .norms import NormForm, normalized, recognized_norm
 from .probes import has_hooks, is_bound, is_rewritten, watched_forward
 from .projections import gelu_fits_epilogue, linear_gelu, projection_in
 from .rewriting import Rewriting, rewritten
@@ -29,13 +29,13 @@ class Replacement:
     """A faster forward.
 
     Attributes:
-        does: What the forward computes with kernels, for the report.
+        does: The forward's operations in kernels, for the report.
         kernels: The names of the kernels that the forward calls, without those of replaced modules inside.
         compute: Gets the module and the only argument of its forward, and returns the result, or None where the kernels
             cannot compute it; or None where `methods` are given.
-        norm: What a norm computes.
+        norm: A norm's formula.
         methods: The class's own methods, rewritten.
-        misses: What the forward has that no kernel computes, and why.
+        misses: The forward's operations without a kernel, and the reasons.
     """
 
     does: str
@@ -48,7 +48,7 @@ class Replacement:
 
 def find(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
     """Return the replacement for a module, if there is one, and why the module keeps its own forward, if it must."""
-    form = recognised_norm(module)
+    form = recognized_norm(module)
     projection = projection_in(module) if form is None else None
     if form is not None:
         replacement, reason = _of_norm(form), None
@@ -63,7 +63,7 @@ def _reason_of_instance(module: nn.Module) -> Optional[str]:
     if is_rewritten(module) and not hasattr(module, "_hf_hook"):
         return "its forward was replaced by other code"
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    # What a hook does cannot be probed. These only look at the outputs, for `output_hidden_states`.
+    # Hooks cannot be probed. These only look at the outputs, for `output_hidden_states`.
     if all(getattr(hook, "__module__", "") == "transformers.utils.output_capturing" for hook in hooks):
         return "it has hooks" if module._backward_hooks or module._backward_pre_hooks else None
     return "it has hooks"
@@ -142,8 +142,8 @@ def _rewrite(module: nn.Module) -> tuple[Optional[Replacement], Optional[str]]:
         if new.function is not None:
             methods[name] = new.function
             of_norms |= new.norms
-            for what, kernels in new.does.items():
-                does.setdefault(what, set()).update(kernels)
+            for operation, kernels in new.does.items():
+                does.setdefault(operation, set()).update(kernels)
     misses = tuple(dict.fromkeys(reasons))
     if not methods:
         return None, "; ".join(misses) or None
@@ -195,7 +195,7 @@ def replacement_in(module: nn.Module) -> Optional[Replacement]:
 
 
 def original_class(module: nn.Module) -> type:
-    """Return the class that `module` had before its replacement, and before what wrapped its class since then."""
+    """Return the class that `module` had before its replacement, and before later wrappers of its class."""
     return getattr(type(module), "_blocks_original", type(module))
 
 
@@ -220,10 +220,10 @@ def set_class(module: nn.Module, cls: type) -> None:
 
 
 class _Copied:
-    """What classes with a replacement have in common."""
+    """The common part of classes with a replacement."""
 
     def __reduce_ex__(self, protocol: int) -> Any:
-        # Pickled as a module of its own class, so that whoever loads it needs no kernels.
+        # Pickled as a module of its own class, so that loading needs no kernels.
         _, _, *state = super().__reduce_ex__(protocol)
         return object.__new__, (_own_class(type(self)),), *state
 

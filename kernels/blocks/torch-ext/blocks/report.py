@@ -1,4 +1,4 @@
-"""What `accelerate` did to a model."""
+"""The report of `accelerate`."""
 
 import sys
 from collections import Counter
@@ -46,18 +46,18 @@ def _counts(counts: Any) -> dict[str, Any]:
 
 @dataclass
 class Report:
-    """What was replaced in a model, and what was left, and why. `print(report)` shows it as a table.
+    """A model's replaced modules, the modules left, and the reasons. `print(report)` shows it as a table.
 
     Attributes:
-        replaced: By class of module and what its replacement does: how many modules.
+        replaced: By class of module and operation: the number of modules.
         left: By class of module and the reason: how many modules.
-        kernels: By class of module and what its replacement does: the names of the kernels that it calls.
-        notes: What else one should know, a sentence each.
+        kernels: By class of module and operation: the names of the kernels that it calls.
+        notes: Further notices, a sentence each.
         versions: Of this package, its kernels, Torch, and the libraries that are loaded.
-        graphs: By model: what its CUDA graphs have done. The counts go on with every call.
-        generation: By model: what its `generate` has done. The counts go on with every call.
+        graphs: By model: the counts of its CUDA graphs, which grow with every call.
+        generation: By model: the counts of its `generate`, which grow with every call.
         check: Both models' times and errors, if `accelerate` was asked to check.
-        shares: By class of module and the reason: which share of the time what is left takes, if it was measured.
+        shares: By class of module and the reason: the share of the time of the modules left, if it was measured.
     """
 
     replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -117,7 +117,7 @@ class Report:
 
 
 def notes_on(roots: Iterable[nn.Module]) -> list[str]:
-    """Return what one should know about models that were accelerated: their device and dtype, untested libraries."""
+    """Return notices about accelerated models: their device and dtype, untested libraries."""
     notes = []
     roots = list(roots)
     devices = {tensor.device.type for root in roots for tensor in (*root.parameters(), *root.buffers())} - {"meta"}

@@ -1,7 +1,7 @@
 """Rewrites forwards: their own code, with calls of the kernels in place of the expressions that these compute.
 
-A forward keeps everything else that it does, and whatever somebody made of it. Expressions are replaced whose norms,
-activations and rotary functions `norms`, `gated` and `rotary` have recognised by what they compute:
+A forward keeps all its other operations, and patches of users. Expressions are replaced whose norms,
+activations and rotary functions `norms`, `gated` and `rotary` have recognized by their results:
 
 - `act(gate) * up`,
 - `norm(x) * (1 + scale) + shift`, also where a function of the module computes it of its arguments, and
@@ -38,7 +38,7 @@ from .probes import _content, required_arguments
 _GIVEN = "__blocks_given"  # the position ids that a forward was given
 _Body = list[ast.stmt]
 
-# What is replaced, for the report, by the function that is called instead, and the kernels.
+# Names of replacements for the report, by the function that is called instead, and the kernels.
 _DOES = {
     "gated": ("activation of the gate, and the product", ("geglu",)),
     "modulated": ("norm with modulation", ("adaln",)),
@@ -59,13 +59,13 @@ _FUNCTIONS = {
 
 @dataclass
 class Rewriting:
-    """What became of a function.
+    """The result of rewriting a function.
 
     Attributes:
         function: The function rewritten, or None if it has nothing that the kernels compute.
-        does: What the kernels compute in it, each with their names.
+        does: Its operations in kernels, each with their names.
         norms: The kernels of norms that it computes where their values are needed, if nothing else does.
-        misses: What it has that looks as if they could, and why they cannot.
+        misses: Its operations that resemble the kernels', and the reasons against them.
     """
 
     function: Optional[FunctionType] = None
@@ -79,8 +79,8 @@ def rewritten(function: Any, roots: dict[str, Any], processing: Optional[Rewriti
 
     Args:
         function: A method, or `__call__` of an attention processor, without its decorators.
-        roots: What its parameters are: `self`, and the module that a processor is called with.
-        processing: What is called with the module's attention processor, in place of that, or None.
+        roots: The values of its parameters: `self`, and the module that a processor is called with.
+        processing: The replacement of the module's attention processor, or None.
     """
     node = parsed(function)
     if node is None or "locals" in function.__code__.co_names:
@@ -116,7 +116,7 @@ _KNOWN_BEFORE = ("shape", "dtype", "device", "ndim")
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Puts calls of this package in place of what it knows.
+    """Replaces known expressions by calls of this package.
 
     Names whose values may be deferred are read with `now`, except where this package gets them.
     """
@@ -139,7 +139,7 @@ class _Rewriter(ast.NodeTransformer):
         self._last_line: dict[str, int] = {}  # where names are used last
         self._exposed: set[str] = set()  # names whose first values must not be deferred
         self._of_norms: set[Optional[str]] = set()  # names that are given a norm
-        # Names, by what uses them: a norm, a modulation or rotary embedding, a sum, a product.
+        # Names, by their use: a norm, a modulation or rotary embedding, a sum, a product.
         self._normed: dict[str, list[tuple[int, nn.Module]]] = {}
         self._combined, self._added, self._multiplied = set(), set(), set()
         # Names that are given the product of a gate and a branch, an activation, and any deferred value.
@@ -173,7 +173,7 @@ class _Rewriter(ast.NodeTransformer):
         return body
 
     def _learn(self, node: ast.AST) -> None:
-        """Keep what functions are that are imported or made inside, and are the same at each call."""
+        """Keep functions that are imported or made inside, and are the same at each call."""
         learnt: dict[str, Any] = {}
         if isinstance(node, ast.ImportFrom):
             package = self._function.__globals__.get("__package__") or ""
@@ -193,7 +193,7 @@ class _Rewriter(ast.NodeTransformer):
             self._made[name] = MISSING if name in self._made else value
 
     def inlined_of(self, node: ast.Call) -> Optional[ast.expr]:
-        """Return what a function of the module returns, of the arguments of a call, if it modulates a norm of these."""
+        """Return the result of a function of the module for a call's arguments, if it modulates a norm of these."""
         function = self._resolve(node.func) if isinstance(node.func, ast.Name) else None
         if not isinstance(function, FunctionType) or function is not self._function.__globals__.get(node.func.id):
             return None
@@ -306,7 +306,7 @@ class _Rewriter(ast.NodeTransformer):
             self._deferred |= new
 
     def _is_deferred(self, value: ast.expr, target: str) -> bool:
-        before = dict(self.constants), list(self.misses), {what: set(by) for what, by in self.does.items()}
+        before = dict(self.constants), list(self.misses), {operation: set(by) for operation, by in self.does.items()}
         deferred = self._deferring(copy.deepcopy(value), target)
         self.constants, self.misses, self.does = before
         return deferred is not None
@@ -346,7 +346,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     visit_ClassDef = visit_ListComp = visit_GeneratorExp = visit_DictComp = visit_SetComp = visit_Lambda
-    visit_With = visit_Lambda  # which may begin what the kernels have no part in, such as autocast
+    visit_With = visit_Lambda  # which may begin a region without kernels, such as autocast
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         made = self._made.get(node.name, MISSING)
@@ -354,7 +354,7 @@ class _Rewriter(ast.NodeTransformer):
             name = ast.Name(node.name, ast.Store())
             return ast.fix_missing_locations(ast.copy_location(ast.Assign([name], self._constant(made)), node))
         if rotary.gets_tables([argument.arg for argument in node.args.args]):
-            self.misses.append(f"{node.name} is made anew at each call, so nothing can tell what it computes")
+            self.misses.append(f"{node.name} is a new function at each call, so its results are unknown")
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
@@ -387,10 +387,10 @@ class _Rewriter(ast.NodeTransformer):
         )
         return place.is_rotated
 
-    # --- what names are ---
+    # --- values of names ---
 
     def _resolve(self, node: ast.AST) -> Any:
-        """Return what an expression is while the function runs, as far as that is the same each time."""
+        """Return an expression's value while the function runs, if it is the same each time."""
         if isinstance(node, ast.Name):
             if node.id in self._roots:
                 return self._roots[node.id]
@@ -415,7 +415,7 @@ class _Rewriter(ast.NodeTransformer):
     def _norm_of(self, node: ast.AST) -> Optional[nn.Module]:
         """Return the norm that a call is of, with nothing but its input."""
         norm = self._resolve(node.func) if patterns.has_one_argument(node) and not node.keywords else None
-        return norm if isinstance(norm, nn.Module) and norms.recognised_norm(norm) is not None else None
+        return norm if isinstance(norm, nn.Module) and norms.recognized_norm(norm) is not None else None
 
     def _activation_of(self, node: ast.AST) -> Optional[ast.expr]:
         """Return the activation that a call is of, with nothing but its input."""
@@ -445,10 +445,10 @@ class _Rewriter(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(call, node))
 
     def _may_take_deferred(self, function: ast.expr) -> bool:
-        """Return whether a call may be of a rewritten method or forward that norms or modulates what it gets."""
+        """Return whether a call may be of a rewritten method or forward that norms or modulates its argument."""
         value = self._resolve(function)
         if isinstance(value, nn.Module):
-            return norms.recognised_norm(value) is None and _has_norm(value) and bool(methods_of(type(value)))
+            return norms.recognized_norm(value) is None and _has_norm(value) and bool(methods_of(type(value)))
         return isinstance(value, MethodType) and any(value.__self__ is root for root in self._roots.values())
 
     # --- expressions ---
@@ -458,7 +458,7 @@ class _Rewriter(ast.NodeTransformer):
         return super().visit(node) if new is None else self._call("now", node, new)
 
     def _deferring(self, node: Any, target: Optional[str] = None) -> Optional[ast.expr]:
-        """Return what an expression becomes whose value may be deferred; None for any other.
+        """Return the replacement of an expression whose value may be deferred; None for any other.
 
         Args:
             target: The name that is given the value, `_ANY`, or None.
@@ -482,7 +482,7 @@ class _Rewriter(ast.NodeTransformer):
             is_used = is_in(self._combined) or (isinstance(x, ast.Name) and x.id in self._deferred)
             if not is_used:
                 return None
-            self.norms.add(norms.recognised_norm(self._norm_of(node)).kernel)
+            self.norms.add(norms.recognized_norm(self._norm_of(node)).kernel)
             return self._call("normed", node, node.func, self._operand(node.args[0]))
         if self._activation_of(node) is not None:
             return self._begun(node) if target and is_in(self._multiplied) else None
@@ -545,7 +545,7 @@ class _Rewriter(ast.NodeTransformer):
         later = [norm for line, norm in self._normed.get(target or "", ()) if node.lineno < line <= last]
         if with_gate or later:
             more = ["gate"] * with_gate + ["norm"] * bool(later)
-            kinds = {"adaln"} if with_gate else {norms.recognised_norm(norm).kernel for norm in later}
+            kinds = {"adaln"} if with_gate else {norms.recognized_norm(norm).kernel for norm in later}
             self.does.setdefault(f"residual sum with {' and '.join(more)}", set()).update(kinds)
         return self._call("total", node, *operands)
 
@@ -576,7 +576,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._call("begun", call, self._activation_of(call), self.visit(call.args[0]))
 
     def _is_activated(self, node: Any) -> bool:
-        """Return whether a product is of an activation and what it gates."""
+        """Return whether a product is that of an activation and its gated value."""
         return any(
             self._activation_of(x) is not None or (isinstance(x, ast.Name) and x.id in self._activated)
             for x in (node.left, node.right)
@@ -585,7 +585,7 @@ class _Rewriter(ast.NodeTransformer):
     def _miss_activation(self, node: ast.AST) -> None:
         activation = self._resolve(node.func) if patterns.has_one_argument(node) else None
         if isinstance(activation, nn.Module):
-            inner = activation._modules or activation._parameters or norms.recognised_norm(activation) is not None
+            inner = activation._modules or activation._parameters or norms.recognized_norm(activation) is not None
             unknown = not inner and gated.activation_of(activation) is None
         else:
             unknown = gated.is_unknown_activation(activation)
@@ -604,8 +604,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if self._processing is not None and patterns.is_processor(node.func):
-            for what, kernels in self._processing.does.items():
-                self.does.setdefault(what, set()).update(kernels)
+            for operation, kernels in self._processing.does.items():
+                self.does.setdefault(operation, set()).update(kernels)
             self.norms |= self._processing.norms
             self.generic_visit(node)
             return ast.Call(self._constant(self._processing.function), [node.func, *node.args], node.keywords)
@@ -671,7 +671,7 @@ class _Rewriter(ast.NodeTransformer):
         starred = [isinstance(argument, ast.Starred) for argument in node.args]
         function = self._resolve(node.func)
         named = {keyword.arg: keyword.value for keyword in node.keywords}
-        # A table may be given by name: what it is does not change what the function computes.
+        # A table may be given by name: its value does not change the function's formula.
         options = {
             name: patterns.literal(value)
             for name, value in named.items()
@@ -682,11 +682,11 @@ class _Rewriter(ast.NodeTransformer):
         given = len(node.args) + len(named) - len(options)
         if True in starred:  # the tables
             given = len(required_arguments(function) or ())
-        call = rotary.recognised_rotary(function, given, options)
+        call = rotary.recognized_rotary(function, given, options)
         if call is None and rotary.is_candidate(function):
             self.misses.append(f"{node.func.id} computes no rotary embedding that a kernel does")
         return call
 
 
 def _has_norm(module: nn.Module) -> bool:
-    return any(norms.recognised_norm(inner) is not None for inner in (module, *module._modules.values()) if inner)
+    return any(norms.recognized_norm(inner) is not None for inner in (module, *module._modules.values()) if inner)

@@ -1,4 +1,4 @@
-"""Rotary embeddings, recognised by what they compute, alone and together with the norms of q and k."""
+"""Rotary embeddings, recognized by their results, alone and together with the norms of q and k."""
 
 import inspect
 from collections.abc import Callable, Hashable
@@ -44,10 +44,10 @@ class RotaryForm:
 
 @dataclass(frozen=True)
 class RotaryCall:
-    """A way to call a rotary function: where it gets what, and what it computes by the dimensions of x and of a table.
+    """A way to call a rotary function: its arguments, and its formula by the dimensions of x and of a table.
 
     Attributes:
-        function: What is called.
+        function: The called function.
         watched: The functions that it calls.
         tensors: The number of tensors to rotate: the first arguments.
         cos: The argument that has the cosines, or both tables, or the complex rotations: its position and name.
@@ -68,11 +68,11 @@ _calls: dict[Hashable, Optional[RotaryCall]] = {}
 _repeating: dict[Hashable, bool] = {}
 
 
-def recognised_rotary(function: Any, given: int, options: dict[str, Any]) -> Optional[RotaryCall]:
-    """Return what a function computes, or None if it does not rotate as a kernel does.
+def recognized_rotary(function: Any, given: int, options: dict[str, Any]) -> Optional[RotaryCall]:
+    """Return a function's formula, or None if it does not rotate as a kernel does.
 
     Args:
-        function: A function of a model's module, or what `kernels` made of one.
+        function: A function of a model's module, or its replacement by `kernels`.
         given: The number of arguments that calls give it.
         options: Other arguments of the calls that are constants.
     """
@@ -83,7 +83,7 @@ def recognised_rotary(function: Any, given: int, options: dict[str, Any]) -> Opt
     try:
         if key not in _calls:
             with probes.probing() as source:
-                _calls[key] = _recognise(function, watched, given, options, source)
+                _calls[key] = _recognize(function, watched, given, options, source)
         return _calls[key]
     except TypeError:  # an option that cannot be hashed
         return None
@@ -101,7 +101,7 @@ def gets_tables(names: list[str]) -> bool:
     return {"cos", "sin"} <= set(names[:4]) or any("freq" in name or "rot" in name for name in names[1:3])
 
 
-def _recognise(
+def _recognize(
     function: Any, watched: probes.Watched, given: int, options: dict[str, Any], source: torch.Generator
 ) -> Optional[RotaryCall]:
     called = type(function).forward if isinstance(function, nn.Module) else function
@@ -222,7 +222,7 @@ def _aligned(table: Tensor, form: RotaryForm) -> Tensor:
     return table.unsqueeze(-3 if form.layout == "bhsd" else -2)
 
 
-# --- what is computed -------------------------------------------------------------------------------------------------
+# --- computation ------------------------------------------------------------------------------------------------------
 
 
 class _Viewed(Deferred):
@@ -268,7 +268,7 @@ def joined(parts: list[Any], dim: int) -> Any:
 
 
 def rotated(call: RotaryCall, function: Callable, xs: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-    """Return `function(*xs, *args, **kwargs)`, or of a function of one tensor what it returns of each of `xs`."""
+    """Return `function(*xs, *args, **kwargs)`, or for a function of one tensor its results for each of `xs`."""
     parts = [x.parts if type(x) is _Joined and x.value is None else (x,) for x in xs]
     results = _rotated(call, function, parts, args, kwargs)
     if results is None:
@@ -280,7 +280,7 @@ def rotated(call: RotaryCall, function: Callable, xs: tuple[Any, ...], *args: An
 def rotated_part(
     call: RotaryCall, function: Callable, xs: tuple[Any, ...], parts: Any, dim: int, *args: Any, **kwargs: Any
 ) -> Any:
-    """Return what the function rotates of the first of two parts of each of `xs`, joined with the second part."""
+    """Rotate the first of two parts of each of `xs`, and join it with the second part."""
     first, second = (part[dim] for part in parts)
     end = second.start
     is_cut = type(end) is int and end < 0 and first == slice(None, end) and second == slice(end, None)
@@ -356,7 +356,7 @@ def _source(x: Any) -> Tensor:
 
 
 def _kind_of(x: Any, heads: Tensor) -> tuple[Any, Optional[Tensor]]:
-    """Return what a kernel must know of a pending norm to rotate it: eps, offset, rounding and kind; and its weight.
+    """Return a pending norm's eps, offset, rounding and kind, as the kernel takes them, and its weight.
 
     Of anything else, return None for both.
     """
@@ -494,7 +494,7 @@ def _repeats(call: RotaryCall, form: RotaryForm, tables: list[Tensor]) -> bool:
     return same
 
 
-# By layout: x as `[batch, tokens, heads, n]`, and what is such in the shape of x again.
+# By layout: x as `[batch, tokens, heads, n]`, and its inverse.
 _TOKENS_FIRST: dict[str, Callable[[Tensor], Tensor]] = {
     "bhsd": lambda x: x.transpose(1, 2),
     "bshd": lambda x: x,

@@ -52,7 +52,7 @@ class Snapshot:
     """The state of a module, or of another object, that its Python code may read.
 
     A graph repeats a forward with all numbers, choices and addresses that the forward found when it was captured. A
-    snapshot holds what they come from: the tree of modules and their classes, parameters and buffers with their
+    snapshot holds their origins: the tree of modules and their classes, parameters and buffers with their
     addresses, hooks, and the attributes of every module and of every object in them (configurations, attention
     processors, adapters' scales), through lists, dictionaries and sets. `is_current` compares by identity, then by
     value: an attribute that is set to an equal value is no change. The contents of tensors on the GPU are left out,
@@ -87,7 +87,7 @@ class Snapshot:
         self._on_host: list[tuple[Tensor, int]] = []  # with their versions
         self._names: dict[int, str] = {}  # by id of a dictionary or container that the snapshot holds
         self._walk(root)
-        # From here on: what `is_current` compares with.
+        # From here on: the state that `is_current` compares with.
         self._classes = list(map(type, self._modules))
         self._forwards = [(cls, cls.forward) for cls in {*self._classes, self._root_class} if hasattr(cls, "forward")]
         self._sizes = list(map(len, self._dicts))
@@ -105,7 +105,7 @@ class Snapshot:
         # This runs before every replay: each line is a loop in C over a whole model.
         # `==` of tensors, or of NumPy's arrays, raises an error unless they are one object: then there is a change.
         # `_tensors` has those with one element, which `==` compares by value.
-        # `==` compares a container that was replaced with what it replaced, so later changes of the new one count, too.
+        # `==` compares a container that was replaced with its predecessor, so later changes of the new one count, too.
         try:
             if self.obstacle is not None:
                 return self._has_same_obstacle(root)
@@ -126,7 +126,7 @@ class Snapshot:
             return False
 
     def find_difference(self, root: Any) -> str:
-        """Return the name of what has changed in `root`."""
+        """Return the name of the changed part of `root`."""
         if self.obstacle is not None:
             return f"{self.obstacle!r} is no longer true"
         now = _attributes_of_root(root)
@@ -217,7 +217,7 @@ class Snapshot:
                 return
 
     def _take_module(self, module: nn.Module, path: str, waiting: "deque[tuple[Any, str]]") -> None:
-        """Take up what every module has: parameters, buffers, submodules and hooks."""
+        """Record the state of every module: parameters, buffers, submodules and hooks."""
         attributes = vars(module)
         self.obstacle = self._find_obstacle(module, path)
         if self.obstacle is not None:
@@ -245,7 +245,7 @@ class Snapshot:
         self._tensors.append(tensor)
         if type(tensor) in PLAIN_TENSORS:
             self._addressed.append(tensor)
-        # A graph may have baked in what is on another device. A version changes when a tensor is written.
+        # A graph may have captured the value of a tensor on another device. A version changes when a tensor is written.
         if tensor.device != self._device and not tensor.is_inference():
             self._on_host.append((tensor, tensor._version))
 

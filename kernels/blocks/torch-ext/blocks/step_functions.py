@@ -1,4 +1,4 @@
-"""What the modules of a decoding step call in place of Torch's functions and of transformers' attention.
+"""Replacements of Torch's functions and of transformers' attention in a decoding step.
 
 The products of a step have few rows, and its attention one token: the kernels of decode read weights and cached states
 once, at the speed of the memory. They take the place of `torch.nn.functional.linear`, whichever module calls it, while
@@ -33,7 +33,7 @@ _thread = threading.local()
 
 
 class Products:
-    """The products with weights in a step, and what follows them.
+    """The products with weights in a step, and the operations that follow them.
 
     A first forward, whose results are dropped, finds out which products have the same input, as those of q, k and v:
     one kernel computes them. It also finds out which are added to a residual, and which are the two sides of a gate.
@@ -55,7 +55,7 @@ class Products:
         return _Functions(self._groups, self._waiting) if self.is_known else _FirstFunctions(self)
 
     def learn(self, groups: list[list["_Layer"]], waiting: list[Tensor]) -> None:
-        """Take what the first forward has found out."""
+        """Take the results of the first forward."""
         self._waiting = {id(weight): weight for weight in waiting}
         groups = [group for group in groups if len(group) > 1 and id(group[0][0]) not in self._waiting]
         self._groups = {id(group[0][0]): group for group in groups}
@@ -90,7 +90,7 @@ class _Rotation:
     """A rotation of q and k that waits: `outs` have no elements yet, and views of them may have been made.
 
     Attributes:
-        function, args: rope3d's op, and what it was called with.
+        function, args: rope3d's op, and its arguments.
     """
 
     outs: tuple[Tensor, Tensor]
@@ -244,7 +244,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _FirstFunctions(TorchFunctionMode):
-    """The functions of the first forward, which finds out what belongs together."""
+    """The functions of the first forward, which groups related operations."""
 
     def __init__(self, products: Products) -> None:
         super().__init__()
@@ -384,7 +384,7 @@ def attend(
         scale=kwargs.get("scaling"),
         new_value=new.value,
         position=new.slot,
-        constant_cache=True,  # what it has was written in earlier steps; see _are_constant
+        constant_cache=True,  # its content was written in earlier steps; see _are_constant
     )
     return output, None
 

@@ -18,9 +18,10 @@ from fastapi import APIRouter, Path, Request
 from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from kernel_builder.config.variant import Noarch, StableAbi, TvmFfiAbi, Variant
+from kernel_format import variant as variants
 from kernel_format.errors import VariantError
 from kernel_format.metadata import PackageMetadata
+from kernel_format.variant import Noarch, StableAbi, TvmFfiAbi
 from kernel_hub.git.objects import TreeEntry
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
@@ -261,7 +262,7 @@ def _metadata(repository: GitRepository, entry: TreeEntry | None) -> PackageMeta
 def _variant_row(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
     capabilities, dirty = ", ".join(metadata.archs), metadata.is_dirty
     try:
-        variant = Variant.parse(name)
+        variant = variants.parse(name)
     except VariantError:
         return VariantRow(name, "see the name", "see the name", "see the name", capabilities, size, dirty)
     framework = variant.framework
@@ -272,7 +273,7 @@ def _variant_row(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
     else:
         torch = f"{framework.release} and later" if isinstance(framework, StableAbi) else str(framework.release)
     if variant.release:
-        backend = f"{variant.title} {variant.release} to {variant.release.major}.x"
+        backend = f"{variant.backend.title} {variant.release} to {variant.release.major}.x"
     else:
-        backend = {"cpu": "CPU", "cuda": "CUDA, any"}.get(variant.backend, variant.backend)
+        backend = {"cpu": "CPU", "cuda": "CUDA, any"}.get(variant.backend.name, variant.backend.name)
     return VariantRow(name, torch, backend, variant.platform or "any", capabilities, size, dirty)

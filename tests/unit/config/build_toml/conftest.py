@@ -95,7 +95,7 @@ def assert_same_values(home: Path) -> None:
     build, mine = theirs(home), ours(home)
     assert build is not None
     assert isinstance(mine, project.Project), str(mine)
-    assert list(mine.backends) == list(dict.fromkeys(str(backend) for backend in build.general.backends))
+    assert list(map(str, mine.backends)) == list(dict.fromkeys(str(backend) for backend in build.general.backends))
     for backend in known_backends.NAMES:
         expected = [
             (
@@ -105,5 +105,5 @@ def assert_same_values(home: Path) -> None:
             )
             for dependency in build.all_kernel_depends(Backend.from_str(backend))
         ]
-        dependencies = (*mine.kernel_depends, *mine.backend_kernel_depends.get(backend, ()))
+        dependencies = (*mine.kernel_depends, *mine.backend_kernel_depends.get(known_backends.get(backend), ()))
         assert [(d.repo_id, d.version, d.revision) for d in dependencies] == expected

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends import cuda
 from kernel_builder.config import build_toml, known_backends
 from kernel_builder.config.project import TorchFramework
 from kernel_builder.config.project_files import read_project
@@ -121,11 +122,11 @@ def test_both_accept(home: Path, text: str) -> None:
 def test_versions_have_any_number_of_parts(home: Path, text: str, parts: tuple[int, ...]) -> None:
     """The public builder accepts them, though the parser in its client 0.17.2 takes two numbers only."""
     lines = f'minver = "{text}"\nmaxver = "{text}"\n'
-    cuda = kernel("cuda", f'cuda-minver = "{text}"')
-    write(home, cuda.replace("[torch]\n", f"[general.cuda]\n{lines}[torch]\n{lines}"))
+    for_cuda = kernel("cuda", f'cuda-minver = "{text}"')
+    write(home, for_cuda.replace("[torch]\n", f"[general.cuda]\n{lines}[torch]\n{lines}"))
     mine = read_project(home)
     assert isinstance(mine.framework, TorchFramework)
-    settings = mine.backend_settings["cuda"]
+    settings = mine.backend_settings[cuda.CUDA]
     limits = [mine.framework.minver, mine.framework.maxver, settings["minver"], settings["maxver"]]
     assert [*limits, mine.kernels[-1].cuda_minver] == [parts] * 5
     assert str(settings["minver"]) == ".".join(map(str, parts))
