@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend, CompileOptions, DeviceCommand, DeviceSource, Toolkit, gxx, token
@@ -27,12 +27,10 @@ from kernel_builder.config.project import (
 from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Variant, this_platform
 from kernel_builder.steps import commands, include_scan
 from kernel_builder.steps.graph import PYTHON, TORCH, CompileStep, digest
+from kernel_builder.toolchain import HostCompiler, Toolchains, TorchHeaders
 from kernel_builder.toolchain.own_headers import escaped
 from kernel_builder.toolchain.tools import HeaderLibrary
 from kernel_format.errors import ConfigError, ToolchainError
-
-if TYPE_CHECKING:
-    from kernel_builder.toolchain import HostCompiler, Toolchains, TorchHeaders
 
 
 @dataclass(frozen=True)
