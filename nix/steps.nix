@@ -65,7 +65,7 @@ let
     "steps" "toml_file.py" "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain))))
-    ++ map (name: "${format}/${name}.py") [ "__init__" "errors" "files" "metadata" "untrusted_paths" "release" ] ++ [ sandbox ]);
+    ++ [ format sandbox ]);
   format = "packages/kernel-format/kernel_format";
   sandbox = "packages/kernel-sandbox/kernel_sandbox";
   # The import path of a copy of this repository's distributions.
@@ -77,7 +77,7 @@ let
     spec = toJSON spec;
     passAsFile = [ "spec" ];
     nativeBuildInputs = [ python ];
-    PYTHONPATH = distributions planner;
+    PYTHONPATH = "${distributions planner}:${dependencies}";
     LIBRARY_PATH = libraries;
     buildCommand = "python3 -m kernel_builder.nix ${program} $specPath $out";
   } // attributes);
@@ -121,7 +121,7 @@ let
     });
   dependencies = installed "builder";
   fetch = pin: step "${pin.project}-${pin.version}-ranges" "fetch" { inherit pin; }
-    (fixed pin.fetched // { PYTHONPATH = "${distributions planner}:${dependencies}"; });
+    (fixed pin.fetched);
 
   # Toolchains: release -> tree.
   onSystem = entry: entry // mapAttrs (_: platforms: { ${system} = platforms.${system}; })

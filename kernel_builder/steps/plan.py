@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernel_builder import backends
 from kernel_builder.backends import token
@@ -24,11 +24,9 @@ from kernel_builder.config.project import Backend, Project, TorchNoarch
 from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant, this_platform
 from kernel_builder.steps import commands, compile_steps, recorded_sources
 from kernel_builder.steps.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.metadata import CROSS_COMPILER
-
-if TYPE_CHECKING:
-    from kernel_builder.toolchain import Toolchains
 
 _UNIQUE_LENGTH = 13
 
@@ -74,9 +72,9 @@ def _archs(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
 
 
 def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, Any]:
-    """Return what provenance says of the compilers: what the back end says of its own, and nothing of g++.
+    """Return the compilers for the provenance: the back end's, and a cross compiler.
 
-    Of a g++ for another platform than this machine's it does: the g++ of that platform would give other bytes.
+    This platform's g++ is not recorded. A cross compiler gives other bytes than the g++ of its target platform.
     """
     recorded: dict[str, Any] = {}
     if not isinstance(variant.framework, Noarch):

@@ -30,8 +30,12 @@ def test_the_part_of_the_builder_in_compile_steps_is_complete(tmp_path: Path) ->
     text = (ROOT / "nix" / "steps.nix").read_text()
     match = re.search(r'planner = withBytecode "kernel-builder-plan"[^[]*\[([^]]*)\]', text)
     assert match
-    for name in [*re.findall(r'"([^"]+)"', match[1]), "toolchain"]:
-        source, target = ROOT / "kernel_builder" / name, tmp_path / "kernel_builder" / name
+    copied = {f"kernel_builder/{name}": ROOT / "kernel_builder" / name for name in re.findall(r'"([^"]+)"', match[1])}
+    copied["kernel_builder/toolchain"] = ROOT / "kernel_builder/toolchain"
+    copied["kernel_format"] = ROOT / "packages/kernel-format/kernel_format"
+    copied["kernel_sandbox"] = ROOT / "packages/kernel-sandbox/kernel_sandbox"
+    for name, source in copied.items():
+        target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
     command = [sys.executable, "-c", IMPORT_ALL, str(tmp_path)]
