@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import checks, elf
-from kernel_builder.backends import code_objects
+from kernel_builder.backends.rocm import code_objects
 from kernel_builder.backends.rocm import NOT_RUN
 from kernel_builder.cache_directory import default_cache
 from kernel_builder.config.project_files import read_project

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from kernel_builder.backends.cuda_commands import CLANG_DEVICE_FLAGS
+from kernel_builder.backends.cuda.commands import CLANG_DEVICE_FLAGS
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains, trees
 from tests.support.places import ROOT

@@ -13,7 +13,7 @@ from kernels import variants as client
 from kernels.backends import ROCm
 from packaging.version import Version
 
-from kernel_builder.backends import code_objects, hipify, rocm, wavefronts
+from kernel_builder.backends.rocm import code_objects, hipify, rocm, wavefronts
 from kernel_builder.backends.rocm import ROCM
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
