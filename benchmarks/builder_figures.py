@@ -14,7 +14,6 @@ from pathlib import Path
 from builder_runs import JOBS, CompletedRun, Workspace
 from counting_index import CountingIndex
 from figures import Figure, Measured, Row, Values, summary
-from sccache_server import sccache_server
 from torch_extension_build import compare_with_torch_extension, sources_of, torch_extension_row
 
 from kernel_builder.backends.cuda import CUDA
@@ -31,7 +30,7 @@ def measure_downloads(workspace: Workspace) -> Measured:
     cache = workspace.root / "caches" / "bare"
     project = workspace.project("bare")
     with CountingIndex() as index:
-        done = workspace.build(cache, project, "--index-url", index.url)
+        done = workspace.build(cache, project, environment={"PIP_INDEX_URL": index.url})
         received = dict(index.received)
         workspace.run(cache, "toolchain", "fetch", "--cuda", "13.2", "--index-url", index.url)
         total = sum(received.values())
@@ -199,41 +198,6 @@ def _share_row(title: str, values: Values, note: str) -> Row:
     )
 
 
-def measure_sccache(workspace: Workspace) -> Measured:
-    """Build with an empty builder cache and an sccache that has the same compiles."""
-    cold = workspace.first_build[2]
-    with sccache_server(workspace.root / "sccache") as server:
-
-        def build(place: str) -> tuple[CompletedRun, float, dict[str, int]]:
-            # sccache's keys include paths, so both builds have their cache at the same path.
-            shutil.rmtree(workspace.root / "caches" / "sccache", ignore_errors=True)
-            cache, project = workspace.cache("sccache"), workspace.project(place)
-            done = workspace.build(cache, project, compiler_cache="sccache", environment=server.environment)
-            cpu_seconds, counts = done.cpu_seconds + server.cpu_seconds(), server.counts()
-            server.stop()
-            return done, cpu_seconds, counts
-
-        _, filling, _ = build("filling")
-        warm, cpu_seconds, counts = build("filled")
-    values = {
-        "cold-cpu-seconds": cold.cpu_seconds,
-        "warm-cpu-seconds": cpu_seconds,
-        "filling_cpu_seconds": filling,
-        **counts,
-    }
-    return Measured((cold.command, warm.command), values)
-
-
-def sccache_row(values: Values) -> Row:
-    return _share_row(
-        "clean checkout, empty builder cache, warm sccache",
-        values,
-        "The builder cache is empty, at the path that it had while sccache was filled. CPU time includes the sccache "
-        f"server and its compilers: {values['cache_hits']} hits, {values['cache_misses']} misses. Filling sccache took "
-        f"{values['filling_cpu_seconds']:.1f} s.",
-    )
-
-
 def differing_bytes(first: Path, second: Path) -> int:
     """Count the bytes at which two files differ, including bytes that only the longer one has."""
     left, right = first.read_bytes(), second.read_bytes()
@@ -250,7 +214,8 @@ def measure_equal_bytes(workspace: Workspace) -> Measured:
         workspace.cache("another"),
         second,
         "--all",
-        "--all-platforms",
+        "--platform",
+        "all",
         "--no-load",
         jobs=4 * JOBS,
         environment={"TZ": "Asia/Tokyo", "LC_ALL": "C"},
@@ -325,7 +290,6 @@ FIGURES: dict[str, Figure[Workspace]] = {
     "nothing-changed": Figure(measure_nothing_changed, nothing_changed_row),
     "one-source": Figure(measure_one_source, one_source_row),
     "warm-cache": Figure(measure_warm_cache, warm_cache_row),
-    "sccache": Figure(measure_sccache, sccache_row),
     "cpp-extension": Figure(compare_with_torch_extension, torch_extension_row),
     "equal-bytes": Figure(measure_equal_bytes, equal_bytes_row),
     "load-time": Figure(measure_load_time, load_time_row),

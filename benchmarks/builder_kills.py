@@ -116,7 +116,7 @@ def kill_builds(directory: Path, count: int, chosen: random.Random, kills: Kills
     """Kill builds that begin with a part of their steps done."""
     cache, project = directory / "cache", directory / "project"
     shutil.copytree(PROJECT, project)
-    arguments = ("build", project, "--variant", VARIANT, "--compiler-cache", "off", "--no-load")
+    arguments = ("build", project, "--variant", VARIANT, "--no-load")
     _run(command(cache, *arguments))
     began = time.monotonic()
     _forget(cache, project, 1.0, chosen)
@@ -149,7 +149,7 @@ def kill_uploads(directory: Path, count: int, chosen: random.Random, kills: Kill
     """Kill uploads, each to a repository of its own."""
     cache, project = directory / "cache", directory / "project"
     shutil.copytree(PROJECT, project)
-    _run(command(cache, "build", project, "--variant", VARIANT, "--compiler-cache", "off", "--no-load"))
+    _run(command(cache, "build", project, "--variant", VARIANT, "--no-load"))
     with running_hub(directory / "hub", "--log-level", "warning") as hub:
 
         def upload(repo_id: str) -> subprocess.Popen[bytes]:

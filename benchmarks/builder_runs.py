@@ -96,16 +96,15 @@ class Workspace:
         cache: Path,
         project: Path,
         *options: str,
-        compiler_cache: str = "off",
         jobs: int = JOBS,
         environment: Mapping[str, str] | None = None,
     ) -> CompletedRun:
-        """Run `kernel-builder build`, by default without a compiler cache.
+        """Run `kernel-builder build`.
 
         Raises:
             RuntimeError: If it fails, or if its steps cannot be read from its output.
         """
-        fixed = ["--jobs", str(jobs), "--compiler-cache", compiler_cache, "--json"]
+        fixed = ["--jobs", str(jobs), "--json"]
         done = self.run(cache, "build", project, *options, *fixed, environment=environment)
         if len(done.steps) != done.result["steps"]:
             raise RuntimeError(f"{done.command}: ran {done.result['steps']} steps, its output has {done.steps}")
@@ -121,4 +120,4 @@ class Workspace:
     def matrix_build(self) -> tuple[Path, CompletedRun]:
         """A project and the cold build of its whole matrix, for every platform."""
         project = self.project("whole")
-        return project, self.build(self.cache("whole"), project, "--all", "--all-platforms", "--no-load")
+        return project, self.build(self.cache("whole"), project, "--all", "--platform", "all", "--no-load")

@@ -219,7 +219,7 @@ def build_variant(
 ) -> dict[str, Any]:
     """Build one variant and return what happened."""
     arguments = ["build", str(root), "--variant", variant.name, "--out", str(out / root.name), "--json"]
-    arguments += ["--compiler-cache", "off", "--load" if load else "--no-load"]
+    arguments += ["--load" if load else "--no-load"]
     if variant.backend.name == "cuda" and variant.release:
         arguments += ["--capability", capability]
     if _imports_unchecked(root):

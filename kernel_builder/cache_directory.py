@@ -1,4 +1,4 @@
-"""Where the builder keeps its cache."""
+"""The places of the builder's caches."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ def default_cache() -> Path:
     return user_cache("kernel-builder")
 
 
+def shared_cache() -> Path | None:
+    """Return the read-only second cache that KERNEL_BUILDER_SHARED_CACHE names, or None."""
+    named = os.environ.get("KERNEL_BUILDER_SHARED_CACHE")
+    return Path(named).absolute() if named else None
+
+
 def is_open_to_others(cache: Path) -> bool:
-    """Return whether other users can put objects and compilers of theirs into a cache."""
+    """Return whether other users can write objects and compilers to a cache."""
     try:
         status = cache.stat()
-    except OSError:  # it is not there yet
+    except OSError:  # it does not exist yet
         return False
     return bool(status.st_mode & stat.S_IWOTH) or status.st_uid not in {0, os.geteuid()}
 
 
 def user_cache(program: str) -> Path:
-    """Return the directory where a program keeps its cache by default, as the XDG Base Directory Specification says.
+    """Return a program's default cache directory by the XDG Base Directory Specification.
 
     Raises:
         StoreError: If the user has no home directory, such as a user id without an account in a container.
@@ -36,7 +42,7 @@ def user_cache(program: str) -> Path:
         return (named if named.is_absolute() else Path("~/.cache").expanduser()) / program
     except RuntimeError as error:
         raise StoreError(
-            "this user has no home directory, which the cache is kept in",
+            "this user has no home directory for the cache",
             where=f"user {os.getuid()}",
             hint="set KERNEL_BUILDER_CACHE to a directory that can be written, and HOME",
         ) from error

@@ -65,7 +65,7 @@ let
     "steps" "toml_file.py" "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain))))
-    ++ map (name: "${format}/${name}.py") [ "__init__" "errors" "files" "metadata" "outside_paths" "release" ] ++ [ sandbox ]);
+    ++ map (name: "${format}/${name}.py") [ "__init__" "errors" "files" "metadata" "untrusted_paths" "release" ] ++ [ sandbox ]);
   format = "packages/kernel-format/kernel_format";
   sandbox = "packages/kernel-sandbox/kernel_sandbox";
   # The import path of a copy of this repository's distributions.
@@ -149,7 +149,7 @@ let
     tree "cuda-libraries-${release}" (pinnedCuda release) entry.libraries.${system} { }) toolkits;
   # Header libraries that `depends` names.
   pinnedOf = mapAttrs (name: _: lock.dependencies.${name} or (throw ("no package index has ${name}, which a kernel "
-    + "depends on; `kernel-builder build --dependency ${name}=DIR` builds with a checkout of it")));
+    + "depends on; `KERNEL_BUILDER_DEPENDENCIES=${name}=DIR kernel-builder build` builds with a checkout of it")));
   dependencyTree = name: pin: tree name { dependencies.${name} = pin; } pin.files { };
   # The stand-ins of libraries that every binary is linked against. A package would take 1.5 s to make them.
   sysroot = step "sysroot" "sysroot" { lock = { inherit (lock) schema; cuda = { }; torch = { }; dependencies = { }; }; }

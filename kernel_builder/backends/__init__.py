@@ -1,7 +1,7 @@
-"""Back ends: one file or directory for each, with everything that holds for it alone, and the protocol that they share.
+"""Back ends: one file or directory for each, with everything specific to it, and the protocol that they share.
 
-`Variant.backend` and `Project.backends` hold them as values; `config.known_backends` finds one by its name. A package of
-its own can register more.
+`Variant.backend` and `Project.backends` hold them as values; `config.known_backends` finds one by its name. Other
+packages can register more.
 """
 
 from kernel_builder.backends.compiled import (

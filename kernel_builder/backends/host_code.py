@@ -36,7 +36,6 @@ class Compiler:
         to_assembler: How it passes on the option to list the files that the assembler reads, with `{}` for the list.
             None if its assembler makes no list.
         environment: Variables, with tokens.
-        works_with_sccache: Whether a compiler cache can run it.
         report: Options with which it says what each kernel takes of the GPU; empty if it cannot.
         hint: What to do about a source that it refuses and no other hint fits.
         for_editors: Returns the command that tools for editors understand: (command with paths, roots, source); None if
@@ -48,7 +47,6 @@ class Compiler:
     directories: tuple[str, ...] = ()
     to_assembler: str | None = "-Wa,--MD,{}"
     environment: Mapping[str, str] | None = None
-    works_with_sccache: bool = True
     report: tuple[str, ...] = ()
     hint: str | None = None
     for_editors: Callable[[Sequence[str], Mapping[str, Path], str], list[str]] | None = None

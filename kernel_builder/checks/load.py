@@ -55,7 +55,8 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         if variant.platform in (None, this_platform()):
             raise NotApplicable(f"this machine's Torch has no {variant.backend.title}")
         raise NotApplicable(
-            f"the variant is for {variant.platform}, this machine is {this_platform()}: `--cross-python` loads it"
+            f"the variant is for {variant.platform}, this machine is {this_platform()}: "
+            "`check-builds --cross-python` loads it"
         )
     text = answer["text"]
     if answer["outcome"] == "skipped":

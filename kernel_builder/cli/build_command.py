@@ -7,18 +7,18 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from kernel_builder.cache_directory import shared_cache
+from kernel_builder.checks import CheckReport
+from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
 from kernel_builder.cli.shared_options import (
     allow_option,
     backends_option,
     build_jobs_option,
-    cross_cxx_option,
-    cross_python_option,
-    dependency_option,
     json_option,
     load_option,
     owner_option,
@@ -32,36 +32,33 @@ from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
 from kernel_builder.plural import counted, some_of
 from kernel_builder.progress import Progress, shown
+from kernel_builder.steps.resources import SourceResources
+from kernel_builder.toolchain import Toolchains
+from kernel_builder.backends.tools import CudaCompiler
 from kernel_format.errors import BuildError, KernelBuilderError
 
-if TYPE_CHECKING:
-    from kernel_builder.checks import CheckReport
-    from kernel_builder.steps.confinement import SandboxMode
-    from kernel_builder.steps.resources import SourceResources
-    from kernel_builder.toolchain import Toolchains
-
-_ERRORS = 5  # so many are printed in full
-_NAMED = 3  # so many variants that are not built here are named
+_ERRORS = 5  # printed in full
+_NAMED = 3  # variants named in a message; the rest is counted
 _SHORT = 100  # characters of a reason in the table
-_THREADS = 256  # of a block; `--json` has the occupancy for others, too
+_THREADS = 256  # per block; `--json` has the occupancy for other sizes
 
 
 def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
-    """Build, with progress on stderr; `toolchains` makes those that report their downloads there."""
+    """Build, with progress on stderr. `toolchains` creates the toolchains, which report their downloads there."""
     with shown(sys.stderr) as progress:
         return run_build(request, toolchains(progress), progress)
 
 
 def print_summary(summary: BuildSummary) -> None:
-    """Print what a build did, for people: warnings, errors, then one table."""
+    """Print the result of a build: warnings, errors, then one table."""
     reports: dict[str, dict[str, CheckReport]] = {}
     for built in summary.packages:
         if built.report:
             reports.setdefault(built.project, {})[built.variant] = built.report
-    for project, of_project in reports.items():
-        from kernel_builder.checks import summary as checks_summary
-
-        for line in checks_summary.lines(of_project, "warning", f"`kernel-builder check-builds {project}` lists all"):
+    for project, project_reports in reports.items():
+        for line in checks_summary.lines(
+            project_reports, "warning", f"`kernel-builder check-builds {project}` lists all"
+        ):
             click.secho(line if line.startswith(" ") else f"warning: {project}: {line}", fg="yellow")
     for title, text in summary.warnings.items():
         click.secho(f"warnings from {title}:", fg="yellow", err=True)
@@ -77,12 +74,11 @@ def print_summary(summary: BuildSummary) -> None:
         if source.kernels:
             _print_resources(source)
     binaries = len({built.module for built in summary.packages if any(built.path.glob(f"{built.module}.*so"))})
-    is_cached = summary.cpu_seconds is None
-    cost = "or taken from the compiler cache" if is_cached else f"in {summary.cpu_seconds:.1f} s of processor time"
+    sandbox = summary.sandbox.get("load")
     click.echo(
         f"{counted(len(summary.packages), 'variant')} from {counted(binaries, 'binary')}; "
-        f"{counted(summary.compiles, 'file')} compiled {cost}; "
-        f"{summary.seconds:.1f} s in all{_confined(summary)}"
+        f"{counted(summary.compiles, 'file')} compiled in {summary.cpu_seconds:.1f} s of processor time; "
+        f"{summary.seconds:.1f} s in all{f'; in a sandbox ({sandbox})' if sandbox else ''}"
     )
 
 
@@ -101,16 +97,8 @@ def _print_resources(source: SourceResources) -> None:
         click.echo(f"  {'  '.join([*cells, row[-1]])}")
 
 
-def _confined(summary: BuildSummary) -> str:
-    """Return what compilers and packages ran in."""
-    steps, load = summary.sandbox.get("steps"), summary.sandbox.get("load")
-    if load and summary.compiles and not steps:
-        return f"; loaded in a sandbox ({load}), compiled outside, by the compiler cache's server"
-    return f"; in a sandbox ({load})" if load else ""
-
-
 def _print_unavailable(summary: BuildSummary) -> None:
-    """Print what is not built here, once for each reason."""
+    """Print the variants that this machine cannot build, once for each reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for missing in summary.unavailable:
         name = f"{missing.project}/{missing.variant}" if missing.variant else missing.project
@@ -122,7 +110,7 @@ def _print_unavailable(summary: BuildSummary) -> None:
 
 
 def _print_skipped(summary: BuildSummary) -> None:
-    """Print why packages were not loaded, once for each reason. The other checks that are skipped do not apply."""
+    """Print why packages were not loaded, once for each reason. Other skipped checks do not apply to the package."""
     reasons: dict[str, list[str]] = {}
     for built in summary.packages:
         if reason := built.skipped.get("load"):
@@ -130,14 +118,14 @@ def _print_skipped(summary: BuildSummary) -> None:
     for reason, names in reasons.items():
         click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {reason}", fg="yellow")
     if any(" Torch here: " in reason for reason in reasons):
-        click.echo("    that is no fault of theirs: all other checks ran, and a machine with such a Torch loads them")
+        click.echo("    these packages passed all other checks; they load on a machine with a matching Torch")
     loadable = {name for reason, names in reasons.items() for name in _loadable(reason, names)}
     if loadable and not any("load" in built.passed for built in summary.packages):
         click.echo(f"    `--variant {min(loadable)}` builds one for the Torch that is installed")
 
 
 def _loadable(reason: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield the variants like these for the Torch that the client has named as the reason."""
+    """Yield the corresponding variants for the installed Torch, whose version the client gives as the reason."""
     if match := re.search(r"environment Torch version \((\d+)\.(\d+)\)", reason):
         yield from (re.sub(r"^torch\d+-", f"torch{match[1]}{match[2]}-", name) for name in names)
 
@@ -164,7 +152,7 @@ def _print_table(summary: BuildSummary) -> None:
         rows.append((project, variant, "not here", "", "", ""))
     if len({row[0] for row in rows[1:]}) < 2:
         rows = [("", *row[1:]) for row in rows]
-    # A reason is as long as it is: only what follows a short status is aligned with it.
+    # Reasons can be long: only rows with a short status align the columns after it.
     short = [row for row in rows if row[3]]
     widths = [max(len(row[column]) for row in (rows if column < 2 else short)) for column in range(len(rows[0]))]
     for row in rows:
@@ -173,7 +161,7 @@ def _print_table(summary: BuildSummary) -> None:
 
 
 def _short(error: KernelBuilderError) -> str:
-    """Return an error in a few words."""
+    """Return an error as one short line."""
     place = Path(error.where).name if isinstance(error, BuildError) and error.where else ""
     return _cut(f"{place}: {error.message}" if place else error.message)
 
@@ -191,10 +179,9 @@ def _cut(text: str) -> str:
     "--platform",
     "platforms",
     multiple=True,
-    type=click.Choice(PLATFORMS),
+    type=click.Choice([*PLATFORMS, "all"]),
     help="Build for this platform; may be repeated. [default: this machine's]",
 )
-@click.option("--all-platforms", is_flag=True, help="Build for every platform that the Hub asks for.")
 @whole_option
 @click.option(
     "--capability",
@@ -203,32 +190,20 @@ def _cut(text: str) -> str:
     metavar="NUMBER",
     help="Compile only for this capability, such as 9.0; may be repeated. For local use: upload refuses it.",
 )
-@click.option("--allow-empty", is_flag=True, help="Succeed if no project has a backend that this builder compiles for.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
 @owner_option
 @build_jobs_option
 @public_build_options
-@click.option(
-    "--compiler-cache",
-    "sccache",
-    default="auto",
-    show_default=True,
-    metavar="auto|off|PROGRAM",
-    help="An sccache to use, with the back ends it is configured for.",
-)
 @toolchain_options
-@cross_cxx_option
-@dependency_option
 @load_option
-@cross_python_option
 @allow_option
 @click.option(
     "--sandbox",
     type=click.Choice(["auto", "require", "off"]),
     default="auto",
     show_default=True,
-    help="Run compilers and load packages without network, home and other files: where the system permits it, or not "
-    "at all without. A compiler cache's server runs compilers outside of it, so `require` uses none.",
+    help="Run compilers and load packages without network and without access to other files: if the system has a "
+    "sandbox, always, or never.",
 )
 @click.option(
     "--resources",
@@ -239,66 +214,42 @@ def _cut(text: str) -> str:
 @json_option
 def build(
     directories: tuple[Path, ...],
-    variants: tuple[str, ...],
-    backends: tuple[str, ...],
     platforms: tuple[str, ...],
-    all_platforms: bool,
-    whole: bool,
-    capabilities: tuple[str, ...],
-    allow_empty: bool,
-    out: Path | None,
-    owner: str | None,
-    jobs: int | None,
-    sccache: str,
-    load: bool,
-    cross_python: Path | None,
-    allow: tuple[str, ...],
-    sandbox: SandboxMode,
-    resources: bool,
+    cuda_home: Path | None,
+    cuda_compiler: CudaCompiler | None,
+    offline: bool,
     as_json: bool,
-    **toolchain: Any,
+    **request: Any,
 ) -> None:
     """Build the kernel projects in DIR (default: here).
 
-    Every variant that the Hub asks for on this machine's platform goes to DIR/build/<variant>/. What is missing of
-    compilers and headers is downloaded once, pinned and verified; no Nix, GPU or CUDA installation is needed.
-    nvcc compiles for CUDA 13, and clang for CUDA 12.
-    What fails does not stop the rest; a table at the end tells what was built, and the exit status whether all was.
+    Every variant that the Hub asks for on this machine's platform goes to DIR/build/<variant>/. Missing compilers and
+    headers are downloaded once, pinned and verified; no Nix, GPU or CUDA installation is needed. nvcc compiles for
+    CUDA 13, and clang for CUDA 12. A failure does not stop the rest: a table at the end lists the packages, and the
+    exit status is 0 if all of them were built.
 
     Another platform's host code is compiled by a cross compiler of the system (Debian, Ubuntu: apt-get install
-    g++-aarch64-linux-gnu).
+    g++-aarch64-linux-gnu). The environment variable CXX names this platform's g++, PIP_INDEX_URL the package index,
+    KERNEL_BUILDER_CACHE the cache directory, and KERNEL_BUILDER_SHARED_CACHE a second cache that is only read.
 
     \b
     kernel-builder build kernels/rmsnorm
-    kernel-builder build kernels/rmsnorm --all-platforms
+    kernel-builder build kernels/rmsnorm --platform all
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
     kernel-builder build . --capability 9.0 --resources
-    kernel-builder build strangers-kernel --sandbox require
+    kernel-builder build third-party-kernel --sandbox require
     """
-    from kernel_builder.toolchain import Toolchains
-    from kernel_builder.toolchain.sccache import find_sccache
-
     summary = run(
         BuildRequest(
             directories=directories or (Path(),),
-            variants=variants,
-            backends=backends,
-            platforms=PLATFORMS if all_platforms else platforms,
-            whole=whole,
-            capabilities=capabilities,
-            allow_empty=allow_empty,
-            out=out,
-            owner=owner,
-            jobs=jobs,
-            compiler_cache=find_sccache("off" if (sandbox, sccache) == ("require", "auto") else sccache),
-            load=load,
-            cross_python=cross_python.absolute() if cross_python else None,
-            allow=allow,
-            sandbox=sandbox,
-            resources=resources,
+            platforms=PLATFORMS if "all" in platforms else platforms,
+            shared_cache=shared_cache(),
+            **request,
         ),
-        lambda progress: Toolchains(progress=progress, **toolchain),
+        lambda progress: Toolchains(
+            cuda_home=cuda_home, cuda_compiler=cuda_compiler, offline=offline, progress=progress
+        ),
     )
     click.echo(json.dumps(summary.as_dict(), indent=2)) if as_json else print_summary(summary)
     if summary.error:

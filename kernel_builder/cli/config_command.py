@@ -14,7 +14,7 @@ import click
 
 from kernel_builder.backends.tools import Obstacle
 from kernel_builder.cli import print_notices, report_error
-from kernel_builder.cli.shared_options import dependency_option, json_option
+from kernel_builder.cli.shared_options import json_option
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project, sort_projects
@@ -28,9 +28,8 @@ _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=
 
 @click.command()
 @_DIRECTORIES
-@dependency_option
 @json_option
-def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path], as_json: bool) -> None:
+def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     """Validate the build.toml of every DIR (default: here) and summarise it.
 
     The files that it names must exist, and its flags and sources be such as `build` takes. Nothing has to be buildable
@@ -44,7 +43,7 @@ def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path]
     """
     paths, others = sort_projects(directories or (Path(),))
     if len(directories) < 2:
-        _check_one(paths[0], dependencies, as_json)
+        _check_one(paths[0], as_json)
         return
     results = {path: _read_or_error(path) for path in paths}
     projects = [project for project in results.values() if isinstance(project, Project)]
@@ -60,7 +59,7 @@ def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path]
     else:
         print_notices(projects, others)
         _print_table(results)
-        _print_missing(projects, dependencies)
+        _print_missing(projects)
     if not ok:
         raise SystemExit(ConfigError.exit_code)
 
@@ -84,7 +83,7 @@ def _judged(directory: Path) -> Project:
     return project
 
 
-def _check_one(directory: Path, dependencies: Mapping[str, Path], as_json: bool) -> None:
+def _check_one(directory: Path, as_json: bool) -> None:
     read = _judged(directory)
     if as_json:
         click.echo(json.dumps(_plain(read)))
@@ -94,14 +93,14 @@ def _check_one(directory: Path, dependencies: Mapping[str, Path], as_json: bool)
     for kernel in read.kernels:
         click.echo(f"  {kernel.name}: {kernel.backend}, {_count(len(kernel.src), 'source')}")
     click.echo(f"  {read.python_name}: {_count(len(read.python_files), 'file')} of Python")
-    _print_missing([read], dependencies)
+    _print_missing([read])
 
 
-def _print_missing(projects: Sequence[Project], dependencies: Mapping[str, Path]) -> None:
+def _print_missing(projects: Sequence[Project]) -> None:
     """Print a warning for each header library that projects need and nobody has, once for all projects."""
     from kernel_builder.toolchain import Toolchains
 
-    toolchains = Toolchains(dependencies=dependencies)
+    toolchains = Toolchains()
     needing: dict[Obstacle, dict[str, None]] = {}
     for project in projects:
         for backend in project.backends:

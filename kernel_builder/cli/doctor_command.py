@@ -21,9 +21,8 @@ from kernel_builder.toolchain.survey import BUILDS, ready, survey
     metavar="DIR",
     help="An installed CUDA toolkit to check. [default: $CUDA_HOME]",
 )
-@click.option("--cxx", metavar="PROGRAM", help="The host compiler to check. [default: $CXX, or else g++]")
 @json_option
-def doctor(cuda_home: Path | None, cxx: str | None, as_json: bool) -> None:
+def doctor(cuda_home: Path | None, as_json: bool) -> None:
     """Check that this machine can build kernels.
 
     Lists installed and missing requirements for each kind of build, with a command that installs them. Uses no network.
@@ -33,7 +32,7 @@ def doctor(cuda_home: Path | None, cxx: str | None, as_json: bool) -> None:
     kernel-builder doctor
     kernel-builder doctor --cuda-home /usr/local/cuda-12.6
     """
-    requirements = survey(Toolchains(cuda_home=cuda_home, cxx=cxx))
+    requirements = survey(Toolchains(cuda_home=cuda_home))
     verdict = {build: ready(requirements, build) for build in BUILDS}
     if as_json:
         rows = [{**asdict(requirement), "ok": requirement.ok} for requirement in requirements]

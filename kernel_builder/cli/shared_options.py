@@ -1,8 +1,8 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments of several commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,9 +39,9 @@ class ReleaseType(click.ParamType[Release]):
 
 
 class BackendType(click.Choice[str]):
-    """A command line value that names a back end; `--help` lists those that the builder compiles for.
+    """The name of a back end. `--help` lists the back ends that the builder compiles for.
 
-    For others it builds Python-only packages, and says why it compiles none.
+    It also accepts the others, for which the builder packages Python-only kernels.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ owner_option = click.option(
     "--owner",
     metavar="NAME",
     envvar=VARIABLE,
-    help="The user or organisation that publishes the project, and the kernels of its own owner that it loads. "
-    f"[default: ${VARIABLE}, or else that of [general.hub] repo-id]",
+    help="The user or organization that publishes the project, and the kernels of the same owner that it loads. "
+    f"[default: ${VARIABLE}, or else the owner in [general.hub] repo-id]",
 )
 
 # What to build.
@@ -72,12 +72,12 @@ backends_option = click.option(
     "--backend", "backends", multiple=True, type=BackendType(), help="Build only for this backend."
 )
 whole_option = click.option(
-    "--all", "whole", is_flag=True, help="Take the whole matrix, not only what the Hub asks for."
+    "--all", "whole", is_flag=True, help="Take the whole matrix, not only the variants that the Hub asks for."
 )
 build_jobs_option = click.option(
     "-j", "--jobs", "--max-jobs", "--cores", "jobs", type=click.IntRange(min=1), help="The most CPU cores to use."
 )
-# Options of the public builder's commands, for scripts: its builds are Nix's, which hides what compilers print.
+# Options of the public tool, accepted for scripts.
 public_build_options = click.option("-L", "--print-build-logs", is_flag=True, hidden=True, expose_value=False)
 public_shell_options = together(
     public_build_options, click.option("--max-jobs", "--cores", type=int, hidden=True, expose_value=False)
@@ -85,40 +85,22 @@ public_shell_options = together(
 
 # Compilers and headers.
 cuda_home_option = click.option(
-    "--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to use for its version of CUDA."
+    "--cuda-home",
+    type=click.Path(path_type=Path),
+    help="A CUDA toolkit to use for its version of CUDA. [default: $CUDA_HOME]",
 )
 cuda_compiler_option = click.option(
     "--cuda-compiler",
     type=click.Choice(["nvcc", "clang"]),
     help="Compile every CUDA variant with it. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
 )
-cxx_option = click.option("--cxx", metavar="PROGRAM", help="The g++ to use. [default: $CXX, or else g++]")
-cross_cxx_option = click.option(
-    "--cross-cxx", metavar="PROGRAM", help="The g++ for another platform. [default: its name, aarch64-linux-gnu-g++]"
-)
 index_url_option = click.option(
     "--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"
 )
 offline_option = click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
 # The arguments of `Toolchains` that are the same in all commands.
-toolchain_options = together(cuda_home_option, cuda_compiler_option, cxx_option, index_url_option, offline_option)
+toolchain_options = together(cuda_home_option, cuda_compiler_option, offline_option)
 
-
-def _given(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Mapping[str, Path]:
-    from kernel_builder.toolchain.dependencies import parse_given
-
-    return dict(parse_given(value, "--dependency") for value in values)
-
-
-dependency_option = click.option(
-    "--dependency",
-    "dependencies",
-    multiple=True,
-    metavar="NAME=DIR",
-    callback=_given,
-    help="A directory with a library that `depends` names, e.g. cutlass_4_5=/opt/cutlass; may be repeated. "
-    "$KERNEL_BUILDER_DEPENDENCIES holds such entries too, separated by colons.",
-)
 
 # Checks of packages.
 allow_option = click.option(

@@ -30,8 +30,8 @@ def _megabytes(count: int) -> str:
 def toolchain() -> None:
     """Manage the pinned compilers and headers.
 
-    `build` downloads them at first use, and needs no network afterwards. They are stored under $KERNEL_BUILDER_CACHE, or
-    else in the user's cache directory.
+    `build` downloads them at first use, and needs no network afterwards. They are stored under $KERNEL_BUILDER_CACHE,
+    or else in the user's cache directory.
 
     \b
     kernel-builder toolchain list
@@ -55,8 +55,8 @@ def fetch(names: tuple[str, ...], platforms: tuple[str, ...], index_url: str | N
     """Download components into the store: by default all but the complete headers of Torch.
 
     NAME is a component as `toolchain list` shows it: cuda-13.0 is nvcc, cuda-libraries-13.0 the headers of CUDA's
-    libraries, torch-2.10-stable and torch-2.10-full Torch's headers, cutlass_3_8 a header library. CUDA 12 needs clang-22,
-    cuda-12.8 and cuda-libraries-12.8.
+    libraries, torch-2.10-stable and torch-2.10-full Torch's headers, cutlass_3_8 a header library. CUDA 12 needs
+    clang-22, cuda-12.8 and cuda-libraries-12.8.
 
     \b
     kernel-builder toolchain fetch
@@ -209,8 +209,8 @@ def update(checkout: Path, index_url: str | None) -> None:
     """Add the index's new releases to the tables of the builder.
 
     DIR is a checkout of kernel-builder's repository (default: here). A new Torch release is added to the matrix, with
-    its CUDA releases and its C++ standard, and to the tables of its exported functions and its libraries; the lock gets the
-    newest patch of every release. Downloads some 0.4 GB, and 1 GB more for a new Torch release. Prints the changes as
+    its CUDA releases and its C++ standard, and to the tables of its exported functions and its libraries; the lock gets
+    the newest patch of every release. Downloads some 0.4 GB, and 1 GB more for a new Torch release. Prints the changes as
     Markdown, or nothing.
 
     \b

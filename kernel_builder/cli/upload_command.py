@@ -158,14 +158,12 @@ def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, *
     from kernel_builder import pipeline
     from kernel_builder.cli.build_command import print_summary, run
     from kernel_builder.toolchain import Toolchains
-    from kernel_builder.toolchain.sccache import find_sccache
 
     summary = run(
         pipeline.BuildRequest(
             directories=(request.directory,),
             variants=variants,
             owner=request.new_owner,
-            compiler_cache=find_sccache("auto"),
             load=request.load,
             allow=request.allow,
             **options,

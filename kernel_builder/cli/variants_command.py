@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernel_builder.cli import print_notices, report_error
-from kernel_builder.cli.shared_options import cuda_compiler_option, cuda_home_option, dependency_option, whole_option
+from kernel_builder.cli.shared_options import cuda_compiler_option, cuda_home_option, whole_option
 from kernel_builder.config import changed, offered
 from kernel_builder.config.notices import summarized
 from kernel_builder.config.project import Project
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 @whole_option
 @cuda_home_option
 @cuda_compiler_option
-@dependency_option
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with what stands in the way of each.")
 @click.option("--runners", is_flag=True, help="Print as JSON, on one line, what each of several runners is to build.")
 @click.option(
@@ -50,7 +49,6 @@ def list_variants(
     whole: bool,
     cuda_home: Path | None,
     cuda_compiler: CudaCompiler | None,
-    dependencies: Mapping[str, Path],
     as_json: bool,
     runners: bool,
     changed_since: str | None,
@@ -85,7 +83,7 @@ def list_variants(
         ]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
     else:
-        toolchains = Toolchains(cuda_home=cuda_home, cuda_compiler=cuda_compiler, dependencies=dependencies)
+        toolchains = Toolchains(cuda_home=cuda_home, cuda_compiler=cuda_compiler)
         rows = [row for project in projects.values() for row in _rows(project, toolchains, arch=arch, whole=whole)]
         if as_json:
             click.echo(json.dumps(rows, indent=2))

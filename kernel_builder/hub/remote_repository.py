@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from kernel_format.errors import HubError, VerificationError
 from kernel_format.files import size_limit
-from kernel_format.outside_paths import UnsafePath, checked_text, checked_tree
+from kernel_format.untrusted_paths import UnsafePath, checked_text, checked_tree
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi

@@ -26,7 +26,7 @@ from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_format.errors import ConfigError, HubError, VerificationError
 from kernel_format.files import replacing, temporary_directory
-from kernel_format.outside_paths import checked_text, checked_tree
+from kernel_format.untrusted_paths import checked_text, checked_tree
 
 _FORMAT = 2
 _MANIFEST_BYTES = 64 << 20

@@ -109,7 +109,7 @@ def available(
         else:
             hindrance = Obstacle(
                 f"for {variant.platform}, and this build is for {' and '.join(asked)}",
-                f"add `--platform {variant.platform}`, or build for `--all-platforms`",
+                f"add `--platform {variant.platform}`, or `--platform all`",
             )
         if hindrance is None:
             buildable.append(variant)

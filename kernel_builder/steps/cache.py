@@ -72,11 +72,35 @@ def _has(output: Path) -> bool:
     return whole
 
 
-def missing(graph: Graph, cache: Path) -> tuple[list[CompileStep], list[Binary]]:
-    """Return the steps to run: the binaries that the cache lacks, and those of their objects that it lacks."""
-    binaries = [binary for binary in graph.binaries if not _has(binary_path(cache, binary))]
+def _copied(shared: Path, output: Path) -> bool:
+    """Copy an output of the shared cache, and return whether that has it with the right digest."""
+    if not shared.is_file() or not digest_path(shared).is_file():
+        return False
+    try:
+        content, expected = shared.read_bytes(), digest_path(shared).read_text().split()[:1]
+    except (OSError, UnicodeDecodeError):
+        return False
+    if expected != [hashlib.sha256(content).hexdigest()]:
+        return False
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(digest_path(output), expected[0])
+    write_atomically(output, content)
+    return True
+
+
+def missing(graph: Graph, cache: Path, shared: Path | None = None) -> tuple[list[CompileStep], list[Binary]]:
+    """Return the steps to run: the binaries that the cache lacks, and their objects that it lacks.
+
+    Args:
+        shared: A second cache, which is only read. Its outputs are copied into the cache.
+    """
+
+    def has(output: Path) -> bool:
+        return _has(output) or (shared is not None and _copied(shared / output.relative_to(cache), output))
+
+    binaries = [binary for binary in graph.binaries if not has(binary_path(cache, binary))]
     needed = {step.key: step for binary in binaries for step in binary.objects}
-    return [step for step in needed.values() if not _has(object_path(cache, step))], binaries
+    return [step for step in needed.values() if not has(object_path(cache, step))], binaries
 
 
 def check_path(directory: Path) -> None:
@@ -95,10 +119,9 @@ def work_directory(cache: Path) -> Iterator[Path]:
     """Make a directory in which a build's steps run, and remove it at the end.
 
     Builds that run at the same time have directories of their own, `work/0`, `work/1` and so on. A build takes the
-    first free one, since a compiler cache takes its name into the keys, and holds its lock. If the lock of a directory
-    is free, its build was killed. Compilers of that build may still be running. They use relative paths, so they stay
-    in their own directory when it is renamed, and their last command finds that it has lost its name. See
-    `step_scripts`.
+    first free one and holds its lock. A directory whose lock is free belongs to a killed build. Compilers of that build
+    may still be running. They use relative paths, so they stay in their own directory when it is renamed, and their
+    last command finds that its directory has another name. See `step_scripts`.
     """
     with ExitStack() as stack:
         with _listing(cache):

@@ -15,7 +15,7 @@ from typing import Literal
 from kernel_builder.progress import Progress
 from kernel_builder.steps.graph import PlannedVariant
 from kernel_builder.toolchain.host_compiler import environment
-from kernel_format.errors import ConfigError, ToolchainError
+from kernel_format.errors import ToolchainError
 from kernel_format.files import temporary_directory
 from kernel_sandbox import sandbox
 from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
@@ -65,26 +65,17 @@ class Confinement:
         paths = dict.fromkeys([*self.tools, *(name for path in more for name in (str(path), os.path.realpath(path)))])
         return sandbox.wrapped(command, self.kind, scratch, list(paths), device)
 
-    def described(self, compiler_cache: Path | None) -> dict[str, str | None]:
-        """Return what compile steps and the load check run in; None for no sandbox."""
-        return {"steps": None if compiler_cache else self.kind, "load": self.kind}
+    def described(self) -> dict[str, str | None]:
+        """Return the sandbox of compile steps and of the load check, as `--json` prints it; None for no sandbox."""
+        return {"steps": self.kind, "load": self.kind}
 
 
-def for_steps(
-    mode: SandboxMode, compiler_cache: Path | None, variants: Sequence[PlannedVariant], progress: Progress
-) -> Confinement:
-    """Return the sandbox for a build of these variants, and tell if there is none.
+def for_steps(mode: SandboxMode, variants: Sequence[PlannedVariant], progress: Progress) -> Confinement:
+    """Return the sandbox for a build of these variants, and warn if there is none.
 
     Raises:
-        ConfigError: If a sandbox is required, and a compiler cache would run compilers outside of it.
         ToolchainError: If a sandbox is required, and there is none.
     """
-    if mode == "require" and compiler_cache is not None:
-        raise ConfigError(
-            "a compiler cache's server runs the compilers, outside of a sandbox",
-            where="--sandbox require",
-            hint="add --compiler-cache off",
-        )
     if not variants and mode != "require":
         return Confinement(reason="nothing ran")
     confinement = chosen(mode, next((planned.binary.cxx for planned in variants if planned.binary), None))

@@ -86,8 +86,6 @@ def failure(
     variants = graph.variants_of(step)
     served = ", ".join(variants) if len(variants) < _MANY_VARIANTS else f"{len(variants)} variants"
     command = command_of(directory)
-    # Lines of a compiler cache, which say how it was called and nothing about the source.
-    words = re.sub(r"(?m)^sccache: .*\n?", "", words)
     words = _REPORT.sub("", words)
     if isinstance(step, CompileStep):
         # Paths as the author knows them, without the directory that the step's copies are in.
@@ -204,7 +202,7 @@ def _hint(words: str, *, stable: bool) -> str | None:
     missing = re.search(r"fatal error: (?:([^:\n]+): No such file or directory|'([^'\n]+)' file not found)", words)
     if missing and re.fullmatch(r"\w+", missing[1] or missing[2]):
         name = missing[1] or missing[2]
-        return f"the C++ library of this compiler has no <{name}>: do without it, or name a newer g++ by --cxx"
+        return f"the C++ library of this compiler has no <{name}>: do without it, or set CXX to a newer g++"
     if missing:
         return (
             f"{missing[1] or missing[2]} is neither in the project nor in the headers of this variant; list the file "

@@ -140,14 +140,14 @@ class Outcome:
     Attributes:
         steps: How many steps ran: compiles and links.
         compiles: How many of them were compiles.
-        cpu_seconds: Processor time of all compilers, user and system; None where a compiler cache's server ran them.
+        cpu_seconds: Processor time of all compilers, user and system.
         warnings: Title of a step -> what its compiler printed although it succeeded.
         failures: Key of a step -> why it failed. A link whose objects have failed is not in it.
     """
 
     steps: int = 0
     compiles: int = 0
-    cpu_seconds: float | None = 0.0
+    cpu_seconds: float = 0.0
     warnings: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, BuildError] = field(default_factory=dict)
 

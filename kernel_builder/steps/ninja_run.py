@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,7 @@ from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.failures import check_symbols, failure, is_killed
 from kernel_builder.steps.graph import Binary, CompileStep, Graph, Outcome
 from kernel_builder.steps.step_scripts import compiled, linked, stage_compile, stage_link
-from kernel_builder.toolchain import host_compiler, sccache_server
+from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import BuildError, StoreError, ToolchainError
 from kernel_format.files import remove_tree
 
@@ -64,7 +64,7 @@ def run(
     cache: Path,
     *,
     jobs: int,
-    compiler_cache: Path | None = None,
+    shared: Path | None = None,
     confinement: Confinement | None = None,
     progress: Progress | None = None,
     idle: Callable[[], None] = lambda: None,
@@ -77,7 +77,7 @@ def run(
         graph: The steps.
         cache: The builder's cache directory, where outputs go.
         jobs: How many processors to use at most.
-        compiler_cache: An sccache to put before the compilers.
+        shared: A second cache, which is only read.
         confinement: The sandbox of compilers and linkers; None for none.
         progress: Receives the steps as they end, and a line if a step of another build has to be waited for.
         idle: Called when too few compile steps are left for the processors, to begin other work beside them. It may
@@ -87,15 +87,13 @@ def run(
         StoreError: If the cache cannot be written.
         ToolchainError: If ninja is missing.
     """
-    if not missing(graph, cache)[1]:
-        return Outcome()
-    check_path(cache)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
+        if not missing(graph, cache, shared)[1]:
+            return Outcome()
+        check_path(cache)
         with work_directory(cache) as work:
-            running = _Run(
-                graph, cache, work, jobs, compiler_cache, confinement or Confinement(), progress or Silent(), idle
-            )
+            running = _Run(graph, cache, work, jobs, shared, confinement or Confinement(), progress or Silent(), idle)
             running.all()
     except OSError as error:
         raise StoreError(
@@ -110,7 +108,7 @@ def run(
     return Outcome(
         steps=running.steps,
         compiles=running.compiles,
-        cpu_seconds=None if compiler_cache else (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime),
+        cpu_seconds=(after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime),
         warnings=running.warnings,
         failures=running.failures,
     )
@@ -134,7 +132,7 @@ def compile_alone(
     check_path(work)
     directory = work / step.key
     stage_compile(step, directory, None, threads=threads, confinement=confinement or Confinement())
-    done = subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=_environment(), check=False)
+    done = subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=host_compiler.environment(), check=False)
     if done.returncode:
         raise failure(Graph(()), step, directory, "")
     shutil.move(compiled(directory), output)
@@ -149,7 +147,7 @@ class _Run:
     cache: Path
     work: Path
     jobs: int
-    compiler_cache: Path | None
+    shared: Path | None
     confinement: Confinement
     progress: Progress
     idle: Callable[[], None]
@@ -161,7 +159,7 @@ class _Run:
     def all(self) -> None:
         """Run rounds of steps until nothing is missing but what has failed."""
         while True:
-            compiles, binaries = missing(self.graph, self.cache)
+            compiles, binaries = missing(self.graph, self.cache, self.shared)
             compiles = [step for step in compiles if step.key not in self.failures]
             mine, others = claim(self.cache, self.work, compiles)
             awaited = {step.key for step in others}
@@ -219,7 +217,6 @@ class _Run:
                 step,
                 self.work / step.key,
                 output,
-                compiler_cache=self.compiler_cache,
                 threads=threads,
                 confinement=self.confinement,
             )
@@ -261,12 +258,6 @@ class _Run:
 
     def _ninja(self, steps: Sequence[CompileStep | Binary]) -> str:
         """Run the build file, and return all that ninja prints."""
-        if self.compiler_cache is None:
-            return self._ninja_in(_environment(), steps)
-        with sccache_server.serving(self.compiler_cache, self.cache) as server:
-            return self._ninja_in(_environment(server), steps)
-
-    def _ninja_in(self, environment: Mapping[str, str], steps: Sequence[CompileStep | Binary]) -> str:
         libc = ctypes.CDLL(None)
         process = subprocess.Popen(
             [str(find_ninja()), "-C", str(self.work), "-j", str(self.jobs), "-k", "0"],
@@ -274,7 +265,7 @@ class _Run:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**environment, "NINJA_STATUS": "[%f/%t] "},
+            env={**host_compiler.environment(), "NINJA_STATUS": "[%f/%t] "},
             # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
         )
@@ -368,11 +359,3 @@ def find_ninja() -> Path:
     if program is None:
         raise ToolchainError("there is no ninja on this machine", hint="pip install ninja")
     return Path(program)
-
-
-def _environment(server: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of the steps, with the configuration of a compiler cache only where it has a server."""
-    variables = host_compiler.environment()
-    if server is not None:
-        return {**variables, **server}
-    return {name: value for name, value in variables.items() if not name.startswith("SCCACHE_")}

@@ -43,7 +43,6 @@ def stage_compile(
     directory: Path,
     output: Path | None,
     *,
-    compiler_cache: Path | None = None,
     threads: int = 1,
     confinement: Confinement = _UNCONFINED,
 ) -> None:
@@ -51,7 +50,6 @@ def stage_compile(
 
     Args:
         output: Where the script moves the object in the cache, with its digest; None to leave it at `compiled`.
-        compiler_cache: An sccache to put before the compiler. Its server runs the compiler, outside of a sandbox.
         threads: Threads for a compiler that uses several.
         confinement: The sandbox of the compiler.
 
@@ -69,15 +67,13 @@ def stage_compile(
     compiler = step.compiler
     for name in compiler.directories:
         (inside / name).mkdir()
-    if compiler.threads and threads > 1 and compiler_cache is None:
+    if compiler.threads and threads > 1:
         command.append(compiler.threads.format(threads))
     command += ["-o", "out.o"]
     _write(directory, _COMMAND, os.fsencode(shlex.join(command)))
     _write(directory, READABLE, "\n".join(_readable(step, directory)).encode(errors="surrogateescape"))
     command += ["-MD", "-MF", HEADERS_READ]
-    if not compiler.works_with_sccache:
-        compiler_cache = None
-    if compiler_cache is None and compiler.to_assembler:
+    if compiler.to_assembler:
         # The files of .incbin and .include, which the preprocessor does not see.
         command.append(compiler.to_assembler.format(ASSEMBLED))
     if compiler.environment:
@@ -85,11 +81,6 @@ def stage_compile(
         command = ["env", *with_paths(variables, step.roots), *command]
     readable = [place for root in step.roots.values() for place in _places(root)]
     compile_it = _inside(shlex.join(confinement.around(command, inside, readable)))
-    if compiler_cache is not None:
-        # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
-        # From some of its modes the list of the files that were read does not come either.
-        served = _inside(f"{shlex.join([str(compiler_cache), *command])} && [ -s {HEADERS_READ} ]")
-        compile_it = f"{served} || {{ : > log; {compile_it}; }}"
     store = [sys.executable, "-I", "-S", files_read.__file__, str(directory)]
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +169,7 @@ def _link(binary: Binary, cache: Path, libraries: Sequence[str]) -> list[str]:
 
 
 def command_of(directory: Path) -> str:
-    """Return the command of a step as a person would run it, without a compiler cache."""
+    """Return the command of a step as a user would run it."""
     return os.fsdecode((directory / _COMMAND).read_bytes())
 
 

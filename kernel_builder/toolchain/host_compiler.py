@@ -24,7 +24,6 @@ _KEPT = (
     "HOME",
     "USER",
     "TMPDIR",
-    "SCCACHE_.*",
     "NIX_(BINTOOLS|CC)(_WRAPPER_TARGET_.*|_FOR_.*)?",  # tell Nix's compiler wrappers what they wrap
 )
 
@@ -32,11 +31,11 @@ OLDEST = 11  # GCC's major version
 
 _HINT = (
     "install g++ 11 or newer (Debian, Ubuntu: `apt-get install g++`; Fedora, RHEL: `dnf install gcc-c++`, or "
-    "`dnf install gcc-toolset-14` and `scl enable gcc-toolset-14 bash`), or name one with `--cxx` or CXX"
+    "`dnf install gcc-toolset-14` and `scl enable gcc-toolset-14 bash`), or set CXX to one"
 )
 _CROSS_HINT = (
-    "install g++ 11 or newer for {platform} (Debian, Ubuntu: `apt-get install g++-{gnu}`), or name one with "
-    "`--cross-cxx`, or build these variants on a machine that is {platform}"
+    "install g++ 11 or newer for {platform} (Debian, Ubuntu: `apt-get install g++-{gnu}`), or build these "
+    "variants on a machine that is {platform}"
 )
 
 

@@ -80,7 +80,7 @@ def _parts(url: str) -> SplitResult:
         raise FetchError(
             f"the address of the package index is {shown!r}, expected one like https://pypi.org/simple",
             where="the package index",
-            hint="correct --index-url, PIP_INDEX_URL, UV_DEFAULT_INDEX or UV_INDEX_URL, or pip's configuration",
+            hint="correct PIP_INDEX_URL, UV_DEFAULT_INDEX or UV_INDEX_URL, or pip's configuration",
         )
     return parts
 
@@ -133,7 +133,7 @@ class Index:
                 raise FetchError(
                     f"is not a package index: {error}",
                     where=self.url,
-                    hint="give the address of a simple index with `--index-url` or PIP_INDEX_URL",
+                    hint="give the address of a simple index by PIP_INDEX_URL",
                 ) from error
         return self._known[project]
 
@@ -186,7 +186,7 @@ class Index:
             raise FetchError(
                 "the file server does not answer range requests",
                 where=f"{wheel.filename} at {self.url}",
-                hint="use an index whose file server does, with `--index-url`",
+                hint="set PIP_INDEX_URL to an index whose file server does",
             ) from error
         except (RemoteZipError, HTTPError) as error:
             raise self._unreachable(wheel.filename, error) from error
@@ -241,21 +241,21 @@ class Index:
         return FetchError(
             f"has {got or 'another number of'} bytes at the index, expected {pin.size}: truncated, or another file",
             where=f"{pin.file} at {self.url}",
-            hint="try again, or use another index (`--index-url`)",
+            hint="try again, or set PIP_INDEX_URL to another index",
         )
 
     def _lacks(self, wanted: str) -> FetchError:
         return FetchError(
             "the index does not have it",
             where=f"{wanted} at {self.url}",
-            hint="use an index that mirrors PyPI, with `--index-url` or PIP_INDEX_URL",
+            hint="set PIP_INDEX_URL to an index that mirrors PyPI",
         )
 
     def _unreachable(self, wanted: str, error: BaseException) -> FetchError:
         return FetchError(
             f"the index cannot be reached: {error}",
             where=f"{wanted} at {self.url}",
-            hint="name an index that this machine can reach with `--index-url` or PIP_INDEX_URL; or run "
+            hint="set PIP_INDEX_URL to an index that this machine can reach; or run "
             "`kernel-builder toolchain fetch` on a machine with network and copy its cache directory "
             "(KERNEL_BUILDER_CACHE); or use an installed CUDA toolkit (`--cuda-home`)",
         )

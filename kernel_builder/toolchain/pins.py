@@ -174,5 +174,5 @@ def _hash_ranges(index: Index, package: DistributionPackage, ranges: Iterable[tu
 
 def lacks(wanted: str, index: Index) -> FetchError:
     return FetchError(
-        "the index does not have it", where=f"{wanted} at {index.url}", hint="use another index (`--index-url`)"
+        "the index does not have it", where=f"{wanted} at {index.url}", hint="set PIP_INDEX_URL to another index"
     )

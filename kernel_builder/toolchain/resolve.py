@@ -1,7 +1,7 @@
 """Writes a new lock from the index: the version of each component's files, and the byte ranges to fetch of them.
 
-Of the wheels of one version, the newest build for the oldest CPython is pinned: the headers are the same in all. Only the
-byte ranges that a build would fetch are downloaded, and each wheel's zip directory.
+Of the wheels of one version, the newest build for the oldest CPython is pinned: the headers are the same in all. Only
+the byte ranges that a build would fetch are downloaded, and each wheel's zip directory.
 """
 
 from __future__ import annotations

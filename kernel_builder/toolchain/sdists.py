@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 
 from kernel_builder.toolchain.wheels import CorruptDownload
-from kernel_format.outside_paths import UnsafePath, checked_path
+from kernel_format.untrusted_paths import UnsafePath, checked_path
 
 
 def checked(data: memoryview, sha256: str, prefix: str, keep: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:

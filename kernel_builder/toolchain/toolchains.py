@@ -77,7 +77,7 @@ class Toolchains:
     ) -> None:
         self.cache = cache or default_cache()
         self._progress = progress or Silent()
-        # Symbolic links are resolved because compiler caches identify a compiler by its path.
+        # Symbolic links are resolved: two names of one compiler are one compiler.
         self.store_root = (self.cache / "toolchains").resolve()
         self.store = Store(self.store_root, self._progress)
         self.probes = ProbeCache(self.store_root / "probes")
@@ -212,8 +212,8 @@ class Toolchains:
             pinned = [other for other in header_libraries.known() if other in self.lock]
             return Obstacle(
                 f"needs {name}, which no package index has",
-                f"`git clone --depth 1 --branch v{library.version} https://github.com/NVIDIA/cutlass DIR`, and give "
-                f"`--dependency {name}=DIR`; or depend on one that the index has: {', '.join(pinned)}",
+                f"`git clone --depth 1 --branch v{library.version} https://github.com/NVIDIA/cutlass DIR`, and set "
+                f"KERNEL_BUILDER_DEPENDENCIES={name}=DIR; or depend on one that the index has: {', '.join(pinned)}",
             )
         return Obstacle(
             f"needs {name}, which this builder does not have",

@@ -44,8 +44,8 @@ def fill(tree: Tree, index: Index, scratch: Path, directory: Path, progress: Pro
             raise FetchError(
                 f"the download is not what the lock pins: {error}",
                 where=f"{pin.file} at {index.url}",
-                hint="try again; if the error stays, the index or a proxy alters files: use another index "
-                "(`--index-url`)",
+                hint="try again; if the error stays, the index or a proxy alters files: set PIP_INDEX_URL to "
+                "another index",
             ) from error
 
 

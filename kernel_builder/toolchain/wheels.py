@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from kernel_format.outside_paths import UnsafePath, checked_path
+from kernel_format.untrusted_paths import UnsafePath, checked_path
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _SIGNATURE = b"PK\x03\x04"

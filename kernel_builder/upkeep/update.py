@@ -1,4 +1,4 @@
-"""Brings a checkout's tables up to date with the package index: the matrix, the lock, and Torch's exports and libraries.
+"""Brings a checkout's tables up to date with the package index: the matrix, the lock, Torch's exports and libraries.
 
 A new Torch release changes four files, which `FILES` lists. Nothing is written unless all of them can be.
 """

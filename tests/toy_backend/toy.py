@@ -26,6 +26,7 @@ from kernel_builder.config import toml_schema
 from kernel_builder.config.project import Kernel
 from kernel_builder.config.toml_schema import Key
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi
+
 XX
 
 TABLE = Path(__file__).with_name("toy.toml")

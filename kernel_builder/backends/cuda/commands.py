@@ -200,7 +200,6 @@ _CLANG = Compiler(
         "CC_PRINT_HEADERS": "1",
         "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
     },
-    works_with_sccache=False,
     report=("-Xcuda-ptxas", "-v"),
     # For a source that nvcc accepts.
     hint="clang compiles the variants of CUDA 12: guard what it does not take with #ifndef __clang__; or compile "

@@ -1,8 +1,8 @@
 """The compiler of a CUDA release: the nvcc of a toolkit that the user names, a pinned nvcc, or the pinned clang.
 
-Without a choice of the user, nvcc goes first where there is one. clang compiles with the headers of one CUDA release for
-all minor releases of that major, and on request for later majors: its binaries use only functions that the runtimes of
-all of them have.
+Without a choice of the user, nvcc goes first where there is one. clang compiles with the headers of one CUDA release
+for all minor releases of that major, and on request for later majors: its binaries use only functions that the runtimes
+of all of them have.
 """
 
 from __future__ import annotations

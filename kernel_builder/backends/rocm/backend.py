@@ -138,7 +138,6 @@ _BY_CLANG = Compiler(
         "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
     },
     to_assembler=None,  # LLVM's, which alone assembles for AMD; the include scan refuses .incbin
-    works_with_sccache=False,
     hint="hipify has translated what CUDA and HIP have in common; guard the rest, such as PTX, with #ifndef USE_ROCM. "
     "The toolchain has no hipCUB, no rocPRIM and no algorithms of Thrust",
     for_editors=_for_editors,

@@ -1,7 +1,7 @@
 """Every error that a user can cause, with its exit code.
 
-An error names the place (a file and key, a variant, a host), says what was expected, and gives the command or edit that
-corrects it. Only the command line prints errors.
+An error names the place (a file and key, a variant, a host), states the expected value, and gives the command or edit
+that corrects it. Only the command line prints errors.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ class KernelBuilderError(Exception):
     """Base of all errors that a user can cause.
 
     Args:
-        message: What is wrong and what was expected, in one sentence without a newline.
+        message: The problem and the expected value, in one sentence without a newline.
         where: The file and key, variant or path concerned, such as `build.toml: [kernel.relu] src`.
-        hint: What to do: a command, an edit, or a page to read.
+        hint: The remedy: a command, an edit, or a page to read.
     """
 
     exit_code = 1
@@ -70,7 +70,7 @@ class BuildError(KernelBuilderError):
 
     Args:
         command: The command of the step.
-        output: What the compiler printed.
+        output: The compiler's output.
         log: A file with both.
     """
 
@@ -126,7 +126,7 @@ class VerificationError(KernelBuilderError):
 
 
 class NothingToBuildError(KernelBuilderError):
-    """The projects are valid, and this builder builds nothing of them on any machine."""
+    """The projects are valid, but this builder supports none of their variants."""
 
     exit_code = 12  # 11 is the judge's
 

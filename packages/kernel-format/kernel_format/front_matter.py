@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-MAX_NODES = 2000  # aliases count as the nodes that they stand for
+MAX_NODES = 2000  # an alias counts as the nodes that it refers to
 MAX_DEPTH = 20
 MAX_PLAIN = 5000  # characters of an unquoted or tagged value: some are numbers of base 60, read in quadratic time
 MAX_SECONDS = 0.5
@@ -38,7 +38,7 @@ def parse(front: str) -> dict[str, Any]:
     try:
         _check(front)
         values = yaml.load(front, _Loader)
-    # The loader's own errors, and what it does not expect of values with tags: !!int '', !!bool x, !!timestamp x.
+    # The loader's own errors, and its unexpected ones for values with tags: !!int '', !!bool x, !!timestamp x.
     except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError, TypeError) as error:
         raise ValueError(f"cannot be parsed: {error}") from error
     if not isinstance(values, dict):
@@ -47,9 +47,9 @@ def parse(front: str) -> dict[str, Any]:
 
 
 def _check(front: str) -> None:
-    """Refuse a document that is costly to build, by its events, which cost time in proportion to its length.
+    """Reject a document that is costly to build, by its events, which take time in proportion to its length.
 
-    A few lines of aliases or merge keys (`<<`) can stand for billions of nodes. So an alias counts as many nodes as
+    A few lines of aliases or merge keys (`<<`) can expand to billions of nodes, so an alias counts as many nodes as
     the value of its anchor.
     """
     if re.search(r"^%", front, re.MULTILINE):
@@ -80,7 +80,9 @@ def _check(front: str) -> None:
             if anchor is not None:
                 sizes[anchor] = nodes - before
         if nodes > MAX_NODES:
-            raise ValueError(f"it has more than {MAX_NODES} values, where an alias counts as what it stands for")
+            raise ValueError(
+                f"it has more than {MAX_NODES} values, where an alias counts as the values that it refers to"
+            )
         if time.monotonic() > until:
             raise ValueError(f"it takes longer than {MAX_SECONDS} s to read")
 

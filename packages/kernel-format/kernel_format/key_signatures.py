@@ -1,6 +1,6 @@
-"""Signatures by a key of one's own: Sigstore bundles that refer to a public key in place of a certificate.
+"""Signatures by a user's own key: Sigstore bundles that refer to a public key in place of a certificate.
 
-Nothing is asked of a network, to sign or to check. The public client does not check them: it reads bundles with
+Signing and verification need no network. The public client does not verify these signatures: it reads bundles with
 certificates only.
 """
 
@@ -29,8 +29,8 @@ PrivateKey: TypeAlias = Ed25519PrivateKey | EllipticCurvePrivateKey
 PublicKey: TypeAlias = Ed25519PublicKey | EllipticCurvePublicKey
 
 _HINT = (
-    "make a key by `ssh-keygen -t ed25519 -f signing`: `signing` signs, and `signing.pub` is for those who check; "
-    "keys of `openssl genpkey` work too"
+    "make a key with `ssh-keygen -t ed25519 -f signing`: `signing` signs, `signing.pub` verifies; "
+    "keys of `openssl genpkey` work as well"
 )
 
 
@@ -72,7 +72,7 @@ def read_public_key(file: Path, where: str) -> PublicKey:
     content = _content(file, where)
     if b"PRIVATE KEY" in content:
         raise VerificationError(
-            "is a private key; expected the public one", where=where, hint=f"keep it secret, and name {file}.pub"
+            "is a private key; expected the public key", where=where, hint=f"keep it secret, and name {file}.pub"
         )
     load = serialization.load_pem_public_key if b"-----BEGIN" in content else serialization.load_ssh_public_key
     try:
@@ -112,7 +112,7 @@ def key_bundle(content: bytes, key: PrivateKey) -> str:
 
 
 def read_bundle(file: Path) -> Mapping[str, Any]:
-    """Return a bundle, or an empty one if the file is none."""
+    """Return a bundle, or an empty mapping if the file is not a bundle."""
     try:
         bundle = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """`metadata.json`, the description that every package carries.
 
-Why not `kernels_data.Metadata`: it can read but not write, it stops at the first fault, and it has no provenance.
+`kernels_data.Metadata` reads but does not write, stops at the first fault, and has no provenance.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ CROSS_COMPILER = "cross-compiler"
 CAPABILITIES_LIMITED = "capabilities-limited"
 # The key of `provenance` with the digests of the sources; see `build.recorded_sources`.
 SOURCES = "sources"
-# The key of `provenance` with the status of a back end that nothing has run on.
+# The key of `provenance` with the status of a back end without tests on hardware.
 STATUS = "status"
 
-# The keys that every package needs: JSON's type, and what errors call it.
+# The keys that every package needs: JSON's type, and its name in errors.
 _REQUIRED: Mapping[str, tuple[type, str]] = {
-    "id": (str, "a text"),
-    "name": (str, "a text"),
-    "version": (int, "a whole number"),
-    "license": (str, "a text"),
+    "id": (str, "a string"),
+    "name": (str, "a string"),
+    "version": (int, "an integer"),
+    "license": (str, "a string"),
     "python-depends": (list, "a list"),
     "backend": (dict, "an object"),
     "digest": (dict, "an object"),
@@ -39,7 +39,7 @@ _ORIGIN = {"version": re.compile(r"[\w.+!-]{1,80}"), "commit": re.compile(r"[0-9
 class PackageMetadata:
     """The content of `metadata.json`.
 
-    Packages of other tools are read as far as possible: what is missing or of another type is None or empty here, and
+    Packages of other tools are read as far as possible: missing keys and those of another type are None or empty, and
     named in `faults`.
 
     Attributes:
@@ -47,10 +47,10 @@ class PackageMetadata:
         backend: The backend's name, for example `cuda`.
         archs: The capabilities that the binary has code for.
         kernel_depends: Other kernels of the Hub, each with `repo-id` and `version` or `revision`.
-        kernels_minver: The first release of the client that loads the package. Clients from 0.16 on say so.
-        provenance: What is recorded of the builder (`kernel-builder`) and the sources (`kernel`); see `origin`.
+        kernels_minver: The first release of the client that loads the package. Clients from 0.16 on check it.
+        provenance: The origin of the builder (`kernel-builder`) and of the sources (`kernel`); see `origin`.
         digest: The algorithm, and the digest of every file.
-        faults: What a reader would miss, for example "has no `license`".
+        faults: Missing or invalid keys, for example "has no `license`".
     """
 
     id: str | None = None
@@ -139,7 +139,7 @@ class PackageMetadata:
         return self.name.replace("-", "_") if self.name else None
 
     def origin(self, part: str) -> Mapping[str, Any]:
-        """Return what is recorded of the `kernel` or the `kernel-builder`: `version`, `commit`, and whether `dirty`.
+        """Return the origin of the `kernel` or the `kernel-builder`: `version`, `commit`, and whether `dirty`.
 
         Values that cannot be a version or a commit are left out: they are printed on terminals and given to git.
         """
@@ -166,7 +166,7 @@ class PackageMetadata:
 
     @property
     def recorded_sources(self) -> Mapping[str, Any]:
-        """What the builder recorded of the sources; empty for packages of older builders and of other tools."""
+        """The recorded digests of the sources; empty for packages of older builders and of other tools."""
         return _object(self.provenance.get(SOURCES))
 
     @property
@@ -181,13 +181,13 @@ class PackageMetadata:
 
     @property
     def status(self) -> str | None:
-        """What the builder says of packages that have not run on their hardware; None if it says nothing."""
+        """The builder's status of packages that have not run on their hardware; None without a status."""
         stated = _text(self.provenance.get(STATUS))
         return stated if stated and re.fullmatch(r"[\w ,;.()-]{1,200}", stated) else None
 
     @property
     def is_dirty(self) -> bool:
-        """Whether sources or builder had changes that no commit has."""
+        """Whether the sources or the builder had uncommitted changes."""
         return any(self.origin(part).get("dirty") for part in ("kernel", "kernel-builder"))
 
 

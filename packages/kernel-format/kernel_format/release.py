@@ -1,4 +1,4 @@
-"""Versions: a `major.minor` release of Torch, of a back end, of Python; and limits of them of any number of parts."""
+"""Versions: a `major.minor` release of Torch, a back end or Python; and limits with any number of parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Release(NamedTuple):
 
     @property
     def digits(self) -> str:
-        """The release as variant names write it: `2.10` is `210`."""
+        """The release's spelling in variant names: `2.10` is `210`."""
         return f"{self.major}{self.minor}"
 
     @staticmethod

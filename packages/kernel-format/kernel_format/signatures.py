@@ -1,4 +1,4 @@
-"""The verdict on the signature of a package: the public client's, or that of a key."""
+"""Verification of a package's signature: by the public client, or by a key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIGNER = re.compile(r"https://github\.com/(?P<repository>[^/]+/[^/]+)/\.github/
 
 @dataclass(frozen=True)
 class Signers:
-    """Who may have signed. If nobody is named, the workflows that the public client trusts.
+    """The trusted signers. Without any, the workflows that the public client trusts.
 
     Attributes:
         workflows: Addresses of workflows.
@@ -44,7 +44,7 @@ def read_signers(signers: Sequence[str]) -> Signers:
     """Read signers, each the address of a workflow or the path of a file with a public key.
 
     Raises:
-        VerificationError: If one is neither.
+        VerificationError: If a signer is neither.
     """
     keys: list[PublicKey] = []
     workflows: list[str] = []
@@ -67,10 +67,10 @@ def signature_verdict(package: Path, signers: Signers) -> str:
 
     Args:
         package: The directory; of its files, only the metadata and the signature are needed.
-        signers: Who may have signed.
+        signers: The trusted signers.
 
     Returns:
-        `valid`, `none` without a signature, or what is wrong.
+        `valid`, `none` without a signature, or the fault.
     """
     if not (package / SIGNATURE).is_file():
         return "none"
@@ -84,7 +84,7 @@ def signature_verdict(package: Path, signers: Signers) -> str:
 
 def _verdict_by_keys(package: Path, bundle: Mapping[str, Any], keys: Sequence[PublicKey]) -> str:
     if not keys:
-        return "by a key, and none is trusted; name the signer's public key"
+        return "by a key, but no key is trusted; name the signer's public key"
     try:
         metadata = (package / "metadata.json").read_bytes()
     except OSError:

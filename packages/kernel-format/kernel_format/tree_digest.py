@@ -1,4 +1,4 @@
-"""Digests of whole packages, to tell whether two are equal to the bit."""
+"""Digests of whole packages, which are equal only for byte-equal packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNATURE = "metadata.json.sigstore"
 class TreeDigest:
     """SHA-256 of every file of a package (its path -> hex digits), and one over all of them.
 
-    `value` is the SHA-256 of what `sha256sum` prints for the files in the order of their paths, so that
+    `value` is the SHA-256 of the output of `sha256sum` for the files in the order of their paths, so that
     `cd DIR && find * -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum` gives the same.
     """
 
@@ -35,14 +35,14 @@ def contents(directory: Path) -> tuple[str, Listing]:
 
 
 def is_unchanged(directory: Path, before: tuple[str, Listing]) -> bool:
-    """Return whether a directory has the contents that it had, although code that it does not trust could write there.
+    """Return whether a directory has the contents that it had, although untrusted code could write there.
 
-    Files are read only if nothing else differs: there could be one of 8 GB, or a link to something without an end.
+    Files are read only if nothing else differs: there could be a file of 8 GB, or a link to an endless device.
     """
     digest, listing = before
     try:
         return _listing(directory, most=len(listing)) == listing and hash_tree(directory).value == digest
-    except OSError:  # names that are too long together, or what cannot be read
+    except OSError:  # a path that is too long, or an unreadable file
         return False
 
 

@@ -32,7 +32,6 @@ BUILDER = Path(sys.executable).with_name("kernel-builder")
 COMMANDS = ForkServer(
     "kernel_builder.cli.build_command",
     "kernel_builder.pipeline",
-    "kernel_builder.remake",
     "kernels",
     "vermin",
     "elftools.elf.elffile",
@@ -210,7 +209,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | s
     shutil.copytree(PROJECTS / "stable-scale", project)
     cache.mkdir()
     (cache / "toolchains").symlink_to(Toolchains().store.root)
-    command = [BUILDER, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off"]
+    command = [BUILDER, "build", project, "--variant", CPU, "--no-load"]
     subprocess.run(command, check=True, capture_output=True, env=environment(cache))
     return snapshot(project / "build")
 
@@ -224,7 +223,7 @@ def start() -> Iterator[Start]:
     running: list[tuple[subprocess.Popen[str], Path]] = []
 
     def run(cache: Path, project: Path, *arguments: str | Path, own_session: bool = True) -> subprocess.Popen[str]:
-        options = ["--variant", CPU, "--compiler-cache", "off", "--json"]
+        options = ["--variant", CPU, "--json"]
         process = subprocess.Popen(
             [BUILDER, "build", project, *options, *arguments],
             stdout=subprocess.PIPE,

@@ -30,22 +30,21 @@ def test_no_compiler(project: Path, cache: Path, kernel_builder: Run, tmp_path: 
     empty.mkdir()
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--backend", "cpu", PATH=str(empty), CXX="")
-        named = kernel_builder(cache, "build", project, "--backend", "cpu", "--cxx", "no-such-g++")
+        named = kernel_builder(cache, "build", project, "--backend", "cpu", CXX="no-such-g++")
     assert_refused(done, 4, "ToolchainError", where="g++", message="g++ 11 or newer", hint="apt-get install g++")
-    assert_refused(named, 4, "ToolchainError", where="no-such-g++", message="no such program", hint="--cxx")
+    assert_refused(named, 4, "ToolchainError", where="no-such-g++", message="no such program", hint="CXX")
 
 
-@pytest.mark.parametrize("how", ["PATH", "--cxx", "CXX"])
+@pytest.mark.parametrize("how", ["PATH", "CXX"])
 def test_a_compiler_that_is_too_old(project: Path, cache: Path, kernel_builder: Run, tmp_path: Path, how: str) -> None:
     real = shutil.which("g++")
     old = tmp_path / "bin" / "g++"
     old.parent.mkdir()
     old.write_text(f'#!/bin/sh\ncase "$*" in *-dumpfullversion*) echo 9.4.0;; *) exec {real} "$@";; esac\n')
     old.chmod(0o755)
-    arguments = ["--cxx", str(old)] if how == "--cxx" else []
-    more = {"PATH": {"PATH": f"{old.parent}:{os.environ['PATH']}"}, "CXX": {"CXX": str(old)}}.get(how, {})
+    value = str(old) if how == "CXX" else f"{old.parent}:{os.environ['PATH']}"
     with untouched(project):
-        done = kernel_builder(cache, "build", project, "--backend", "cpu", *arguments, **more)
+        done = kernel_builder(cache, "build", project, "--backend", "cpu", **{how: value})
     assert_refused(done, 4, "ToolchainError", where=str(old), message="is g++ 9.4.0, expected 11", hint="gcc-toolset")
 
 
@@ -72,7 +71,7 @@ def test_no_ninja(project: Path, cache: Path, tmp_path: Path) -> None:
     ]
     with untouched(project):
         done = subprocess.run(
-            [*command, "--compiler-cache", "off", "--json"],
+            [*command, "--json"],
             capture_output=True,
             text=True,
             check=False,
@@ -89,7 +88,6 @@ def test_no_ninja(project: Path, cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--compiler-cache", "no-such-sccache", "no program"),
         ("--cuda-home", "/nonexistent", "is not a CUDA toolkit: it has no bin/nvcc"),
     ],
 )
@@ -120,11 +118,11 @@ def test_an_index_that_cannot_be_reached(project: Path, kernel_builder: Run, tmp
 def test_a_download_that_differs_from_the_lock_is_refused(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
     wheel = lock.shipped().torch[Release(2, 10)].platforms[this_platform()]["stable"]
     with IndexServer({wheel.file: b"short"}, {wheel.file: Fault()}, stated={wheel.file: wheel.sha256}) as server:
-        arguments = ("build", project, "--variant", CPU, "--index-url", server.url)
+        arguments = ("build", project, "--variant", CPU)
         with untouched(project):
-            truncated = kernel_builder(tmp_path / "cold", *arguments)
+            truncated = kernel_builder(tmp_path / "cold", *arguments, PIP_INDEX_URL=server.url)
             server.stated.clear()
-            altered = kernel_builder(tmp_path / "cold", *arguments)
+            altered = kernel_builder(tmp_path / "cold", *arguments, PIP_INDEX_URL=server.url)
     assert_refused(truncated, 4, "FetchError", where=wheel.file, message="truncated", hint="another index")
     assert_refused(altered, 4, "FetchError", where=wheel.file, message=f"expected {wheel.sha256}", hint="mirrors")
 

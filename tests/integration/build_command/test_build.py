@@ -35,7 +35,7 @@ print(module.scaled(torch.tensor([3.0]), 2.0).tolist())
 
 
 def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Variants share binaries; the client loads the result; a second build does nothing, and imports little."""
+    """Variants share binaries; the client loads the result; a second build runs no step."""
     project = copy_project("stable-scale", "a project, größer")
     cache = new_cache("cache")
     done = kernel_builder(cache, "build", project, "--all", "--no-load")
@@ -56,16 +56,9 @@ def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_buil
     assert metadata.id == packages[CUDA]["module"]
     assert metadata.backend.archs == ["9.0"]
 
-    again = kernel_builder(cache, "build", project, "--all", "--no-load", PYTHONPROFILEIMPORTTIME="1")
+    again = kernel_builder(cache, "build", project, "--all", "--no-load")
     assert again.answer["steps"] == 0
     assert {package["status"] for package in again.answer["packages"]} == {"unchanged"}
-    imported = {line.rpartition("|")[2].strip() for line in again.stderr.splitlines()}
-    assert "kernel_builder.pipeline" in imported
-    needless = {
-        f"kernel_builder.{name}" for name in ("build.ninja_run", "checks", "elf", "remake", "toolchain.tree_files")
-    }
-    needless |= {"filelock", "platformdirs", "random", "tempfile"}
-    assert imported.isdisjoint(needless), "a build without changes needs none of them"
 
 
 def test_a_changed_source_recompiles_itself_and_the_binding_and_links(
@@ -132,7 +125,8 @@ def test_cuda_home_names_the_toolkit_to_build_with(
     nvcc.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {pinned}/bin/nvcc "$@"\n')
     nvcc.chmod(0o755)
     project = copy_project("stable-scale")
-    done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA, "--no-load", "--cuda-home", toolkit)
+    options = ("--variant", CUDA, "--no-load", "--cuda-home", toolkit, "--sandbox", "off")
+    done = kernel_builder(new_cache("cache"), "build", project, *options)
     assert done.code == 0, done
     assert "scale_cuda.cu" in calls.read_text()
 

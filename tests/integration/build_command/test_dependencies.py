@@ -90,7 +90,7 @@ def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
     copy_project: Copy, tmp_path: Path, kernel_builder: Run
 ) -> None:
     project, cache = depend(copy_project("stable-scale"), "cutlass_4_5"), tmp_path / "cold"
-    hint = "--dependency cutlass_4_5=DIR`; or depend on one that the index has: cutlass_3_5, "
+    hint = "KERNEL_BUILDER_DEPENDENCIES=cutlass_4_5=DIR; or depend on one that the index has: cutlass_3_5, "
     with untouched(project):
         named = kernel_builder(cache, "build", project, "--variant", CUDA)
         every = kernel_builder(cache, "build", project, "--backend", "cuda")
@@ -109,17 +109,14 @@ def test_check_config_and_doctor_name_a_library_that_no_index_has(
     project = depend(copy_project("stable-scale"), "cutlass_4_5")
     command, given = [str(BUILDER), "check-config", str(project)], f"cutlass_4_5={cutlass}"
 
-    def warnings(*arguments: str, **more: str) -> str:
-        done = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, check=True, env=environment(tmp_path, **more)
-        )
+    def warnings(**more: str) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(tmp_path, **more))
         return "".join(line for line in done.stderr.splitlines() if line.startswith("warning"))
 
     assert "stable-scale: needs cutlass_4_5" in warnings()
-    assert not warnings("--dependency", given)
     assert not warnings(KERNEL_BUILDER_DEPENDENCIES=given)
     findings = {row["name"]: row for row in kernel_builder(tmp_path, "doctor").answer["findings"]}
-    assert "--dependency cutlass_4_5=DIR" in findings["cutlass_4_5"]["mend"]
+    assert "KERNEL_BUILDER_DEPENDENCIES=cutlass_4_5=DIR" in findings["cutlass_4_5"]["mend"]
     assert not findings["cutlass_4_5"]["needed_for"], "only projects that name it need it"
     assert findings["cutlass_3_8"]["ok"]
 
@@ -132,8 +129,8 @@ def test_a_directory_with_the_library(
     project, cache = depend(copy_project("stable-scale"), "cutlass_4_5", *headers, backend="cpu"), new_cache("cache")
 
     def compiles(directory: Path) -> int:
-        options = ("--variant", CPU, "--no-load", "--dependency", f"cutlass_4_5={directory}")
-        done = kernel_builder(cache, "build", project, *options)
+        given = {"KERNEL_BUILDER_DEPENDENCIES": f"cutlass_4_5={directory}"}
+        done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", **given)
         assert done.code == 0, done
         count: int = done.answer["compiles"]
         return count
@@ -156,7 +153,7 @@ def test_a_directory_of_another_version_is_refused(
         f"cutlass_9_9={cutlass}": "is not NAME=DIR with one of the names cutlass_2_10",
     }.items():
         with untouched(project):
-            done = kernel_builder(cache, "build", project, "--variant", CUDA, "--dependency", given)
+            done = kernel_builder(cache, "build", project, "--variant", CUDA, KERNEL_BUILDER_DEPENDENCIES=given)
         assert done.code == 4, done
         assert message in done.answer["message"]
         assert done.answer["hint"]

@@ -48,7 +48,7 @@ def test_disk_full_while_compiling(
     project, cache = copy_project("stable-scale"), tmp_path / "cache"
     cache.mkdir()
     store = new_cache("other") / "toolchains"
-    command = [BUILDER, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off", "--json"]
+    command = [BUILDER, "build", project, "--variant", CPU, "--no-load", "--json"]
     setup = f"mount -t tmpfs -o size={kilobytes}k none {cache}; ln -s {store.resolve()} {cache}/toolchains"
     with untouched(project):
         done = in_namespace(setup, *command, env=environment(cache))

@@ -55,7 +55,7 @@ def test_a_build_after_a_killed_one_gives_the_same_packages(
         process.kill()
     process.wait()
     assert not (project / "build").exists()
-    again = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
+    again = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
     assert again.code == 0, again
     assert_whole(project, cache, undisturbed)
     assert working_in(cache) == {}
@@ -70,7 +70,7 @@ def test_a_killed_build_leaves_the_old_or_the_new_packages(
     source = project / "scale" / "scale_cpu.cpp"
     changed = source.read_text()
     replace(source, "factor * in[i]", "factor * in[i] + 1")
-    arguments = ("build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
+    arguments = ("build", project, "--variant", CPU, "--no-load")
     assert kernel_builder(cache, *arguments).code == 0
     old = snapshot(project / "build")
     source.write_text(changed)
@@ -148,7 +148,7 @@ def test_compilers_that_outlive_a_killed_build_do_no_harm(
     first.kill()
     first.wait()
     assert compiling(cache)()
-    arguments = ("build", slow_project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
+    arguments = ("build", slow_project, "--variant", CPU, "--no-load")
     second = kernel_builder(cache, *arguments)
     assert (second.code, second.answer["steps"]) == (0, 3), second
     outputs = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix in (".o", ".so")}

@@ -19,7 +19,7 @@ from tests.integration.build_command.conftest import BUILDER, Run, assert_refuse
 from tests.support.places import CPU
 
 CPU_ALONE = "torch-cpu"
-OPTIONS = ("--variant", CPU, "--no-load", "--compiler-cache", "off")
+OPTIONS = ("--variant", CPU, "--no-load")
 
 
 def build(project: Path, cache: Path, **options: object) -> subprocess.CompletedProcess[str]:

@@ -61,7 +61,7 @@ def test_no_edition_a_source_in_two_kernels_and_the_stable_abi_of_2_9(
     with file.open("a") as stream:
         stream.write(f'[kernel.again]\nbackend = "cpu"\ndepends = []\n{again}\n')
     variant = "torch-stable-abi29-cpu-x86_64-linux"
-    done = kernel_builder(cache, "build", project, "--variant", variant, "--no-load", "--compiler-cache", "off")
+    done = kernel_builder(cache, "build", project, "--variant", variant, "--no-load")
     assert done.code == 0, done
     (package,) = done.answer["packages"]
     assert "torch-stable-abi" in package["checks"]["passed"]
@@ -86,7 +86,7 @@ def test_headers_in_csrc_the_path_of_registration_h_and_the_gnu_dialect(
         source.write_text(f'#include "api/limits.h"\nstatic_assert(typeof(LIMIT){{8}} == LIMIT);\n{source.read_text()}')
     replace(project / "torch-ext" / "torch_binding.cpp", '"scale/scale.h"', '"scale.h"')
     replace(project / "torch-ext" / "torch_binding.cpp", '"registration.h"', '"../torch-ext/registration.h"')
-    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
+    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
     assert (done.code, done.answer["compiles"]) == (0, 2), done
 
 

@@ -37,7 +37,7 @@ def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kerne
                 if source.endswith(".cu"):
                     stream.write("#define QUOTED(x) #x\n#define EXPANDED(x) QUOTED(x)\n")
                     stream.write("__device__ const char name_on_the_device[] = EXPANDED(TORCH_EXTENSION_NAME);\n")
-        arguments = ("--no-load", "--jobs", jobs, "--compiler-cache", "off")
+        arguments = ("--no-load", "--jobs", jobs)
         done = kernel_builder(cache, "build", stable, python, *arguments, **variables)
         assert done.code == 0, done
         results.append({**content(stable / "build"), **content(python / "build")})
@@ -61,7 +61,7 @@ extern "C" __attribute__((visibility("default"), used)) void PyInit_name_is(char
 }
 """)
     # After the link, a check rejects the additional exported symbol of this test.
-    arguments = ("build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
+    arguments = ("build", project, "--variant", CPU, "--no-load")
     done = kernel_builder(cache, *arguments)
     assert (done.code, done.answer["error"]) == (7, "CheckError"), done
     code = """

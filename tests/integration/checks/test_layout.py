@@ -33,7 +33,7 @@ def bytecode(package: Path, name: str) -> None:
         (lambda p: shutil.rmtree(p / "demo_kernel"), "demo_kernel/__init__.py", "is missing"),
         (lambda p: (p / "metadata.json").write_text("{"), "metadata.json", "is not a JSON object"),
         (lambda p: _edit_metadata(p, license=None), "metadata.json", "has no `license`"),
-        (lambda p: _edit_metadata(p, version="1"), "metadata.json", "`version` is '1', expected a whole number"),
+        (lambda p: _edit_metadata(p, version="1"), "metadata.json", "`version` is '1', expected an integer"),
         (lambda p: _edit_metadata(p, name="Demo"), "metadata.json", "cannot read it"),
         (lambda p: _edit_metadata(p, backend={"type": "cuda"}), "metadata.json", "the variant is for cpu"),
         (lambda p: _edit_metadata(p, id="demo"), "metadata.json", "expected _demo_kernel_cpu_<unique>"),

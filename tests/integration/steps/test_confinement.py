@@ -196,14 +196,6 @@ def test_without_a_sandbox_require_fails_and_auto_says_why() -> None:
     assert sandbox.around(["true"], Path("/")) == ["true"]
 
 
-def test_a_compiler_cache_and_a_required_sandbox_exclude_each_other(copy_project: Callable[..., Path]) -> None:
-    arguments = ["build", str(copy_project("stable-scale")), "--sandbox", "require", "--compiler-cache", "sh"]
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 2
-    assert "--sandbox require: a compiler cache's server runs the compilers" in done.stderr
-    assert "--compiler-cache off" in done.stderr
-
-
 def test_a_build_tells_its_sandbox_and_its_packages_do_not(
     copy_project: Callable[..., Path], new_cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,7 +246,7 @@ def test_an_unreachable_index_with_an_empty_store(start: Start, server: IndexSer
     process = start("fetch", "--cuda", "13.0")
     _, errors = process.communicate()
     assert process.returncode == 4
-    for word in ("nvidia_cuda_cccl-13.0.85", server.url, "--index-url", "PIP_INDEX_URL", "toolchain fetch"):
+    for word in ("nvidia_cuda_cccl-13.0.85", server.url, "PIP_INDEX_URL", "toolchain fetch"):
         assert word in errors
 
 

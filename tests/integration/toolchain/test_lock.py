@@ -68,7 +68,7 @@ def test_an_index_that_sends_whole_files_cannot_be_locked(server: IndexServer) -
     server.faults["cuda_toolkit-13.0.2-py2.py3-none-any.whl"] = Fault(no_ranges=True)
     with pytest.raises(FetchError, match="does not answer range requests") as caught:
         resolve(Index(server.url), ToPin(cuda=[Release(13, 0)]), Silent())
-    assert "cuda_toolkit-13.0.2" in str(caught.value) and "--index-url" in (caught.value.hint or "")
+    assert "cuda_toolkit-13.0.2" in str(caught.value) and "PIP_INDEX_URL" in (caught.value.hint or "")
 
 
 def test_a_torch_release_that_the_index_lacks(server: IndexServer) -> None:

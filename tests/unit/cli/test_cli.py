@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from kernel_builder import __version__
-from kernel_builder.build_summary import BuildSummary, BuiltPackage
 from kernel_builder.cli import main
 from kernel_builder.cli.build_command import print_summary
+from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage
 from kernel_builder.steps.buildable import UnavailableVariant
 from tests.support.newest import BEFORE, NEWEST
 from tests.support.places import ROOT
@@ -143,9 +143,9 @@ def test_what_is_not_loaded_for_another_torch_says_what_would_be(
 
     newest = (built(str(BEFORE), ()), built(str(NEWEST), ()))
     advice = "    `--variant torch213-cxx11-cpu-x86_64-linux` builds one for the Torch that is installed"
-    print_summary(BuildSummary(newest, (), (), {}, 0, 0, None, 0.0))
+    print_summary(BuildSummary(newest, (), (), {}, 0, 0, 0.0, 0.0))
     assert advice in capsys.readouterr().out.splitlines()
-    print_summary(BuildSummary((*newest, built("2.13", ("load",))), (), (), {}, 0, 0, None, 0.0))
+    print_summary(BuildSummary((*newest, built("2.13", ("load",))), (), (), {}, 0, 0, 0.0, 0.0))
     assert advice not in capsys.readouterr().out.splitlines()
 
 
@@ -155,7 +155,7 @@ def test_the_reason_why_variants_are_not_built_here_is_said_once(
     reason, hint = "for aarch64-linux, and this build is for x86_64-linux", "add `--platform aarch64-linux`"
     elsewhere = [UnavailableVariant("relu", name, reason, hint) for name in ("torch-b", "torch-c")]
     built = BuiltPackage("relu", "torch-a", tmp_path, "_relu", "built", (), 2048, ("load",), {}, {}, None)
-    print_summary(BuildSummary((built,), (), tuple(elsewhere), {}, 0, 0, None, 0.0))
+    print_summary(BuildSummary((built,), (), tuple(elsewhere), {}, 0, 0, 0.0, 0.0))
     assert capsys.readouterr().out.splitlines()[:5] == [
         f"not built: relu/torch-b, relu/torch-c: {reason}",
         f"    {hint}",

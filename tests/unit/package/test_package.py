@@ -227,8 +227,8 @@ def test_metadata_of_other_tools_is_read_as_far_as_possible() -> None:
     assert (read.id, read.name, read.version, read.python_depends) == (None, "demo-kernel", None, ())
     assert (read.backend, read.archs, read.python_name) == ("cuda", ("9.0",), "demo_kernel")
     assert read.faults == (
-        "`id` is 3, expected a text",
-        "`version` is True, expected a whole number",
+        "`id` is 3, expected a string",
+        "`version` is True, expected an integer",
         "has no `license`",
         "`python-depends` is 'einops', expected a list",
         "has no `digest`",

@@ -1,18 +1,16 @@
-"""What a build did: packages, failures, and what is not built here."""
+"""The result of a build: packages, failures, and variants that this machine cannot build."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kernel_builder.checks import CheckReport
 from kernel_builder.steps.buildable import UnavailableVariant
-from kernel_format.errors import BuildError, KernelBuilderError, SeveralErrors, StoreError
-
-if TYPE_CHECKING:
-    from kernel_builder.checks import CheckReport
-    from kernel_builder.steps.resources import SourceResources
+from kernel_builder.steps.resources import SourceResources
+from kernel_format.errors import BuildError, KernelBuilderError, SeveralErrors
 
 
 @dataclass(frozen=True)
@@ -20,15 +18,15 @@ class BuiltPackage:
     """One package of a build.
 
     Attributes:
-        project: Its name; where several projects of the build have it, with the directory.
-        status: `built`, or `unchanged` if the package was there already.
+        project: The project's name; if several projects of the build have the same name, with the directory.
+        status: `built`, or `unchanged` if the package existed.
         shares: The other variants of this build with the same binary.
         size: Bytes of all files.
-        passed: The checks that passed, in this build or in the earlier one that made the package.
-        skipped: Check -> why it did not run.
-        sandbox: What the `steps` and the `load` check of the build that made the package ran in; None for no sandbox.
-            A step whose output the cache has does not run.
-        report: The result of the checks; None if unchanged, since an earlier build checked the same bytes.
+        passed: The checks that passed, in this build or in the earlier one that built the package.
+        skipped: Skipped check -> reason.
+        sandbox: The sandbox of the `steps` and of the `load` check of the build that built the package; None for no
+            sandbox. Steps whose outputs are in the cache do not run.
+        report: The check results; None for an unchanged package, which an earlier build checked.
     """
 
     project: str
@@ -62,17 +60,14 @@ class BuiltPackage:
 
 @dataclass(frozen=True)
 class FailedVariant:
-    """A variant that was asked for and not built.
+    """A requested variant that could not be built.
 
     Attributes:
         project: The project's name, or its directory if `build.toml` cannot be read.
         variant: None if the project as a whole failed.
-        errors: Why; equal errors of several variants are one failure.
-        report: The result of the checks, if they failed.
-        outdated: The package of an earlier build is still there.
-
-    Raises:
-        StoreError: If an error is one: a full disk or a cache that cannot be written stops the whole build.
+        errors: The reasons; variants that fail alike have equal errors.
+        report: The check results, if checks failed.
+        outdated: Whether the destination has the package of an earlier build.
     """
 
     project: str
@@ -80,11 +75,6 @@ class FailedVariant:
     errors: tuple[KernelBuilderError, ...]
     report: CheckReport | None = None
     outdated: bool = False
-
-    def __post_init__(self) -> None:
-        for error in self.errors:
-            if isinstance(error, StoreError):
-                raise error
 
     def as_dict(self) -> dict[str, Any]:
         """Return the failure as `--json` prints it."""
@@ -99,19 +89,19 @@ class FailedVariant:
 
 @dataclass(frozen=True)
 class BuildSummary:
-    """What a build did.
+    """The result of a build.
 
     Attributes:
-        unavailable: Variants that this machine cannot build; without a name if that is all of a project's.
-        skipped: Project name -> backends that are valid but not built here.
-        steps: How many steps ran.
-        compiles: How many of them were compiles.
-        cpu_seconds: Processor time of the compilers; None where a compiler cache's server ran them.
+        unavailable: Variants that this machine cannot build; an empty variant name stands for the whole project.
+        skipped: Project name -> valid backends that the builder does not compile for.
+        steps: Number of steps that ran.
+        compiles: Number of compile steps among them.
+        cpu_seconds: Processor time of the compilers.
         seconds: Wall time of the whole build.
-        warnings: Title of a step -> what its compiler printed.
-        sandbox: What this build's `steps` and `load` checks ran in; None for no sandbox, or if nothing ran.
-        resources: What each kernel takes of the GPU, if that was asked for.
-        notices: What the projects' authors should know: warnings about `build.toml`, and what is not built.
+        warnings: Title of a step -> output of its compiler.
+        notices: Warnings about `build.toml`, and parts of it that are not built.
+        resources: Each kernel's use of the GPU, if requested.
+        sandbox: The sandbox of this build's `steps` and `load` checks; None for no sandbox, or if nothing ran.
     """
 
     packages: tuple[BuiltPackage, ...]
@@ -120,7 +110,7 @@ class BuildSummary:
     skipped: Mapping[str, tuple[str, ...]]
     steps: int
     compiles: int
-    cpu_seconds: float | None
+    cpu_seconds: float
     seconds: float
     warnings: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
@@ -129,7 +119,7 @@ class BuildSummary:
 
     @property
     def errors(self) -> tuple[KernelBuilderError, ...]:
-        """The distinct errors of all failures. A source that fails alike for several variants is one error."""
+        """The distinct errors of all failures. A source that fails alike for several variants counts once."""
         distinct: dict[object, KernelBuilderError] = {}
         for error in (error for failed in self.failures for error in failed.errors):
             output = error.output if isinstance(error, BuildError) else ""
@@ -139,13 +129,13 @@ class BuildSummary:
 
     @property
     def error(self) -> KernelBuilderError | None:
-        """The only error, or one that stands for several; None if nothing failed."""
+        """The error, or a `SeveralErrors`; None if nothing failed."""
         if len(self.errors) < 2:
             return next(iter(self.errors), None)
         return SeveralErrors(self.errors)
 
     def raise_error(self) -> None:
-        """Raise the error, for callers to whom a part of the packages is of no use."""
+        """Raise the error, for callers that need all packages."""
         if self.error:
             raise self.error
 
@@ -159,7 +149,7 @@ class BuildSummary:
             "skipped-backends": {name: list(backends) for name, backends in self.skipped.items()},
             "steps": self.steps,
             "compiles": self.compiles,
-            "cpu-seconds": None if self.cpu_seconds is None else round(self.cpu_seconds, 2),
+            "cpu-seconds": round(self.cpu_seconds, 2),
             "seconds": round(self.seconds, 3),
             "warnings": dict(self.warnings),
             "notices": list(self.notices),

@@ -1,4 +1,4 @@
-"""Which projects and variants a build is for, and where their packages go."""
+"""Choose the projects and variants to build, and the destination of their packages."""
 
 from __future__ import annotations
 
@@ -8,48 +8,52 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kernel_builder.build_summary import FailedVariant
-from kernel_builder.config import notices, offered
+from kernel_builder.checks import CheckReport
+from kernel_builder.config import known_backends, notices, offered
 from kernel_builder.config.project import KernelDependency, Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.package import foreign_files
+from kernel_builder.pipeline.summary import FailedVariant
+from kernel_builder.plural import listed
 from kernel_builder.steps import buildable
 from kernel_builder.steps.buildable import UnavailableVariant
-from kernel_format.errors import ConfigError, KernelBuilderError, NothingToBuildError, PackageError, VariantError
-
-if TYPE_CHECKING:
-    from kernel_builder.checks import CheckReport
-    from kernel_builder.steps.confinement import SandboxMode
-    from kernel_builder.toolchain import Toolchains
+from kernel_builder.steps.confinement import SandboxMode
+from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import (
+    ConfigError,
+    KernelBuilderError,
+    NothingToBuildError,
+    PackageError,
+    StoreError,
+    VariantError,
+)
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to build.
+    """The arguments of a build.
 
     Attributes:
         directories: Project directories.
-        variants: Names of exactly the variants to build; empty for all of `platforms`.
-        backends: Only these backends; empty for all.
-        platforms: Only these platforms, of which others than this machine's are cross-compiled; empty for this one's.
-        whole: All variants of the matrix, not only those that the Hub asks for.
+        variants: Build exactly the variants with these names; empty for all of `platforms`.
+        backends: Build for these backends only; empty for all.
+        platforms: Build for these platforms only, cross-compiling for others than this machine's; empty for this one's.
+        whole: Build the whole matrix, not only the variants that the Hub asks for.
         capabilities: Compile for these capabilities only, such as `9.0`; empty for all. `upload` refuses the packages.
-        out: Where packages go: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
+        out: The destination: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
             project's own `build` directory.
-        owner: Who publishes the projects, in place of the owner that `build.toml` names; None for that one.
-        jobs: Processors to use at most; None for as many as are free on this machine.
-        compiler_cache: An sccache to put before the compilers.
-        allow_empty: Accept that no project has anything that this builder builds.
+        owner: The publisher of the projects, if it is not the owner that `build.toml` names.
+        jobs: The most processors to use; None for all that are free.
         load: Load each package that this machine can load, as a check.
-        cross_python: A Python of another platform, by emulation, that loads its packages; None to leave that out.
         allow: Names of checks whose errors are reported as warnings, and recorded in the packages.
-        provenance: What the packages' metadata records of builder and sources; None for what git says.
-        sandbox: Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), or not at all
-            without one (`require`), or never (`off`).
-        resources: Also report what each kernel takes of the GPU, for which device code is compiled once more.
+        provenance: The builder and the sources, as the packages' metadata records them; None to ask git.
+        sandbox: Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), always
+            (`require`), or never (`off`).
+        resources: Also report each kernel's use of the GPU, which compiles device code once more.
+        shared_cache: A second cache, of which objects and binaries are copied and which is never written.
     """
 
     directories: tuple[Path, ...]
@@ -61,22 +65,22 @@ class BuildRequest:
     out: Path | None = None
     owner: str | None = None
     jobs: int | None = None
-    compiler_cache: Path | None = None
-    allow_empty: bool = False
     load: bool = True
-    cross_python: Path | None = None
     allow: tuple[str, ...] = ()
     provenance: Mapping[str, Any] | None = None
     sandbox: SandboxMode = "auto"
     resources: bool = False
+    shared_cache: Path | None = None
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A project, where its packages go, its variants to build, and those that this machine cannot build.
+    """A project, the destination of its packages, and its variants.
 
     Attributes:
-        name: The project's name; where several projects of the command have it, with the directory.
+        name: The project's name; if several projects of the command have the same name, with the directory.
+        variants: The variants to build.
+        unavailable: The requested variants that this machine cannot build.
     """
 
     project: Project
@@ -86,39 +90,43 @@ class Selection:
     unavailable: tuple[UnavailableVariant, ...] = ()
 
     def failed(self, variant: str, *errors: KernelBuilderError, report: CheckReport | None = None) -> FailedVariant:
-        """Return the result for a variant of the project that is not built."""
+        """Return the failure of a variant of the project."""
         outdated = (self.destination / variant).exists()
         return FailedVariant(self.name, variant, errors, report, outdated)
 
     def provides(self, dependency: KernelDependency) -> bool:
-        """Return whether packages of this project are what another one depends on."""
+        """Return whether this project is the dependency of another one."""
         project = self.project
         named = (project.hub_repo_id or project.name) in (dependency.repo_id, dependency.repo_id.partition("/")[2])
         return named and dependency.version in (None, project.version)
 
     def packages(self) -> list[Path]:
-        """Return the packages that are there, of the variants of this build."""
+        """Return the existing packages of the variants of this build."""
         paths = (self.destination / variant.name for variant in self.variants)
         return [path for path in paths if (path / "metadata.json").is_file()]
 
     def outdated(self) -> list[str]:
         """Return the names of packages in the destination that the project no longer offers.
 
-        A variant that only this machine cannot build is kept: it may have been copied from another machine. So are
-        other kernels' packages, and whatever has files that are not of a package.
+        It leaves out variants that only this machine cannot build, which may come from another machine, packages of
+        other kernels, and directories with foreign files.
         """
         kept = {variant.name for variant in (*offered.variants(self.project, whole=True), *self.variants)}
         try:
             present = [entry for entry in self.destination.iterdir() if (entry / "metadata.json").is_file()]
         except OSError:
             return []
-        mine = (entry for entry in present if entry.name not in kept and not foreign_files.foreign_file(entry))
-        return [entry.name for entry in mine if foreign_files.is_of(entry, self.project.name)]
+        return [
+            entry.name
+            for entry in present
+            if entry.name not in kept and not foreign_files.foreign_file(entry)
+            if foreign_files.is_of(entry, self.project.name)
+        ]
 
 
 @dataclass(frozen=True)
 class Selected:
-    """The projects with something to build here, and what cannot be built of these and others."""
+    """The projects with variants to build here, and the variants and projects that cannot be built."""
 
     selections: tuple[Selection, ...]
     unavailable: tuple[UnavailableVariant, ...]
@@ -134,42 +142,44 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
     directories = list(dict.fromkeys(path.resolve() for path in request.directories))
     several = len(directories) > 1
     selections: list[Selection] = []
-    elsewhere: list[UnavailableVariant] = []
+    unavailable: list[UnavailableVariant] = []
     failures: list[FailedVariant] = []
-    nothing = None
+    first_error = None
     for directory in directories:
         if several and directory.exists() and not (directory / "build.toml").exists():
-            elsewhere.append(UnavailableVariant(directory.name, "", "not a project: there is no build.toml", ""))
+            unavailable.append(UnavailableVariant(directory.name, "", "not a project: there is no build.toml", ""))
             continue
         try:
             project = offered.limited(read_project(directory, request.owner), request.capabilities)
             selection, refused = _selection(project, request, toolchains, several=several)
             failures += refused
-            # That packages would replace something else is better said before the compiler runs.
+            # Before the compiler runs, and again before the packages are published.
             names = [variant.name for variant in selection.variants]
-            kernel = project.name if request.out else None  # a project in its own directory may have been renamed
+            kernel = project.name if request.out else None  # a project in its own directory may have a new name
             foreign_files.check_replaced(selection.destination, names, kernel)
             selections.append(selection)
         except VariantError as error:  # this machine can build no variant of the project
-            nothing = nothing or error
-            elsewhere.append(UnavailableVariant(project.name, "", error.message, error.hint or ""))
+            first_error = first_error or error
+            unavailable.append(UnavailableVariant(project.name, "", error.message, error.hint or ""))
+        except StoreError:  # stops the build
+            raise
         except KernelBuilderError as error:
             if not several:
                 raise
             failures.append(FailedVariant(directory.name, None, (error,)))
-    if nothing and not selections and not failures:
-        raise nothing
-    if not request.allow_empty and not failures and not any(selection.variants for selection in selections):
+    if first_error and not selections and not failures:
+        raise first_error
+    if not failures and not any(selection.variants for selection in selections):
         failures += map(_nothing, selections)
     places = Counter(selection.destination for selection in selections)
     failures += _doubles(selections, places)
     unique, cyclic = _ordered([selection for selection in selections if places[selection.destination] == 1])
-    elsewhere += [variant for selection in unique for variant in selection.unavailable]
-    return Selected(_named_apart(unique), tuple(elsewhere), (*failures, *cyclic))
+    unavailable += [variant for selection in unique for variant in selection.unavailable]
+    return Selected(_named_apart(unique), tuple(unavailable), (*failures, *cyclic))
 
 
 def dependencies(selection: Selection, selections: Sequence[Selection]) -> dict[str, Selection]:
-    """Return the projects of a command that one of them depends on, also through others, by repository."""
+    """Return the direct and indirect dependencies of a project among the projects of a command, by repository."""
     depended: dict[str, Selection] = {}
     waiting = [selection]
     while waiting:
@@ -188,39 +198,40 @@ def _direct(selection: Selection, selections: Sequence[Selection]) -> dict[str, 
 
 
 def _ordered(selections: Sequence[Selection]) -> tuple[tuple[Selection, ...], list[FailedVariant]]:
-    """Return the projects, each after those that it depends on, and those that depend on themselves."""
+    """Return the projects, each after its dependencies, and the failures of projects with circular dependencies."""
     failures: list[FailedVariant] = []
-    left = list(selections)
+    remaining = list(selections)
     while True:
         needs = {
-            number: [left.index(other) for other in _direct(selection, left).values()]
-            for number, selection in enumerate(left)
+            number: [remaining.index(other) for other in _direct(selection, remaining).values()]
+            for number, selection in enumerate(remaining)
         }
         try:
-            return tuple(left[number] for number in TopologicalSorter(needs).static_order()), failures
+            return tuple(remaining[number] for number in TopologicalSorter(needs).static_order()), failures
         except CycleError as error:
-            cycle = [left[number] for number in error.args[1]]
-            # Each is followed by one that depends on it, and the first is the last.
+            cycle = [remaining[number] for number in error.args[1]]
+            # Each project is followed by one that depends on it; the last is the first.
             path = " -> ".join(selection.name for selection in reversed(cycle))
             for selection in cycle[1:]:
                 where = f"{selection.project.root}/build.toml: [general] kernel-depends"
                 message = f"the kernels depend on each other: {path}"
-                hint = "the client refuses this when it loads one; remove one of the dependencies"
+                hint = "remove one of the dependencies: the client does not load such kernels"
                 failures.append(FailedVariant(selection.name, None, (ConfigError(message, where=where, hint=hint),)))
-            left = [selection for selection in left if selection not in cycle]
+            remaining = [selection for selection in remaining if selection not in cycle]
 
 
 def _nothing(selection: Selection) -> FailedVariant:
+    compiled = listed(backend.name for backend in known_backends.compiled_for())
     error = NothingToBuildError(
         f"there is nothing to build: {'; '.join(notices.of_project(selection.project))}",
         where=str(selection.project.root),
-        hint="`--allow-empty` accepts that, for commands over many projects",
+        hint=f"leave the project out, or add {compiled} to `backends` in build.toml",
     )
     return FailedVariant(selection.name, None, (error,))
 
 
 def _named_apart(selections: Sequence[Selection]) -> tuple[Selection, ...]:
-    """Return the projects with their directories in the names that several have, as two versions of a kernel do."""
+    """Add the directory to names that several projects have, as two versions of a kernel do."""
     count = Counter(selection.name for selection in selections)
     return tuple(
         replace(selection, name=f"{selection.name} ({selection.project.root.name})")
@@ -233,7 +244,7 @@ def _named_apart(selections: Sequence[Selection]) -> tuple[Selection, ...]:
 def _selection(
     project: Project, request: BuildRequest, toolchains: Toolchains, *, several: bool
 ) -> tuple[Selection, list[FailedVariant]]:
-    """Return the variants to build of a project, and those that were asked for by name and cannot be built."""
+    """Return the variants to build of a project, and the failures of named variants that cannot be built."""
     selection = Selection(project, _destination(project, request, several=several), project.name)
     if not request.variants:
         if not request.backends and not set(project.backends) - set(offered.skipped_backends(project)):
@@ -255,12 +266,12 @@ def _selection(
 
 
 def _doubles(selections: Sequence[Selection], places: Mapping[Path, int]) -> Iterator[FailedVariant]:
-    """Yield the projects whose packages would go to one directory, where nothing could tell them apart."""
+    """Yield a failure for each project that has the same destination as another one."""
     for place in (place for place, projects in places.items() if projects > 1):
         sharing = [selection for selection in selections if selection.destination == place]
         roots = [str(selection.project.root) for selection in sharing]
         error = ConfigError(
-            f"two of the projects are named {sharing[0].name}, and the packages of both would go to {place}",
+            f"two of the projects are named {sharing[0].name}, and both would write to {place}",
             where=f"{roots[0]}/build.toml: [general] name",
             hint="leave out --out, build them one at a time, or rename one",
         )
@@ -268,7 +279,7 @@ def _doubles(selections: Sequence[Selection], places: Mapping[Path, int]) -> Ite
 
 
 def _destination(project: Project, request: BuildRequest, *, several: bool) -> Path:
-    """Return where a project's packages go. Links are followed: the directory is swapped, not a link to it."""
+    """Return the destination of a project's packages. Links are followed: the directory is swapped, not its link."""
     out = request.out or project.root / "build"
     path = Path(os.path.realpath(out / project.name if request.out and several else out))
     if path.exists() and not path.is_dir():

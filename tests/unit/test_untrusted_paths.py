@@ -1,4 +1,4 @@
-"""Hostile names, to everything that writes files under names that come from outside."""
+"""Untrusted names in all code that writes files under them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.hub.transfer import export_kernels, import_kernels
 from kernel_builder.toolchain import sdists, wheels
 from kernel_format.errors import KernelBuilderError, PackageError, VerificationError
-from kernel_format.outside_paths import UnsafePath, checked_path, checked_tree
+from kernel_format.untrusted_paths import UnsafePath, checked_path, checked_tree
 
 REPOSITORY, COMMIT = "org/kernel", "0" * 40
 PARTS = [".", "..", "", "a", "build", ".git", "con", "\\", "a\0b", "\ud800", "x" * 300, "\x1b[2J", "metadata.json", "~"]
@@ -100,7 +100,7 @@ def test_a_second_listing_moves_no_file_of_the_user(tmp_path: Path, answer: Call
     mine.write_bytes(b"known content")
     for hostile in (str(mine), f"../../../../../../../..{mine}"):
         answer(HostileHub({"a": b"x"}, [("a", b"x"), (hostile, b"known content")]))
-        with pytest.raises(VerificationError, match="leads elsewhere"):
+        with pytest.raises(VerificationError, match="leaves its directory"):
             export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
         assert mine.read_bytes() == b"known content" and not (tmp_path / "out.tar").exists()
 
@@ -132,9 +132,9 @@ def test_a_sparse_archive_is_refused_before_anything_is_written(tmp_path: Path) 
     [
         (["build/a", "build/a/b"], "a file and a directory"),
         (["\ud800"], "cannot be shown"),
-        (["../a"], "leads elsewhere"),
-        (["/a"], "leads elsewhere"),
-        (["a//b"], "leads elsewhere"),
+        (["../a"], "leaves its directory"),
+        (["/a"], "leaves its directory"),
+        (["a//b"], "leaves its directory"),
         (["build/" + "x" * 300], "too long"),
     ],
 )

@@ -1,0 +1,443 @@
+"""Build the selected variants: plan, and for those that are not current compile, assemble, check and publish."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from kernel_builder import checks
+from kernel_builder.cache_directory import is_open_to_others
+from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess
+from kernel_builder.checks import summary as checks_summary
+from kernel_builder.checks.torch_build import may_load
+from kernel_builder.config import offered
+from kernel_builder.config.notices import notices
+from kernel_builder.package import foreign_files, records
+from kernel_builder.package.assembly import assemble
+from kernel_builder.package.load_conditions import load_conditions
+from kernel_builder.package.swap import publish, staging
+from kernel_builder.pipeline.selection import BuildRequest, Selection, dependencies, select
+from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVariant
+from kernel_builder.plural import counted
+from kernel_builder.progress import Progress, Silent
+from kernel_builder.steps import confinement, ninja_run, provenance, recorded_sources, resources
+from kernel_builder.steps.cache import binary_path
+from kernel_builder.steps.graph import Graph, Outcome, PlannedVariant
+from kernel_builder.steps.plan import plan
+from kernel_builder.toolchain import Toolchains
+from kernel_format import files
+from kernel_format.errors import CheckError, FetchError, KernelBuilderError, PackageError, StoreError
+from kernel_format.tree_digest import contents, is_unchanged
+
+
+@dataclass(frozen=True)
+class Target:
+    """A planned variant, and the state of the package in its place.
+
+    Attributes:
+        record: The check record of the package, if it is current; None if it is not.
+        report: The check results, if this build has made the package.
+    """
+
+    selection: Selection
+    planned: PlannedVariant
+    record: records.CheckRecord | None
+    report: CheckReport | None = None
+
+    @property
+    def name(self) -> str:
+        return self.planned.variant.name
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.selection.name, self.name
+
+    @property
+    def path(self) -> Path:
+        return self.selection.destination / self.name
+
+    def failed(self, *errors: KernelBuilderError, report: CheckReport | None = None) -> FailedVariant:
+        return self.selection.failed(self.name, *errors, report=report)
+
+
+class RebuildResult(NamedTuple):
+    """The packages that a build made, its failures, and what ran.
+
+    Attributes:
+        sandbox: The sandbox of the `steps` and of the `load` check; None for no sandbox, or if nothing ran.
+    """
+
+    targets: Sequence[Target] = ()
+    failures: Sequence[FailedVariant] = ()
+    outcome: Outcome = Outcome()
+    sandbox: Mapping[str, str | None] = {"steps": None, "load": None}
+
+
+def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | None = None) -> BuildSummary:
+    """Build the requested variants of every project.
+
+    A failure does not stop the rest: the packages that were built and passed their checks are published, all packages
+    of a project in one step. Where a variant fails, the package of an earlier build stays.
+
+    Raises:
+        KernelBuilderError: If there is nothing to build, for example since the only project cannot be read, or if the
+            cache cannot be written. Other errors are in the summary.
+    """
+    started = time.monotonic()
+    progress, cache = progress or Silent(), toolchains.cache
+    checks.require_allowable(request.allow)
+    selected = select(request, toolchains)
+    warnings = notices([selection.project for selection in selected.selections])
+    for warning in warnings:
+        progress.say(f"warning: {warning}")
+    shared = request.shared_cache
+    for directory in filter(None, (cache, shared)):
+        if is_open_to_others(directory):
+            progress.say(f"warning: other users can write to the cache {directory}, and so change the build's output")
+    if shared and not os.access(shared / "objects", os.R_OK | os.X_OK):
+        progress.say(f"warning: the shared cache {shared} is not used: its directory `objects` cannot be read")
+    with ExitStack() as stack:
+        for destination in sorted(selection.destination for selection in selected.selections):
+            stack.enter_context(_locked(destination, cache, progress))
+        planned = [
+            result for selection in selected.selections for result in _plan_targets(selection, request, toolchains)
+        ]
+        targets, unplanned = _split(planned)
+        graph = Graph(tuple(target.planned for target in targets))
+        progress.say(f"{counted(len(graph.variants), 'variant')}, {counted(len(graph.binaries), 'binary')}")
+        stale = [target for target in targets if not _is_current(target.record, request)]
+        rebuilt = RebuildResult()
+        if stale or request.sandbox == "require":
+            rebuilt = _rebuild(stale, request, selected.selections, cache, progress)
+        failures = (*selected.failures, *unplanned, *rebuilt.failures)
+        failed = {(failure.project, failure.variant) for failure in failures}
+        results = {target.key: target for target in (*targets, *rebuilt.targets) if target.key not in failed}
+        packages = tuple(_package(target, list(results.values())) for target in results.values())
+        usage = _resources(list(results.values()), request, cache, progress) if request.resources else ()
+    skipped = {selection.name: offered.skipped_backends(selection.project) for selection in selected.selections}
+    return BuildSummary(
+        packages=packages,
+        failures=failures,
+        unavailable=selected.unavailable,
+        skipped={name: tuple(map(str, backends)) for name, backends in skipped.items() if backends},
+        steps=rebuilt.outcome.steps,
+        compiles=rebuilt.outcome.compiles,
+        cpu_seconds=rebuilt.outcome.cpu_seconds,
+        seconds=time.monotonic() - started,
+        warnings=rebuilt.outcome.warnings,
+        notices=tuple(warnings),
+        resources=usage,
+        sandbox=rebuilt.sandbox,
+    )
+
+
+@contextmanager
+def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None]:
+    """Let one build at a time write to a destination. The next one then finds its packages unchanged."""
+    name = hashlib.sha256(os.fsencode(destination)).hexdigest()[:16]
+    with ExitStack() as lock:
+        try:
+            (cache / "locks").mkdir(parents=True, exist_ok=True)
+            lock.enter_context(
+                files.locked(
+                    cache / "locks" / f"{name}.lock",
+                    waiting=lambda: progress.say(f"another build of {destination} is running; waiting for it"),
+                )
+            )
+        except OSError as error:
+            raise StoreError(
+                f"the cache cannot be written: {error.strerror}",
+                where=str(error.filename or cache),
+                hint="set KERNEL_BUILDER_CACHE to a directory that can be written",
+            ) from error
+        yield
+
+
+def _split(results: Iterable[Target | FailedVariant]) -> tuple[list[Target], list[FailedVariant]]:
+    """Return the targets to go on with, and the failures."""
+    listed = list(results)
+    failures = [result for result in listed if isinstance(result, FailedVariant)]
+    return [result for result in listed if isinstance(result, Target)], failures
+
+
+def _by_project(targets: Iterable[Target]) -> list[list[Target]]:
+    return [list(group) for _, group in groupby(targets, key=lambda target: target.selection.name)]
+
+
+def _plan_targets(
+    selection: Selection, request: BuildRequest, toolchains: Toolchains
+) -> Iterator[Target | FailedVariant]:
+    """Plan the variants of a project."""
+    plans: list[PlannedVariant] = []
+    unfetched: dict[tuple[object, object], FetchError] = {}
+    for variant in selection.variants:
+        tools = (variant.backend, variant.release)
+        try:
+            if tools in unfetched:  # ask the index once for files that it does not have
+                raise unfetched[tools]
+            plans += plan([(selection.project, [variant])], toolchains).variants
+        except StoreError:  # stops the build
+            raise
+        except KernelBuilderError as error:
+            if isinstance(error, FetchError):
+                unfetched[tools] = error
+            yield selection.failed(variant.name, error)
+    sources = {name for planned in plans for name in planned.sources[recorded_sources.FILES]}
+    recorded = dict(request.provenance or provenance.provenance(selection.project, sources))
+    if request.allow:
+        recorded["allowed-checks"] = sorted(set(request.allow))
+    for planned in plans:
+        complete = replace(planned, provenance={**recorded, **planned.provenance})
+        path = selection.destination / complete.variant.name
+        yield Target(selection, complete, records.read(complete, path, toolchains.cache))
+
+
+def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bool:
+    """Return whether a package matches its inputs and has passed its checks.
+
+    A skipped load check runs as soon as the machine may be able to load the package.
+    """
+    if record is None or not request.load or "load" in record.passed:
+        return record is not None
+    return record.skipped.get("load") != records.NO_LOAD and record.conditions == load_conditions()
+
+
+def _rebuild(
+    targets: Sequence[Target],
+    request: BuildRequest,
+    selections: tuple[Selection, ...],
+    cache: Path,
+    progress: Progress,
+) -> RebuildResult:
+    """Build the packages of some targets, and publish those that pass their checks, all of a project in one step.
+
+    Args:
+        selections: All projects of the build: packages may depend on another project's.
+
+    Raises:
+        KernelBuilderError: If the required sandbox is not available, or the cache cannot be written.
+    """
+    sandbox = confinement.for_steps(request.sandbox, [target.planned for target in targets], progress)
+    with ProbeProcess(confinement=sandbox) as probe:
+        checker = _Checker(request, progress, probe, selections)
+        sound, unsound = _split(result for project in _by_project(targets) for result in checker.sources(project))
+
+        def start_probe() -> None:
+            if request.load and any(may_load(target.planned.variant) for target in sound):
+                probe.start()
+
+        outcome = ninja_run.run(
+            Graph(tuple(target.planned for target in sound)),
+            cache,
+            jobs=request.jobs or ninja_run.default_jobs(),
+            shared=request.shared_cache,
+            confinement=sandbox,
+            progress=progress,
+            idle=start_probe,  # imports Torch beside the last steps, and not if they fail
+        )
+        linked, unlinked = _split(_link_result(target, outcome) for target in sound)
+        if linked:
+            start_probe()
+        packaged, refused = _split(
+            result for project in _by_project(linked) for result in _publish(project, cache, checker)
+        )
+    return RebuildResult(packaged, (*unsound, *unlinked, *refused), outcome, sandbox.described())
+
+
+def _link_result(target: Target, outcome: Outcome) -> Target | FailedVariant:
+    errors = outcome.errors_of(target.planned.binary) if target.planned.binary else []
+    return target.failed(*errors) if errors else target
+
+
+def _publish(targets: Sequence[Target], cache: Path, checker: _Checker) -> list[Target | FailedVariant]:
+    """Assemble and check packages of one project, and publish those that pass."""
+    selection = targets[0].selection
+    results: list[Target | FailedVariant] = list(targets)
+    try:
+        with staging(selection.destination) as staged:
+            assembled, failures = _split(_assembled(target, cache, staged) for target in targets)
+            results = [*failures, *checker.packages(assembled, staged)]
+            passed, _ = _split(results)
+            names = [target.name for target in passed]
+            for path in [path for path in staged.iterdir() if path.name not in names]:
+                # Without a sandbox, a package can also write beside itself when it is loaded.
+                files.remove_tree(path)
+            if passed:
+                foreign_files.check_replaced(selection.destination, names)  # may have changed since the selection
+                is_whole = not (checker.request.variants or checker.request.backends)
+                publish(staged, selection.destination, replace_all=selection.outdated() if is_whole else [])
+    except StoreError:  # stops the build
+        raise
+    except KernelBuilderError as error:
+        return [result.failed(error) if isinstance(result, Target) else result for result in results]
+    for target in passed:
+        assert target.record
+        records.write(target.planned, target.record, cache)
+    return results
+
+
+def _assembled(target: Target, cache: Path, staged: Path) -> Target | FailedVariant:
+    binary = target.planned.binary
+    try:
+        assemble(target.planned, binary_path(cache, binary) if binary else None, staged / target.name)
+    except KernelBuilderError as error:
+        return target.failed(error)
+    return target
+
+
+@dataclass(frozen=True)
+class _Checker:
+    """The checks of one build's sources and packages."""
+
+    request: BuildRequest
+    progress: Progress
+    probe: ProbeProcess
+    selections: tuple[Selection, ...]
+
+    def sources(self, targets: Sequence[Target]) -> list[Target | FailedVariant]:
+        """Check the sources of a project before they are compiled."""
+        findings: dict[tuple[object, ...], tuple[checks.Finding, ...]] = {}  # by ABI and toolkit
+        in_python = self._in_python(next((target for target in targets if target.planned.binary), None))
+        reports = []
+        for target in targets:
+            variant = target.planned.variant
+            key = type(variant.framework), variant.backend, variant.release
+            if key not in findings:
+                findings[key] = (*in_python, *self._in_registrations(target))
+            package = CheckedPackage(target.path, variant, None, project=target.selection.project)
+            reports.append(CheckReport(package, (), {}, findings[key]))
+        return _passing(targets, reports)
+
+    def _in_python(self, target: Target | None) -> Sequence[checks.Finding]:
+        """Return the findings in the Python files of a package that has to be compiled."""
+        if target is None:
+            return ()
+        try:
+            with files.temporary_directory() as staged:
+                package = staged / target.name
+                assemble(target.planned, None, package)
+                (report,) = checks.run_all(
+                    [package],
+                    only=checks.BEFORE_COMPILING,
+                    load=False,
+                    allow=self.request.allow,
+                    project=target.selection.project,
+                )
+        except (KernelBuilderError, OSError):
+            return ()  # the assembly of the package reports it
+        return report.findings
+
+    def _in_registrations(self, target: Target) -> Sequence[checks.Finding]:
+        """Return the registrations of ops that Torch does not accept."""
+        if not self.request.load or "ops" in self.request.allow:
+            return ()
+        return checks.check_op_sources(target.selection.project, target.planned.variant, self.probe)
+
+    def packages(self, targets: Sequence[Target], staged: Path) -> list[Target | FailedVariant]:
+        """Run all checks on the staged packages of a project."""
+        if not targets:
+            return []
+        selection = targets[0].selection
+        paths = [staged / target.name for target in targets]
+        before = [contents(path) for path in paths]
+        others = {repo_id: other.packages() for repo_id, other in dependencies(selection, self.selections).items()}
+        checked = checks.run_all(
+            paths,
+            load=self.request.load,
+            allow=self.request.allow,
+            project=selection.project,
+            loaders=checks.Loaders(self.probe, others=others),
+        )
+        reports, failures, intact = [], [], []
+        for number, target in enumerate(targets, 1):
+            title = f"checking {selection.name} {target.name}"
+            self.progress.advance("checking", number, len(targets), detail=title)
+            reports.append(next(checked))
+        for target, path, content, report in zip(targets, paths, before, reports, strict=True):
+            # Loading a package runs its code, which can write to it.
+            if is_unchanged(path, content) and not self.probe.has_changed(path):
+                intact.append(replace(target, report=report, record=self._record(target, content[0], report)))
+                continue
+            error = PackageError(
+                f"the files of {target.name} changed while it was checked",
+                where=str(selection.project.root),
+                hint="its Python must not write into its own directory when it is imported",
+            )
+            failures.append(target.failed(error))
+        return [*failures, *_passing(intact, [target.report for target in intact if target.report])]
+
+    def _record(self, target: Target, tree: str, report: CheckReport) -> records.CheckRecord:
+        # The conditions do not cover the kernels of the Hub's cache that a package may depend on.
+        needs_others = report.package.metadata and report.package.metadata.kernel_depends
+        conditions = None if needs_others else load_conditions()
+        sandbox = self.probe.confinement.described()
+        return records.CheckRecord(tree, report.passed, report.skipped, conditions, sandbox)
+
+
+def _passing(targets: Sequence[Target], reports: Sequence[CheckReport]) -> list[Target | FailedVariant]:
+    """Return the variants of a project that pass their checks, and failures with one error for all others."""
+    refused = {target.name: report for target, report in zip(targets, reports, strict=True) if not report.ok}
+    if not refused:
+        return list(targets)
+    selection = targets[0].selection
+    kept = sum((selection.destination / name).exists() for name in refused)
+    state = f"{counted(kept, 'earlier package')} unchanged" if kept else "no refused package is"
+    names = {finding.check for report in refused.values() for finding in report.findings if finding.severity == "error"}
+    if names <= set(checks.ALLOWABLE):
+        options = " ".join(f"--allow {name}" for name in sorted(names))
+        advice = f"correct the project, or turn its errors into warnings by {options}"
+    else:
+        advice = "correct the project, and build again"
+    error = CheckError(
+        f"checks refuse {len(refused)} of {counted(len(reports), 'package')} ({', '.join(sorted(names))}):\n  "
+        + "\n  ".join(checks_summary.lines(refused, "error", "`--json` lists all")),
+        where=str(selection.project.root),
+        hint=f"{state} in {selection.destination}; {advice}",
+    )
+    return [
+        target.failed(error, report=refused[target.name]) if target.name in refused else target for target in targets
+    ]
+
+
+def _package(target: Target, targets: Sequence[Target]) -> BuiltPackage:
+    planned, record = target.planned, target.record
+    assert record
+    return BuiltPackage(
+        project=target.selection.name,
+        variant=target.name,
+        path=target.path,
+        module=planned.module,
+        status="built" if target.report else "unchanged",
+        shares=tuple(
+            other.name
+            for other in targets
+            if planned.binary and other.planned.binary and other.planned.binary.key == planned.binary.key
+            if other.key != target.key
+        ),
+        size=sum(file.stat().st_size for file in target.path.rglob("*") if file.is_file()),
+        passed=record.passed,
+        skipped=record.skipped,
+        sandbox=record.sandbox,
+        report=target.report,
+    )
+
+
+def _resources(
+    targets: Sequence[Target], request: BuildRequest, cache: Path, progress: Progress
+) -> tuple[resources.SourceResources, ...]:
+    graph = Graph(tuple(target.planned for target in targets))
+    compiler = next((binary.cxx for binary in graph.binaries), None)
+    return resources.report(
+        graph,
+        cache,
+        jobs=request.jobs or ninja_run.default_jobs(),
+        confinement=confinement.chosen(request.sandbox, compiler),
+        progress=progress,
+    )
