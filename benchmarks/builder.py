@@ -21,6 +21,7 @@ from figures import FiguresPage, machine, measure, options, write_page
 from torch_extension_build import CUDA
 
 from kernel_builder.backends.cuda import releases as cuda_releases
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.toolchain import Toolchains
 
 QUICK = ("further-torch", "nothing-changed", "one-source", "warm-cache", "load-time")
@@ -53,7 +54,7 @@ def builder_machine() -> dict[str, Any]:
     return {
         **machine("torch", "kernels", "ninja"),
         "g++": toolchains.host().version,
-        "nvcc": {str(cuda): toolchains.cuda(cuda).version for cuda in cuda_releases() if cuda >= CUDA},
+        "nvcc": {str(cuda): toolkits.toolkit(toolchains, cuda).version for cuda in cuda_releases() if cuda >= CUDA},
     }
 
 

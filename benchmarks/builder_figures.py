@@ -16,7 +16,7 @@ from counting_index import CountingIndex
 from figures import Figure, Measured, Row, Values, summary
 from torch_extension_build import compare_with_torch_extension, sources_of, torch_extension_row
 
-from kernel_builder.backends.cuda import CUDA
+from kernel_builder.backends.cuda import CUDA, toolkits
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.toolchain import Toolchains
@@ -76,7 +76,7 @@ def _cuda_kinds(toolchains: Toolchains, variant: Variant) -> tuple[str, ...]:
     if variant.backend is not CUDA:
         return ()
     assert variant.release
-    return tuple(toolchains.cuda_kinds(variant.release))
+    return toolkits.components(toolchains, variant.release)
 
 
 def compile_steps_row(values: Values) -> Row:

@@ -210,8 +210,8 @@ def update(checkout: Path, index_url: str | None) -> None:
 
     DIR is a checkout of kernel-builder's repository (default: here). A new Torch release is added to the matrix, with
     its CUDA releases and its C++ standard, and to the tables of its exported functions and its libraries; the lock gets
-    the newest patch of every release. Downloads some 0.4 GB, and 1 GB more for a new Torch release. Prints the changes as
-    Markdown, or nothing.
+    the newest patch of every release. Downloads some 0.4 GB, and 1 GB more for a new Torch release. Prints the changes
+    as Markdown, or nothing.
 
     \b
     kernel-builder toolchain update && git diff --stat

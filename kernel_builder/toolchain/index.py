@@ -35,8 +35,8 @@ from requests.exceptions import ChunkedEncodingError
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
 
-import kernel_builder
 from kernel_builder.toolchain.lock import PinnedFile
+from kernel_builder.version import VERSION
 from kernel_format.errors import FetchError
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
@@ -104,7 +104,7 @@ class Index:
         )
         self._session = requests.Session()
         self._session.hooks["response"].append(_bounded)
-        self._session.headers["User-Agent"] = f"kernel-builder/{kernel_builder.__version__}"
+        self._session.headers["User-Agent"] = f"kernel-builder/{VERSION}"
         if "@" in parts.netloc:
             self._session.auth = _auth_for(self._host, requests.utils.get_auth_from_url(parts.geturl()))
         adapter = HTTPAdapter(max_retries=self._retries)

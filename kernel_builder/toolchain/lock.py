@@ -1,8 +1,8 @@
 """The toolchain lock: which files of an index, which byte ranges of them, and the hashes that pin their content.
 
 The lock has one entry for each component. It holds file names and no addresses, so that any index that has the files
-will do. Of each wheel only the byte ranges with the needed files are fetched. One of these is the wheel's `RECORD`, which
-lists the SHA-256 of every other file: pinning the SHA-256 of `RECORD` pins all of them. A source distribution,
+will do. Of each wheel only the byte ranges with the needed files are fetched. One of these is the wheel's `RECORD`,
+which lists the SHA-256 of every other file: pinning the SHA-256 of `RECORD` pins all of them. A source distribution,
 which is one compressed stream, is fetched whole.
 """
 
