@@ -8,10 +8,16 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from elftools.elf.elffile import ELFFile
+from auditwheel.elfutils import elf_find_versioned_symbols
+from elftools.common.exceptions import ELFError
+from elftools.construct import ConstructError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.relocation import RelocationSection
+from elftools.elf.sections import NoteSection, StringTableSection, SymbolTableSection
 
 _TEXTS = ("DT_NEEDED", "DT_RPATH", "DT_RUNPATH")
 _EXECUTABLE = 0x1  # PF_X in a program header's flags
@@ -95,9 +101,6 @@ def defined_symbols(path: Path) -> list[DefinedSymbol]:
     Raises:
         Unreadable: If `path` is not an ELF file.
     """
-    from elftools.elf.gnuversions import GNUVerDefSection, GNUVerSymSection
-    from elftools.elf.sections import SymbolTableSection
-
     symbols = []
     with _opened(path) as elf:
         table = elf.get_section_by_name(".dynsym")
@@ -150,11 +153,6 @@ def notes(content: bytes) -> list[tuple[str, bytes]]:
     Raises:
         Unreadable: If it is not an ELF file.
     """
-    from elftools.common.exceptions import ELFError
-    from elftools.construct import ConstructError
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.sections import NoteSection
-
     try:
         sections = list(ELFFile(io.BytesIO(content)).iter_sections())
         return [
@@ -175,9 +173,6 @@ def callers(path: Path, names: Container[str]) -> dict[str, set[str]]:
     Raises:
         Unreadable: If `path` is not an ELF file.
     """
-    from elftools.elf.relocation import RelocationSection
-    from elftools.elf.sections import SymbolTableSection
-
     callers_of: dict[str, set[str]] = {}
     with _opened(path) as elf:
         table = elf.get_section_by_name(".symtab")
@@ -224,9 +219,6 @@ def without_definitions(archive: bytes, dropped: Container[str]) -> bytes:
     Raises:
         Unreadable: If `archive` is not a static library of 64-bit little-endian objects.
     """
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.sections import SymbolTableSection
-
     changed = bytearray(archive)
     for start, stop in _members(archive):
         if archive[start : start + 4] != b"\x7fELF":
@@ -264,10 +256,6 @@ def _members(archive: bytes) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[ELFFile]:
-    from elftools.common.exceptions import ELFError
-    from elftools.construct import ConstructError
-    from elftools.elf.elffile import ELFFile
-
     try:
         with path.open("rb") as file:
             yield ELFFile(file)
@@ -276,10 +264,6 @@ def _opened(path: Path) -> Iterator[ELFFile]:
 
 
 def _read(path: Path, elf: ELFFile) -> SharedObject:
-    from auditwheel.elfutils import elf_find_versioned_symbols
-    from elftools.elf.dynamic import DynamicSection
-    from elftools.elf.sections import StringTableSection
-
     dynamic = elf.get_section_by_name(".dynamic")
     if elf["e_type"] != "ET_DYN" or not isinstance(dynamic, DynamicSection):
         raise Unreadable(f"{path.name} is an ELF file but not a shared object")
@@ -314,9 +298,6 @@ def _read(path: Path, elf: ELFFile) -> SharedObject:
 
 def _symbols(elf: ELFFile) -> Iterator[Symbol | str]:
     """The undefined dynamic symbols as `Symbol`, the exported ones by name."""
-    from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
-    from elftools.elf.sections import SymbolTableSection
-
     table = elf.get_section_by_name(".dynsym")
     if not isinstance(table, SymbolTableSection):
         return

@@ -23,7 +23,9 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps import compile_steps, ninja_run
 from kernel_builder.steps.cache import object_path, put
+from kernel_builder.steps.provenance import builder_origin
 from kernel_builder.toolchain import Toolchains, lock, tree_files
+from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.wheels import CorruptDownload
 from kernel_format.errors import BuildError, FetchError, KernelBuilderError, PackageError
 
@@ -41,8 +43,6 @@ def fetch(spec: Spec, out: Path) -> None:
     Raises:
         FetchError: If the index cannot be reached, or has another file of that name.
     """
-    from kernel_builder.toolchain.index import Index
-
     pin = lock.load_file(spec["pin"])
     index = Index()
     with out.open("wb") as stream:
@@ -117,8 +117,7 @@ def package(spec: Spec, out: Path) -> None:
         PackageError: If the plan has no use for a given object: the flake and the builder disagree on what to compile.
         KernelBuilderError: As `pipeline.build`.
     """
-    from kernel_builder import pipeline
-    from kernel_builder.steps.provenance import builder_origin
+    from kernel_builder import pipeline  # not in the part of the builder that compile derivations have
 
     toolchains = _toolchains(spec)
     if "sysroot" in spec:
@@ -172,6 +171,7 @@ def copy(bundle: Path, destination: Path) -> None:
     Raises:
         PackageError: If the directory cannot be written.
     """
+    # Neither are these.
     from kernel_builder.package.foreign_files import check_replaced
     from kernel_builder.package.swap import publish, staging
 

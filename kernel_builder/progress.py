@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, TextIO
+from typing import Literal, Protocol, TextIO
 
-if TYPE_CHECKING:
-    from rich.progress import TaskID
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
 
 Unit = Literal["steps", "bytes"]
 
@@ -66,10 +67,6 @@ class Bars(AbstractContextManager["Bars"]):
     """One bar for each task, on a terminal. Shows nothing until the first report."""
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
-
         self._bars = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -65,7 +65,7 @@ let
     "progress.py" "steps" "toml_file.py" "version.py" "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain))))
-    ++ map (name: "${format}/${name}.py") [ "__init__" "errors" "files" "metadata" "untrusted_paths" "release" "variant" ] ++ [ sandbox ]);
+    ++ [ format sandbox ]);
   format = "packages/kernel-format/kernel_format";
   sandbox = "packages/kernel-sandbox/kernel_sandbox";
   # The import path of a copy of this repository's distributions.
@@ -77,7 +77,7 @@ let
     spec = toJSON spec;
     passAsFile = [ "spec" ];
     nativeBuildInputs = [ python ];
-    PYTHONPATH = distributions planner;
+    PYTHONPATH = "${distributions planner}:${dependencies}";
     LIBRARY_PATH = libraries;
     buildCommand = "python3 -m kernel_builder.nix ${program} $specPath $out";
   } // attributes);
@@ -121,7 +121,7 @@ let
     });
   dependencies = installed "builder";
   fetch = pin: step "${pin.project}-${pin.version}-ranges" "fetch" { inherit pin; }
-    (fixed pin.fetched // { PYTHONPATH = "${distributions planner}:${dependencies}"; });
+    (fixed pin.fetched);
 
   # The lock with some components only, for this system.
   lockOf = names: {
@@ -147,7 +147,7 @@ let
   pinnedLibrary = name: if lock.components ? ${name} then name else throw ("no package index has ${name}, which a kernel "
     + "depends on; `kernel-builder build` with KERNEL_BUILDER_DEPENDENCIES=${name}=DIR builds with a checkout of it");
   # The stub libraries that every binary is linked against. A package would take 1.5 s to build them.
-  sysroot = step "sysroot" "sysroot" { lock = lockOf [ ]; } { PYTHONPATH = "${distributions planner}:${dependencies}"; };
+  sysroot = step "sysroot" "sysroot" { lock = lockOf [ ]; } { };
   # What a step needs besides compilers: `torch`, `cudaLibraries`: whether it has such headers; `depends`: libraries.
   toolchain = { cuda, floor, ... }@variant: { torch, cudaLibraries, depends }:
     let

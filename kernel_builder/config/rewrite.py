@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import build_toml, editions, known_backends, licence_texts
+from kernel_builder.config import build_toml, editions, known_backends, license_texts
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_format.errors import ConfigError
 
@@ -46,7 +46,7 @@ def rewritten(path: Path, licence: str | None = None) -> tuple[str, str]:
 
 
 def _no_licence(path: Path) -> ConfigError:
-    suggestion = licence_texts.suggested(path.parent.resolve())
+    suggestion = license_texts.suggested(path.parent.resolve())
     name, file = suggestion or ("NAME", None)
     return ConfigError(
         "is missing, and edition 5 needs it" + (f"; {file} looks like {name}" if file else ""),

@@ -1,1 +1,1 @@
-"""Binaries -> `build/<variant>/`: metadata, digest, and the swap into place."""
+"""Binaries -> `build/<variant>/`: metadata, digest, and the atomic replacement of packages."""

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kernels_data import Digest, DigestAlgorithm
+
 from kernel_builder.config.project import KernelDependency
 from kernel_builder.config.variant import TvmFfiAbi
 from kernel_builder.steps.graph import PlannedVariant, digest
@@ -39,8 +41,6 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
         PackageError: If a file of the project has a name that the builder needs.
         BuildError: If a Python file of the project is not what it was when the build was planned.
     """
-    from kernels_data import Digest, DigestAlgorithm
-
     project = planned.project
     on_tvm_ffi = isinstance(planned.variant.framework, TvmFfiAbi)
     templates = {"_ops.py": "_ops_noarch.py" if binary is None else "_ops_tvm_ffi.py" if on_tvm_ffi else "_ops.py"}

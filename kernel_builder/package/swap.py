@@ -1,14 +1,13 @@
-"""Staged packages -> `build/`, all at once.
+"""Moves staged packages to their destination, all in one step.
 
-Packages are assembled in a staging directory beside their destination. Then the whole of `build/` is swapped in one
-system call, so that at every moment all its packages are old or all are new. Where `build/` itself cannot be moved, its
-packages are swapped one by one.
+Packages are assembled in a staging directory beside their destination. Then the whole destination is swapped in one
+system call, so that at every moment all its packages are old or all are new. If the destination itself cannot be moved,
+its packages are swapped one by one.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import re
 import shutil
@@ -24,11 +23,11 @@ from kernel_format.files import locked, remove_tree
 
 @contextmanager
 def staging(destination: Path, *, movable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
-    """Make a directory from which `publish` moves packages to `destination`, and remove it at the end.
+    """Create a directory from which `publish` moves packages to `destination`, and remove it at the end.
 
-    It is beside `destination`, or inside where `destination` cannot be moved: because of where it is, or because one of
-    its entries is not `movable` (default: packages are). One build at a time has one, also among
-    builds with different caches. Leftovers of killed builds are removed or taken back first.
+    It is beside `destination`, or inside if `destination` cannot be moved: because of its place, or because one of its
+    entries is not `movable` (default: packages are). A lock lets one build at a time have such a directory, also among
+    builds with different caches. Leftovers of killed builds are removed, and their unfinished swaps undone.
 
     Raises:
         PackageError: If the directory cannot be written, or the disk is full.
@@ -55,9 +54,9 @@ def staging(destination: Path, *, movable: Callable[[Path], bool] | None = None)
 def _can_be_swapped(destination: Path, movable: Callable[[Path], bool]) -> bool:
     """Return whether a directory beside `destination` can take its place.
 
-    It cannot if `destination` is a mount point, such as a volume of a container, or if its parent cannot be written. It
-    must not if it is or contains the current directory: the user's shell would stay in the old one. It must not either
-    if it holds other files, since a copy would lose their owners, modes and hard links.
+    It cannot if `destination` is a mount point, such as a container's volume, or if its parent cannot be written. It
+    must not if `destination` is or contains the current directory, since the user's shell would stay in the old one,
+    or if it contains other files, since a copy would lose their owners, modes and hard links.
     """
     if not destination.exists():
         return True
@@ -78,7 +77,7 @@ def _is_only_a_package(entry: Path) -> bool:
 
 
 def _mount(directory: Path) -> str:
-    """Name the mount that a directory is in. A device number is not enough: bind mounts share it."""
+    """Return the identity of a directory's mount. Bind mounts share their device number."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         match = re.search(r"^mnt_id:.*", Path(f"/proc/self/fdinfo/{descriptor}").read_text(), re.M)
@@ -91,18 +90,18 @@ def _unwritable(error: OSError, path: Path) -> PackageError:
     return PackageError(
         f"the package cannot be written: {error.strerror}",
         where=str(error.filename or path),
-        hint="free some space, change the permissions, or choose another place with --out; what was there is unchanged",
+        hint="free some space, change the permissions, or choose another destination with --out; the old packages stay",
     )
 
 
 def publish(staged: Path, destination: Path, *, replace_all: Sequence[str]) -> None:
-    """Put the packages of `staged` into `destination`, all at once, or one by one if `staged` is inside it.
+    """Move the packages of `staged` to `destination`, in one step, or one by one if `staged` is inside it.
 
     Args:
         staged: The new packages, one directory for each; it is consumed.
-        destination: The `build` directory, not a symbolic link; made if missing.
+        destination: The `build` directory, not a symbolic link; created if missing.
         replace_all: Names in `destination` to remove unless `staged` has them: packages that the project no longer
-            offers. Everything else there is kept.
+            offers. All other entries are kept.
     """
     if not destination.exists():
         staged.chmod(0o777 & ~_umask())
@@ -112,16 +111,16 @@ def publish(staged: Path, destination: Path, *, replace_all: Sequence[str]) -> N
     if os.geteuid() == 0 or before.st_gid != staged.stat().st_gid:
         os.chown(staged, before.st_uid, before.st_gid)
     shutil.copystat(destination, staged)  # also access control lists
-    made = sorted(path.name for path in staged.iterdir())
+    new = sorted(path.name for path in staged.iterdir())
     if staged.parent == destination:
-        for name in made:
+        for name in new:
             _exchange(staged / name, destination / name)
-        for name in set(replace_all).difference(made):
+        for name in set(replace_all).difference(new):
             (destination / name).rename(staged / name)
         return
     for entry in sorted(destination.iterdir()):
-        if entry.name not in {*replace_all, *made}:
-            _link_tree(entry, staged / entry.name)
+        if entry.name not in {*replace_all, *new}:
+            shutil.copytree(entry, staged / entry.name, symlinks=True, copy_function=_link)
     _exchange(staged, destination)
 
 
@@ -131,21 +130,11 @@ def _umask() -> int:
     return mask
 
 
-def _link_tree(source: Path, target: Path) -> None:
-    """Copy a tree, with hard links instead of copies of files where the file system has them."""
-
-    def link(original: str, copy: str) -> None:
-        try:
-            os.link(original, copy)
-        except OSError:
-            shutil.copy2(original, copy)
-
-    if source.is_dir() and not source.is_symlink():
-        shutil.copytree(source, target, symlinks=True, copy_function=link)
-    elif source.is_symlink():
-        target.symlink_to(source.readlink())
-    else:
-        link(str(source), str(target))
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
 
 
 _AT_FDCWD = -100
@@ -153,9 +142,9 @@ _RENAME_EXCHANGE = 2
 
 
 def _exchange(first: Path, second: Path) -> None:
-    """Swap two directories in one system call; without a `second`, rename `first` to it.
+    """Swap two directories in one system call; if there is no `second`, rename `first` to it.
 
-    File systems that cannot swap need two steps. If the process dies between them, the next `staging` undoes the first.
+    Some file systems need two renames. If the process dies between them, the next `staging` undoes the first.
     """
     if not os.path.lexists(second):
         first.rename(second)
@@ -164,16 +153,7 @@ def _exchange(first: Path, second: Path) -> None:
     done = libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
     if done != 0:
         previous = second.with_name(f".{second.name}.previous")
-        try:
-            second.rename(previous)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            # A directory of a container's image cannot be moved, only copied and removed.
-            copy = first.with_name(f"{first.name}-previous")
-            shutil.copytree(second, copy, symlinks=True)
-            copy.rename(previous)
-            shutil.rmtree(second)
+        second.rename(previous)
         try:
             first.rename(second)
         except OSError:
@@ -183,9 +163,9 @@ def _exchange(first: Path, second: Path) -> None:
 
 
 def _take_back(previous: Path, movable: Callable[[Path], bool]) -> None:
-    """Undo a swap that was cut off between its two steps. `previous` is whole at every moment; the other may not be.
+    """Undo a swap that was interrupted between its two renames.
 
-    Something of such a name that no swap has left stays, and so does what it would replace.
+    Files of other programs with such a name stay, and so do those that they would replace.
     """
     original = _original(previous)
     if previous.is_symlink() or not previous.is_dir() or original.is_symlink():

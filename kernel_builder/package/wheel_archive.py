@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from auditwheel.tools import dir2zip
+from auditwheel.wheeltools import rewrite_record
 from packaging.metadata import Metadata
 from packaging.utils import canonicalize_name
 
@@ -39,9 +41,6 @@ def write(directory: Path, metadata: Metadata, platform: str, content: Mapping[s
         platform: The platform tag, such as `manylinux_2_28_x86_64` or `any`.
         content: The files by their path in `site-packages`.
     """
-    from auditwheel.tools import dir2zip
-    from auditwheel.wheeltools import rewrite_record
-
     stem, tag = f"{canonicalize_name(metadata.name).replace('-', '_')}-{metadata.version}", f"py3-none-{platform}"
     purelib = "true" if platform == "any" else "false"
     info = {

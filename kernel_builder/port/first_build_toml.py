@@ -1,24 +1,29 @@
-"""Writes the first `build.toml` of a project that has a `setup.py`, and says what a person has to add."""
+"""Writes the first `build.toml` of a project with a `setup.py`, and lists the remaining steps."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+
 from kernel_builder import toml_file
-from kernel_builder.config import build_toml, licence_texts
+from kernel_builder.config import build_toml, license_texts
 from kernel_builder.config.project import distribution_name, python_name
 from kernel_builder.config.project_files import submodules
-from kernel_builder.port.extension_arguments import ArgumentReader, PortedExtension
-from kernel_builder.port.setup_script import Remark, SetupScript, read_setup
+from kernel_builder.port.extension_table import PortedExtension, Remark, TableReader
+from kernel_builder.port.setup_runs import SetupRun, run_setup
+from kernel_builder.steps.confinement import SandboxMode
 from kernel_format.errors import ConfigError
+from kernel_format.files import write_atomically
 
-# What is required only to build, and what Torch brings.
+# Packages that only a build needs, and dependencies of Torch.
 _EVERYWHERE = ("torch", "numpy", "ninja", "packaging", "setuptools", "wheel", "pybind11")
-# What a source has to change, by what it says: pattern -> what to do.
+# Necessary changes in sources: pattern -> instruction.
 _REWRITES = (
     (rb"PYBIND11_MODULE\s*\(", "PYBIND11_MODULE: register the functions as operators"),
     (rb"^\s*TORCH_LIBRARY(_IMPL|_FRAGMENT)?\s*\(", "TORCH_LIBRARY: the namespace has to be TORCH_EXTENSION_NAME"),
@@ -32,10 +37,13 @@ _REWRITES = (
     ),
 )
 
+# An included file that `src` would compile.
+_INCLUDED_SOURCE = re.compile(rb'#[ \t]*include[ \t]*"([^"\n]+\.(?:cc|cpp|cxx|c|cu))"')
+
 
 @dataclass(frozen=True)
 class SourceRemark:
-    """A line of a source that has to change."""
+    """A line of a source, and its necessary change."""
 
     path: str
     line: int
@@ -44,21 +52,23 @@ class SourceRemark:
 
 @dataclass(frozen=True)
 class Port:
-    """A first `build.toml`, and what it lacks.
+    """A first `build.toml`, and its gaps.
 
     Attributes:
         directory: The directory of the `setup.py`.
         files: The files to write: path -> content.
-        kernels: What was understood.
-        left_out: Lines of `setup.py` that `build.toml` does not have.
-        assumed: Conditions of `setup.py` that were decided without knowing them.
+        kernels: The extensions as tables of `build.toml`.
+        failed: Machines for which `setup.py` ends with an error.
+        left_out: Arguments of `setup.py` that `build.toml` does not have.
+        assumed: Values that `setup.py` reads from its machine and that are assumed.
         rewrites: Lines of sources that have to change before the project builds.
-        notes: What else to do.
+        notes: Further steps.
     """
 
     directory: Path
     files: Mapping[str, str]
     kernels: tuple[PortedExtension, ...]
+    failed: tuple[str, ...]
     left_out: tuple[Remark, ...]
     assumed: tuple[Remark, ...]
     rewrites: tuple[SourceRemark, ...]
@@ -69,77 +79,193 @@ class Port:
         plain = {key.replace("_", "-"): value for key, value in asdict(self).items()}
         return {**plain, "directory": str(self.directory)}
 
+    def write(self) -> list[str]:
+        """Write the files, all or none; return their names.
 
-def port(setup: Path, repo_id: str | None = None) -> Port:
-    """Read a `setup.py` and return the first `build.toml` for it. Nothing is run or written.
+        Raises:
+            ConfigError: If one exists.
+        """
+        if existing := [name for name in self.files if os.path.lexists(self.directory / name)]:
+            raise ConfigError(
+                f"has {' and '.join(existing)} already; existing files are kept",
+                where=str(self.directory),
+                hint="add --dry-run to print the build.toml, or move the file away",
+            )
+        for name, content in self.files.items():
+            (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.directory / name, content)
+        return list(self.files)
+
+
+def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), sandbox: SandboxMode = "require") -> Port:
+    """Run a `setup.py` in a sandbox and return the first `build.toml` for it. Nothing is written.
+
+    Args:
+        words: Options of the script, and environment variables as NAME=VALUE.
 
     Raises:
-        ConfigError: If the file is not Python, or declares no extension whose sources are known.
+        ConfigError: If the script fails for each machine, or declares no extension with sources.
+        ToolchainError: If a sandbox is required, and this system has none.
     """
-    with_cuda, without = (read_setup(setup, cuda=cuda) for cuda in (True, False))
+    runs = run_setup(setup, words, sandbox)
     root = setup.resolve().parent
-    left_out = [*with_cuda.unknown]
+    failed = tuple(f"as on {run.machine.title}: {setup.name} ends at {run.error}" for run in runs if run.error)
+    left_out = [Remark(0, text) for run in runs for text in _undeclared(run)]
     kernels: list[PortedExtension] = []
-    calls = [call for call in with_cuda.extensions if call.backend == "cuda"]
-    # The CPU's extensions are those of a machine without CUDA: on others the same call may be one for CUDA.
-    calls += [call for call in without.extensions if call.backend == "cpu"]
-    for call in calls or with_cuda.extensions:
-        reader = ArgumentReader(root, call)
-        extension = reader.read()
+    for run, extension, backend in _chosen(runs, left_out):
+        reader = TableReader(root, run, extension, backend)
+        table = reader.read()
         left_out += reader.left_out
-        if extension.src:
-            kernels.append(extension)
+        if table.src:
+            kernels.append(table)
         else:
-            left_out.append(Remark(call.line, f"the extension {extension.name!r}: none of its sources is known"))
+            left_out.append(Remark(reader.line, f"the extension {table.name!r}: it has no C++ or CUDA source"))
+    stable = _stable_abi(kernels)
+    for kernel in (kernel for kernel in kernels if kernel.stable_abi and kernel.backend not in stable):
+        text = f"TORCH_TARGET_VERSION differs between the extensions for {kernel.backend}: {kernel.stable_abi} here"
+        left_out.append(Remark(kernel.line, text))
+    absent = [f"{module} is not installed here; a placeholder replaces it" for run in runs for module in run.absent]
+    assumed = _distinct(
+        [*(Remark(0, text) for text in absent), *(Remark(*entry) for run in runs for entry in run.remarks)]
+    )
     if not kernels:
+        reasons = dict.fromkeys([*failed, *(f"line {entry.line}: {entry.text}" for entry in (*left_out, *assumed))])
         raise ConfigError(
-            "declares no extension of torch.utils.cpp_extension whose sources are known, so nothing is written",
+            "declares no extension of torch.utils.cpp_extension with sources, so nothing is written"
+            + "".join(f"; {reason}" for reason in reasons),
             where=str(setup),
-            hint="name the setup.py with the CUDAExtension or CppExtension, or write build.toml by hand: docs/port.md",
+            hint="give the variables and options that it reads, as in `kernel-builder port setup.py A=1 -- --option`, "
+            "and install the modules that it imports beside the builder; or write build.toml: docs/port.md",
         )
-    settings = _settings(root, with_cuda)
+    settings = _settings(root, next(run for run in runs if run.extensions).settings)
     name = _name(repo_id, settings.get("name"), root)
-    licence = _licence(root, settings)
-    depends, others = _python_depends(settings)
-    text = _render(name, repo_id, licence, depends, _distinctly_named(kernels), left_out)
+    license = _license(root, settings)
+    depends, requirements = _python_depends(settings)
+    text = _render(name, repo_id, license, depends, kernels, left_out)
     build_toml.from_document(toml_file.parse(text, build_toml.FILE), build_toml.FILE, root)
     package = f"torch-ext/{python_name(name)}/__init__.py"
     files = {build_toml.FILE: text}
     if not (root / package).exists():
-        files[package] = (
-            f'"""{name}: import its functions here from modules of this package."""\n\nfrom ._ops import ops\n'
-        )
-        files[package] += '\n__all__ = ["ops"]\n'
-    return Port(
-        directory=root,
-        files=files,
-        kernels=tuple(kernels),
-        left_out=_distinct(left_out),
-        assumed=_distinct([*with_cuda.assumed, *without.assumed]),
-        rewrites=tuple(_rewrites(root, kernels)),
-        notes=(*_submodules(root), *_initialiser(root, kernels), *_notes(root, others, kernels, licence, package)),
-    )
+        files[package] = f'"""{name}: import its functions here."""\n\nfrom ._ops import ops\n\n__all__ = ["ops"]\n'
+    notes = (*_submodules(root), *_notes(root, settings, requirements, kernels, license, package, failed=bool(failed)))
+    rewrites = tuple(_rewrites(root, kernels))
+    return Port(root, files, tuple(kernels), failed, _distinct(left_out), assumed, rewrites, notes)
+
+
+def _undeclared(run: SetupRun) -> Iterator[str]:
+    """Yield the parts of a run that are not extensions of Torch or setuptools."""
+    for name in run.others:
+        yield f"the extension {name} is of another package than setuptools and torch.utils.cpp_extension"
+    for name in run.commands:
+        yield f"cmdclass {name!r} is a class of the project, which is not run; its flags and files are not carried over"
+
+
+_Chosen = tuple[SetupRun, Mapping[str, Any], str]
+
+
+def _chosen(runs: Sequence[SetupRun], left_out: list[Remark]) -> Iterator[_Chosen]:
+    """Yield the extensions with the run to take their arguments from, and their backend: those for CUDA first.
+
+    Arguments that depend on the machine are added to `left_out` where the chosen run does not have them.
+    """
+    with_gpu, without_gpu, cpu = (_declared(run, left_out) for run in runs)
+    # Scripts ask a GPU for its capability, so a machine without one has the arguments for all.
+    for key in dict.fromkeys([*with_gpu, *without_gpu]):
+        found = [
+            (run, extensions[key])
+            for run, extensions in ((runs[1], without_gpu), (runs[0], with_gpu))
+            if key in extensions and (_is_cuda(extensions[key]) or key not in cpu)
+        ]
+        if found:
+            yield (*found[0], "cuda")
+            for run, extension in found[1:]:
+                left_out += _differences(found[0], (run, extension))
+    for key, extension in cpu.items():
+        if _is_cuda(extension):
+            if key not in with_gpu and key not in without_gpu:
+                yield runs[2], extension, "cuda"
+            continue
+        others = [(run, found[key]) for run, found in ((runs[0], with_gpu), (runs[1], without_gpu)) if key in found]
+        if any(_is_cuda(other) for _, other in others):
+            # The flags of nvcc are in the table for CUDA.
+            others = [(run, _without_nvcc(other)) for run, other in others]
+            yield runs[2], _without_nvcc(extension), "cpu"
+        else:
+            yield runs[2], extension, "cpu"
+        for run, other in others:
+            if not _is_cuda(other):
+                left_out += _differences((runs[2], extension), (run, other))
+
+
+def _declared(run: SetupRun, left_out: list[Remark]) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Return the extensions of a run that are for CUDA or the CPU, by their name and its number."""
+    extensions: dict[tuple[str, int], Mapping[str, Any]] = {}
+    has_setup = any(extension["declared"] for extension in run.extensions)
+    for extension in run.extensions:
+        name = str(extension["arguments"]["name"])
+        if extension["kind"] == "xpu":
+            left_out.append(Remark(extension["line"], f"the extension {name!r} is for XPU: the builder compiles none"))
+        elif has_setup and not extension["declared"]:
+            left_out.append(Remark(extension["line"], f"the extension {name!r} is not in ext_modules"))
+        else:
+            extensions[name, sum(key[0] == name for key in extensions)] = extension
+    return extensions
+
+
+def _is_cuda(extension: Mapping[str, Any]) -> bool:
+    sources = extension["arguments"]["sources"]
+    has_source = isinstance(sources, list) and any(str(path).endswith(".cu") for path in sources)
+    return extension["kind"] == "cuda" or has_source
+
+
+def _without_nvcc(extension: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = extension["arguments"]
+    flags = arguments["extra_compile_args"]
+    kept = {key: value for key, value in flags.items() if key != "nvcc"} if isinstance(flags, dict) else flags
+    return {**extension, "arguments": {**arguments, "extra_compile_args": kept}}
+
+
+def _differences(
+    kept: tuple[SetupRun, Mapping[str, Any]], other: tuple[SetupRun, Mapping[str, Any]]
+) -> Iterator[Remark]:
+    """Yield the arguments of an extension that only another run than the chosen one has."""
+    (_, extension), (run, others) = kept, other
+    known = set(_flat(extension["arguments"]))
+    if added := [text for text in dict.fromkeys(_flat(others["arguments"])) if text not in known]:
+        text = f"the extension {others['arguments']['name']!r} on {run.machine.title} only: {', '.join(added)}"
+        yield Remark(others["line"], text.replace(run.home, "CUDA_HOME").replace(run.root, "."))
+
+
+def _flat(value: Any, key: str = "") -> Iterator[str]:
+    """Yield the texts of the arguments of an extension, with their keys."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _flat(item, f"{key} {name}".strip())
+    elif isinstance(value, list):
+        for item in value:
+            is_macro = key == "define_macros" and isinstance(item, list)
+            yield from [f"{key} {item}"] if is_macro else _flat(item, key)
+    else:
+        yield f"{key} {value}"
 
 
 def _distinct(remarks: Iterable[Remark]) -> tuple[Remark, ...]:
     return tuple(sorted(dict.fromkeys(remarks), key=lambda remark: remark.line))
 
 
-def _settings(root: Path, script: SetupScript) -> dict[str, Any]:
-    """Return the arguments of `setup(...)`, and in their place what `pyproject.toml` says."""
-    settings = {key: value for key, value in script.settings.items() if isinstance(value, (str, list))}
+def _settings(root: Path, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `setup(...)`, and in their place the values of `pyproject.toml`."""
+    settings = {key: value for key, value in declared.items() if isinstance(value, (str, list, dict)) and value}
     try:
         project = toml_file.read(root / "pyproject.toml").get("project", {})
     except (OSError, ConfigError):
         return settings
-    licence = project.get("license")
-    urls = {key.lower(): value for key, value in project.get("urls", {}).items()}
+    license = project.get("license")
     read = {
         "name": project.get("name"),
-        "version": project.get("version"),
-        "license": licence.get("text") if isinstance(licence, dict) else licence,
-        "url": next((urls[key] for key in ("repository", "source", "homepage") if key in urls), None),
+        "license": license.get("text") if isinstance(license, dict) else license,
         "install_requires": project.get("dependencies"),
+        "entry_points": project.get("scripts"),
     }
     return {**{key: value for key, value in read.items() if value}, **settings}
 
@@ -155,15 +281,15 @@ def _name(repo_id: str | None, declared: Any, root: Path) -> str:
     return name if re.fullmatch(build_toml.NAME, name) else "my-kernel"
 
 
-def _licence(root: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the SPDX name of the licence, from what is declared or from the beginning of its text."""
+def _license(root: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return the SPDX name of the license, from setup.py or from the license file."""
     classifiers = settings.get("classifiers")
     declared = [settings.get("license"), *(classifiers if isinstance(classifiers, list) else [])]
-    said = [entry for entry in declared if isinstance(entry, str) and (entry == declared[0] or entry.startswith("Lic"))]
-    for text in said:
-        if name := licence_texts.spdx_name(text):
+    texts = [text for text in declared if isinstance(text, str) and (text == declared[0] or text.startswith("Lic"))]
+    for text in texts:
+        if name := license_texts.spdx_name(text):
             return name
-    suggestion = licence_texts.suggested(root)
+    suggestion = license_texts.suggested(root)
     return suggestion[0] if suggestion else None
 
 
@@ -181,45 +307,47 @@ def _distinctly_named(kernels: Sequence[PortedExtension]) -> Iterator[tuple[str,
 def _render(
     name: str,
     repo_id: str | None,
-    licence: str | None,
+    license: str | None,
     python_depends: Sequence[str],
-    kernels: Iterable[tuple[str, PortedExtension]],
+    kernels: Sequence[PortedExtension],
     left_out: Sequence[Remark],
 ) -> str:
-    import tomlkit
-
     document = tomlkit.document()
-    document.add(tomlkit.comment("Written by `kernel-builder port` from setup.py, without running it; docs/port.md"))
-    document.add(tomlkit.comment("of the builder says how to go on." + (" Not carried over:" if left_out else "")))
+    document.add(tomlkit.comment("Written by `kernel-builder port` from setup.py. The next steps are in docs/port.md."))
+    if left_out:
+        document.add(tomlkit.comment("Not carried over:"))
     for remark in _distinct(left_out):
         document.add(tomlkit.comment(f"  setup.py:{remark.line}: {' '.join(remark.text.split())[:140]}"))
-    named = list(kernels)
-    backends = list(dict.fromkeys(kernel.backend for _, kernel in named))
+    backends = list(dict.fromkeys(kernel.backend for kernel in kernels))
     general = tomlkit.table()
-    general.update({"name": name, "version": 1, "edition": 5, "license": licence or "other", "backends": backends})
+    general.update({"name": name, "version": 1, "edition": 5, "license": license or "other", "backends": backends})
     if python_depends:
         general.add("python-depends", list(python_depends))
     document.add("general", general)
     if repo_id:
         general.add("hub", tomlkit.item({"repo-id": repo_id}))
     framework = tomlkit.table()
-    releases = {
-        backend: {kernel.stable_abi for _, kernel in named if kernel.backend == backend} for backend in backends
-    }
-    stable = {backend: abis.pop() for backend, abis in releases.items() if len(abis) == 1 and None not in abis}
-    if stable:
+    if stable := _stable_abi(kernels):
         framework.add("stable-abi", stable)
     document.add("torch", framework)
     tables = tomlkit.table(is_super_table=True)
-    for table_name, kernel in named:
+    for table_name, kernel in _distinctly_named(kernels):
         tables.add(table_name, _table(kernel))
     document.add("kernel", tables)
     return tomlkit.dumps(document)
 
 
-def _table(kernel: PortedExtension) -> Any:
-    import tomlkit
+def _stable_abi(kernels: Iterable[PortedExtension]) -> dict[str, str]:
+    """Return the oldest Torch release by backend, where all extensions of the backend have the same."""
+    releases: dict[str, set[str | None]] = {}
+    for kernel in kernels:
+        releases.setdefault(kernel.backend, set()).add(kernel.stable_abi)
+    return {
+        backend: next(iter(found)) or "" for backend, found in releases.items() if len(found) == 1 and found != {None}
+    }
 
+
+def _table(kernel: PortedExtension) -> Any:
     table = tomlkit.table()
     table.update({"backend": kernel.backend, "depends": ["torch"]})
     lists = {
@@ -244,6 +372,10 @@ def _rewrites(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[Source
         for pattern, text in _REWRITES:
             for match in re.finditer(pattern, content, re.MULTILINE):
                 yield SourceRemark(path, content.count(b"\n", 0, match.start() + 1) + 1, text)
+        for name in _INCLUDED_SOURCE.findall(content):
+            number = content.count(b"\n", 0, content.index(name)) + 1
+            text = f"includes {name.decode(errors='replace')}: rename it to .inl or .h, and list it in `src`"
+            yield SourceRemark(path, number, text)
 
 
 def _python_depends(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -268,20 +400,29 @@ def _submodules(root: Path) -> Iterator[str]:
             yield f"{path} is a git submodule, and empty: `git submodule update --init {path}`, and run port again"
 
 
-def _initialiser(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[str]:
-    sources = {path for kernel in kernels for path in (*kernel.src, *kernel.headers)}
-    if not any(b"REGISTER_EXTENSION" in (root / path).read_bytes() for path in sources):
-        yield (
-            "one source has to include registration.h and end with REGISTER_EXTENSION(TORCH_EXTENSION_NAME), which "
-            "makes the binary a module of Python, in place of functions PyInit_..."
-        )
-
-
 def _notes(
-    root: Path, requirements: Sequence[str], kernels: Sequence[PortedExtension], licence: str | None, package: str
+    root: Path,
+    settings: Mapping[str, Any],
+    requirements: Sequence[str],
+    kernels: Sequence[PortedExtension],
+    license: str | None,
+    package: str,
+    *,
+    failed: bool,
 ) -> Iterator[str]:
-    if licence is None:
-        yield 'the licence is not known: replace "other" by its SPDX name in build.toml'
+    files = {path: (root / path).read_bytes() for kernel in kernels for path in (*kernel.src, *kernel.headers)}
+    if not any(b"REGISTER_EXTENSION" in content for content in files.values()):
+        yield (
+            "include registration.h in one source, and end the source with REGISTER_EXTENSION(TORCH_EXTENSION_NAME), "
+            "which makes the binary a Python module, in place of functions PyInit_..."
+        )
+    if failed:
+        yield (
+            "extensions that setup.py declares after its error are missing: repair it for these machines, give its "
+            "variables and options after its name, or ignore the error if it is not for such a machine"
+        )
+    if license is None:
+        yield 'the license is not known: replace "other" by its SPDX name in build.toml'
     by_backend = [kernel.backend for kernel in kernels]
     if any(by_backend.count(backend) > 1 for backend in by_backend):
         yield (
@@ -292,9 +433,12 @@ def _notes(
         yield "the kernel is for CUDA alone; give it a CPU kernel to test it where there is no GPU"
     for name in requirements:
         yield (
-            f"the package requires {name}: a kernel may import the standard library, Torch, and what `python-depends` "
-            f"names of {', '.join(build_toml.PYTHON_DEPENDS)}; import {name} in the functions that need it"
+            f"the package requires {name}: a kernel may import the standard library, Torch, and of `python-depends` "
+            f"{', '.join(build_toml.PYTHON_DEPENDS)}; import {name} in the functions that need it"
         )
+    for key in ("entry_points", "scripts", "package_data", "data_files", "rust_extensions", "cffi_modules"):
+        if settings.get(key):
+            yield f"{key} of setup.py has no counterpart: a kernel is imported by get_kernel, and installs no files"
     if (root / "README.md").is_file() and not (root / "CARD.md").exists():
-        yield "README.md becomes the page on the Hub, with what it says of installing: a CARD.md takes its place"
+        yield "README.md becomes the page on the Hub, with its installation section: a CARD.md takes its place"
     yield f"the Python package is {package.rpartition('/')[0]}: move the Python that users call there"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernel_builder import backends
 from kernel_builder.backends.tools import Obstacle
@@ -13,10 +12,8 @@ from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
 from kernel_builder.plural import listed
 from kernel_builder.steps import commands
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import VariantError
-
-if TYPE_CHECKING:
-    from kernel_builder.toolchain import Toolchains
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kernel_builder.steps.graph import Binary, CompileStep, Graph
 from kernel_format.errors import StoreError
-from kernel_format.files import locked, remove_tree, write_atomically
+from kernel_format.files import debugging, discard, locked, remove_tree, write_atomically
 
 # Outputs that no build has used for this long are removed; they can be made again.
 _KEEP_SECONDS = 30 * 24 * 3600
@@ -116,7 +116,7 @@ def check_path(directory: Path) -> None:
 
 @contextmanager
 def work_directory(cache: Path) -> Iterator[Path]:
-    """Make a directory in which a build's steps run, and remove it at the end.
+    """Create a directory in which a build's steps run, and remove it at the end.
 
     Builds that run at the same time have directories of their own, `work/0`, `work/1` and so on. A build takes the
     first free one and holds its lock. A directory whose lock is free belongs to a killed build. Compilers of that build
@@ -126,12 +126,14 @@ def work_directory(cache: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         with _listing(cache):
             for number in itertools.count():
+                work = cache / "work" / str(number)
+                if debugging() and work.exists():
+                    continue
                 with suppress(_InUseError):
                     stack.enter_context(_slot(cache, number))
                     break
-            work = cache / "work" / str(number)
             for other in _directories(cache):
-                if other == work or not _is_running(cache, other):
+                if not debugging() and (other == work or not _is_running(cache, other)):
                     other.rename(cache / f"removed-{uuid.uuid4().hex}")
             work.mkdir(parents=True)
         for removed in cache.glob("removed-*"):
@@ -139,8 +141,8 @@ def work_directory(cache: Path) -> Iterator[Path]:
         try:
             yield work
         finally:
-            remove_tree(work)
-            with suppress(OSError):  # another build has a directory in it
+            discard(work)
+            with suppress(OSError):  # it is not empty
                 work.parent.rmdir()
 
 

@@ -18,6 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import ninja
+from ninja import ninja_syntax
+
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps.cache import (
     FAILED,
@@ -326,8 +329,6 @@ def _write_build_file(
 
     Ninja removes the outputs of steps that it stops. Those in the cache could be another build's by then.
     """
-    from ninja import ninja_syntax
-
     text = io.StringIO()
     writer = ninja_syntax.Writer(text, width=1000)  # type: ignore[arg-type]  # a stream, whatever its stub says
     writer.variable("builddir", ninja_syntax.escape_path(str(work)))
@@ -353,8 +354,6 @@ def find_ninja() -> Path:
     Raises:
         ToolchainError: If there is none.
     """
-    import ninja
-
     program = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
     if program is None:
         raise ToolchainError("there is no ninja on this machine", hint="pip install ninja")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernel_builder import backends
 from kernel_builder.backends import token
@@ -24,11 +24,9 @@ from kernel_builder.config.project import Backend, Project, TorchNoarch
 from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant, this_platform
 from kernel_builder.steps import commands, compile_steps, recorded_sources
 from kernel_builder.steps.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.metadata import CROSS_COMPILER
-
-if TYPE_CHECKING:
-    from kernel_builder.toolchain import Toolchains
 
 _UNIQUE_LENGTH = 13
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from kernel_format.files import debugging
 from tests.support.places import ROOT
 
 
@@ -28,7 +30,16 @@ class ForkServer:
         self._server: subprocess.Popen[str] | None = None
 
     def run(self, code: str, arguments: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
-        """Run a program as `python -c` does, without input, and return its output."""
+        """Run a program as `python -c` does, without input, and return its output.
+
+        When debugging, a new process runs it from a file, which is kept.
+        """
+        if debugging():
+            script = Path(tempfile.mkdtemp(), "program.py")
+            script.write_text(code)
+            command = [sys.executable, str(script), *arguments]
+            print(f"kept: {shlex.join(command)}", file=sys.stderr)
+            return subprocess.run(command, capture_output=True, text=True, check=False, env=dict(environment))
         with tempfile.TemporaryDirectory() as directory:
             printed = [str(Path(directory, name)) for name in ("stdout", "stderr")]
             request = [code, [*arguments], dict(environment), str(Path.cwd()), ["/dev/null", *printed]]

@@ -85,7 +85,7 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: 
         processes[0].kill()
         processes[0].wait()
         assert left.exists()
-        files._remove_left_ones.cache_clear()
+        files._remove_abandoned.cache_clear()
         with temporary_directory() as mine:
             assert not left.exists() and (kept / "file").exists() and mine.stat().st_mode & 0o777 == 0o700
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(

@@ -9,6 +9,8 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,9 +29,9 @@ _LOCK_SECONDS = 0.05  # between two looks at a lock
 def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """Open a new file that takes the name `path` when the context ends without an exception.
 
-    A reader finds the old content or the new content, whole. The content is on the disk before the file takes its
-    name, so a crash cannot leave an empty file either. Until then the file has no name, where the file system can do
-    that, and a killed process leaves none, but for a moment if it replaces a file. `path` is not a symbolic link.
+    A reader finds the whole old content or the whole new content. The content is on the disk before the file takes its
+    name, so a crash cannot leave an empty file. If the file system permits, the file has no name until then, so a
+    killed process leaves no file; only a replacement has a temporary name for a moment. `path` is no symbolic link.
 
     Raises:
         OSError: If the directory cannot be written, or the disk is full; the old file is kept.
@@ -104,27 +106,42 @@ def read_unchanged(path: Path, expected: str) -> bytes:
     return content
 
 
+def debugging() -> bool:
+    """Return whether KERNEL_BUILDER_DEBUG=keep is set.
+
+    Then temporary directories are kept and printed, and nothing runs in a sandbox or in a fork.
+    """
+    return os.environ.get("KERNEL_BUILDER_DEBUG") == "keep"
+
+
 @contextmanager
 def temporary_directory() -> Iterator[Path]:
-    """Make a directory of this user alone that is removed at the end, whatever has been put into it.
+    """Create a directory of this user alone, and remove it at the end with all its content.
 
-    It is locked: of what a killed process has left, the next process that makes one removes those whose lock is free.
+    A lock marks it as used. The next process that creates one removes those of killed processes.
     """
-    import tempfile  # a build that changes nothing makes no directory, and this takes 4 ms
-
-    _remove_left_ones(Path(tempfile.gettempdir()))
+    if not debugging():
+        _remove_abandoned(Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # shared, as what runs inside may lock it too
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # shared, since programs that run inside may lock it too
         yield directory
     finally:
-        remove_tree(directory)
+        discard(directory)
         os.close(descriptor)
 
 
+def discard(directory: Path) -> None:
+    """Remove a work directory at the end of its use, or print its name when debugging."""
+    if debugging():
+        print(f"kept: {directory}", file=sys.stderr, flush=True)
+    else:
+        remove_tree(directory)
+
+
 @cache
-def _remove_left_ones(parent: Path) -> None:
+def _remove_abandoned(parent: Path) -> None:
     """Remove temporary directories of this user whose process has ended."""
     for directory in parent.glob(f"{_TEMPORARY}*"):
         with suppress(OSError):
@@ -140,7 +157,7 @@ def _remove_left_ones(parent: Path) -> None:
 
 
 def remove_tree(directory: Path) -> None:
-    """Remove a directory in which programs of others have written, if it is there, as far as that is possible."""
+    """Remove a directory of untrusted content, if it exists, as far as that is possible."""
     if not os.path.lexists(directory):
         return
     try:
@@ -152,7 +169,7 @@ def remove_tree(directory: Path) -> None:
 
 @contextmanager
 def size_limit(size: int) -> Iterator[None]:
-    """Let this process write no file beyond a size: writes then fail with EFBIG."""
+    """Limit the size of files that this process writes: larger writes fail with EFBIG."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     lower = size if soft == resource.RLIM_INFINITY else min(size, soft)
     resource.setrlimit(resource.RLIMIT_FSIZE, (lower, hard))
@@ -171,7 +188,7 @@ def locked(
     Args:
         waiting: Called once if another process or thread holds the lock; may raise an exception in order not to wait.
         patience: Seconds to wait before `waiting` is called.
-        remove: Remove the file at the end. Who waits for the removed file starts over with a new one.
+        remove: Remove the file at the end. Waiting processes then lock a new file.
 
     Raises:
         OSError: If the directory of `path` cannot be written.

@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
 from kernel_builder.toolchain import Toolchains
+from kernel_format.files import debugging
 from tests.support.fork_server import ForkServer
 from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.torch_process import run_with_torch
@@ -161,6 +162,12 @@ def assert_whole(project: Path, cache: Path, undisturbed: dict[str, bytes | str]
 def command(cache: Path, *arguments: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own, with more variables of the environment."""
     given, variables = [*map(str, arguments)], environment(cache, **more)
+    if debugging():  # in this process, which a debugger controls
+        done = CliRunner().invoke(main, given, env=variables, catch_exceptions=False)
+        return subprocess.CompletedProcess(given, done.exit_code, done.stdout, done.stderr)
+    if debugging():  # in this process, which a debugger controls
+        done = CliRunner().invoke(main, given, env=variables, catch_exceptions=False)
+        return subprocess.CompletedProcess(given, done.exit_code, done.stdout, done.stderr)
     if more:  # a variable of Python or of a library counts where that is imported
         return subprocess.run([BUILDER, *given], capture_output=True, text=True, check=False, env=variables)
     return COMMANDS.run("from kernel_builder.cli import main; main()", given, variables)

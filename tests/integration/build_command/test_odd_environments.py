@@ -152,7 +152,7 @@ def test_no_umask_lets_others_write(copy_project: Callable[..., Path], tmp_path:
     assert {path.stat().st_mode & 0o777 & ~allowed for path in places if not path.name.endswith(".json")} == {0}
     cache.chmod(0o777)
     done = subprocess.run(command, env=environment(cache), capture_output=True, text=True, check=True)
-    assert "others can write to the cache" in done.stderr
+    assert "other users can write to the cache" in done.stderr
 
 
 @pytest.mark.parametrize("place", ["read-only", "foreign", "elsewhere"])
@@ -176,7 +176,7 @@ def test_odd_places_of_the_cache(copy_project: Callable[..., Path], tmp_path: Pa
     line = command if place == "foreign" else [*as_root, f'{mounts[place]} && exec "$@"', "sh", *command]
     done = subprocess.run(line, env=environment(cache), capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done
-    assert ("others can write to the cache" in done.stderr) == (place == "foreign")
+    assert ("other users can write to the cache" in done.stderr) == (place == "foreign")
     if place == "read-only":
         assert done.returncode and str(cache) in str(json.loads(done.stdout)), done
         assert not (project / "build").exists()

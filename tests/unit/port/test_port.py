@@ -1,8 +1,10 @@
-"""`kernel-builder port` reads a setup.py without running it, and says what it does not carry over."""
+"""`kernel-builder port` runs a setup.py in a sandbox, and names each argument that build.toml does not have."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
 from kernel_builder.config.project_files import read_project
+from kernel_builder.port.setup_runs import run_setup
 
 SETUP = """
 import glob
@@ -24,12 +27,11 @@ import torch
 from setuptools import find_packages, setup
 from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
 
-Path("ran.txt").write_text("setup.py was run")
+Path("written.txt").write_text("by setup.py")
 here = os.path.dirname(os.path.abspath(__file__))
-version = subprocess.check_output(["nvcc", "-V"]).decode()
 debug = os.getenv("DEBUG", "0") == "1"
 archs = ["-gencode", "arch=compute_80,code=sm_80"]
-if version >= "12.8":
+if CUDA_HOME and "release 13" in subprocess.check_output([CUDA_HOME + "/bin/nvcc", "-V"]).decode():
     archs += ["-gencode", "arch=compute_120,code=sm_120", "-gencode", "arch=compute_120,code=compute_120"]
 if sys.platform == "win32":
     raise RuntimeError("not here")
@@ -49,7 +51,7 @@ def get_extensions(directory="csrc"):
         kind(
             f"fused.{name}",
             sources,
-            include_dirs=[Path(here) / directory, "../elsewhere", *os.environ["INCLUDES"].split(":")],
+            include_dirs=[Path(here) / directory, "../elsewhere", torch.utils.cpp_extension.nothing()],
             define_macros=macros,
             extra_compile_args=flags,
             libraries=["cublas"],
@@ -63,6 +65,7 @@ setup(
     license="Apache 2.0",
     install_requires=["torch", "scipy>=1"],
     packages=find_packages(),
+    entry_points={"console_scripts": ["fused = fused:main"]},
     ext_modules=get_extensions(),
     cmdclass={"build_ext": BuildExtension},
 )
@@ -72,17 +75,25 @@ BINDING = """#include <torch/extension.h>
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("fused", &fused); }
 """
+HEAD = """
+import os, sys, torch
+from itertools import chain
+from os import environ
+from setuptools import setup
+from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension as CE
+"""
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    (tmp_path / "setup.py").write_text(SETUP)
-    (tmp_path / "csrc/cuda").mkdir(parents=True)
-    (tmp_path / "csrc/fused.cpp").write_text(BINDING)
-    (tmp_path / "csrc/fused.h").write_text('#pragma once\n#include "cuda/launch.h"\n#include <vector>\n')
-    (tmp_path / "csrc/cuda/launch.h").write_text("#pragma once\n")
-    (tmp_path / "csrc/cuda/fused_cuda.cu").write_text('#include "../fused.h"\n')
-    return tmp_path
+    directory = tmp_path / "project"
+    (directory / "csrc/cuda").mkdir(parents=True)
+    (directory / "setup.py").write_text(SETUP)
+    (directory / "csrc/fused.cpp").write_text(BINDING)
+    (directory / "csrc/fused.h").write_text('#pragma once\n#include "cuda/launch.h"\n#include <vector>\n')
+    (directory / "csrc/cuda/launch.h").write_text("#pragma once\n")
+    (directory / "csrc/cuda/fused_cuda.cu").write_text('#include "../fused.h"\n')
+    return directory
 
 
 def port(*args: str | Path) -> Result:
@@ -90,7 +101,7 @@ def port(*args: str | Path) -> Result:
 
 
 def as_json(*args: str | Path) -> dict[str, Any]:
-    result = port(*args, "--json")
+    result = port("--json", *args)
     assert result.exit_code == 0, result.output
     read: dict[str, Any] = json.loads(result.stdout)
     return read
@@ -100,13 +111,13 @@ def line(words: str) -> int:
     return next(number for number, text in enumerate(SETUP.splitlines(), 1) if words in text)
 
 
-def test_what_is_known_becomes_a_project(project: Path) -> None:
+def test_extensions_become_kernels(project: Path) -> None:
     result = port(project / "setup.py", "--name", "org/fused-ops")
     assert result.exit_code == 0, result.output
-    assert not (project / "ran.txt").exists(), "a setup.py is never run"
+    assert not (project / "written.txt").exists(), "the script runs on a copy"
     read = read_project(project)
     assert (read.name, read.license, read.hub_repo_id, read.version) == ("fused-ops", "apache-2.0", "org/fused-ops", 1)
-    assert tuple(map(str, read.backends)) == ("cuda", "cpu"), "on a machine without CUDA the same call is for the CPU"
+    assert [backend.name for backend in read.backends] == ["cuda", "cpu"], "on a CPU the same call is for the CPU"
     cuda, cpu = read.kernels
     assert cuda.src == ("csrc/fused.cpp", "csrc/cuda/fused_cuda.cu", "csrc/cuda/launch.h", "csrc/fused.h")
     assert cpu.src == ("csrc/fused.cpp", "csrc/cuda/launch.h", "csrc/fused.h")
@@ -119,62 +130,91 @@ def test_what_is_known_becomes_a_project(project: Path) -> None:
     assert [name for name, _ in read.python_files] == ["__init__.py"]
 
 
-def test_what_is_not_known_is_listed_with_its_line(project: Path) -> None:
+def test_remainder_is_listed_with_its_line(project: Path) -> None:
     report = as_json(project, "--dry-run")
-    left_out = {(entry["line"], entry["text"]) for entry in report["left-out"]}
     call = line("kind(")
+    left_out = {entry["text"] for entry in report["left-out"] if entry["line"] == call}
     assert left_out == {
-        (call, "libraries: the builder links what docs/linking.md lists, and nothing else"),
-        (call, "include_dirs: '../elsewhere' is outside the directory of setup.py"),
-        (line("INCLUDES"), "include_dirs: `os.environ['INCLUDES'].split(':')` is only known when setup.py runs"),
+        "libraries = cublas: the builder links the libraries of docs/linking.md",
+        "include_dirs: '../elsewhere' is outside the directory of setup.py",
+        "include_dirs: <unknown torch.utils.cpp_extension.nothing()> has no value here",
+        "-O3: set by the builder, or without effect on the binary",
     }
-    assert [entry["line"] for entry in report["assumed"]] == [line("12.8")]
+    assert [(entry["line"], entry["text"]) for entry in report["assumed"]] == [
+        (line("DEBUG"), "the environment variable DEBUG is not set")
+    ]
     assert {(entry["path"], entry["line"]) for entry in report["rewrites"]} == {
         ("csrc/fused.cpp", 1),
         ("csrc/fused.cpp", 4),
     }
     assert any(note.startswith("the package requires scipy: a kernel may import") for note in report["notes"])
-    assert all(f"setup.py:{number}: " in report["files"]["build.toml"] for number, _ in left_out)
-    shown = port(project, "--dry-run").output
+    assert any(note.startswith("entry_points of setup.py has no counterpart") for note in report["notes"])
+    assert all(f"setup.py:{call}: {text}" in report["files"]["build.toml"] for text in left_out)
+    shown = port("--dry-run", project).output
     assert f"left out: setup.py:{call}: libraries" in shown
     assert "to change: csrc/fused.cpp:4: PYBIND11_MODULE" in shown
     assert sorted(path.name for path in project.iterdir()) == ["csrc", "setup.py"]
 
 
-def test_a_file_that_exists_is_kept(project: Path) -> None:
-    (project / "build.toml").write_text("# mine\n")
-    result = port(project / "setup.py")
+def test_variables_and_options_reach_the_script(project: Path) -> None:
+    (project / "setup.py").write_text(
+        f"{HEAD}flags = ['-DFAST'] if '--fast' in sys.argv else []\n"
+        "if int(environ.get('CUDA', 0)):\n"
+        "    setup(ext_modules=[CE('a', ['csrc/cuda/fused_cuda.cu'], extra_compile_args=flags)])\n"
+    )
+    result = port(project)
     assert result.exit_code == 2
-    assert "has build.toml already" in result.output
-    assert (project / "build.toml").read_text() == "# mine\n"
-    assert not (project / "torch-ext").exists()
+    assert "the environment variable CUDA is not set" in result.output
+    assert "the option --fast is not given" in result.output
+    report = as_json(project, "CUDA=1", "--", "--fast")
+    assert report["kernels"][0]["cuda_flags"] == ["-DFAST"]
+    assert report["assumed"] == []
 
 
-def test_a_python_package_that_exists_is_kept(project: Path) -> None:
+def test_existing_files_are_kept(project: Path) -> None:
     package = project / "torch-ext/fused_ops"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("# mine\n")
     assert as_json(project / "setup.py")["written"] == ["build.toml"]
-    assert (package / "__init__.py").read_text() == "# mine\n"
+    (project / "build.toml").write_text("# mine\n")
+    result = port(project / "setup.py")
+    assert result.exit_code == 2
+    assert "has build.toml already" in result.output
+    assert (project / "build.toml").read_text() == (package / "__init__.py").read_text() == "# mine\n"
 
 
 @pytest.mark.parametrize(
     ("script", "message"),
     [
         ("from setuptools import setup\nsetup(name='x', packages=['x'])\n", "declares no extension"),
-        ("from torch.utils.cpp_extension import *\nCUDAExtension('a', open('list').read().split())\n", "no extension"),
-        ("setup(name='x'\n", "is not Python"),
-        ("x = " + "1 + " * 900 + "1\n", "is nested too deeply"),
+        ("from torch.utils.cpp_extension import *\nCUDAExtension('a', open('list').read())\n", "line 2: FileNotFound"),
+        ("setup(name='x'\n", "line 1: is not Python"),
+        ("x = " + "(" * 300 + "1\n", "is not Python"),
+        ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3"),
+        ("import os\nos.abort()\n", "ended with status"),
+        ("open('/etc/passwd', 'w')\n", "line 1: "),
+        ("import socket\nsocket.create_connection(('192.0.2.1', 80), 5)\n", "line 2: "),
         (None, "there is no such file"),
     ],
 )
-def test_nothing_understood_writes_nothing(tmp_path: Path, script: str | None, message: str) -> None:
+def test_nothing_is_written_without_an_extension(tmp_path: Path, script: str | None, message: str) -> None:
     if script is not None:
         (tmp_path / "setup.py").write_text(script)
     result = port(tmp_path / "setup.py")
     assert result.exit_code == 2
     assert message in result.output
     assert not (tmp_path / "build.toml").exists()
+
+
+def test_the_script_sees_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("token")
+    monkeypatch.setenv("HF_TOKEN", "token")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/setup.py").write_text(f"{HEAD}print(environ['HF_TOKEN'])\n")
+    assert "KeyError: 'HF_TOKEN'" in port(tmp_path / "project").output
+    (tmp_path / "project/setup.py").write_text(f"open({str(secret)!r})\n")
+    assert re.search(r"line 1: (FileNotFound|Permission)Error", port(tmp_path / "project").output)
 
 
 def test_pyproject_completes_it(tmp_path: Path) -> None:
@@ -184,73 +224,143 @@ def test_pyproject_completes_it(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "small-ops"\nlicense = "MIT"\n')
     assert port(tmp_path / "setup.py").exit_code == 0
     read = read_project(tmp_path)
-    assert (read.name, read.license, tuple(map(str, read.backends))) == ("small-ops", "mit", ("cpu",))
+    assert (read.name, read.license, [backend.name for backend in read.backends]) == ("small-ops", "mit", ["cpu"])
     assert read.kernels[0].name == "a_C_cpu"
 
 
-def test_flags_for_the_stable_abi_become_its_key(tmp_path: Path) -> None:
-    target = "'-DTORCH_TARGET_VERSION=0x020a000000000000'"
+# Scripts with the capabilities, the sources and the nvcc flags of their CUDA extension.
+DECIDED_AT_RUN_TIME = {
+    "a version and a list": (
+        "archs = environ.get('ARCHS', '80;90').split(';')\n"
+        "if torch.version.cuda >= '12' and '90' in archs:\n    flags = ['-gencode', 'arch=compute_90a,code=sm_90a']\n",
+        (["9.0a"], ["a.cu"], []),
+    ),
+    "a number": ("if int(environ.get('NO', 0)) == 0:\n    flags = ['-DGPU']\n", ([], ["a.cu"], ["-DGPU"])),
+    "CUDA_HOME": ("if 'CUDA_HOME' in os.environ:\n    flags = ['-DGPU']\n", ([], ["a.cu"], ["-DGPU"])),
+    "a loop": ("sources += [f'b{n}.cu' for n in (80, 90)]\n", ([], ["a.cu", "b80.cu", "b90.cu"], [])),
+    "a directory": (
+        "sources = sorted(set(f for f in os.listdir('.') if f.endswith('.cu')))\n",
+        ([], ["a.cu", "b80.cu", "b90.cu"], []),
+    ),
+    "os.walk": (
+        "sources = sorted(chain(*([f for f in fs if f[0] == 'b'] for _, _, fs in os.walk('.'))))\n",
+        ([], ["b80.cu", "b90.cu"], []),
+    ),
+    "the capability of a GPU": (
+        "major, minor = torch.cuda.get_device_capability()\nflags = [f'-arch=sm_{major}{minor}']\n",
+        (["9.0+PTX"], ["a.cu"], []),
+    ),
+    "a list of architectures": (
+        "os.environ['TORCH_CUDA_ARCH_LIST'] = '8.0;9.0+PTX'\n",
+        (["8.0", "9.0+PTX"], ["a.cu"], []),
+    ),
+    "a release of Torch": ("if torch.__version__ >= '2.9':\n    flags = ['-DNEW']\n", ([], ["a.cu"], ["-DNEW"])),
+    "a class of the project": ("class Build(BuildExtension):\n    pass\n", ([], ["a.cu"], [])),
+    "CUDA sources in a CppExtension": ("kind = CppExtension\n", ([], ["a.cu"], [])),
+    "a module that is absent": ("import no_such_module\n", ([], ["a.cu"], [])),
+}
+
+
+@pytest.mark.parametrize(("lines", "expected"), DECIDED_AT_RUN_TIME.values(), ids=list(DECIDED_AT_RUN_TIME))
+def test_decisions_of_the_script(tmp_path: Path, lines: str, expected: tuple[list[str], ...]) -> None:
+    for name in ("a.cu", "b80.cu", "b90.cu"):
+        (tmp_path / name).touch()
+    call = "kind('a', sources, extra_compile_args={'nvcc': flags})"
     (tmp_path / "setup.py").write_text(
-        "from torch.utils.cpp_extension import CUDAExtension\n"
-        f"CUDAExtension('a', ['a.cu'], extra_compile_args=[{target}, '-lineinfo', '--threads', '4'])\n"
+        f"{HEAD}kind, sources, flags = CE, ['a.cu'], []\n{lines}setup(ext_modules=[{call}])\n"
     )
-    (tmp_path / "a.cu").write_text("")
-    assert port(tmp_path / "setup.py").exit_code == 0
-    read = read_project(tmp_path)
-    assert "stable_abi={<back end cuda>: Release(major=2, minor=10)}" in repr(read.framework)
-    assert read.kernels[0].cuda_flags == ("-lineinfo",)
-    assert read.license == "other"
+    kernel = next(kernel for kernel in as_json(tmp_path, "--dry-run")["kernels"] if kernel["backend"] == "cuda")
+    assert (kernel["capabilities"], kernel["src"], kernel["cuda_flags"]) == expected
+
+
+def test_differences_between_machines_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").touch()
+    (tmp_path / "b.cpp").touch()
+    (tmp_path / "setup.py").write_text(
+        f"{HEAD}gpu = ['-DTUNED'] if torch.cuda.is_available() else []\n"
+        "cuda = [('TWO', '2')] if CUDA_HOME else []\n"
+        "unused = CppExtension('unused', ['b.cpp'])\n"
+        "extensions = [CE('a', ['a.cu'], extra_compile_args=gpu), CppExtension('b', ['b.cpp'], define_macros=cuda)]\n"
+        "if not CUDA_HOME:\n    raise OSError('no toolkit')\n"
+        "setup(ext_modules=extensions)\n"
+    )
+    report = as_json(tmp_path, "--dry-run")
+    texts = [entry["text"] for entry in report["left-out"]]
+    assert "the extension 'a' on CUDA 13 with a GPU only: extra_compile_args -DTUNED" in texts
+    assert "the extension 'unused' is not in ext_modules" in texts
+    assert "the extension 'b' on CUDA 13 with a GPU only: define_macros ['TWO', '2']" in texts
+    (failed,) = report["failed"]
+    assert re.fullmatch(r"as on a CPU: setup.py ends at line \d+: OSError: no toolkit", failed)
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yield the texts in a recorded value."""
+    if isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings(item)
+    elif value:
+        yield str(value)
 
 
 STRANGE = """
-import os, torch
-from torch.utils.cpp_extension import CppExtension, CUDAExtension
-
-here = os.path.dirname(os.path.abspath(__file__))
-info = torch.__config__.parallel_info()
-openmp = ["-fopenmp"] if torch.backends.openmp.is_available() else []
-if "backend: OpenMP" in info and "OpenMP not found" not in info and sys.platform != "darwin":
-    openmp += ["-DAT_PARALLEL_OPENMP"]
-if "AVX512" in cpu_capability() and sys.platform != "darwin":
-    openmp += ["-Wextra"]
-flags = ["-O3", *openmp, f"-I{here}/inc", "-I/home/me/lib", "-ObjC++", "-Wall", "-L/opt"]
-extensions = [
-    CUDAExtension(
-        "svox2.csrc", ["a.cu", "b.mm"], extra_compile_args={"cxx": flags, "nvcc": ["-Xptxas", "-v", "-shared"]}
-    )
-]
-if torch.backends.mps.is_available():
-    extensions.append(CppExtension("svox2.metal", ["c.cpp"]))
-setup(name="svox2", install_requires=["torch", "einops", "apache-tvm-ffi>=0.1"], ext_modules=extensions)
+flags = ["-O3", "-fopenmp", f"-I{here}/inc", "-I/home/me/lib", "-ObjC++", "-Wall", "-L/opt", "-lfoo", "-Wl,-z,now"]
+nvcc = ["-Xptxas", "-v", "-shared", "-gencode", "arch=compute_80,code=[sm_80,compute_80]", "--threads", "4"]
+setup(
+    name="svox2",
+    install_requires=["torch", "einops", "apache-tvm-ffi>=0.1"],
+    ext_modules=[
+        CE(
+            "svox2.csrc", ["a.cu", "b.mm", "no.cpp"], extra_compile_args={"cxx": flags, "nvcc": nvcc, "hip": ["-DHIP"]},
+            undef_macros=["NDEBUG"], library_dirs=["/opt/lib"], extra_link_args=["-s"], extra_objects=["x.o"],
+            define_macros=[("ONE",)], runtime_library_dirs=["/opt/rt"], language="c++", dlink=True,
+        )
+    ],
+)
 """
 
 
-def test_what_strangers_write(tmp_path: Path) -> None:
-    """Flags that a build refuses are listed, names keep their digits, and what is for Metal is not for the CPU."""
-    (tmp_path / "setup.py").write_text(STRANGE)
-    (tmp_path / "README.md").touch()
-    (tmp_path / "inc").mkdir()
-    (tmp_path / "lib").mkdir()
-    for name in ("b.mm", "c.cpp"):
+def test_no_argument_is_lost(tmp_path: Path) -> None:
+    """Each recorded argument is in build.toml or in the output, and a build accepts the file."""
+    (tmp_path / "setup.py").write_text(f"{HEAD}here = os.path.dirname(os.path.abspath(__file__)){STRANGE}")
+    for name in ("inc", "lib"):
+        (tmp_path / name).mkdir()
+    for name in ("b.mm", "README.md", "part.cpp"):
         (tmp_path / name).touch()
     (tmp_path / "a.cu").write_text(
         '#include <torch/python.h>\nstatic auto r = torch::RegisterOperators();\nm.def("svox2::a(Tensor x)");\n'
+        '#include "part.cpp"\n'
     )
     (tmp_path / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n\turl = https://example.org/lib\n')
     report = as_json(tmp_path, "--name", "me/svox2")
+    shown = json.dumps(report)
+    for run in run_setup(tmp_path / "setup.py"):
+        for value in strings([{**extension["arguments"], "name": ""} for extension in run.extensions]):
+            lands = value.startswith(("-gencode", "arch="))  # as cuda-capabilities
+            assert lands or value.replace(f"{run.root}/", "").removeprefix("-I") in shown, value
     read = read_project(tmp_path)
     assert (read.name, read.python_depends) == ("svox2", ("einops", "tvm-ffi"))
-    assert list(map(str, read.backends)) == ["cuda"]
     (kernel,) = read.kernels
-    cxx_flags = ("-fopenmp", "-DAT_PARALLEL_OPENMP", "-Wall")
-    assert (kernel.include, kernel.cxx_flags, kernel.cuda_flags) == (("inc",), cxx_flags, ("-Xptxas", "-v"))
-    (assumed,) = {entry["text"] for entry in report["assumed"]}
-    assert assumed == "`'AVX512' in cpu_capability() and sys.platform != 'darwin'` is taken as False"
-    left_out = " ".join(entry["text"] for entry in report["left-out"])
-    for words in ("'/home/me/lib' is outside", "'-ObjC++' is refused", "-L/opt", "'-shared' is", "'b.mm' is for Metal"):
-        assert words in left_out, words
-    assert any(note.startswith("README.md becomes the page") for note in report["notes"])
-    assert any(note.startswith("lib is a git submodule, and empty") for note in report["notes"])
-    assert {entry["line"] for entry in report["rewrites"]} == {1, 2, 3}
-    assert any("REGISTER_EXTENSION(TORCH_EXTENSION_NAME)" in note for note in report["notes"])
+    assert (kernel.src, kernel.include) == (("a.cu",), ("inc",)), "an included source is not compiled by itself"
+    assert kernel.cxx_flags == ("-DONE", "-UNDEBUG", "-fopenmp", "-Wall")
+    assert (kernel.cuda_flags, kernel.cuda_capabilities) == (("-DONE", "-UNDEBUG", "-Xptxas", "-v"), ("8.0+PTX",))
+    assert {entry["line"] for entry in report["rewrites"]} == {1, 2, 3, 4}
+    for start in ("README.md becomes the page", "lib is a git submodule, and empty", "include registration.h"):
+        assert any(note.startswith(start) for note in report["notes"]), start
     assert CliRunner().invoke(main, ["check-config", str(tmp_path)]).exit_code == 0
+
+
+def test_flags_for_the_stable_abi_become_its_key(tmp_path: Path) -> None:
+    targets = "'-DTORCH_TARGET_VERSION=0x020a000000000000'", "'-DTORCH_TARGET_VERSION=0x0209000000000000'"
+    call = "CE('a', ['a.cu'], extra_compile_args=[{}, '-lineinfo', '--threads', '4'])"
+    (tmp_path / "setup.py").write_text(f"{HEAD}setup(ext_modules=[{call.format(targets[0])}])\n")
+    (tmp_path / "a.cu").write_text("")
+    assert port(tmp_path / "setup.py").exit_code == 0
+    read = read_project(tmp_path)
+    assert "Release(major=2, minor=10)" in repr(read.framework)
+    assert read.kernels[0].cuda_flags == ("-lineinfo",)
+    assert read.license == "other"
+    second = call.replace("'a'", "'b'", 1).format(targets[1])
+    (tmp_path / "setup.py").write_text(f"{HEAD}setup(ext_modules=[{call.format(targets[0])}, {second}])\n")
+    report = as_json(tmp_path, "--dry-run")
+    assert 'stable-abi = "' not in report["files"]["build.toml"]
+    assert any("TORCH_TARGET_VERSION differs" in entry["text"] for entry in report["left-out"])

@@ -1,0 +1,179 @@
+"""Runs a `setup.py` in a sandbox as on several machines, and returns the extensions that it declares on each.
+
+`recorder.py` is the program in the sandbox. It runs a copy of the script, which may write files beside itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.config.project_files import work_tree
+from kernel_builder.steps import confinement
+from kernel_builder.steps.confinement import SandboxMode
+from kernel_format.errors import ConfigError
+from kernel_format.files import temporary_directory
+
+_RECORDER = Path(__file__).with_name("recorder.py")
+_SECONDS = 120
+_NOT_COPIED = (".git", ".venv", "__pycache__", "node_modules")
+# Programs that scripts start: name -> output. The toolkit and the repository are not in the sandbox.
+_CUDA_PROGRAMS = {
+    "nvcc": "Cuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/compiler.36424714_0",
+    "nvidia-smi": "9.0",
+}
+_PROGRAMS = {"git": "0" * 40}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine to run the script for."""
+
+    title: str
+    cuda: str | None
+    gpu: bool
+    variables: Mapping[str, str]
+
+
+# FORCE_CUDA is the variable by which many scripts compile for CUDA without a GPU.
+MACHINES = (
+    Machine("CUDA 13 with a GPU", "13.0", True, {}),
+    Machine("CUDA 13 without a GPU", "13.0", False, {"FORCE_CUDA": "1"}),
+    Machine("a CPU", None, False, {}),
+)
+
+
+@dataclass(frozen=True)
+class SetupRun:
+    """The record of one run; see `recorder.py`.
+
+    Attributes:
+        error: The exception that ended the script, with its line; None for none.
+        absent: Modules that are not installed here and had placeholders.
+        root: The directory of the script in the sandbox.
+        home: The directory of the CUDA toolkit and of Torch in the sandbox.
+    """
+
+    machine: Machine
+    error: str | None
+    absent: tuple[str, ...]
+    root: str
+    home: str
+    settings: Mapping[str, Any]
+    architectures: str
+    extensions: Sequence[Mapping[str, Any]]
+    others: Sequence[str]
+    commands: Sequence[str]
+    remarks: Sequence[tuple[int, str]]
+
+
+def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "require") -> list[SetupRun]:
+    """Run a `setup.py` as on each of `MACHINES`.
+
+    Args:
+        words: Options of the script, and environment variables as NAME=VALUE.
+
+    Raises:
+        ConfigError: If there is no such file.
+        ToolchainError: If a sandbox is required, and this system has none.
+    """
+    if not setup.is_file():
+        raise ConfigError(
+            "there is no such file",
+            where=str(setup),
+            hint="name the setup.py of a project of torch.utils.cpp_extension",
+        )
+    variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Za-z_]\w*=", word))
+    arguments = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
+    chosen = confinement.chosen(sandbox, None)
+    with temporary_directory() as scratch:
+        home = scratch / "cuda"
+        tree = work_tree(setup.resolve().parent)
+        root = _copy(tree, setup.resolve().parent, scratch / "project")
+        _write_programs(home / "bin", _CUDA_PROGRAMS)
+        _write_programs(scratch / "bin", _PROGRAMS)
+        request = {"script": str(root / setup.name), "root": str(root), "home": str(home), "arguments": arguments}
+        return [_run(machine, request, variables, chosen, scratch, tree) for machine in MACHINES]
+
+
+def _copy(tree: Path, directory: Path, to: Path) -> Path:
+    """Copy a directory of a work tree, and link to the files beside it and its parents; return the copy."""
+    copy = to / directory.relative_to(tree)
+    shutil.copytree(directory, copy, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    (to / ".git").mkdir(exist_ok=True)  # scripts that find none expect the submodules of a source distribution
+    for child in (directory, *directory.parents):
+        if child == tree:
+            break
+        for entry in child.parent.iterdir():
+            if entry != child and entry.name != ".git":
+                (to / entry.relative_to(tree)).symlink_to(entry)
+    return copy
+
+
+def _write_programs(directory: Path, outputs: Mapping[str, str]) -> None:
+    directory.mkdir(parents=True)
+    for name, output in outputs.items():
+        (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
+        (directory / name).chmod(0o755)
+
+
+def _run(
+    machine: Machine,
+    request: Mapping[str, Any],
+    variables: Mapping[str, str],
+    chosen: confinement.Confinement,
+    scratch: Path,
+    tree: Path,
+) -> SetupRun:
+    absent: list[str] = []
+    home = request["home"]
+    programs = [str(scratch / "bin"), *([f"{home}/bin"] if machine.cuda else [])]
+    environment = {
+        **{name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ},
+        **({"CUDA_HOME": home, "CUDA_PATH": home} if machine.cuda else {}),
+        "PATH": ":".join([*programs, "/usr/bin", "/bin"]),
+        "HOME": str(scratch),
+        "TMPDIR": str(scratch),
+        **machine.variables,
+        **variables,
+    }
+    while True:
+        asked = {**request, "cuda": machine.cuda, "gpu": machine.gpu, "absent": absent}
+        command = [sys.executable, "-I", str(_RECORDER), json.dumps(asked)]
+        record = _record(chosen.around(command, scratch, [_RECORDER, tree]), environment, scratch)
+        error = record["error"] or ""
+        missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", error)
+        if missing is None or missing[1] in absent:
+            break
+        absent.append(missing[1])
+    return SetupRun(machine, absent=tuple(absent), root=request["root"], home=home, **record)
+
+
+def _record(command: Sequence[str], environment: Mapping[str, str], scratch: Path) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=scratch,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        if done.stdout:
+            record: dict[str, Any] = json.loads(done.stdout)
+            return record
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        error = f"line 0: the process ended with status {done.returncode}" + (f": {lines[-1]}" if lines else "")
+    except subprocess.TimeoutExpired:
+        error = f"line 0: no result after {_SECONDS} s"
+    nothing = dict.fromkeys(("extensions", "others", "commands", "remarks"), ())
+    return {"error": error, "settings": {}, "architectures": "", **nothing}
