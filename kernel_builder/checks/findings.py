@@ -7,18 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from kernel_builder import backends
+from kernel_builder import backends, elf
+from kernel_builder.backends import CompiledBackend
+from kernel_builder.checks import python_files
+from kernel_builder.checks.python_files import Source
+from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Release, TvmFfiAbi, Variant
-
-if TYPE_CHECKING:
-    from kernel_builder.backends import CompiledBackend
-    from kernel_builder.checks.python_files import Source
-    from kernel_builder.config.project import Project
-    from kernel_builder.elf import SharedObject
-    from kernel_format.metadata import PackageMetadata
-
+from kernel_builder.elf import SharedObject
+from kernel_format.metadata import PackageMetadata
 
 _SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
 # The oldest Python of the public client and of Torch.
@@ -89,8 +87,6 @@ class CheckedPackage:
         Raises:
             NotApplicable: If there is none, or one is not an ELF shared object, which the check `binary` reports.
         """
-        from kernel_builder import elf
-
         if not self.binary_paths:
             raise NotApplicable("the package has no binary")
         try:
@@ -106,8 +102,6 @@ class CheckedPackage:
     @cached_property
     def sources(self) -> tuple[Source, ...]:
         """The Python files of the package, sorted."""
-        from kernel_builder.checks import python_files
-
         return python_files.read(self.directory, self.policy.python)
 
     @property

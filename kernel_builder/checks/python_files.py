@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import warnings
 from collections.abc import Mapping
@@ -84,19 +83,11 @@ class Source:
 
 def read(directory: Path, python: tuple[int, int]) -> tuple[Source, ...]:
     """Parse all Python files under `directory`, sorted, with the grammar of the release `python`."""
-    # Syntax trees are many objects that live long: the garbage collector takes three times as long as the parser.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return tuple(
-            _parse(path.relative_to(directory).as_posix(), path.read_bytes(), python)
-            for path in sorted(directory.rglob("*.py"))
-            if path.is_file()  # reading a pipe may never end; the check `layout` reports it
-        )
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
+    return tuple(
+        _parse(path.relative_to(directory).as_posix(), path.read_bytes(), python)
+        for path in sorted(directory.rglob("*.py"))
+        if path.is_file()  # reading a pipe may never end; the check `layout` reports it
+    )
 
 
 @lru_cache(maxsize=1024)  # the variants of a project have the same files

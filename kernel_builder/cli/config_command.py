@@ -22,6 +22,7 @@ from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.steps import compile_steps
 from kernel_builder.steps.buildable import missing_dependency
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 from kernel_format.release import Release, Version
@@ -101,8 +102,6 @@ def _check_one(directory: Path, as_json: bool) -> None:
 
 def _print_missing(projects: Sequence[Project]) -> None:
     """Print a warning for each header library that projects need and no package index has, once for all projects."""
-    from kernel_builder.toolchain import Toolchains
-
     toolchains = Toolchains()
     needing: dict[Obstacle, dict[str, None]] = {}
     for project in projects:
