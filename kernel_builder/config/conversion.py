@@ -65,7 +65,7 @@ def _no_license(path: Path) -> ConfigError:
     suggestion = license_texts.suggested(path.parent.resolve())
     name, file = suggestion or ("NAME", None)
     return ConfigError(
-        f"is missing, and edition {editions.EDITION} needs it" + (f"; {file} looks like {name}" if file else ""),
+        "is missing, and the current edition needs it" + (f"; {file} looks like {name}" if file else ""),
         where=str(TomlPlace(str(path), "general", "license")),
         hint=f"run `kernel-builder update-build {path.parent} --license {name}`, with the license's SPDX name",
     )

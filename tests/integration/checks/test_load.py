@@ -67,8 +67,8 @@ def test_a_valid_package_loads_and_is_not_changed(load: Load, build: Path, varia
 @pytest.mark.parametrize(
     ("variant", "message", "hint"),
     [
-        (CRASHING, "the process was killed by SIG", "static initialisers"),
-        (RAISING, "RuntimeError: not today", "full traceback"),
+        (CRASHING, "the process was killed by SIG", "static initializers"),
+        (RAISING, "RuntimeError: not today", "full message"),
         (FULL_ABI, "undefined symbol: _ZN4demo6launchEv", "`src` in build.toml"),
     ],
 )
