@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.hub import project_sources
 from kernel_builder.toolchain import Toolchains
@@ -48,7 +49,7 @@ def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: P
     assert done.stdout.split() == [str(project / "build" / CPU / "__init__.py"), "2.0", "3.0"]
 
     other = command(cache, "testshell", project, "--variant", CUDA)
-    assert other.returncode == 6 and f"{CUDA}: has not been built" in other.stderr
+    assert other.returncode == 6 and f"{CUDA}: the variant has not been built" in other.stderr
     (project / "build" / "torch210-cxx11-cpu-x86_64-linux").mkdir()
     (project / "build" / "torch210-cxx11-cpu-x86_64-linux" / "metadata.json").write_text("{}")
     # The Torch of this interpreter does not fit, and pip may not use an index.
@@ -80,8 +81,8 @@ def test_a_devshell_has_the_pinned_toolchain(
     assert any("release 13.0" in line for line in words)
     assert compiled == "compiled"
     # A build in the shell uses the toolchain and the cached objects of a build outside.
-    monkeypatch.setenv("CUDA_HOME", str(Toolchains().cuda(Release(13, 0)).root))
-    assert Path(home).name == Path(os.environ["CUDA_HOME"]).name and Toolchains().system_cuda() is None
+    monkeypatch.setenv("CUDA_HOME", str(toolkits.toolkit(Toolchains(), Release(13, 0)).root))
+    assert Path(home).name == Path(os.environ["CUDA_HOME"]).name and toolkits.installed(Toolchains()) is None
 
 
 def test_compile_commands_are_those_of_clangd(copy_project: Copy, new_cache: NewCache) -> None:
