@@ -1,0 +1,208 @@
+"""The command lines of nvcc and of clang for a CUDA source, and what editors make of them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from kernel_builder.backends.compiled import DeviceCommand
+from kernel_builder.backends.cuda.toolkits import CudaToolkit, include_directories
+from kernel_builder.backends.host_code import (
+    HEADERS_PRINTED,
+    CompileOptions,
+    Compiler,
+    ccbin,
+    of_gxx,
+    path_maps,
+    token,
+)
+from kernel_builder.backends.tools import HostCompiler
+from kernel_format.release import Release
+
+# Directories in commands.
+_TOOLKIT, CLANG = token("cuda"), token("clang")
+
+_NVCC_FLAGS = (
+    "-O3",
+    "-DNDEBUG",
+    # The public builder defines it for sources of nvcc; kernels with 8-bit floating point leave that out without it.
+    "-DENABLE_FP8",
+    "--expt-relaxed-constexpr",
+    "--expt-extended-lambda",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
+)
+# ptxas spills registers of what clang makes of some kernels without these. Loop strength reduction keeps a pointer for
+# each access of a loop, where one index would do; and clang's own schedule keeps many values alive.
+CLANG_DEVICE_FLAGS = ("-Xarch_device", "-mllvm=-disable-lsr", "-Xarch_device", "-mllvm=-nvptx-sched4reg")
+_CLANG_FLAGS = (
+    "-O3",
+    "-DNDEBUG",
+    "-DENABLE_FP8",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    # Neither files of the user or the system, nor the directory of the step, may change what it makes.
+    "--no-default-config",
+    # A directory that does not exist: the C library is the one of g++, which need not be in /usr/include.
+    "--sysroot=no-sysroot",
+    # GNU's assembler lists the files of .incbin, and is that of g++.
+    "-fno-integrated-as",
+    "-ffile-compilation-dir=.",
+    *CLANG_DEVICE_FLAGS,
+    # Every driver for CUDA 12 can read this compression. Smaller ones need a driver for 12.4.
+    "-Xcuda-fatbinary",
+    "--compress-all",
+    "-Xcuda-fatbinary",
+    "--compress-mode=speed",
+)
+# Where a step has templates/clang/ptxas, which corrects the PTX.
+_PTXAS = "builder/ptxas"
+# And templates/clang/host_math.h, which every source includes.
+_HOST_MATH = "builder/host_math.h"
+# The triple of the host code, by the platform that variant names write.
+_CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
+
+
+def by_nvcc(
+    host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, archs: Sequence[str], flags: Sequence[str]
+) -> DeviceCommand:
+    """Return the command that compiles a source for some capabilities."""
+    command = (
+        str(cuda.nvcc),
+        "-c",
+        f"src/{options.source}",
+        ccbin(host),
+        f"-std=c++{options.standard}",
+        *_NVCC_FLAGS,
+        *_gencode(archs),
+        *_compression(cuda.release),
+        *options.defines,
+        *options.includes,
+        *flags,
+        f"-Xcompiler={','.join(path_maps(options.roots))}",
+        # nvcc names internal symbols after its process and the source's path unless all of these are given.
+        f"--frandom-seed={options.alias}",
+        f"-Xcudafe=--orig_src_path_name={options.alias}",
+        "--keep",
+        "--keep-dir=keep",
+    )
+    return DeviceCommand(command, _NVCC, {})
+
+
+def by_clang(
+    host: HostCompiler, options: CompileOptions, archs: Sequence[str], flags: Sequence[str], platform: str
+) -> DeviceCommand:
+    """Return the command with flags as clang spells them. Its host code uses the libraries of g++."""
+    templates = Path(__file__).parents[2] / "templates/clang"
+    files = {name: (templates / name.rpartition("/")[2]).read_text() for name in (_PTXAS, _HOST_MATH)}
+    command = (
+        f"{CLANG}/zig",
+        "clang",
+        f"--target={_CLANG_TARGETS[platform]}",
+        "-x",
+        "cuda",
+        "-c",
+        f"src/{options.source}",
+        f"--include={_HOST_MATH}",
+        f"-std=c++{options.standard}",
+        *_CLANG_FLAGS,
+        *of_gxx(host),
+        f"-resource-dir={CLANG}",
+        f"--cuda-path={_TOOLKIT}",
+        f"--ptxas-path={_PTXAS}",
+        *_offload(archs),
+        *options.defines,
+        *options.includes,
+        *flags,
+        # Line tables of device code, which linking keeps, name the headers too.
+        *path_maps(options.roots, "-ffile-prefix-map"),
+        # Names of internal symbols contain it. By default it is a digest of the command and the source's path.
+        f"-cuid={hashlib.sha256(options.alias.encode()).hexdigest()[:16]}",
+    )
+    return DeviceCommand(command, _CLANG, files)
+
+
+def _gencode(capabilities: Sequence[str]) -> list[str]:
+    arguments = []
+    for capability in capabilities:
+        base = capability.removesuffix("+PTX")
+        number = base.replace(".", "")
+        codes = f"sm_{number}" + (f",compute_{number}" if base != capability else "")
+        arguments.append(f"-gencode=arch=compute_{number},code=[{codes}]")
+    return arguments
+
+
+def _offload(capabilities: Sequence[str]) -> list[str]:
+    names = {capability: f"sm_{capability.removesuffix('+PTX').replace('.', '')}" for capability in capabilities}
+    ptx = [f"--cuda-include-ptx={name}" for capability, name in names.items() if capability.endswith("+PTX")]
+    return [*(f"--offload-arch={name}" for name in dict.fromkeys(names.values())), "--no-cuda-include-ptx=all", *ptx]
+
+
+def _compression(cuda: Release) -> list[str]:
+    """Compress device code for size. Every driver for CUDA 13 can read it; some for CUDA 12 cannot."""
+    return ["--compress-mode=size"] if cuda.major >= 13 else []
+
+
+# What editors understand: clang compiles CUDA itself and knows few options of nvcc, so a command becomes that of clang
+# with the same headers, definitions and standard. So does a command of this clang: the editor's own may be older.
+
+# What decides the meaning of a source: its headers, definitions and standard.
+_KEPT = re.compile(r"-D|-U|-I|-isystem|-include|-?-std=")
+# As nvcc and clang have it.
+_CAPABILITY = re.compile(r"(?:arch=compute_|--offload-arch=sm_)(\w+)")
+
+
+def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) -> list[str]:
+    archs = [match[1] for argument in argv if (match := _CAPABILITY.search(argument))]
+    cccl = [part for path in include_directories(roots[_TOOLKIT])[1:] for part in ("-isystem", str(path))]
+    return [
+        "clang++",
+        "-x",
+        "cuda",
+        f"--cuda-path={roots[_TOOLKIT]}",
+        f"--cuda-gpu-arch=sm_{archs[-1]}",
+        "-Wno-unknown-cuda-version",
+        *_kept(argv),
+        *cccl,
+        "-idirafter",
+        str(Path(__file__).parents[2] / "templates/clang"),
+        "-include",
+        "host_math.h",
+        source,
+    ]
+
+
+def _kept(argv: Iterable[str]) -> Iterator[str]:
+    """Yield nvcc's options for headers, definitions and the standard, as clang spells them."""
+    rest = iter(argv)
+    for argument in rest:
+        option = argument.removeprefix("-Xcompiler=")
+        if _KEPT.match(option):
+            yield option
+            if option in {"-D", "-U", "-I", "-isystem", "-include"}:
+                yield next(rest)
+
+
+_NVCC = Compiler(
+    "nvcc",
+    threads="--threads={}",
+    directories=("keep",),
+    to_assembler=r"-Xcompiler=-Wa\,--MD\,{}",
+    report=("-Xptxas=-v",),
+    for_editors=_for_editors,
+)
+_CLANG = Compiler(
+    "clang",
+    environment={
+        "PTXAS": f"{_TOOLKIT}/bin/ptxas",
+        "CC_PRINT_HEADERS": "1",
+        "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
+    },
+    report=("-Xcuda-ptxas", "-v"),
+    # For a source that nvcc accepts.
+    hint="clang compiles the variants of CUDA 12: guard what it does not take with #ifndef __clang__; or compile "
+    'with an nvcc of CUDA 12 (`--cuda-home DIR`); or leave CUDA 12 out by [general.cuda] minver = "13.0"',
+    for_editors=_for_editors,
+)

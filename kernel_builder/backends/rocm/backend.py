@@ -1,0 +1,380 @@
+"""ROCm: releases and architectures, the command line of clang for HIP, and the libraries that Torch has loaded.
+
+Nothing that is made here has run on an AMD GPU: the toolchain is put together from what the package index has of ROCm,
+which `rocm.toml` lists. Projects have to be on Torch's stable ABI, since no package index has a Torch for ROCm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from kernel_builder import elf, toml_file
+from kernel_builder.backends.compiled import (
+    CLANG,
+    CompiledBackend,
+    DeviceCommand,
+    DeviceFinding,
+    DeviceSource,
+    SymbolFamily,
+)
+from kernel_builder.backends.cuda import CUDA
+from kernel_builder.backends.host_code import (
+    HEADERS_PRINTED,
+    CompileOptions,
+    Compiler,
+    of_gxx,
+    path_maps,
+    token,
+)
+from kernel_builder.backends.rocm import code_objects, device_libraries, hipify, wavefronts
+from kernel_builder.backends.rocm.code_objects import CodeObject
+from kernel_builder.backends.tools import ComponentFiles, HostCompiler, Obstacle, ToolchainSource, Toolkit
+from kernel_builder.config import compiler_flags, toml_schema
+from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.toml_schema import Key
+from kernel_builder.demangle import demangle
+from kernel_builder.plural import counted
+from kernel_format.errors import VariantError
+from kernel_format.release import Release
+from kernel_format.variant import Abi
+
+NOT_RUN = "compiled and checked, not run on AMD hardware"
+
+_TABLE = Path(__file__).with_name("rocm.toml")
+_HIP = "hip-7.1"
+_PLATFORM, _TARGET = "x86_64-linux", "x86_64-linux-gnu"
+# Directories in commands.
+_TOOLKIT, _CLANG, _DEVICE_LIBRARIES = token("rocm"), token("clang"), token("rocm-device-libraries")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RocmToolkit(Toolkit):
+    """clang with what it needs to compile HIP.
+
+    Attributes:
+        root: The directory with `include/`, `lib/` and `hipify/`.
+        version: That of the headers, for example `7.1.25424`.
+        device_libraries: The directory with the device libraries, as clang looks for them.
+        translations: The directory in which sources that its hipify has translated are kept.
+    """
+
+    version: str
+    clang: ComponentFiles
+    device_libraries: Path
+    translations: Path
+
+
+def is_wave64(arch: str) -> bool:
+    """Return whether wavefronts of an architecture have 64 lanes; those of the others have 32."""
+    return len(arch) == len("gfx90a")
+
+
+# Command lines.
+
+_FLAGS = (
+    "-O3",
+    "-DNDEBUG",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    # As for CUDA: no file of the user, the system or the step's directory may change what clang makes.
+    "--no-default-config",
+    "--sysroot=no-sysroot",
+    "-ffile-compilation-dir=.",
+)
+# Where a step has the two programs that the driver looks for, and a header.
+_ADDED = "builder/rocm"
+_ALLOWED_FLAGS = (
+    *compiler_flags.HOST,
+    r"-m(no-)?(unsafe-fp-atomics|wavefrontsize64|cumode|tgsplit|amdgpu-ieee)",
+    r"-mllvm=-(amdgpu|enable-post-misched|unroll|inline)[\w-]*(=[\w-]+)?",
+    r"--?gpu-max-threads-per-block=\d+",
+)
+
+
+def _hip(
+    options: CompileOptions, source: str, host: HostCompiler, toolkit: RocmToolkit, archs: Sequence[str]
+) -> tuple[str, ...]:
+    return (
+        f"{_CLANG}/zig",
+        "clang",
+        f"--target={_TARGET}",
+        "-x",
+        "hip",
+        "-c",
+        f"src/{source}",
+        f"-std=c++{options.standard}",
+        *_FLAGS,
+        *of_gxx(host),
+        f"-B{_ADDED}",
+        f"-resource-dir={_CLANG}",
+        f"--rocm-path={_TOOLKIT}",
+        f"--rocm-device-lib-path={_DEVICE_LIBRARIES}",
+        f"--hip-version={toolkit.version}",
+        "-include",
+        f"{_ADDED}/additions.h",
+        *(f"--offload-arch={arch}" for arch in archs),
+        *options.defines,
+        *options.includes,
+    )
+
+
+def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) -> list[str]:
+    kept = [argument for argument in argv if re.match(r"-D|-U|-I|-isystem|-std=", argument)]
+    arch = next(argument for argument in argv if argument.startswith("--offload-arch="))
+    return ["clang++", "-x", "hip", f"--rocm-path={roots[_TOOLKIT]}", "-nogpulib", arch, *kept, source]
+
+
+_BY_CLANG = Compiler(
+    "clang",
+    environment={
+        "ZIG": f"{_CLANG}/zig",
+        "CC_PRINT_HEADERS": "1",
+        "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
+    },
+    to_assembler=None,  # LLVM's, which alone assembles for AMD; the include scan refuses .incbin
+    hint="hipify has translated what CUDA and HIP have in common; guard the rest, such as PTX, with #ifndef USE_ROCM. "
+    "The toolchain has no hipCUB, no rocPRIM and no algorithms of Thrust",
+    for_editors=_for_editors,
+)
+
+
+# Libraries and symbols.
+
+_BUILD_AGAIN = "build the package again"
+_LINK_TORCH = "link with libtorch_hip.so, which loads the HIP runtime"
+
+
+@cache
+def _runtime() -> SymbolFamily:
+    names = toml_file.read(_TABLE.with_name("rocm_runtime.toml"))["functions"]
+    return SymbolFamily(
+        "the HIP runtime",
+        re.compile(rf"(?:{'|'.join(map(re.escape, names))})$"),
+        re.compile(r"libtorch_hip\.so|libamdhip64\.so"),
+        _LINK_TORCH,
+    )
+
+
+# Device code.
+
+# A kernel that spills more registers is worth a word. Spilled scalar registers go into vector registers first.
+_MOST_VECTOR_SPILLS, _MOST_SCALAR_SPILLS = 8, 64
+
+
+def _spills(objects: Sequence[CodeObject]) -> Iterator[DeviceFinding]:
+    """Yield one finding for the kernels of each architecture that spill registers."""
+    for arch in dict.fromkeys(code.arch for code in objects):
+        spilling = [
+            kernel
+            for code in objects
+            if code.arch == arch
+            for kernel in code.kernels
+            if kernel.vector_spills > _MOST_VECTOR_SPILLS or kernel.scalar_spills > _MOST_SCALAR_SPILLS
+        ]
+        if spilling:
+            worst = max(spilling, key=lambda kernel: (kernel.vector_spills, kernel.scalar_spills))
+            yield DeviceFinding(
+                f"for {arch}, {counted(len(spilling), 'kernel')} spill{'s' * (len(spilling) == 1)} registers, the most "
+                f"{demangle([worst.name])[worst.name]}: {worst.vector_spills} vector and {worst.scalar_spills} scalar",
+                "let each thread keep fewer values, or bound the threads of a block with __launch_bounds__",
+                "warning",
+            )
+
+
+class _Rocm(CompiledBackend):
+    def why_not_compiled(self, project: Project) -> str:
+        if isinstance(project.framework, TvmFfi):
+            return "without Torch, which brings the HIP runtime, a binary would need a static one, and there is none"
+        if isinstance(project.framework, TorchFramework) and self not in project.framework.stable_abi:
+            return (
+                "it is on the full C++ ABI, and no package index has a Torch for ROCm, whose headers (c10/hip) that "
+                'needs; [torch] stable-abi = { rocm = "2.10" } builds it on the stable ABI'
+            )
+        return ""
+
+    def torch_index(self, release: Release | None) -> str:
+        return f"rocm{release}" if release else self.name
+
+    def notes(self, kernel: Kernel) -> Iterator[str]:
+        known = self.known_archs()
+        unknown = [arch for arch in kernel.rocm_archs or () if arch not in known]
+        if unknown:
+            yield (
+                f"[kernel.{kernel.name}] rocm-archs: clang does not compile for {', '.join(unknown)}; "
+                f"{'it is' if len(unknown) == 1 else 'they are'} skipped"
+            )
+
+    def known_archs(self) -> list[str]:
+        return list(self.data["archs"]["known"])
+
+    def noarch_archs(self, framework: TorchNoarch) -> tuple[str, ...] | None:
+        return framework.rocm_archs
+
+    def archs(self, kernels: Sequence[Kernel], release: Release | None, platform: str) -> tuple[str, ...]:
+        every = {arch for kernel in kernels for arch in self._archs_of(kernel)}
+        return tuple(arch for arch in self.known_archs() if arch in every)
+
+    def _archs_of(self, kernel: Kernel) -> list[str]:
+        """Return the architectures to compile a kernel for: those of its list, or the usual ones."""
+        listed = self.data["archs"]["default"] if kernel.rocm_archs is None else kernel.rocm_archs
+        wanted = [arch for arch in self.known_archs() if arch in listed]
+        if not wanted:
+            raise VariantError(
+                f"no architecture is left: clang does not compile for {', '.join(listed) or 'an empty list'}",
+                where=f"build.toml: [kernel.{kernel.name}] rocm-archs",
+                hint=f"add one of {', '.join(self.known_archs())}",
+            )
+        # The link needs the symbols of every kernel, so one without the wanted architectures keeps its first.
+        limited = [arch for arch in wanted if not kernel.only_capabilities or arch in kernel.only_capabilities]
+        return limited or wanted[:1]
+
+    def obstacle(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
+        return toolchains.component_obstacle(_HIP) or toolchains.component_obstacle(CLANG)
+
+    def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> RocmToolkit:
+        """Return the one toolkit of all releases: a binary that only uses what 7.1 has works with later ones of 7."""
+        pinned, clang = toolchains.component(_HIP), toolchains.component(CLANG)
+        archs = self.known_archs()
+        identity = device_libraries.identity(clang, pinned.identity, archs)
+        return RocmToolkit(
+            name=self.name,
+            root=pinned.root,
+            release=min(filter(None, self.releases())),
+            include=(pinned.root / "include",),
+            identity=identity,
+            version=pinned.version,
+            clang=clang,
+            device_libraries=toolchains.derived(
+                f"rocm-device-libraries-{identity[:16]}",
+                "ROCm's device libraries",
+                lambda directory: device_libraries.make(clang, pinned.root, archs, directory),
+            ),
+            translations=toolchains.cache / "translations" / pinned.identity[:16],
+        )
+
+    def provenance(self, toolkit: Toolkit | None) -> dict[str, str]:
+        own = _own(toolkit)
+        return {"rocm-compiler": f"clang {own.clang.version}, HIP {own.version}", "status": NOT_RUN}
+
+    def shell(self, toolkit: Toolkit, host: HostCompiler) -> tuple[list[Path], dict[str, str]]:
+        return [_own(toolkit).clang.root], {"ROCM_PATH": str(toolkit.root)}
+
+    def check_flags(self, project: Path, table: str, kernel: Kernel) -> None:
+        compiler_flags.check(project, table, "hip-flags", kernel.hip_flags, _ALLOWED_FLAGS)
+
+    def device_roots(self, toolkit: Toolkit | None) -> dict[str, Path]:
+        own = _own(toolkit)
+        return {_CLANG: own.clang.root, _DEVICE_LIBRARIES: own.device_libraries}
+
+    def device_command(
+        self, source: DeviceSource, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions
+    ) -> DeviceCommand:
+        own = _own(toolkit)
+        generated = {
+            f"{_ADDED}/{name}": (Path(__file__).parents[2] / "templates/rocm" / name).read_text()
+            for name in ("clang-offload-bundler", "lld", "additions.h")
+        }
+        path = options.source
+        if PurePosixPath(path).suffix != ".hip":
+            include = (*source.kernel.include, "csrc")
+            translated = hipify.translate(own.root, source.project, path, source.files, include, own.translations)
+            path = translated.source
+            generated |= {f"src/{name}": text for name, text in translated.files.items()}
+        argv = (
+            *_hip(options, path, host, own, self._archs_of(source.kernel)),
+            *source.kernel.hip_flags,
+            *path_maps(options.roots, "-ffile-prefix-map"),
+            # Names of internal symbols contain it. By default it is a digest of the command and the source's path.
+            f"-cuid={hashlib.sha256(options.alias.encode()).hexdigest()[:16]}",
+        )
+        return DeviceCommand(argv, _BY_CLANG, generated)
+
+    def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
+        return ("libtorch_hip.so",) if stable else ("libc10_hip.so", "libtorch_hip.so")
+
+    def needed_libraries(self, release: Release | None) -> frozenset[str]:
+        return frozenset(self.torch_libraries(stable=False))
+
+    def library_hint(self, library: str) -> str | None:
+        if library.startswith("libamdhip64"):
+            return "leave the HIP runtime's symbols undefined: they resolve through libtorch_hip.so"
+        return None
+
+    def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
+        return (_runtime(),)
+
+    def in_device_code(self, binary: Path, archs: Sequence[str]) -> Iterator[DeviceFinding]:
+        try:
+            objects = code_objects.read(binary)
+        except elf.Unreadable as error:
+            yield DeviceFinding(str(error), _BUILD_AGAIN)
+            return
+        has = {code.arch for code in objects}
+        if missing := [arch for arch in archs if arch not in has]:
+            yield DeviceFinding(f"has no code for {', '.join(missing)}, which its metadata lists", _BUILD_AGAIN)
+        if more := sorted(has - {*archs}):
+            yield DeviceFinding(f"has code for {', '.join(more)}, which its metadata does not list", _BUILD_AGAIN)
+        for wrong in sorted({(code.arch, code.target) for code in objects if code.target != code.arch}):
+            yield DeviceFinding(f"its code for {wrong[0]} is for {wrong[1] or 'no target'}", _BUILD_AGAIN)
+        yield from _spills(objects)
+
+    def in_sources(self, sources: Mapping[str, str], archs: Sequence[str]) -> Iterator[DeviceFinding]:
+        wide = [arch for arch in archs if is_wave64(arch)]
+        if not wide:
+            return
+        for name, text in sources.items():
+            for line, what in wavefronts.assumptions(text):
+                yield DeviceFinding(
+                    f"line {line}: {what}; a wavefront of {', '.join(wide)} has 64 lanes",
+                    "take the width from warpSize at run time or from a template parameter, and masks of 64 bits; or "
+                    "leave these architectures out of rocm-archs",
+                    "warning",
+                    name,
+                )
+
+    def is_present(self) -> bool:
+        return Path("/dev/kfd").exists()
+
+
+def _own(toolkit: Toolkit | None) -> RocmToolkit:
+    assert isinstance(toolkit, RocmToolkit)
+    return toolkit
+
+
+_texts = Key(toml_schema.list_of(toml_schema.text))
+
+ROCM = _Rocm(
+    name="rocm",
+    title="ROCm",
+    prefix="rocm",
+    suffixes=frozenset({".cu", ".hip"}),
+    kernel_keys={"rocm-archs": _texts, "hip-flags": _texts},
+    noarch_keys={"rocm_archs": _texts},
+    platforms=(_PLATFORM,),
+    table=_TABLE,
+    # Equal to what Torch's own build of extensions defines.
+    defines=("-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"),
+    has_archs=True,
+    # Torch calls AMD GPUs `cuda`.
+    dispatch_key="CUDA",
+    torch_version="hip",
+    warp_sizes=(32, 64),
+    translates=CUDA,
+    torch_part=SymbolFamily(
+        "Torch's ROCm part",
+        re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)3hip"),
+        re.compile(r"lib(?:torch|c10)_hip\.so"),
+        _LINK_TORCH,
+    ),
+    # shim_cuda.cpp of Torch is among the sources that its own build hipifies (libtorch_cuda_core_sources in
+    # build_variables.bzl), and hipify does not rename its functions.
+    shims_of="cuda",
+    reads_device_code=True,
+    looks_like=re.compile(r"lib(?:amdhip|amd_comgr|hip[a-z]|hsa|MIOpen|rccl|roc[a-z]|torch_hip|c10_hip)"),
+)

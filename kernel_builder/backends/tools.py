@@ -1,0 +1,134 @@
+"""Compilers and headers as values: where the files are, and an identity that stands for their content.
+
+An identity is a hex digest. Tools of equal identity make equal output from equal input on every machine; no path, time
+or host name enters the digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from kernel_builder.probe_cache import ProbeCache
+from kernel_format.release import Release
+
+Subset = Literal["stable", "full"]
+CudaCompiler = Literal["nvcc", "clang"]
+
+
+class HostCompiler(NamedTuple):
+    """The g++ that compiles host code and links.
+
+    Attributes:
+        path: The program.
+        platform: The platform that it compiles for.
+        version: For example `12.2.0`.
+        identity: Digest of its version output and of the programs that it runs.
+        headers: Extended regular expressions for the paths of its own headers and of the C library's.
+        install: The directory of its own headers and start files.
+        cxx_include: Where it searches for the headers of its C++ library.
+        c_include: Where it searches for those of the C library, after its own.
+    """
+
+    path: Path
+    platform: str
+    version: str
+    identity: str
+    headers: tuple[str, ...]
+    install: Path
+    cxx_include: tuple[str, ...]
+    c_include: tuple[str, ...]
+
+
+class ComponentFiles(NamedTuple):
+    """A component of a back end's toolchain, such as a compiler or headers: files below `root`."""
+
+    root: Path
+    version: str
+    identity: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolkit:
+    """The compiler of a back end with its headers.
+
+    Attributes:
+        name: The name of its directory in commands: that of the back end.
+        root: The directory that commands and steps may read.
+        release: The release that it compiles with. It may be newer than that of the variants that it builds.
+        include: Include directories below `root` for a host compiler.
+        identity: Digest of its content, equal on every machine.
+    """
+
+    name: str
+    root: Path
+    release: Release | None
+    include: tuple[Path, ...]
+    identity: str
+
+
+class TorchHeaders(NamedTuple):
+    """The C++ headers of one Torch release.
+
+    Attributes:
+        version: The version of the wheel, for example `2.10.0`.
+        subset: `stable` for the headers of the stable ABI and those that they include, `full` for all.
+        include: Include directories in the order that a compiler searches them.
+    """
+
+    release: Release
+    version: str
+    subset: Subset
+    include: tuple[Path, ...]
+    identity: str
+
+
+class HeaderLibrary(NamedTuple):
+    """Headers that a source needs besides those of Torch and the CUDA compiler.
+
+    Attributes:
+        name: For example `cutlass_3_8` or `cuda-libraries-13.0`.
+        root: The directory that holds all include directories.
+        include: Include directories in the order that a compiler searches them.
+    """
+
+    name: str
+    root: Path
+    include: tuple[Path, ...]
+    identity: str
+
+
+class Obstacle(NamedTuple):
+    """Why a toolchain cannot be had on this machine, and what to do about it."""
+
+    reason: str
+    hint: str
+
+
+class ToolchainSource(Protocol):
+    """What a back end asks of the toolchains of a build, which are `toolchain.Toolchains`.
+
+    Attributes:
+        cache: The builder's cache directory.
+        store_root: The directory of the store with the pinned files.
+        probes: Answers of compilers outside the store.
+        cuda_home: The installed CUDA toolkit that the user named.
+        cuda_compiler: The compiler that the user chose for all CUDA variants.
+    """
+
+    cache: Path
+    store_root: Path
+    probes: ProbeCache
+    cuda_home: Path | None
+    cuda_compiler: CudaCompiler | None
+
+    def component(self, name: str) -> ComponentFiles:
+        """Return a component, fetched if need be."""
+
+    def component_obstacle(self, name: str) -> Obstacle | None:
+        """Return why a component cannot be had on this machine, or None if it can. No network."""
+
+    def derived(self, name: str, title: str, make: Callable[[Path], None]) -> Path:
+        """Return a directory of the store that `make` fills once."""

@@ -1,0 +1,222 @@
+"""Makes the libraries that binaries are linked against, so that a binary built on a new machine runs on an old one.
+
+The linker records the version of every symbol that it finds in a shared library. So that it never records a version
+newer than glibc 2.28, it gets stubs of this machine's C and C++ runtime libraries, without the newer symbol
+versions: `exp` becomes `exp@GLIBC_2.2.5`.
+
+Symbols that exist only in newer versions come from `libcompat.a`, as far as it has them. It is the compiler's own
+static libstdc++ without the symbols that the oldest supported libstdc++ has. The headers of each g++ thus find what
+they use, and what has state that the process must share, such as the locale and the standard streams, stays in the
+shared library. `templates/compat.cpp` adds a few functions of the C library. Other symbols stay undefined, and the
+build reports them by name.
+
+Torch is not needed to link: a shared object only records the names of its libraries, and an empty library with the
+right soname suffices. The OpenMP runtime is not linked: its symbols stay undefined, without a version, and resolve to
+the libgomp that libtorch_cpu.so needs, so that a process has one. Those that Torch's libgomp lacks are reported too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kernel_builder.backends.tools import HostCompiler
+from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
+from kernel_builder.toolchain import host_compiler
+from kernel_builder.toolchain.sysroot import RUNTIME_LIBRARIES, UNVERSIONED_LIBRARIES
+from kernel_format.errors import ToolchainError
+
+# The newest symbol versions of manylinux_2_28, which the Hub requires. GOMP and OMP: the newest of the libgomp.so.1 in
+# Torch's wheels, 2.10 to 2.15.
+CEILINGS: Mapping[str, tuple[int, ...]] = {
+    "GLIBC": (2, 28),
+    "GLIBCXX": (3, 4, 24),
+    "CXXABI": (1, 3, 11),
+    "GCC": (7, 0, 0),
+    "GOMP": (5, 0),
+    "OMP": (5, 0),
+}
+
+OPENMP_LIBRARY = "libgomp.so.1"
+
+# Static members of locale facets: a locale finds the facet of the same library only.
+_FACET_ID = re.compile(r"_Z(?:GV)?NK?St.*2idE")
+
+COMPAT = "lib/libcompat.a"
+
+COMPAT_MEMBERS = (
+    "KB_SINGLE_THREADED",
+    "KB_IOSTREAM_INIT",
+    "KB_ATEXIT",
+    "KB_ISOC23",
+    "KB_STAT",
+)
+
+
+def _version_key(version: str) -> tuple[str, tuple[int, ...]] | None:
+    match = re.fullmatch(r"([A-Z]+)_(\d+(?:\.\d+)*)", version)
+    return (match[1], tuple(int(part) for part in match[2].split("."))) if match else None
+
+
+def allowed(version: str) -> bool:
+    """Return whether a symbol version such as `GLIBC_2.17` is at or below the ceiling. Private versions are not."""
+    key = _version_key(version)
+    return key is not None and key[0] in CEILINGS and key[1] <= CEILINGS[key[0]]
+
+
+def split_by_ceiling(symbols: Iterable[DefinedSymbol]) -> tuple[list[DefinedSymbol], dict[str, str]]:
+    """Keep for each name its newest allowed version; name the others with the oldest version they have.
+
+    Returns:
+        The kept symbols sorted by name, and `name -> version` of those that exist only above the ceiling.
+    """
+    kept: dict[str, DefinedSymbol] = {}
+    late: dict[str, str] = {}
+    for symbol in symbols:
+        key = _version_key(symbol.version)
+        if key is None:
+            continue
+        if allowed(symbol.version):
+            known = kept.get(symbol.name)
+            if known is None or (_version_key(known.version) or key) < key:
+                kept[symbol.name] = symbol
+        elif symbol.name not in late or key < (_version_key(late[symbol.name]) or key):
+            late[symbol.name] = symbol.version
+    return sorted(kept.values(), key=lambda s: s.name), {n: v for n, v in late.items() if n not in kept}
+
+
+def stand_in_source(symbols: Iterable[DefinedSymbol]) -> tuple[str, str]:
+    """Return assembly that defines `symbols`, and its version script."""
+    lines = [".text"]
+    versions = set()
+    for number, symbol in enumerate(symbols):
+        local = f"s{number}"
+        section = {"function": ".text", "object": ".data", "tls_object": '.section .tdata,"awT",@progbits'}[symbol.kind]
+        lines += [
+            section,
+            f".globl {local}",
+            f".type {local}, @{symbol.kind}",
+            f".size {local}, {max(symbol.size, 1)}",
+            f"{local}:",
+            f".zero {min(max(symbol.size, 1), 16) if symbol.kind != 'function' else 1}",
+            f'.symver {local}, "{symbol.name}@@@{symbol.version}"',
+        ]
+        versions.add(symbol.version)
+    lines.append('.section .note.GNU-stack,"",@progbits')
+    ordered = sorted(versions, key=lambda version: _version_key(version) or ("", ()))
+    script = "".join(f"{version} {{ }};\n" for version in ordered)
+    return "\n".join(lines) + "\n", script
+
+
+def _run(command: list[str], cwd: Path) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, env=host_compiler.environment()
+    )
+    if done.returncode:
+        raise ToolchainError(
+            f"the C++ compiler failed to make a library to link against: {done.stderr.strip()}",
+            where=" ".join(command),
+            hint="`kernel-builder doctor` checks the host compiler",
+        )
+    return done.stdout
+
+
+def _find(cxx: Path, name: str) -> Path | None:
+    """Return the path of a runtime library or object that the compiler links, or None if it has none."""
+    done = subprocess.run([str(cxx), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    path = Path(done.stdout.strip())
+    return path.resolve() if path.is_absolute() else None
+
+
+def _program(cxx: Path, name: str) -> str:
+    """Return the path or name of a program of binutils for the compiler's platform."""
+    return subprocess.run(
+        [str(cxx), f"-print-prog-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def locate(cxx: Path, name: str) -> Path:
+    """Return the path of a runtime library or object that the compiler links.
+
+    Raises:
+        ToolchainError: If the compiler does not find it.
+    """
+    path = _find(cxx, name)
+    if path is None:
+        raise ToolchainError(
+            f"the C++ compiler does not find {name}",
+            where=str(cxx),
+            hint="reinstall g++ with its runtime libraries (Debian: apt-get install --reinstall g++; Fedora, RHEL: dnf "
+            "install gcc-c++ libstdc++-static)",
+        )
+    return path
+
+
+def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> None:
+    """Make the stub libraries of one host compiler in an empty directory.
+
+    Args:
+        libraries: Names of more empty ones.
+
+    Raises:
+        ToolchainError: If a runtime library is missing or the compiler fails.
+    """
+    cxx, lib = host.path, directory / "lib"
+    lib.mkdir(parents=True)
+    late: dict[str, str] = {}
+    present: set[str] = set()
+    for soname in RUNTIME_LIBRARIES[host.platform]:
+        kept, too_new = split_by_ceiling(defined_symbols(locate(cxx, soname)))
+        present.update(symbol.name for symbol in kept)
+        late.update(too_new)
+        _link_stub(cxx, directory, soname, kept)
+    for soname in (*UNVERSIONED_LIBRARIES, *libraries):
+        _link_stub(cxx, directory, soname, [])
+    for name in ("stub.s", "stub.map", "stub.o"):
+        (directory / name).unlink()
+    openmp = _find(cxx, OPENMP_LIBRARY)
+    if openmp is not None:
+        too_new = split_by_ceiling(defined_symbols(openmp))[1]
+        late.update({name: version for name, version in too_new.items() if version.startswith(("GOMP_", "OMP_"))})
+
+    provided = _make_compat(cxx, directory, present | {name for name in late if _FACET_ID.fullmatch(name)})
+    remaining = {name: version for name, version in sorted(late.items()) if name not in present | provided}
+    (directory / "too-new.json").write_text(json.dumps(remaining, indent=0) + "\n")
+
+
+def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
+    """Make `libcompat.a`, which does not define the symbols in `dropped`, and return what it defines."""
+    source = Path(__file__).parents[1] / "templates" / "compat.cpp"
+    (directory / "compat.cpp").write_text(source.read_text())
+    members = []
+    for member in COMPAT_MEMBERS:
+        flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", f"-D{member}"]
+        _run([str(cxx), *flags, "-c", "compat.cpp", "-o", f"{member}.o"], directory)
+        members.append(f"{member}.o")
+    own = _defined(cxx, directory, *members)
+    # The compilers of RHEL use the system's libstdc++.so.6 and have what is newer in a library of their own.
+    archive = _find(cxx, "libstdc++_nonshared.a") or locate(cxx, "libstdc++.a")
+    (directory / COMPAT).write_bytes(without_definitions(archive.read_bytes(), dropped | own))
+    _run([_program(cxx, "ar"), "rcD", COMPAT, *members], directory)
+    for name in [*members, "compat.cpp"]:
+        (directory / name).unlink()
+    return _defined(cxx, directory, COMPAT)
+
+
+def _defined(cxx: Path, directory: Path, *files: str) -> set[str]:
+    """Return the names of the global symbols that objects or static libraries define."""
+    lines = _run([_program(cxx, "nm"), "--defined-only", "--extern-only", "-P", *files], directory).splitlines()
+    return {line.split()[0] for line in lines if len(line.split()) > 1}
+
+
+def _link_stub(cxx: Path, directory: Path, soname: str, symbols: Iterable[DefinedSymbol]) -> None:
+    assembly, script = stand_in_source(symbols)
+    (directory / "stub.s").write_text(assembly)
+    (directory / "stub.map").write_text(script)
+    _run([str(cxx), "-c", "stub.s", "-o", "stub.o"], directory)
+    flags = ["-nostdlib", "-shared", "-Wl,--build-id=none", f"-Wl,-soname,{soname}"]
+    versions = ["-Wl,--version-script=stub.map"] if script else []
+    _run([str(cxx), *flags, *versions, "-o", f"lib/{soname}", "stub.o"], directory)
