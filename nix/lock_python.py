@@ -3,9 +3,9 @@
     python nix/lock_python.py
     python nix/lock_python.py --if-newer kernels huggingface_hub     # writes if one of these has another version
 
-`builder` are the dependencies of the builder. `torch` is Torch with the dependencies of kernel tests, for a nixpkgs whose
-Torch is too old. pip resolves both for each Python and platform. New versions of the packages that `--if-newer` names are
-printed as Markdown.
+`builder` are the dependencies of the builder. `torch` is Torch with the dependencies of kernel tests, for a nixpkgs
+whose Torch is too old. pip resolves both for each Python and platform. New versions of the packages that `--if-newer`
+names are printed as Markdown.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Backend(variant.Backend):
         return self.why_not
 
     def torch_index(self, release: Release | None) -> str:
-        """Return what PyTorch's own package index calls its builds of Torch for a release."""
+        """Return the name of Torch's builds for a release in PyTorch's own package index."""
         return self.spelled(release)
 
     def published(self) -> Mapping[Release, Sequence[Release | None]]:
@@ -81,7 +81,7 @@ class Backend(variant.Backend):
         return releases
 
     def forbids(self, release: Release | None) -> str:
-        """Return what says that the settings of a project do not allow a release."""
+        """Return the message for a release that the settings of a project rule out."""
         return f"the project rules out {self.title} {release}"
 
     def representative(self, releases: Sequence[Release | None]) -> Sequence[Release | None]:
@@ -101,7 +101,7 @@ class Backend(variant.Backend):
         return True
 
     def notes(self, kernel: Kernel) -> Iterator[str]:
-        """Yield what the author of a `[kernel.<name>]` table should know of it."""
+        """Yield notices for the author of a `[kernel.<name>]` table."""
         return iter(())
 
     def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
