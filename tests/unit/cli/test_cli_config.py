@@ -73,7 +73,7 @@ def test_check_config_of_several_ends_in_one_table(several: list[Path]) -> None:
     assert "did you mean `license`?" in done.stderr
     assert done.stderr.count("no edition") == 1
     assert done.stderr.count("does not compile for rocm") == 1
-    assert "left out, without a build.toml: README.md, scripts" in done.stderr
+    assert "skipped, without a build.toml: README.md, scripts" in done.stderr
     assert invoke("check-config", *(path for path in several if path.name != "b")).exit_code == 0
 
 
@@ -229,15 +229,15 @@ def test_check_config_judges_flags_as_a_build_does(tmp_path: Path) -> None:
     assert several.exit_code == 2 and "1 of 2 projects accepted" in several.stdout
 
 
-def test_options_of_the_public_builder(tmp_path: Path) -> None:
+def test_options_of_the_public_tool_are_accepted(tmp_path: Path) -> None:
     home = project(tmp_path / "a", BUILD_TOML.replace("version = 3", "version = 3\nedition = 5"))
     for command in ("build", "build-and-copy", "build-and-upload", "devshell", "testshell"):
         done = invoke(command, tmp_path / "gone", "--max-jobs", "2", "--cores", "4", "-L")
         assert done.exit_code == 2 and "there is no such file" in done.stderr, done.output
-    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "of the type kernel only"))
-    for arguments, words in cases:
+    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "of the type `kernel` only"))
+    for arguments, message in cases:
         done = invoke("upload", home, "--repo-type", "kernel", *arguments)
-        assert done.exit_code in (2, 7) and words in done.stderr, done.output
+        assert done.exit_code in (2, 7) and message in done.stderr, done.output
     card = invoke("fill-card", home, tmp_path / "card.md")
     assert card.exit_code == 0, card.output
     assert 'get_kernel("org/demo-kernel", version=3)' in (tmp_path / "card.md").read_text()
