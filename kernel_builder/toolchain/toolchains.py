@@ -157,7 +157,7 @@ class Toolchains:
         """Return the headers of a Torch release for a platform, by default this machine's.
 
         The stable ABI of a release before the first pinned one is targeted with the headers of the first: with
-        TORCH_TARGET_VERSION they hide what later releases have added.
+        TORCH_TARGET_VERSION they hide the additions of later releases.
 
         Raises:
             ToolchainError: If they are not pinned for the platform.
