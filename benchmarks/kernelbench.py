@@ -27,8 +27,8 @@ import torch
 
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.evaluation import randomize, without_tensors
-from kernel_judge.judge.examination import Examination, RejectedError
 from kernel_judge.judge.judgement import prepare_references
+from kernel_judge.judge.result_checks import RejectedError, ResultChecks
 from kernel_judge.judge.task import Sizes, Task, kernelbench
 from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
@@ -138,7 +138,7 @@ def judged(task: Task, worker: WorkerProcess, inputs: int, seed: int) -> dict:
         worker.ask("load", str(candidate), "ModelNew", seconds=60)
         for number, reference in enumerate(references):
             worker.ask("model", number, *reference.model_arguments(), seconds=60)
-        examination = Examination(worker, references, task.settings.tolerance, 30)
+        examination = ResultChecks(worker, references, task.settings.tolerance, 30)
         examination.check([choice.getrandbits(48) for _ in range(inputs)])
         examination.check_outside(task, choice.getrandbits(48), 60)
     except RejectedError as error:

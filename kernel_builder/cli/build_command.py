@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kernel_builder.cache_directory import shared_cache
+from kernel_format.cache_directory import shared_cache
 from kernel_builder.checks import CheckReport
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error

@@ -81,7 +81,7 @@ def testshell(
     kernel-builder testshell kernels/rmsnorm
     kernel-builder testshell kernels/rmsnorm -- python -m pytest kernels/rmsnorm/tests
     """
-    from kernel_builder.cache_directory import default_cache
+    from kernel_format.cache_directory import default_cache
     from kernel_builder.develop import choice, interpreter, shells
 
     project = read_project(directory, owner)

@@ -45,7 +45,7 @@ def emulate(
     kernel-builder emulate kernels/geglu
     kernel-builder emulate kernels/geglu --warp-size 64 -- -k forward
     """
-    from kernel_builder.cache_directory import default_cache
+    from kernel_format.cache_directory import default_cache
     from kernel_builder.develop import emulate as emulator
 
     project = read_project(directory)

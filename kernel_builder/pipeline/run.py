@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernel_builder import checks
-from kernel_builder.cache_directory import is_open_to_others
+from kernel_format.cache_directory import is_open_to_others
 from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.checks.torch_build import may_load

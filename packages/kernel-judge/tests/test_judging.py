@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner, Result
 from judge_samples import HERE, note, quick, scale_project
 
+from kernel_builder.api import build_for_device
 from kernel_builder.cli import main
-from kernel_builder.develop.local_build import build_for_device
 from kernel_judge.judge import judgement
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.speed_report import SpeedReport

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.develop.local_build import build_for_device, require_built
+from kernel_builder.api import build_for_device, require_built
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.candidate_files import candidate_digest, ignored
 from kernel_judge.judge.verdict import NO_KERNEL

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.measure.accuracy import deviation, fault
-from kernel_builder.measure.case import ALLOWED_PEERS
-from kernel_builder.measure.results import Deviation
+from kernel_builder.api import ALLOWED_PEERS, Deviation, deviation, fault
 
 
 @dataclass(frozen=True)

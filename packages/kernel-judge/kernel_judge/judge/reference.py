@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.measure.case import size
+from kernel_builder.api import size
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.evaluation import (
     ResultError,

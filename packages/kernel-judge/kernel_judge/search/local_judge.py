@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from filelock import FileLock, Timeout
 
-from kernel_builder.cache_directory import default_cache
+from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
 

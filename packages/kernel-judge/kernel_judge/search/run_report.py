@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_builder.measure.tables import Table
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import RIGHT, Verdict, cause
 from kernel_judge.search import best_kernel, estimators
@@ -17,6 +16,7 @@ from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, TRY_ENDED, Event, read_events
 from kernel_judge.search.workspace import Workspace
 
+Table = list[list[str]]
 THRESHOLDS = (1.0, 1.5, 2.0)  # of fast_p
 _NAME = 40  # characters of an agent's command in a table
 
@@ -312,6 +312,13 @@ def summary_table(report: RunReport) -> Table:
             ]
         )
     return table
+
+
+def format_table(table: Table) -> str:
+    """Return a table with aligned columns for a terminal."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    rows = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+    return "\n".join(f"{row[0]:<{widths[0]}}{line[widths[0] :]}" for row, line in zip(table, rows, strict=True))
 
 
 def shortened(name: str) -> str:

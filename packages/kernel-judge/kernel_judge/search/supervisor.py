@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.progress import Progress
 from kernel_judge.judge.candidate_files import candidate_digest
-from kernel_judge.judge.verdict import RIGHT, WRONG, Verdict, cause
+from kernel_judge.judge.verdict import RIGHT, WRONG, Notify, Verdict, cause
 from kernel_judge.search import workspace as files
 from kernel_judge.search.limited_process import Ended, kill_marked, run_limited
 from kernel_judge.search.local_judge import Judge, Judged
@@ -43,7 +42,7 @@ class Supervisor:
     task_name: str
     judge: Judge
     log: RunLog
-    progress: Progress
+    notify: Notify
 
     def __post_init__(self) -> None:
         self._commands = {agent: agent_command(agent) for agent in self.request.agents}
@@ -108,7 +107,7 @@ class Supervisor:
             **{"supervisor-seconds": round(time.thread_time() - started, 4)},
         )
         said = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
-        self.progress.say(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{said}")
+        self.notify(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{said}")
         speed = judged.verdict.speed.get(REFERENCE_PEER) if judged and judged.verdict else None
         if speed and speed.high > _UNCERTAIN * speed.low:
             self._warn(f"a speed was measured as {speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})")
@@ -117,7 +116,7 @@ class Supervisor:
         """Say once that times are uncertain, before agents have worked for hours."""
         if not self._has_warned:
             self._has_warned = True
-            self.progress.say(
+            self.notify(
                 f"Speeds will be uncertain: {why}. Which kernel is the fastest may be chance. Stop other work, or use "
                 "-j 1 if agents and the judge share the CPU."
             )

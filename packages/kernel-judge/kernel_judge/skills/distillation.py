@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.progress import Progress
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.verdict import RIGHT
-from kernel_judge.search.given import task_path
+from kernel_judge.judge.verdict import RIGHT, Notify
+from kernel_judge.search.agent_files import task_path
 from kernel_judge.search.limited_process import run_limited
 from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import LOG, TRY_ENDED, Event, read_events
@@ -77,7 +76,7 @@ class Distilled:
         }
 
 
-def distil(request: DistilRequest, progress: Progress) -> Distilled:
+def distil(request: DistilRequest, notify: Notify) -> Distilled:
     """Let an agent write a skill, evaluate it, and put it to its place if it helps. Goes on where it was stopped.
 
     Raises:
@@ -89,7 +88,7 @@ def distil(request: DistilRequest, progress: Progress) -> Distilled:
     directory = work / "skill" / request.target.resolve().name
     if not (directory / SKILL_FILE).is_file():
         _gather(request.source, work / "traces")
-        progress.say(f"{request.writer} writes {directory / SKILL_FILE}")
+        notify(f"{request.writer} writes {directory / SKILL_FILE}")
         _write(request, work, directory)
     try:
         skill = read_skill(directory)
@@ -98,7 +97,7 @@ def distil(request: DistilRequest, progress: Progress) -> Distilled:
         raise
     tasks = request.tasks or (task_path(request.source),)
     template = replace(request.student, run=work / "benefit")
-    benefit = measure_benefit(skill, tasks, request.tries, template, progress)
+    benefit = measure_benefit(skill, tasks, request.tries, template, notify)
     if benefit.conclusion != HELPS:
         return Distilled(skill, benefit, None)
     try:

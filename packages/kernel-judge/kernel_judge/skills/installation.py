@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kernel_builder.package.swap import publish, staging
-from kernel_format.errors import ConfigError, PackageError
+from kernel_format.errors import ConfigError
+from kernel_format.files import replaced_directory
 from kernel_judge.skills.catalog import Skill, built_in, digests
 
 RECORD = ".kernel-builder.json"
@@ -101,13 +101,12 @@ def write_files(files: Mapping[str, bytes], path: Path) -> None:
         ConfigError: If it cannot be written.
     """
     try:
-        with staging(path, movable=lambda _: True) as staged:
+        with replaced_directory(path) as staged:
             for name, content in files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 (staged / name).write_bytes(content)
-            publish(staged, path, replace_all=[entry.name for entry in path.iterdir()] if path.exists() else [])
-    except PackageError as error:
-        raise _unwritable(error.message.rpartition(": ")[2], path) from error
+    except OSError as error:
+        raise _unwritable(error.strerror or str(error), path) from error
 
 
 def uninstall_skill(skill: Skill, directories: Sequence[Path], *, force: bool) -> list[Installed]:

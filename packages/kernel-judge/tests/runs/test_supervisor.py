@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 from searches import agent, logged, marked_processes, quick_request, quoted, run_search, start_search
 
-from kernel_builder.progress import Silent
 from kernel_format.errors import ConfigError
-from kernel_judge.search import limited_process
+from kernel_judge.search import limited_process, search_run
 from kernel_judge.search.run_log import LOG, RunLog, read_events
-from kernel_judge.search.search_run import search
 from kernel_judge.search.workspace import Workspace
 from kernel_sandbox.confine import landlock_version
 
@@ -177,17 +175,12 @@ def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch:
 @pytest.mark.usefixtures("judge_calls")
 def test_a_busy_machine_is_named_once_before_agents_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
-    said: list[str] = []
-
-    class Told(Silent):
-        def say(self, message: str) -> None:
-            said.append(message)
-
-    search(quick_request(tmp_path, quoted("# right 2"), quoted("# wrong")), Told())
-    assert said[0].startswith(
+    messages: list[str] = []
+    search_run.run_search(quick_request(tmp_path, quoted("# right 2"), quoted("# wrong")), messages.append)
+    assert messages[0].startswith(
         "Speeds will be uncertain: the machine is busy before the search has begun (load 1000.0, "
     )
-    assert sum("uncertain" in text for text in said) == 1
+    assert sum("uncertain" in text for text in messages) == 1
 
 
 @pytest.mark.usefixtures("judge_calls")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.measure.poison import POISON
+from kernel_builder.api import POISON
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference
 from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
@@ -36,7 +36,7 @@ class RejectedError(Exception):
         self.kind, self.case = kind, case
 
 
-class Examination:
+class ResultChecks:
     """The checks of one candidate.
 
     Args:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kernel_builder import scaffold
+from kernel_builder.api import create_project
 from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import PROFILE, REFERENCE, SKILL, SearchRequest
 from kernel_judge.search.workspace import PROJECT
@@ -44,7 +44,7 @@ def prepare(request: SearchRequest, backends: Sequence[str]) -> None:
     settings = request.task.with_suffix(".toml")
     _copy([request.task, *([settings] if request.task.is_file() and settings.is_file() else [])], staged / "task")
     assert request.repo_id
-    scaffold.create(staged / PROJECT, request.repo_id, backends, licence="apache-2.0")
+    create_project(staged / PROJECT, request.repo_id, backends, licence="apache-2.0")
     wanted = {name for context in request.contexts for name in context}
     if SKILL in wanted:
         skill = request.skill
@@ -75,7 +75,7 @@ def _copy(sources: Iterable[Path], directory: Path) -> None:
 def _observe(task: Path, directory: Path, what: str) -> None:
     """Run the reference in a process of its own, and keep what can be seen of it."""
     directory.mkdir(parents=True)
-    command = [sys.executable, "-m", "kernel_judge.judge.observed_reference", what, str(task), str(directory)]
+    command = [sys.executable, "-m", "kernel_judge.judge.reference_profile", what, str(task), str(directory)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_PROFILE_SECONDS
