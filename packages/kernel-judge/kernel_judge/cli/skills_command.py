@@ -165,9 +165,9 @@ def evaluate(
 
     The agent does each task -k times with the skill and -k times without it, under the same limits and the same judge.
     pass@1, pass@k, speedup@1, speedup@k, time, and the tokens where the agent reports them, are compared. The exit
-    status is 0 if the skill helps by more than chance gives, and 1 if there is no measurable help.
+    status is 0 if the skill helps by more than chance explains, and 1 if there is no measurable help.
 
-    The same command goes on where it was stopped. Every try costs what a call of the agent costs.
+    The same command continues an interrupted evaluation. Every try is a call of the agent, with its costs.
 
     \b
     kernel-builder skills eval cuda-kernels --tasks KernelBench/level1 --agent 'claude -p --output-format json'
@@ -220,9 +220,9 @@ def distil(
 ) -> None:
     """Let an agent write a skill from the best tries of the search RUN; keep it if it helps the student.
 
-    The agent gets the fastest right candidates with their logs and verdicts, and the reasons for which others were
-    wrong. What it writes is evaluated as `skills eval` does. It goes to DIR only if it helps; else the exit status is 1
-    and DIR does not exist. The same command goes on where it was stopped.
+    The agent receives the fastest right candidates with their logs and verdicts, and the reasons for which others were
+    wrong. The new skill is evaluated as `skills eval` does, and written to DIR only if it helps; otherwise the exit
+    status is 1, and DIR does not exist. The same command continues an interrupted run.
 
     \b
     kernel-builder skills distil search-softmax --agent 'claude -p' -o skills/softmax
@@ -243,6 +243,6 @@ def distil(
         if not tasks:
             click.echo("These are tries of the task that the skill was written from; --tasks names others.")
         kept, written = distilled.kept, distilled.skill.directory
-        click.echo(f"Kept: {kept}" if kept else f"Not kept. What the agent wrote: {written}")
+        click.echo(f"Kept: {kept}" if kept else f"Not kept. The text is in {written}")
     if not distilled.kept:
         sys.exit(1)

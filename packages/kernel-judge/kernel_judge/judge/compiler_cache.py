@@ -1,4 +1,4 @@
-"""What `torch.compile` makes once for a CPU, whatever the model: probes of instructions, precompiled Torch headers.
+"""Files that `torch.compile` needs once for a CPU: probes of instructions, precompiled Torch headers.
 
 A worker has an empty home, and would need 15 s to make them. All workers read them from one directory. Only a worker
 that runs the judge's own model adds to it, never one that runs a candidate or a task.
@@ -39,7 +39,7 @@ def get_init_inputs():
     return []
 """
 _SECONDS = 180.0
-# Locks, and what is of this model alone.
+# Locks, and files of this model alone.
 _OF_THE_MODEL = ("*.lock", "locks", "*.py", "fxgraph", "aotautograd")
 
 

@@ -45,13 +45,13 @@ _START_SECONDS = 120.0
 # after how many timing ends. Both are longer in proportion on a machine on which a worker needs longer to start.
 _CPU_SECONDS, _TIMED_SECONDS = 12.5, 17.0
 _READY_SECONDS = 4.0
-# What Torch, Triton and the client for kernels say where code for a GPU meets a machine without one.
+# Messages of Torch, Triton and the client for kernels on a machine without a GPU.
 _NEEDS_GPU = re.compile(
     r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|\b0 active drivers|Invalid backend 'cuda'|selected backend \(cu"
 )
 
 
-# What Torch and Python say where a candidate needs a compiler or a package for kernels that is not installed.
+# Messages of Torch and Python if a compiler or a package for kernels is not installed.
 _NEEDS_TOOL = re.compile(
     r"Ninja is required to load C\+\+ extensions|CUDA_HOME environment variable is not set"
     r"|(?:FileNotFoundError|InvalidCxxCompiler).*(?:c\+\+|g\+\+|clang|gcc|cc|nvcc)\b"
@@ -66,7 +66,7 @@ class _CannotJudgeError(Exception):
 
 @dataclass(frozen=True)
 class JudgeRequest:
-    """What to judge, and how thoroughly.
+    """A candidate, its task, and the extent of the checks.
 
     Attributes:
         candidate: A Python file with `ModelNew`, or a kernel project with one.
@@ -75,7 +75,7 @@ class JudgeRequest:
         inputs: How many random inputs to check.
         rounds: Samples of each time; 0 to time nothing.
         peers: Which of `PEERS` to time.
-        seed: Makes inputs and shapes repeatable, for a reader of a verdict; None for ones that nobody can foresee.
+        seed: Makes inputs and shapes repeatable, for tests; None for unpredictable ones.
         build_seconds: Limit of importing the candidate, which may compile.
         call_seconds: Limit of a call.
         compile_seconds: How long to wait for `torch.compile` once the candidate is checked.
@@ -261,7 +261,7 @@ def prepare_references(task: Task, device: str, choice: random.Random) -> tuple[
     """Return the reference at the sizes to time, at the task's further ones, and at sizes of the judge's choice.
 
     Returns:
-        Also what a reader of the verdict must know of them, in sentences.
+        Also notes for the verdict, in sentences.
     """
     settings = task.settings
     dtypes: Sequence[str | None] = settings.dtypes or (None,)

@@ -35,7 +35,7 @@ _WATCHED = (
 class Patches:
     """Notices functions of Torch that a candidate has replaced.
 
-    It is a convenience for honest mistakes and plain cheats: whoever can patch Torch can patch this, too. The judge's
+    It is a convenience for honest mistakes and plain cheats: code that patches Torch can patch this, too. The judge's
     own comparisons and clock are in another process.
     """
 
@@ -99,7 +99,7 @@ class ModelRunner:
         self._judges_memory = self._outputs.addresses()
 
     def load(self, source: str, name: str, is_project: bool = False) -> None:
-        """Import a file and find the class in it; inline C++ is compiled here. What a project loads is for the CPU."""
+        """Import a file, which compiles its inline C++, and find the class in it."""
         if is_project and not self._cuda:
             import kernels
 
@@ -251,7 +251,7 @@ def answer(runner: ModelRunner, command: str, arguments: Sequence[Any]) -> dict[
         return {"failed": refusal.kind, "text": str(refusal)}
     except Exception as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        if len(text) > _LONGEST_TEXT:  # what failed is at the start, and why at the end, as of a compiler
+        if len(text) > _LONGEST_TEXT:  # compilers name the file at the start, and the error at the end
             text = f"{text[: _LONGEST_TEXT // 4]}\n[...]\n{text[-_LONGEST_TEXT * 3 // 4 :]}"
         place = next((frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.name), None)
         where = f" (line {place.lineno} of {Path(place.filename).name})" if place else ""

@@ -1,8 +1,8 @@
-"""What can be seen of a task's reference: the code that `torch.compile` generates for it, and its profile.
+"""Saves the code that `torch.compile` generates for a task's reference, and the reference's profile.
 
     python -m kernel_judge.judge.reference_profile (code | profile | once | compiled) TASK DIRECTORY
 
-The last two call the reference a single time, for what watches from outside.
+The last two call the reference a single time, for profilers.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _save_profile(task: Path, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    what, path, where = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    if what in ("once", "compiled"):
-        _call(path, compiled=what == "compiled")
+    action, path, where = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    if action in ("once", "compiled"):
+        _call(path, compiled=action == "compiled")
     else:
-        {"code": _save_code, "profile": _save_profile}[what](path, where)
+        {"code": _save_code, "profile": _save_profile}[action](path, where)

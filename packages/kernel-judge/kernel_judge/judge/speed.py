@@ -45,7 +45,7 @@ _FLUSHED = 2  # times the cache
 
 
 class _RunTime(NamedTuple):
-    """What a run took: seconds by this process's clock; and on a CPU the CPU time, elsewhere the same seconds."""
+    """The duration of a run by this process's clock; and on a CPU the CPU time, elsewhere the same seconds."""
 
     seconds: float
     effort: float
@@ -66,8 +66,8 @@ def measure_speed(
     Args:
         worker: Has the candidate's models.
         peers: Have the same models.
-        references: What to time.
-        checks: Has checked the candidate; its errors bound what a timed result may differ by.
+        references: The references to time.
+        checks: Has checked the candidate; its errors bound the differences of timed results.
         rounds: Samples of each time.
         seconds: Limit of a run.
         end: When to end on a CPU, by `time.monotonic`. Each shape gets a second, and some rounds, even after it.
@@ -221,7 +221,7 @@ class _TimedRuns:
                 different = self._new_calls(count)
             taken[False].append(self._run(name, different).effort)
             taken[True].append(self._run(name, self._new_calls(1) * count).effort)
-        # The least of several: what else runs on the machine only adds time.
+        # The least of several: other work on the machine only adds time.
         same, other = (_net(min(taken[equal]), overhead.effort * count) for equal in (True, False))
         return (same + start) / (other + start)
 
@@ -229,7 +229,7 @@ class _TimedRuns:
         return [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
 
     def _run(self, name: str, calls: Sequence[Arguments]) -> _RunTime:
-        """Return what one run takes, and keep its results for `_compare`."""
+        """Return the duration of one run, and keep its results for `_compare`."""
         worker = self._worker if name == CANDIDATE else self._peers.workers[name]
         placed, slots = reserve(worker, self._reference, calls)
         worker.ask("prepare", placed, slots, seconds=self._seconds)
@@ -256,7 +256,7 @@ class _TimedRuns:
         return taken
 
     def _compare(self, calls: Sequence[Arguments]) -> None:
-        """Compare what the candidate has returned when it was timed with what eager has."""
+        """Compare the candidate's results of the timed calls with eager's."""
         for given, results, expected in zip(calls, self._results, self._expected, strict=True):
             if not self._rule.agree(results, expected):
                 raise RejectedError(
@@ -267,11 +267,11 @@ class _TimedRuns:
                 )
 
     def _hand_over(self) -> _RunTime:
-        """Return what copying the results alone takes."""
+        """Return the duration of copying the results alone."""
         return self._timed(self._peers.workers[EAGER], "hand_over")[0]
 
     def _timed(self, worker: WorkerProcess, *command: Any) -> tuple[_RunTime, Any]:
-        """Return what a command took, and the value of its answer."""
+        """Return the duration of a command, and the value of its answer."""
         on_cpu = self._device == "cpu"
         before = worker.cpu_seconds() if on_cpu else 0.0
         seconds, value = worker.timed(*command, seconds=self._seconds)
@@ -279,7 +279,7 @@ class _TimedRuns:
         return _RunTime(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
     def check_clock(self) -> None:
-        """Compare this process's clock with what the candidate's has reported.
+        """Compare this process's clock with the time that the candidate's reports.
 
         Raises:
             RejectedError: If they disagree in every run, and in some more.
@@ -323,5 +323,5 @@ def reported_seconds(answer: object) -> float:
 
 
 def _net(taken: float, overhead: float) -> float:
-    """Return a run's time without that of copying results: at least a fifth, for it has written what was copied."""
+    """Return a run's time without that of copying results: at least a fifth, for it has written the copied results."""
     return max(taken - overhead, 0.2 * taken)

@@ -46,7 +46,7 @@ class TimedShape:
 
 
 def report_speed(shapes: Sequence[TimedShape], timer: Clock) -> SpeedReport:
-    """Return the speed over all timed shapes, beside each peer and a copy, and what is suspicious about it."""
+    """Return the speed over all timed shapes, beside each peer and a copy, and suspicious facts."""
     report = SpeedReport()
     ratios: dict[str, list[Estimate]] = {}
     shares, peaks = [], []

@@ -33,7 +33,7 @@ _NEEDED = ("Model", "get_inputs", "get_init_inputs")
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What `task.toml` says.
+    """The settings in `task.toml`.
 
     Attributes:
         dtypes: Dtypes of inputs and parameters; empty for those of the file.
@@ -60,7 +60,7 @@ class Task:
         name: The file's name without its suffix, or the directory's.
         path: The problem file.
         source: Its content.
-        settings: What `task.toml` says.
+        settings: The settings in `task.toml`.
         digest: SHA-256 of the problem file and `task.toml`, in hexadecimal.
         level: The level of KernelBench that the file is in, or None.
     """

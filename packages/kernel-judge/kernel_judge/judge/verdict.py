@@ -38,24 +38,24 @@ class Speedup(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a candidate computes what its task asks for, and how fast. In JSON, keys have dashes for underscores.
+    """Whether a candidate computes its task, and its speed. In JSON, keys have dashes for underscores.
 
     Attributes:
         verdict: "right", "wrong", or "not judged" if this machine cannot build or run the candidate.
-        reason: Why it is not right, in one or two sentences that say what to change; empty if it is right.
+        reason: The reason and the correction to make, in one or two sentences; empty if it is right.
         rejected_as: The kind of failure, such as "wrong-result" or "input-changed"; None unless it is wrong.
-        failing_case: Of the first wrong case: "shapes", "dtypes", "seed", and what was found; None if there is none.
+        failing_case: Of the first wrong case: "shapes", "dtypes", "seed", and the difference; None if there is none.
         task: The name of the task.
         task_digest: SHA-256 of the task's files, in hexadecimal.
         candidate_digest: SHA-256 of the candidate's files, in hexadecimal.
-        sandbox: What confined the candidate: "bubblewrap", "landlock" or "process".
+        sandbox: The sandbox of the candidate: "bubblewrap", "landlock" or "process".
         device: The device's name.
-        seconds: What the whole verdict took, with the build.
+        seconds: The duration of the whole verdict, with the build.
         speed: "eager", "compile" and "max-autotune" -> speedup over that peer; a peer without a time is absent.
         missing_peers: The peers that were asked for and have no time, with the reason.
         share_of_copy_speed: The time of a copy of the inputs' and results' bytes divided by the candidate's.
         share_of_peak: Floating-point operations a second over the device's peak, where both are known.
-        suspicious: What a person should look at, in sentences. It does not make a candidate wrong.
+        suspicious: Facts to review, in sentences. It does not make a candidate wrong.
         cases: Of each timed shape: "shapes", and "milliseconds" of the candidate and its peers.
     """
 
@@ -98,7 +98,7 @@ class Verdict:
 
     @staticmethod
     def from_json(text: str) -> Verdict:
-        """Read what `to_json` wrote.
+        """Read the result of `to_json`.
 
         Raises:
             ConfigError: If the text is not a verdict.

@@ -73,7 +73,7 @@ def main() -> None:
                 break
             reply = {"token": token, **answer(runner, command, arguments)}
             send(connection, json.dumps(reply).encode())
-    os._exit(0)  # threads of the candidate, and what it registered to run at exit, end here
+    os._exit(0)  # threads of the candidate, and its exit handlers, end here
 
 
 if __name__ == "__main__":

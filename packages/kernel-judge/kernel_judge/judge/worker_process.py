@@ -40,7 +40,7 @@ from kernel_sandbox.confine import LARGEST_FILE
 _LONGEST_ANSWER = 1 << 20
 _LONGEST_OUTPUT = 1500
 _USER = "judge"
-# What the processes of one worker may use: half of the memory, and as much disk as a file of theirs may have.
+# Limits of the processes of one worker: half of the memory, and as much disk as a file of theirs may have.
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 MOST_PROCESSES = 1000
 MOST_DISK = LARGEST_FILE
@@ -69,7 +69,7 @@ class WorkerProcess:
     Args:
         kind: The sandbox.
         device: "cpu" or "cuda".
-        readable: What it may read beside the system and Python.
+        readable: Paths that it may read beside the system and Python.
         lent: Files for `torch.compile`, to start with.
         variables: More environment variables.
         arena_bytes: The size of each arena on a GPU.
@@ -269,7 +269,7 @@ class WorkerProcess:
         return f"its process ended with status {status}" + (f": {words[-1][:500]}" if words else "")
 
     def _output_since(self, start: int) -> str:
-        """Return the end of what the worker printed after a place, such as the messages of a compiler that it ran."""
+        """Return the end of the worker's output after an offset, such as the messages of a compiler that it ran."""
         file = self._output.fileno()  # the worker has this file, too, and writes where it last stood
         start = max(start, os.fstat(file).st_size - _LONGEST_OUTPUT)
         return os.pread(file, _LONGEST_OUTPUT, start).decode(errors="replace").strip()

@@ -83,7 +83,7 @@ def _write_card(directory: Path, project: Project, contender: Contender, verdict
 
 
 def card_text(name: str, contender: Contender, verdict: Verdict) -> str:
-    """Return the text of the card: what the kernel does, who wrote it, and the second verdict on it."""
+    """Return the text of the card: the kernel's task, its agent, and the second verdict on it."""
     rows = ["| beside | speed | 95 % interval |", "| --- | --- | --- |"]
     for peer, speed in verdict.speed.items():
         rows.append(f"| {peer} | {speed.ratio:.2f} | {speed.low:.2f} to {speed.high:.2f} |")

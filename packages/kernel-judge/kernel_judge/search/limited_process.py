@@ -1,8 +1,8 @@
-"""Run a program that nobody has read, under limits of time, memory and disk.
+"""Run an untrusted program under limits of time, memory and disk.
 
 As a program (`python limited_process.py MARK MEMORY DISK CGROUP COMMAND...`), this file is the guard of one run: it
 starts the command under limits, and every process that the command leaves behind becomes the guard's child, whatever
-session, environment or parent it had. The guard ends all of them when the command ends, when it is told to, and when
+session, environment or parent it had. The guard ends all of them when the command ends, on SIGTERM, and when
 the search is killed.
 """
 
@@ -30,7 +30,7 @@ from kernel_sandbox.confine import keep_signals_inside
 # Seconds between two looks at a program: the first, and the longest, which they double to. `Popen.wait` with a timeout
 # starts again at half a millisecond each time, which took 1.7 % of a core for each agent that ran.
 _FIRST_POLL, _POLL = 0.002, 0.05
-# Between two walks through a workspace: seconds, and as a multiple of what the walk takes.
+# Between two walks through a workspace: seconds, and as a multiple of the duration of a walk.
 _DISK_POLL, _DISK_SHARE = 0.25, 100
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GUARD_SECONDS = 10  # to end all processes
@@ -40,7 +40,7 @@ MARK = "KERNEL_BUILDER_TRY"
 
 
 class Limits(NamedTuple):
-    """What one run of a program may use. Memory is that of each process; disk is the directory and each file."""
+    """The limits of one run of a program. Memory is that of each process; disk is the directory and each file."""
 
     seconds: float
     memory_bytes: int

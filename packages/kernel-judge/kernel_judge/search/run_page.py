@@ -82,7 +82,7 @@ def _attempt_table(attempts: Sequence[AttemptResult]) -> Table:
 
 
 def _sources(code: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of what an agent wrote. Its links are not followed: they may point anywhere."""
+    """Yield the names and texts of an agent's kernel. Its links are not followed: they may point anywhere."""
     if code is None:
         return
     files = [code] if code.is_file() else sorted(path for path in code.rglob("*") if path.suffix in _SHOWN)

@@ -1,4 +1,4 @@
-"""What searches have found, by agent, context and level: from their logs to figures."""
+"""The figures of searches by agent, context and level, computed from their logs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NAME = 40  # characters of an agent's command in a table
 
 
 class TryResult(NamedTuple):
-    """What one call of an agent came to.
+    """The result of one call of an agent.
 
     Attributes:
         outcome: "right", "wrong", "no-candidate" or "no-verdict".
         reason: Why it is not right; empty if it is.
         verdict: The judge's; None without one.
-        code: What the agent wrote, a file or a directory; None if it is not there.
-        log: What the agent printed.
+        code: The agent's kernel, a file or a directory; None if it is missing.
+        log: The agent's output.
     """
 
     number: int
@@ -61,7 +61,7 @@ class AttemptResult(NamedTuple):
     """The outcome of one attempt: the speed of its fastest right try, or None if none is right.
 
     Times are in seconds; the supervisor's is CPU time. `tries` is how many tries the attempt has in the log, and
-    `details` what each came to.
+    `details` their results.
     """
 
     task: str
@@ -87,7 +87,7 @@ class Group:
     """Figures of attempts that have something in common. Those of several tasks are means over the tasks.
 
     Attributes:
-        by: What they have in common: "all", "agent", "context" or "level".
+        by: The common property: "all", "agent", "context" or "level".
         name: Its value.
         tasks: The number of tasks.
         attempts: The number of attempts.
@@ -118,7 +118,7 @@ class RunReport:
     """The figures of one search or several.
 
     Attributes:
-        peer: What speeds are relative to.
+        peer: The peer that speeds are relative to.
         unfinished: Attempts that are planned and not in the log with all of their tries; they are left out.
         overhead: The supervisor's CPU time as a share of the time of the attempts.
     """
@@ -327,7 +327,7 @@ def shortened(name: str) -> str:
 
 
 def notes(report: RunReport) -> list[str]:
-    """Return what a reader of the table must know, in sentences."""
+    """Return notes on the table, in sentences."""
     lines = [
         f"Speeds are relative to {report.peer}, and at least 1.0: where no kernel is faster, the reference is used.",
         f"The supervisor's CPU time is {report.overhead:.2%} of the time of the attempts.",
@@ -348,13 +348,13 @@ def notes(report: RunReport) -> list[str]:
 
 
 def best_remark(best: Mapping[str, Any]) -> str:
-    """Return what to say beside the best kernel: whether it is PyTorch alone."""
+    """Return a remark on the best kernel if it is PyTorch alone, else an empty string."""
     verdict = Judged.from_dict({"verdict": best["verdict"], "error": None, "seconds": 0.0, "waited": 0.0}).verdict
     return "; it has no kernel of its own" if verdict and verdict.is_plain_torch else ""
 
 
 def attempt_lines(report: RunReport) -> list[str]:
-    """Return what each try came to: its speed and interval or the reason, suspicious facts, code and log."""
+    """Return each try: its speed and interval or the reason, suspicious facts, code and log."""
     lines = []
     for attempt in report.attempts:
         for each in attempt.details:

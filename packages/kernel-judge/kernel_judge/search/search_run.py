@@ -26,7 +26,7 @@ _PATIENCE = 2.0  # seconds
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search has found. `best` is None if the reference is the best."""
+    """The result of a search. `best` is None if the reference is the best."""
 
     run: Path
     task: str

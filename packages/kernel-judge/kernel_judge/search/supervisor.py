@@ -1,6 +1,6 @@
-"""Run the attempts of a search: call the agents, judge what they write, and log it.
+"""Run the attempts of a search: call the agents, judge their kernels, and log the results.
 
-The log decides what is left to do. A try is in it twice: when its agent has ended and the candidate is frozen, and when
+The log decides which steps remain. A try is in it twice: when its agent has ended and the candidate is frozen, and when
 it has a verdict. A search that was killed therefore calls no agent again whose candidate it has, and judges nothing
 that has a verdict.
 """
@@ -106,8 +106,8 @@ class Supervisor:
             judged=judged.as_dict() if judged else None,
             **{"supervisor-seconds": round(time.thread_time() - started, 4)},
         )
-        said = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
-        self.notify(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{said}")
+        summary = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
+        self.notify(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{summary}")
         speed = judged.verdict.speed.get(REFERENCE_PEER) if judged and judged.verdict else None
         if speed and speed.high > _UNCERTAIN * speed.low:
             self._warn(f"a speed was measured as {speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})")
@@ -174,7 +174,7 @@ class Supervisor:
         return judged, None
 
     def _feedback(self, attempt: int, number: int) -> str:
-        """Return what the agent is told of its last try; empty before the first."""
+        """Return the report on the last try for the agent's prompt; empty before the first."""
         if number == 0:
             return ""
         key = {"attempt": attempt, "try": number}
@@ -211,5 +211,5 @@ def _speed(verdict: Verdict) -> str:
 def _reason(judged: Judged | None) -> str:
     if judged is None:
         return ""
-    said = judged.verdict.reason if judged.verdict else judged.error
-    return f": {cause(said or '')}"
+    reason = judged.verdict.reason if judged.verdict else judged.error
+    return f": {cause(reason or '')}"

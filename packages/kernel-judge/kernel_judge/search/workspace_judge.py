@@ -1,4 +1,4 @@
-"""`./judge` of a workspace: the verdict on what the agent has written so far, in words.
+"""`./judge` of a workspace: prints the verdict on the current files.
 
 It waits for a free device, as the search does. The search does not read the result: it judges again when the agent has
 ended.

@@ -43,7 +43,7 @@ class SkillTry(NamedTuple):
 
 @dataclass(frozen=True)
 class Benefit:
-    """What a skill changes.
+    """The effect of a skill.
 
     Attributes:
         skill: The name of the skill.
@@ -69,7 +69,7 @@ class Benefit:
             }
             for name, compared in self.measures.items()
         }
-        rows = [{key.replace("_", "-"): value for key, value in made._asdict().items()} for made in self.tries]
+        rows = [{key.replace("_", "-"): value for key, value in result._asdict().items()} for result in self.tries]
         return {
             "skill": self.skill,
             "agent": self.agent,
@@ -129,7 +129,7 @@ def measure_benefit(
 
 
 def _claim(run: Path, skill: Skill, tries: int) -> None:
-    """Write down what is evaluated, or check that it is the same as before: groups of tries must not be mixed."""
+    """Record the evaluated skill, or check that it is the recorded one: groups of tries must not be mixed."""
     files = digests(skill.files())
     settings = json.dumps({"skill": skill.name, "files": files, "tries": tries}, indent=1)
     run.mkdir(parents=True, exist_ok=True)

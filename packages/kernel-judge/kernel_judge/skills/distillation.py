@@ -1,8 +1,8 @@
 """A skill from the best traces of a search, kept only if it helps a student agent.
 
-WORK/traces/       what the writing agent is given: candidates with their logs and verdicts, and common mistakes
-WORK/skill/NAME/   what it writes
-WORK/agent.log     what it prints
+WORK/traces/       the input of the writing agent: candidates with their logs and verdicts, and common mistakes
+WORK/skill/NAME/   its output files
+WORK/agent.log     its log
 WORK/benefit/      the evaluation of the student
 """
 
@@ -59,7 +59,7 @@ class DistilRequest:
 
 @dataclass(frozen=True)
 class Distilled:
-    """A skill that an agent wrote, and what it changes. `kept` is where it is; None if it does not help."""
+    """A skill that an agent wrote, and its effect. `kept` is its directory; None if it does not help."""
 
     skill: Skill
     benefit: Benefit

@@ -54,7 +54,7 @@ def compare_means(without: Groups, with_skill: Groups) -> Compared:
     ]
     old, new = (float(np.mean([np.mean(task) for task in group])) for group in (before, after))
     low, high = -math.inf, math.inf
-    if min(map(len, centered)) > 1 and max(map(np.ptp, centered)) > 0:
+    if min(map(len, centered)) > 1 and max(map(np.ptp, centered)) > 1e-12:
         low, high = ttest_ind(*reversed(centered), equal_var=False).confidence_interval(CONFIDENCE)
     return Compared(math.exp(old), math.exp(new), math.exp(new - old), math.exp(low), math.exp(high))
 
