@@ -9,6 +9,7 @@
 # make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a test needs it (Debian, Ubuntu)
 # make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
 # make landlock-test the tests that depend on the sandbox, on Landlock where bubblewrap is installed as well
+# make nightly       attack the Hub server, and kill servers, builds and uploads at random moments (12 minutes)
 # make device-code   compile all device code with nvcc and clang, warnings as errors, and for ROCm (minutes)
 #
 # All set themselves up in .venv. TORCH selects the Torch to test with (make test TORCH=torch==2.14.1), JOBS the number of
@@ -23,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Bytecode without columns loads faster: the tests import Torch some 300 times.
 export PYTHONNODEBUGRANGES = 1
 
-.PHONY: quickstart update check unit test packages arm64-python gpu-test landlock-test device-code lint docs clean
+.PHONY: quickstart update check unit test packages arm64-python gpu-test landlock-test device-code nightly lint docs clean
 
 # The distributions, each after its dependencies.
 PACKAGES = packages/kernel-format packages/kernel-sandbox . packages/kernel-hub packages/kernel-judge
@@ -82,6 +83,9 @@ landlock-test: .venv/ready
 device-code: .venv/ready
 	.venv/bin/python -m pytest -m device_code tests/integration/build_command/test_device_code.py \
 		tests/integration/build_command/test_rocm.py $(PYTEST)
+
+nightly: .venv/ready
+	.venv/bin/python -m pytest -m nightly tests/nightly $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .

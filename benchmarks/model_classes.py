@@ -1,9 +1,9 @@
-"""Accelerate small random models whose classes `blocks` names nowhere, on the CPU, and write what became of them.
+"""Accelerates small random models whose classes `blocks` names nowhere, on the CPU, and records the errors.
 
     kernel-builder build kernels/* && python benchmarks/model_classes.py
 
-Writes benchmarks/results/model-classes.json, from which `models_page.py` makes a table of docs/models.md. Errors are
-relative to the same model in float64: of the model in float32, and in bfloat16 the root of the mean square over seeds.
+Writes benchmarks/results/model-classes.json, from which `pages.py` makes a table of docs/models.md. Errors are relative
+to the same model in float64: of the model in float32, and in bfloat16 the root of the mean square over seeds.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import copy
 import json
 import os
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
-import result_files
 import torch
+from recording import RESULTS, ROOT, write
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "model-classes.json"
 _SEEDS = range(3)
 
 
@@ -29,63 +25,29 @@ def main() -> None:
     sys.path.insert(0, str(ROOT / "kernels" / "blocks" / "tests"))
     from new_models import NAMES, new_model
 
-    blocks = _load()
+    blocks = load_blocks()
     torch.set_num_threads(1)
-    models = {name: measure(blocks, name, new_model) for name in NAMES}
-    seconds = deep(blocks)
-    versions = blocks.Report().versions
-    result_files.write(RESULTS, {"versions": versions, "seconds": seconds, "models": models})
-
-
-def deep(blocks: Any) -> dict[str, float]:
-    """Return the seconds of CPU time that it takes to accelerate models of many layers, whose classes are new to it."""
-    from diffusers import FluxTransformer2DModel
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    sizes = {"hidden_size": 40, "intermediate_size": 56, "num_attention_heads": 2, "num_key_value_heads": 1}
-    text = {**sizes, "head_dim": 20, "num_hidden_layers": 80, "vocab_size": 9}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-    image = {"in_channels": 8, "num_attention_heads": 2, "attention_head_dim": 24, "axes_dims_rope": (8, 8, 8)}
-    made = {
-        "Llama, 80 layers": lambda: LlamaForCausalLM(LlamaConfig(**text)),
-        "Qwen3-MoE, 80 layers": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, **experts)),
-        "Flux.1, 40 + 60 blocks": lambda: FluxTransformer2DModel(
-            **image, num_layers=40, num_single_layers=60, joint_attention_dim=8, pooled_projection_dim=8
-        ),
-    }
-    seconds = {}
-    for name, make in made.items():
-        model = make()
-        start = time.process_time()
-        report = blocks.accelerate(model)
-        seconds[name] = round(time.process_time() - start, 2)
-        print(f"{name}: {sum(report.replaced.values())} replaced, {seconds[name]} s", flush=True)
-    return seconds
+    models = [measure(blocks, name, new_model) for name in NAMES]
+    write(RESULTS / "model-classes.json", {"versions": blocks.Report().versions, "models": models})
 
 
 def measure(blocks: Any, name: str, new_model: Any) -> dict[str, Any]:
-    """Return what was replaced in a model and what was left, the seconds that took, and the errors."""
+    """Return the number of replaced modules, the others with their reasons, and the errors of eager and accelerated."""
     errors = {"float32": [0.0, 0.0], "bfloat16": [0.0, 0.0]}
-    report: Any = None
-    seconds = 0.0
     for seed in _SEEDS:
         model, run = new_model(name, seed)
         reference = run(copy.deepcopy(model).double())
         for dtype, sums in errors.items():
             model = model.to(getattr(torch, dtype))
             sums[0] += _square(run(model), reference)
-            start = time.perf_counter()
-            made = blocks.accelerate(model)
-            if report is None:
-                report, seconds = made, time.perf_counter() - start
+            report = blocks.accelerate(model)
             sums[1] += _square(run(model), reference)
             blocks.restore(model)
-    print(f"{name}: {sum(report.replaced.values())} replaced, {seconds:.2f} s", flush=True)
+    print(f"{name}: {sum(report.replaced.values())} replaced", flush=True)
     return {
         "class": type(model).__name__,
-        "replaced": [[cls, does, count] for (cls, does), count in report.replaced.items()],
-        "left": [[cls, reason, count] for (cls, reason), count in report.left.items()],
-        "seconds": round(seconds, 3),
+        "replaced": sum(report.replaced.values()),
+        "left": [[module, reason, count] for (module, reason), count in report.left.items()],
         "errors": {dtype: [(total / len(_SEEDS)) ** 0.5 for total in sums] for dtype, sums in errors.items()},
     }
 
@@ -94,8 +56,8 @@ def _square(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((actual.double() - expected).norm() / expected.norm()).item() ** 2)
 
 
-def _load() -> Any:
-    """Return the package as built, with the kernels as built beside it."""
+def load_blocks() -> Any:
+    """Return the built package of blocks, with the built kernels beside it."""
     from kernels import get_local_kernel
 
     project = ROOT / "kernels" / "blocks"

@@ -1,15 +1,17 @@
-"""What `models.py` and `generate.py` have in common: the packages, the machine, and the file of results."""
+"""Shared by `models.py` and `generate.py`: the packages, the machine, and the file of results."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import result_files
+import recording
 import torch
+
+KERNELS = ("adaln", "blocks", "decode", "geglu", "rmsnorm", "rope3d")
 
 
 def kernel(name: str) -> Any:
@@ -19,44 +21,35 @@ def kernel(name: str) -> Any:
     return get_kernel(f"kernels-community/{name}", version=1)
 
 
-def machine(*packages: str) -> dict[str, str]:
-    """Return the GPU, and the versions of Torch and of other packages."""
-    from importlib.metadata import version
-
+def machine(*libraries: str) -> dict[str, str]:
+    """Return the GPU, and the versions of Torch and of other libraries."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return {"device": name, "torch": torch.__version__, **{package: version(package) for package in packages}}
+    return {"device": name, "torch": torch.__version__, **{library: version(library) for library in libraries}}
 
 
-def packages() -> dict[str, Any]:
-    """Return what packages record of their sources, which the page compares with those of the repository."""
+def commits() -> dict[str, str]:
+    """Return the commit that each package records; it ends in `-dirty` if the sources had changes."""
     recorded = {}
-    for name in ("adaln", "blocks", "decode", "geglu", "rmsnorm", "rope3d"):
-        directory = Path(kernel(name).__file__).parent
-        metadata = json.loads((directory / "metadata.json").read_text())
-        recorded[name] = {
-            "variant": directory.name,
-            "provenance": metadata.get("provenance"),
-            "python": {
-                path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-                for path in sorted(directory.rglob("*.py"))
-            },
-        }
+    for name in KERNELS:
+        metadata = json.loads((Path(kernel(name).__file__).parent / "metadata.json").read_text())
+        source = (metadata.get("provenance") or {}).get("kernel") or {}
+        recorded[name] = str(source.get("commit", "unknown"))[:12] + ("-dirty" if source.get("dirty") else "")
     return recorded
 
 
-def say_of_what(path: Path, report: dict[str, Any], *libraries: str) -> None:
-    """Let a report say of which machine and packages it is.
+def describe(path: Path, report: dict[str, Any], *libraries: str) -> None:
+    """Record the machine and the packages in a report.
 
     Raises:
-        SystemExit: If it has figures of others.
+        SystemExit: If the report has figures of others.
     """
-    for what, here in (("machine", machine(*libraries)), ("packages", packages())):
-        if report.setdefault(what, here) != here:
-            raise SystemExit(f"{path} has figures with another value of {what!r}: write to another file, with --json")
+    for key, value in (("machine", machine(*libraries)), ("commits", commits())):
+        if report.setdefault(key, value) != value:
+            raise SystemExit(f"{path} has figures with another {key!r}: name another file with --json")
 
 
 def update(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the report in a file, which is empty if there is no file."""
     report = json.loads(path.read_text()) if path.exists() else {}
     change(report)
-    result_files.write(path, report, sort_keys=True)
+    recording.write(path, report)

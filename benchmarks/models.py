@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_reports import kernel, say_of_what, update
+from model_reports import describe, kernel, update
 from public_models import CASES, Case, make, make_inputs, make_model
 from torch import Tensor, multiprocessing, nn
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 def _add(path: Path, command: str, results: dict[str, Any]) -> None:
     def change(report: dict[str, Any]) -> None:
-        say_of_what(path, report, "diffusers", "transformers")
+        describe(path, report, "diffusers", "transformers")
         report.setdefault(command, {}).update(results)
 
     update(path, change)
@@ -304,7 +304,6 @@ def _profile(case: Case, variants: list[str], device: str, layers: int | None) -
 
 def _split(events: list[Any]) -> dict[str, Any]:
     parts = {"gemm": 0.0, "attention": 0.0, "other": 0.0}
-    others: dict[str, float] = {}
     for event in events:
         name, milliseconds = event.name, event.device_time / 1000
         if any(word in name.lower() for word in ("gemm", "cutlass", "nvjet", "splitk", "xmma", "cublas")):
@@ -313,9 +312,7 @@ def _split(events: list[Any]) -> dict[str, Any]:
             parts["attention"] += milliseconds
         else:
             parts["other"] += milliseconds
-            others[name[:120]] = others.get(name[:120], 0.0) + milliseconds
-    most = dict(sorted(others.items(), key=lambda item: -item[1])[:20])
-    return {**parts, "launches": len(events), "others": most}
+    return {**parts, "launches": len(events)}
 
 
 # --- a whole pipeline ------------------------------------------------------------------------------------------------

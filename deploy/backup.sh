@@ -1,9 +1,9 @@
 #!/bin/sh
 # Copies a Hub while its servers run:  backup.sh ROOT TARGET
 #
-# TARGET is new. It has each acknowledged commit from before the start, and maybe later ones. What refers comes before
-# what it refers to: refs, then objects, then large files. Large files are only removed by `hub check` and `hub gc`, which
-# must not run meanwhile. Not copied, since servers make them anew: the index, the secret, parts of uploads, locks.
+# TARGET is new. It has each commit that was acknowledged before the start, and maybe later ones. References are copied
+# before their targets: refs, then objects, then large files. Only `kernel-hub check` and `kernel-hub gc` remove large
+# files; they must not run meanwhile. Servers create the index, the secret and locks again, so these are not copied.
 set -eu
 
 [ $# = 2 ] && [ -d "$1/repositories" ] || { echo "usage: backup.sh ROOT TARGET, where ROOT is a Hub's" >&2; exit 2; }
@@ -11,7 +11,7 @@ root=$1 target=$2
 [ ! -e "$target" ] || { echo "$target exists; expected a new directory" >&2; exit 2; }
 mkdir -p -m 700 "$target/repositories"
 
-# Git removes files that it has packed or locked while they are copied: try again, with what is there then.
+# Git removes files that it has packed or locked while they are copied: try again with the remaining files.
 copy() {
     for attempt in 1 2 3 4 5 6 7 8 9; do
         ! cp -a --reflink=auto "$@" 2>/dev/null || return 0
@@ -20,14 +20,13 @@ copy() {
     cp -a --reflink=auto "$@"
 }
 
-# Every step says `|| return`: `set -e` does not hold in a function whose status is asked for.
+# Every step ends with `|| return`: `set -e` has no effect in a function whose status is tested.
 repository() {
     from=$root/repositories/$1 to=$target/repositories/$1
     mkdir -p "$to/objects/info" || return
     copy "$from/refs" "$to/" || return                         # before packed-refs, where git moves them to
     if [ -e "$from/packed-refs" ]; then copy "$from/packed-refs" "$to/" || return; fi
     copy "$from/HEAD" "$from/config" "$from/large" "$to/" || return
-    if [ -e "$from/removed" ]; then copy "$from/removed" "$to/" || return; fi
     for folder in "$from"/objects/??; do                       # before packs, where git moves them to
         [ ! -d "$folder" ] || copy "$folder" "$to/objects/" || [ ! -d "$folder" ] || return
     done

@@ -1,4 +1,4 @@
-"""What the site has and docs/ has not: the README and its neighbours, the reference of the package, tables and plots.
+"""Adds pages to the site that docs/ does not have: the README, the package reference, tables and plots of the kernels.
 
 MkDocs calls the functions whose names begin with `on_`.
 """
@@ -19,10 +19,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import generate_page  # noqa: E402
-import kernel_page  # noqa: E402
-import measured_sources  # noqa: E402
-import models_page  # noqa: E402
+import model_results  # noqa: E402
+import pages as figures  # noqa: E402
+from kernel_results import read_results  # noqa: E402
 
 # Page of the site -> file of the repository.
 INCLUDED = {
@@ -32,7 +31,7 @@ INCLUDED = {
     "security-policy.md": "SECURITY.md",
 }
 _EXTERNAL = re.compile(r"[a-z]+:|#|/")
-_MEASURED = re.compile(r"<!-- measured: (.+?) -->")
+_PLOT = re.compile(r"<!-- plot: (.+?) (\S+) -->")
 _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
 
@@ -65,11 +64,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=text))
     for page, (_, text) in _reference().items():
         files.append(File.generated(config, page, content=text))
-    for result in kernel_page.read_results():
-        files.append(File.generated(config, kernel_page.plot_name(result), content=kernel_page.draw(result)))
-    files.append(File.generated(config, models_page.PLOT, content=models_page.draw_svg(models_page.read_results())))
-    generated = generate_page.draw_svg(generate_page.read_results())
-    files.append(File.generated(config, generate_page.PLOT, content=generated))
+    plots = {result.plot_name: result.draw() for result in read_results()}
+    plots["models/models.h200.svg"] = model_results.draw_models(figures.results("models-h200"))
+    plots["models/generate.h200.svg"] = model_results.draw_generate(figures.results("generate.h200"))
+    for name, content in plots.items():
+        files.append(File.generated(config, name, content=content))
     return files
 
 
@@ -98,12 +97,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _with_figures(path: str, markdown: str) -> str:
-    """Return a page with the tables that are not in the repository, since they say what has changed since."""
+    """Return a page with the tables and plots that the repository does not have."""
     if path == "kernels.md":
-        markdown = kernel_page.fill(markdown, kernel_page.read_results())
-    if path == "models.md":
-        markdown = models_page.fill(markdown, models_page.read_results())
-    return _MEASURED.sub(lambda match: measured_sources.since(match[1].split()), markdown)
+        markdown += figures.render("docs/kernels.md")[figures.SITE]
+    return _PLOT.sub(r"![\1](\2)", markdown)
 
 
 def _reference() -> dict[str, tuple[str, str]]:

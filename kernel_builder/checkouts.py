@@ -1,8 +1,8 @@
-"""Git repositories that strangers made: git runs none of their programs, and a commit is what its name says.
+"""Untrusted git repositories: git runs none of their programs, and the objects of a commit are verified.
 
-A repository's configuration names programs (monitors of the file system, filters, hooks, servers of missing objects),
-and its files can say that a commit is another one: replaced objects, a commit graph, objects whose name is not their
-hash. Configuration is overruled here, and the files of a commit are read from objects whose hash is computed again.
+A repository's configuration names programs (file system monitors, filters, hooks, servers of missing objects), and its
+files can replace one commit by another (replaced objects, a commit graph, objects whose name is not their hash). This
+module overrides the configuration, and computes the hashes of all objects that it reads.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-# What a user configures, such as `safe.directory`, counts. These stand before what the repository configures.
+# The user's configuration, such as `safe.directory`, applies. These settings override the repository's.
 _CONFIGURATION = (
     "core.fsmonitor=false",
     f"core.hooksPath={os.devnull}",
     "core.commitGraph=false",
-    # A committed directory that has the files of a repository is none.
+    # A committed directory with the files of a repository is not a repository.
     "safe.bareRepository=explicit",
 )
 _DIRECTORY, _EXECUTABLE, _LINK, _SUBMODULE = 0o40000, 0o100755, 0o120000, 0o160000
 
 
 class ForgedObjectError(Exception):
-    """An object of a repository is missing, or is not what its name says."""
+    """An object of a repository is missing, or its content does not match its name."""
 
 
 def git_environment() -> dict[str, str]:
-    """Return the environment of git in a repository that a stranger made, without GIT_DIR and the like."""
+    """Return the environment of git in an untrusted repository, without GIT_DIR and similar variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return environment | {
         "GIT_NO_REPLACE_OBJECTS": "1",
         "GIT_GRAFT_FILE": os.devnull,
         # Other git commands may run in the work tree.
         "GIT_OPTIONAL_LOCKS": "0",
-        # Missing objects are not fetched: the repository says by which program. Git before 2.45 knows the second alone.
+        # Missing objects are not fetched, since the repository names the program; git before 2.45 knows the second.
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_ALLOW_PROTOCOL": "none",
         "GIT_TERMINAL_PROMPT": "0",
@@ -54,7 +54,7 @@ def git_command(directory: Path, *arguments: str) -> list[str]:
 
 
 def git_output(directory: Path, *arguments: str) -> bytes | None:
-    """Return what git prints in a directory, or None if it fails.
+    """Return the output of git in a directory, or None if it fails.
 
     Raises:
         FileNotFoundError: If git is not installed.
@@ -66,7 +66,7 @@ def git_output(directory: Path, *arguments: str) -> bytes | None:
 
 @dataclass(frozen=True)
 class CommittedEntry:
-    """What a commit has at a path.
+    """An entry of a commit.
 
     Attributes:
         mode: As git writes it.
@@ -96,7 +96,7 @@ class CommittedFiles:
     _directories: dict[str, dict[bytes, CommittedEntry]] = field(default_factory=dict)
 
     def entry(self, path: str) -> tuple[CommittedEntry | None, str]:
-        """Return what the commit has at a path, and an empty text; or the submodule that it is in, and the rest of it.
+        """Return the entry at a path, and an empty text; in a submodule, its entry and the path inside it.
 
         Raises:
             ForgedObjectError: If a directory on the way is missing or forged.
@@ -164,12 +164,12 @@ class CommittedFiles:
             raise ForgedObjectError(f"there is no {kind.decode()} {name[:12]}")
         content = self._answers.read(int(size) + 1)[:-1]
         if _object_name(kind, content, len(name)) != name:
-            raise ForgedObjectError(f"the {kind.decode()} {name[:12]} is not what its name says")
+            raise ForgedObjectError(f"the {kind.decode()} {name[:12]} does not match its name")
         return content
 
 
 def _object_name(kind: bytes, content: bytes, length: int) -> str:
-    """Return the name that git has for an object, in as many letters as other names of its repository have."""
+    """Return git's name of an object, by the hash whose names have this length."""
     algorithm = "sha256" if length == 64 else "sha1"
     return hashlib.new(algorithm, b"%b %d\0%b" % (kind, len(content), content), usedforsecurity=False).hexdigest()
 

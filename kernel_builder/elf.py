@@ -1,4 +1,4 @@
-"""The one place that reads ELF files: dynamic sections, symbols, and sections of text."""
+"""Reads ELF files: dynamic sections, symbols and other sections."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SharedObject:
 
 
 def read(path: Path) -> SharedObject:
-    """Read what the dynamic linker sees of a shared object.
+    """Read the dynamic section, symbols and flags of a shared object.
 
     Raises:
         Unreadable: If `path` is not a shared object.
@@ -199,7 +199,7 @@ def _holds(function: Any, section: int, offset: int) -> bool:
 
 
 def compilers(path: Path) -> list[str]:
-    """Return what compilers and assemblers wrote into the `.comment` section of an ELF file.
+    """Return the entries of compilers and assemblers in the `.comment` section of an ELF file.
 
     Raises:
         Unreadable: If `path` is not an ELF file.

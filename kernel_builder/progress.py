@@ -1,4 +1,4 @@
-"""How long work reports itself: one interface for builds, downloads, uploads and measurements."""
+"""Progress reports of builds, downloads, uploads and measurements."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Unit = Literal["steps", "bytes"]
 
 
 class Progress(Protocol):
-    """Receives reports from long work. Calls come often and must be cheap."""
+    """Receives progress reports. Calls are frequent and must be cheap."""
 
     def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
         """Report that `done` of `total` units of a task are complete.
 
         Args:
             task: Names the task; reports of one task have the same name.
-            detail: What was completed last, for example the title of a compile step.
+            detail: The last completed unit, for example the title of a compile step.
         """
 
     def say(self, message: str) -> None:
-        """Report one line that a person would want to read."""
+        """Report one message."""
 
 
 class Silent:
@@ -40,7 +40,7 @@ class Silent:
 
 
 class Lines:
-    """Plain lines, for logs: one for each step, and for bytes one every few seconds."""
+    """Plain lines, for logs: one for each step; for bytes, one every few seconds."""
 
     SECONDS_BETWEEN = 5.0
 
@@ -96,5 +96,5 @@ class Bars(AbstractContextManager["Bars"]):
 
 
 def shown(stream: TextIO) -> AbstractContextManager[Progress]:
-    """Return bars if the stream is a terminal, else plain lines."""
+    """Return progress bars if the stream is a terminal, or else plain lines."""
     return Bars(stream) if stream.isatty() else nullcontext(Lines(stream))

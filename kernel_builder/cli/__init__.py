@@ -1,11 +1,10 @@
 """The command line. A command parses its arguments, calls one function, and prints the result.
 
-A command's module is imported when the command is called, so that no command pays for the imports of the others.
+A command's module is imported when the command is called.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -14,18 +13,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 import kernel_builder
 from kernel_builder.cli.plugins import PluginGroup
+from kernel_builder.config.notices import notices, summarized
+from kernel_builder.config.project import Project
+from kernel_builder.config.toml_schema import nearest
 from kernel_format.errors import BuildError, KernelBuilderError, ToolchainError
 
-if TYPE_CHECKING:
-    from kernel_builder.config.project import Project
-
-# What one does -> command -> the function of `kernel_builder.cli.<module>` that it runs.
+# Help section -> command -> its function in `kernel_builder.cli.<module>`.
 _SECTIONS: dict[str, dict[str, str]] = {
     "Start": {
         "doctor": "doctor_command.doctor",
@@ -71,7 +70,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
 _ELSEWHERE = dict.fromkeys(("judge", "search", "report", "skills"), "torch-kernel-judge")
 _PLUGIN_SECTION = "Agents"
 
-# What people type of other tools -> what to type here.
+# Commands of other tools -> this tool's equivalent.
 _MEANT = {
     "bench": "`kernel-builder benchmark` measures a kernel",
     "clean": "a project's packages are in its build/; `kernel-builder toolchain clean` is for downloads",
@@ -93,7 +92,7 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
         click.echo(json.dumps(error.as_dict()))
         return
     if isinstance(error, BuildError) and error.output:
-        # What the compiler says comes first: it is what has to be corrected.
+        # The compiler's output comes first: the user has to act on it.
         printed = error.output.rstrip("\n").splitlines()
         click.echo("\n".join(printed[:_OUTPUT_LINES]), err=True)
         if printed[_OUTPUT_LINES:]:
@@ -110,9 +109,7 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
 
 
 def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> None:
-    """Print on stderr what a person should know of projects, and which paths of a command are no projects."""
-    from kernel_builder.config.notices import notices, summarized
-
+    """Print the notices of projects on stderr, and the paths of a command that are no projects."""
     for line in notices(projects):
         click.secho(f"warning: {line}", fg="yellow", err=True)
     if others:
@@ -121,21 +118,14 @@ def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> N
 
 
 @contextmanager
-def torch_required(what: str) -> Iterator[None]:
-    """Turn a failed import of Torch into an error that says what needs it.
-
-    What is imported stays: looking for garbage meanwhile would take a fifth of the time.
-    """
-    gc.disable()
+def torch_required(reason: str) -> Iterator[None]:
+    """Turn a failed import of Torch into an error with a reason, such as `the command loads kernels`."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ToolchainError(f"Torch is not installed, and {what}", hint="pip install torch") from error
-    finally:
-        gc.freeze()
-        gc.enable()
+        raise ToolchainError(f"Torch is not installed, and {reason}", hint="pip install torch") from error
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
@@ -143,33 +133,16 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _open_standard_streams() -> None:
-    """Give this process the standard streams that it was started without (`2>&-`).
-
-    Otherwise the next file that is opened gets the number, and words for a person go into it.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_RDWR)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
-
-
 class MainGroup(PluginGroup):
-    """The group of all commands, which prints errors of users without a traceback."""
+    """The group of all commands. It prints users' errors without a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        _open_standard_streams()
-        os.umask(os.umask(0o077) | 0o002)  # what everybody may write, everybody may replace
+        os.umask(os.umask(0o077) | 0o002)  # other users must not replace compilers and objects in the cache
         return super().main(*args, **kwargs)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from kernel_builder.config.toml_schema import nearest
-
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             close = nearest(name, self.list_commands(ctx))
@@ -178,7 +151,7 @@ class MainGroup(PluginGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by what one does with them."""
+        """List the commands by section."""
         sections = {title: list(commands) for title, commands in _SECTIONS.items()}
         sections[_PLUGIN_SECTION] += [name for name in self.list_commands(ctx) if name not in self.own]
         for title, names in sections.items():
@@ -204,13 +177,13 @@ class MainGroup(PluginGroup):
     def _stop(self, ctx: click.Context, error: KernelBuilderError) -> NoReturn:
         command = self.get_command(ctx, ctx.invoked_subcommand or "")
         into_file = command is not None and any(option.name == "json_file" for option in command.params)
-        asked = {"--output-json"} if into_file else {"--json", "--output-json"}
-        report_error(error, as_json=not asked.isdisjoint(sys.argv))
+        json_options = {"--output-json"} if into_file else {"--json", "--output-json"}
+        report_error(error, as_json=not json_options.isdisjoint(sys.argv))
         ctx.exit(error.exit_code)
 
 
-def _show_version(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:
-    if asked:
+def _show_version(ctx: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
+    if is_set:
         click.echo(f"kernel-builder, version {kernel_builder.__version__}")
         ctx.exit()
 
@@ -234,7 +207,7 @@ def main() -> None:
     """Build, check and publish compute kernels for PyTorch.
 
     \b
-    kernel-builder doctor                       see what this machine has and lacks
+    kernel-builder doctor                       check that this machine can build kernels
     kernel-builder init org/my-kernel           create a project that is ready to build
     kernel-builder build my-kernel              build every variant into my-kernel/build/
     kernel-builder benchmark my-kernel          compare the kernel with PyTorch

@@ -64,7 +64,7 @@ owner_option = click.option(
     f"[default: ${VARIABLE}, or else the owner in [general.hub] repo-id]",
 )
 
-# What to build.
+# Selection of variants.
 variants_option = click.option(
     "--variant", "variants", multiple=True, metavar="NAME", help="Build only this variant; may be repeated."
 )
@@ -115,7 +115,7 @@ cross_python_option = click.option(
 )
 
 
-# What an agent may use.
+# Limits of agents.
 LIMIT = click.FloatRange(min=0, min_open=True)
 minutes_option = click.option(
     "--minutes", type=LIMIT, default=30.0, show_default=True, help="The longest call of an agent."

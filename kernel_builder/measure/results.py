@@ -100,7 +100,7 @@ class BenchmarkReport:
     kernel: str
     variant: str
     build: Mapping[str, Any]
-    """The package's `id`, `provenance` and size in bytes, and the SHA-256 of its Python files (`python`)."""
+    """The package's `id`, its size in `bytes`, and the `commit` of its sources (`-dirty` if they had changes)."""
     device: str
     command: str
     date: str

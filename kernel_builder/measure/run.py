@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
-import hashlib
 import json
 import os
 import platform
@@ -236,17 +235,13 @@ def _load(project: Path, device: str) -> Any:
 def _report(request: BenchmarkRequest, device: str, kernel: Any, absent: dict[str, str]) -> BenchmarkReport:
     package = Path(kernel.__file__).parent
     build = json.loads((package / "metadata.json").read_text(encoding="utf-8"))
-    files = {file.relative_to(package): file for file in sorted(package.rglob("*")) if file.is_file()}
-    size = sum(file.stat().st_size for file in files.values() if file.suffix != ".pyc")
-    python = {
-        name.as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-        for name, file in files.items()
-        if file.suffix == ".py"
-    }
+    size = sum(file.stat().st_size for file in package.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    source = (build.get("provenance") or {}).get("kernel") or {}
+    commit = str(source.get("commit", "unknown"))[:12] + ("-dirty" if source.get("dirty") else "")
     return BenchmarkReport(
         kernel=build["name"],
         variant=package.name,
-        build={"id": build.get("id"), "provenance": build.get("provenance"), "bytes": size, "python": python},
+        build={"id": build.get("id"), "commit": commit, "bytes": size},
         device=device,
         command=request.command,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -17,7 +17,7 @@ from kernel_format.errors import PackageError
 from kernel_format.files import read_unchanged
 from kernel_format.metadata import CAPABILITIES_LIMITED, NAME, SOURCES, PackageMetadata
 
-# Raise when a change here changes the files of a package for equal inputs.
+# Increment when a change here changes the files of a package for equal inputs.
 _RECIPE = 1
 
 _TEMPLATES = ("_ops.py", "_ops_noarch.py", "_ops_tvm_ffi.py", "compat_init.py")
@@ -39,7 +39,7 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
 
     Raises:
         PackageError: If a file of the project has a name that the builder needs.
-        BuildError: If a Python file of the project is not what it was when the build was planned.
+        BuildError: If a Python file of the project has changed since the build was planned.
     """
     project = planned.project
     on_tvm_ffi = isinstance(planned.variant.framework, TvmFfiAbi)
@@ -55,9 +55,7 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
     for name, source in project.python_files:
         target = directory / name
         if target.exists():
-            raise PackageError(
-                f"the builder writes {name} itself", where=str(source), hint="give the file another name"
-            )
+            raise PackageError(f"the builder generates {name}", where=str(source), hint="give the file another name")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(read_unchanged(source, planned.python[name]))
     if binary is not None:

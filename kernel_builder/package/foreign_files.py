@@ -1,4 +1,4 @@
-"""What in a `build` directory is not a package, which the builder neither replaces nor moves."""
+"""Finds foreign files in a `build` directory, which the builder neither replaces nor moves."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from kernel_format.errors import PackageError
 from kernel_format.metadata import NAME, PackageMetadata
 from kernel_format.tree_digest import SIGNATURE
 
-# Also variants that other builders make: `torch28-cxx11-rocm63-x86_64-linux`, `torch-universal`.
+# Includes variants of other builders: `torch28-cxx11-rocm63-x86_64-linux`, `torch-universal`.
 _VARIANT = re.compile(
     r"(torch\d+(-cxx\d+)?|torch-stable-abi\d+|tvm-ffi\d+)(-[a-z]+\d*)+-[a-z0-9_]+-[a-z]+"
     rf"|torch-({'|'.join(known_backends.NAMES)}|universal)"
 )
-# What Python and desktops leave in any directory.
+# Files that Python and desktops create in any directory.
 _LEFTOVERS = {"__pycache__", ".DS_Store"}
 
 
 def is_variant(name: str) -> bool:
-    """Return whether a directory of this name is in the place of a package."""
+    """Return whether a name is a variant's, so that a directory of this name is in the place of a package."""
     return _VARIANT.fullmatch(name) is not None
 
 
 def is_package(entry: Path) -> bool:
-    """Return whether a directory is a package, or empty in the place of one. A symbolic link is none."""
+    """Return whether a directory is a package, or empty in the place of one. A symbolic link is not a package."""
     if entry.is_symlink() or not entry.is_dir() or not is_variant(entry.name):
         return False
     if (entry / NAME).is_file():
@@ -37,16 +37,16 @@ def is_package(entry: Path) -> bool:
 
 
 def is_of(package: Path, kernel: str) -> bool:
-    """Return whether a directory does not say that it is a package of another kernel."""
+    """Return whether a package's metadata names this kernel, or no kernel."""
     metadata = PackageMetadata.read(package)
     return metadata is None or metadata.name in {None, kernel}
 
 
 def foreign_file(entry: Path) -> Path | None:
-    """Return something in the place of a package that is not of a package, or None.
+    """Return a foreign file in the place of a package, or None.
 
-    It may be the entry itself. A file counts if the digest of the package's metadata leaves it out; where there is no
-    such digest, which other builders' packages lack, if it is hidden.
+    It may be the entry itself. A file is foreign if the digest in the package's metadata does not list it; without such
+    a digest, as in other builders' packages, if it is hidden.
     """
     if not os.path.lexists(entry):
         return None
@@ -73,20 +73,20 @@ def _is_foreign(name: str, known: object) -> bool:
 
 
 def check_destination(destination: Path) -> None:
-    """Raise a PackageError if a directory has files and none of them is a package: it is another one's."""
+    """Raise a PackageError if a directory has files and none of them is a package."""
     if destination.is_dir() and not destination.is_symlink():
         own = f".{destination.name}."  # leftovers of killed builds
         entries = [entry for entry in destination.iterdir() if not entry.name.startswith(own)]
         if entries and not any(is_package(entry) for entry in entries):
             raise PackageError(
-                f"is a directory with other files, such as {min(entry.name for entry in entries)}, and no package",
+                f"is a directory with other files, such as {min(entry.name for entry in entries)}, not with packages",
                 where=str(destination),
-                hint="name a new or empty directory with --out, or one that packages were built into",
+                hint="name a new or empty directory with --out, or the destination of an earlier build",
             )
 
 
 def check_replaced(destination: Path, names: Iterable[str], kernel: str | None = None) -> None:
-    """Raise a PackageError if something else than a package is where one of these packages goes.
+    """Raise a PackageError if the place of one of these packages has a foreign file.
 
     Args:
         kernel: The name that the packages there must have, if they have one; None for any.
@@ -99,9 +99,9 @@ def check_replaced(destination: Path, names: Iterable[str], kernel: str | None =
                 hint="name another directory with --out, or remove the package",
             )
         if foreign := foreign_file(destination / name):
-            what = "is not a package" if foreign == destination / name else "is not a file of the package around it"
+            fault = "is not a package" if foreign == destination / name else "is not a file of the package around it"
             raise PackageError(
-                f"{what}, and the new package would replace it",
+                f"{fault}, and the new package would replace it",
                 where=str(foreign),
-                hint="move it to another place, or remove it; or choose another place for packages with --out",
+                hint="move or remove it, or choose another destination with --out",
             )

@@ -1,4 +1,4 @@
-"""What decides whether this machine can load a package, found without importing Torch, which takes seconds."""
+"""The conditions under which this machine can load packages, without importing Torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @cache
-def load_conditions(cross_python: Path | None = None) -> str:
-    """Return a digest of the interpreter, where its modules are, what is installed there, and the GPU's driver.
+def load_conditions() -> str:
+    """Return a digest of the interpreter, its module path, the installed distributions, and the GPU's driver.
 
-    Where it has changed, a package that could not be loaded may load.
-
-    Args:
-        cross_python: The Python that loads packages for another platform, if there is one.
+    If it changes, a package that could not be loaded before may load.
     """
     digest = hashlib.sha256(sys.version.encode())
     for entry in sys.path:
@@ -26,6 +23,4 @@ def load_conditions(cross_python: Path | None = None) -> str:
             names = sorted(path.name for path in directory.glob("*.dist-info"))
             digest.update("\n".join([str(directory.resolve()), *names]).encode())
     digest.update(_DRIVER.read_bytes() if _DRIVER.is_file() else b"")
-    if cross_python:
-        digest.update(str(cross_python).encode())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Notes in the cache of packages that have passed their checks, so that unchanged ones are not checked again."""
+"""Records in the cache of packages that have passed their checks, so that unchanged packages are not checked again."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kernel_builder.steps.graph import PlannedVariant
 from kernel_format.files import write_atomically
 from kernel_format.tree_digest import hash_tree
 
-# Why the check `load` was skipped where the caller left it out.
+# The reason of a skipped `load` check that the caller left out.
 NO_LOAD = "--no-load"
 
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """What the checks of a package said when it was built. None of them had an error.
+    """The check results of a package without errors.
 
     Attributes:
         tree: The digest of the package's files.
         passed: The checks that passed.
-        skipped: Check -> why it did not run.
-        conditions: What that depended on; None if that is not known.
-        sandbox: What the `steps` of that build and its `load` check ran in; None for no sandbox. It is not in the
-            package: equal inputs give equal bytes on machines with and without one.
+        skipped: Skipped check -> reason.
+        conditions: The load conditions at that time; None if they do not determine the result.
+        sandbox: The sandbox of the `steps` and of the `load` check; None for no sandbox. Not in the package, whose
+            bytes are equal on machines with and without a sandbox.
     """
 
     tree: str
@@ -38,7 +38,7 @@ class CheckRecord:
 
 
 def read(planned: PlannedVariant, package: Path, cache: Path) -> CheckRecord | None:
-    """Return the note of a package, if it is what these inputs give; None otherwise."""
+    """Return the record of a package, if the package matches these inputs; None otherwise."""
     try:
         stored = json.loads(_path(planned, cache).read_text())
         passed, skipped = tuple(stored["passed"]), dict(stored["skipped"])
@@ -49,9 +49,9 @@ def read(planned: PlannedVariant, package: Path, cache: Path) -> CheckRecord | N
 
 
 def write(planned: PlannedVariant, record: CheckRecord, cache: Path) -> None:
-    """Note that a package has passed its checks.
+    """Record that a package has passed its checks.
 
-    A record that cannot be written costs one more check in the next build, and nothing else.
+    If it cannot be written, the next build repeats the checks.
     """
     path = _path(planned, cache)
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which of a project's variants this machine can build, and why not the others."""
+"""Find the variants of a project that this machine can build, and the obstacles to the others."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class UnavailableVariant:
 
 
 def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obstacle | None:
-    """Return why this machine cannot build a variant of a project, or None if it can. No network.
+    """Return the obstacle to building a variant of a project on this machine, or None. Uses no network.
 
     Raises:
-        ToolchainError: If a directory that the user named is not what it is named for.
+        ToolchainError: If a directory that the user named does not have the expected content.
     """
     if variant.platform is None:
         return None
@@ -55,7 +55,7 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
 
 
 def missing_dependency(project: Project, backend: Backend, toolchains: Toolchains) -> Obstacle | None:
-    """Return why a header library that kernels of a backend depend on cannot be had, or None if all can."""
+    """Return the obstacle to a header library that kernels of a backend depend on, or None."""
     kernels = [kernel for kernel in project.kernels if kernel.backend is backend]
     needed = dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch")
     return next((missing for name in needed if (missing := toolchains.dependency_obstacle(name))), None)
@@ -65,14 +65,14 @@ def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tup
     """Return the variants of these names, each once.
 
     Raises:
-        VariantError: If one is not a variant's name, not the project's, or cannot be built here.
+        VariantError: If a name is not a variant's, not the project's, or the variant cannot be built here.
     """
     chosen = []
     for name in dict.fromkeys(names):
         variant = Variant.parse(name)
         offered.check_offered(project, variant)
-        if hindrance := obstacle(project, variant, toolchains):
-            raise VariantError(f"cannot be built here: {hindrance.reason}", where=name, hint=hindrance.hint)
+        if reason := obstacle(project, variant, toolchains):
+            raise VariantError(f"cannot be built here: {reason.reason}", where=name, hint=reason.hint)
         chosen.append(variant)
     return tuple(chosen)
 
@@ -85,7 +85,7 @@ def available(
     platforms: Sequence[str] = (),
     whole: bool = False,
 ) -> tuple[tuple[Variant, ...], tuple[UnavailableVariant, ...]]:
-    """Return the variants that are asked for and this machine can build, and the others that the project offers.
+    """Return the requested variants that this machine can build, and the project's other variants.
 
     Args:
         backends: Only these backends; empty for all.
@@ -93,27 +93,27 @@ def available(
         whole: All variants of the matrix, not only those that the Hub asks for.
 
     Raises:
-        VariantError: If there is none to build.
+        VariantError: If there is no variant to build.
     """
-    asked = tuple(platforms) or (this_platform(),)
+    requested = tuple(platforms) or (this_platform(),)
     buildable: list[Variant] = []
     unavailable: list[UnavailableVariant] = []
     for variant in offered.variants(project, whole=whole):
         if backends and variant.backend.name not in backends:
             continue
-        if variant.platform in (None, *asked):
-            hindrance = obstacle(project, variant, toolchains)
+        if variant.platform in (None, *requested):
+            reason = obstacle(project, variant, toolchains)
         else:
-            hindrance = Obstacle(
-                f"for {variant.platform}, and this build is for {' and '.join(asked)}",
+            reason = Obstacle(
+                f"for {variant.platform}, and this build is for {' and '.join(requested)}",
                 f"add `--platform {variant.platform}`, or `--platform all`",
             )
-        if hindrance is None:
+        if reason is None:
             buildable.append(variant)
         else:
-            unavailable.append(UnavailableVariant(project.name, variant.name, hindrance.reason, hindrance.hint))
+            unavailable.append(UnavailableVariant(project.name, variant.name, reason.reason, reason.hint))
     if not buildable:
-        raise _nothing(project, backends or tuple(map(str, project.backends)), asked, unavailable)
+        raise _nothing(project, backends or tuple(map(str, project.backends)), requested, unavailable)
     return tuple(buildable), tuple(unavailable)
 
 
@@ -123,7 +123,7 @@ def _nothing(
     platforms: Sequence[str],
     unavailable: Sequence[UnavailableVariant],
 ) -> VariantError:
-    """Return the error for a project without a variant to build here, with the reason for one of a wanted platform."""
+    """Return the error for a project without a variant to build here, with the obstacle to the nearest variant."""
     message = f"there is no variant to build here for {', '.join(backends)}"
     where = str(project.root)
     if unavailable:

@@ -1,7 +1,7 @@
 """The builder's cache of objects and binaries, and the directory in which a build works.
 
-Outputs are named by content. An output takes its name by a rename, when it is whole. Its digest lies beside it, so that
-one which a crash or a bad disk damages later is made again.
+Outputs are named by content. An output takes its name by a rename, when it is whole. Its digest is beside it, so that
+an output which a crash or a bad disk damages later is built again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernel_builder.steps.graph import Binary, CompileStep, Graph
 from kernel_format.errors import StoreError
 from kernel_format.files import debugging, discard, locked, remove_tree, write_atomically
 
-# Outputs that no build has used for this long are removed; they can be made again.
+# Outputs that no build has used for this long are removed; they can be built again.
 _KEEP_SECONDS = 30 * 24 * 3600
 _KEPT_LOGS = 100
 _POLL_SECONDS = 0.1
@@ -45,15 +45,15 @@ def digest_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.sha256")
 
 
-def put(made: Path, output: Path) -> None:
+def put(file: Path, output: Path) -> None:
     """Move a whole file into the cache."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(digest_path(output), hashlib.sha256(made.read_bytes()).hexdigest())
-    made.replace(output)
+    write_atomically(digest_path(output), hashlib.sha256(file.read_bytes()).hexdigest())
+    file.replace(output)
 
 
 def _has(output: Path) -> bool:
-    """Return whether the cache has an output. A damaged one, as a crash or a bad disk leaves, is removed."""
+    """Return whether the cache has an output. Removes a damaged one, which a crash or a bad disk can leave."""
     for path in (output, digest_path(output)):
         if path.is_dir():
             shutil.rmtree(path)
@@ -108,7 +108,7 @@ def check_path(directory: Path) -> None:
     # nvcc splits its options at commas and gives some to a shell, with no quoting that survives all of its steps.
     if re.search(r"[\s,;:'\"\\$`&|<>(){}\[\]*?#!~]", str(directory)):
         raise StoreError(
-            "compilers cannot work in a directory whose path has white space, commas, colons or signs of the shell",
+            "compilers cannot work in a directory whose path has white space, commas, colons or shell characters",
             where=str(directory),
             hint="set KERNEL_BUILDER_CACHE to a plain path; project directories may have any name",
         )
@@ -147,15 +147,15 @@ def work_directory(cache: Path) -> Iterator[Path]:
 
 
 def claim(cache: Path, work: Path, steps: Sequence[CompileStep]) -> tuple[list[CompileStep], list[CompileStep]]:
-    """Return the steps that this build is to run, and those that other builds are running.
+    """Return the steps that this build has to run, and the steps that other builds are running.
 
-    A step is claimed by its directory in `work`, which its compiler then works in.
+    A build claims a step by creating its directory in `work`.
     """
     mine, others = [], []
     with _listing(cache):
         running = [other for other in _directories(cache) if other != work and _is_running(cache, other)]
         for step in steps:
-            if object_path(cache, step).exists():  # another build has just made it
+            if object_path(cache, step).exists():  # by another build, since `missing`
                 continue
             if any(_is_claimed(other / step.key) for other in running):
                 others.append(step)
@@ -166,7 +166,7 @@ def claim(cache: Path, work: Path, steps: Sequence[CompileStep]) -> tuple[list[C
 
 
 def wait_for_others(cache: Path, steps: Sequence[CompileStep], work: Path) -> None:
-    """Return when another build has made the object of one of the steps, or no longer works on one."""
+    """Return when the object of one of the steps exists, or no other build works on that step."""
     while True:
         running = [other for other in _directories(cache) if other != work and _is_running(cache, other)]
         for step in steps:
@@ -184,7 +184,7 @@ class _InUseError(Exception):
 
 
 def _listing(cache: Path) -> AbstractContextManager[None]:
-    """Hold the lock for the moment in which directories of builds and claims are looked at and made."""
+    """Hold the lock under which directories of builds and claims are read and created."""
     (cache / "locks").mkdir(parents=True, exist_ok=True)
     return locked(cache / "locks" / "work.lock")
 
@@ -209,7 +209,7 @@ def _is_running(cache: Path, work: Path) -> bool:
 
 
 def prune(graph: Graph, cache: Path) -> None:
-    """Remove what no build has used for a month; a graph's own outputs count as used now."""
+    """Remove outputs that no build has used for a month; the outputs of the graph count as used now."""
     used = [object_path(cache, step) for step in graph.compiles] + [
         binary_path(cache, binary) for binary in graph.binaries
     ]
@@ -224,9 +224,9 @@ def prune(graph: Graph, cache: Path) -> None:
 
 
 def write_log(cache: Path, key: str, text: str) -> Path | None:
-    """Keep the command and the output of a failed step; return the file, or None if it cannot be written.
+    """Write the command and the output of a failed step; return the file, or None if it cannot be written.
 
-    The newest hundred logs are kept.
+    Only the newest hundred logs are kept.
     """
     logs = cache / "logs"
     path = logs / f"{key}.log"

@@ -6,10 +6,10 @@ from kernel_builder.backends import CompiledBackend
 from kernel_builder.config.variant import Abi, TvmFfiAbi
 from kernel_builder.steps.graph import SYSROOT
 
-# Raise when a change to the builder changes the bytes that a step gives for an equal command.
+# Increment when a change to the builder changes the output of an equal command.
 RECIPE = 1
 
-# What a binary exports: the initialiser of a Python module, or functions by the names that TVM FFI looks for.
+# Exported symbols: the initializer of a Python module, or the functions that TVM FFI looks up.
 _EXPORTS = "{{ global: {}; local: *; }};\n"
 
 TVM_FFI_LIBRARY = "libtvm_ffi.so"
@@ -37,7 +37,7 @@ def exports(framework: Abi) -> str:
 
 
 def framework_libraries(framework: Abi, backend: CompiledBackend, *, stable: bool) -> tuple[str, ...]:
-    """Return the libraries of Torch or TVM FFI that a binary names as needed."""
+    """Return the libraries of Torch or TVM FFI that a binary needs."""
     if isinstance(framework, TvmFfiAbi):
         return (TVM_FFI_LIBRARY,)
     host = ("libtorch_cpu.so",) if stable else ("libc10.so", "libtorch_cpu.so", "libtorch.so")

@@ -51,19 +51,19 @@ class _Tools:
     tvm_ffi: HeaderLibrary | None
 
 
-# The public builder searches this directory of a project for headers, after the ones of `include`.
+# The public builder searches this directory of a project for headers, after those in `include`.
 _DEFAULT_INCLUDE = "csrc"
 # Where the public builder writes the header into a project. Some sources include it by this path.
 _REGISTRATION = "torch-ext/registration.h"
 
-# The years of C++ standards by the names that do not state them.
+# Draft names of C++ standards -> year.
 _STANDARDS = {"98": "03", "0x": "11", "1y": "14", "1z": "17", "2a": "20", "2b": "23", "2c": "26"}
 
 
 def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[CompileStep, ...]:
     """Return the compile steps of a variant's binary in link order, before its op namespace is known.
 
-    Those with `uses_namespace` are to be completed by `with_namespace`.
+    `with_namespace` completes the steps with `uses_namespace`.
 
     Raises:
         ConfigError: If a source cannot be compiled by any compiler of its backend.
@@ -91,7 +91,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     defines = _defines(backend, stable)
     steps: list[CompileStep] = []
     kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
-    # As in the public builder, every source sees the libraries that any kernel depends on; [torch] cannot name its own.
+    # As in the public builder, every source sees the libraries of all kernels; [torch] cannot name libraries.
     every = sorted({name for kernel in kernels for name in kernel.depends})
     for kernel in kernel_sources.disjoint([_binding(framework, variant.backend), *kernels]):
         part = replace(kernel, depends=tuple(dict.fromkeys((*kernel.depends, *every))))
@@ -103,7 +103,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
 
 
 def check(project: Project) -> None:
-    """Raise a ConfigError for a flag or a source of a project that no build of it would accept."""
+    """Raise a ConfigError for a flag or a source of a project that no build accepts."""
     if not isinstance(project.framework, TorchNoarch):
         for backend in project.backends:
             if isinstance(backend, CompiledBackend):
@@ -237,7 +237,7 @@ def _own_includes(kernel: Kernel, scanned: include_scan.Scan) -> list[str]:
 
 @dataclass
 class _Outside:
-    """What a step reads besides files of the project.
+    """The inputs of a step outside the project.
 
     Attributes:
         identities: Of the compilers and headers, for the step's key.
@@ -285,7 +285,7 @@ def _outside(project: Project, kernel: Kernel, source: str, scanned: include_sca
 def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
     """Return a kernel without flags like `-std=c++17` where Torch's headers need a newer C++ standard.
 
-    The compilers take the last such flag, which is the project's. Newer releases of Torch refuse what older ones took.
+    The compilers take the last such flag, which is the project's. Newer releases of Torch need newer standards.
     """
 
     def newer(option: tuple[str, ...]) -> bool:
@@ -317,13 +317,13 @@ def _alias(project: Project, kernel: Kernel, source: str) -> str:
 
 @cache
 def _registration_header() -> str:
-    """Return registration.h for Linux: what is in it for macOS is part of no key, and of no op namespace."""
+    """Return registration.h for Linux. Its code for macOS is not part of any key or op namespace."""
     text = (Path(__file__).parents[1] / "templates" / "registration.h").read_text()
     return re.sub(r"#ifdef __APPLE__.*?#else\n(.*?)#endif\n", r"\1", text, flags=re.DOTALL)
 
 
 def _configuration(include: Path) -> str:
-    """Return an expression for pyconfig.h where Debian has it: in a directory of the architecture's."""
+    """Return an expression for Debian's place of pyconfig.h: a directory of the architecture."""
     return f"{escaped(str(include.parent))}/[^/]+/{escaped(include.name)}/pyconfig[.]h"
 
 
@@ -332,14 +332,14 @@ def _python_include(project: Project, source: str, platform: str) -> Path:
         raise ToolchainError(
             f"the source includes Python.h, which this machine has for {this_platform()} and not for {platform}",
             where=str(project.root / source),
-            hint=f"do without it, as registration.h and the stable ABI do, or build on a machine that is {platform}",
+            hint=f"remove the include, since registration.h and the stable ABI need none, or build on {platform}",
         )
     directory = Path(sysconfig.get_path("include"))
     if not (directory / "Python.h").is_file():
         raise ToolchainError(
             "the source includes Python.h, which is not on this machine",
             where=str(project.root / source),
-            hint="install Python's headers (Debian: apt-get install python3-dev), or do without: registration.h and "
-            "the stable ABI need none",
+            hint="install Python's headers (Debian: apt-get install python3-dev), or remove the include: "
+            "registration.h and the stable ABI need none",
         )
     return directory

@@ -1,4 +1,4 @@
-"""Where compilers and loaded packages run: in a sandbox, if the system has one that takes the network away."""
+"""The sandbox of compilers and loaded packages, if the system has one without network."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _TRIAL = """
 echo | "$0" -x c++ -c -o trial.o - || exit 1
 lines=0
 while read -r _; do lines=$((lines + 1)); done < /proc/self/net/dev
-[ $lines -le 3 ] || { echo the network cannot be taken away; exit 1; }
+[ $lines -le 3 ] || { echo the network cannot be removed; exit 1; }
 while read -r key value; do
-    [ "$key" != Seccomp: ] || [ "$value" = 2 ] || { echo system calls cannot be refused; exit 1; }
+    [ "$key" != Seccomp: ] || [ "$value" = 2 ] || { echo system calls cannot be filtered; exit 1; }
 done < /proc/self/status
 """
 _HINT = (
@@ -44,11 +44,11 @@ _HINT = (
 
 @dataclass(frozen=True)
 class Confinement:
-    """What confines the processes of a build.
+    """The confinement of a build's processes.
 
     Attributes:
-        kind: The sandbox: `bubblewrap` or `landlock`. None for none.
-        reason: Why there is none; empty if there is one.
+        kind: The sandbox: `bubblewrap` or `landlock`; None for no sandbox.
+        reason: Why there is no sandbox; empty if there is one.
         tools: Paths that every process may read.
     """
 
@@ -80,7 +80,9 @@ def for_steps(mode: SandboxMode, variants: Sequence[PlannedVariant], progress: P
         return Confinement(reason="nothing ran")
     confinement = chosen(mode, next((planned.binary.cxx for planned in variants if planned.binary), None))
     if confinement.kind is None and mode == "auto":
-        progress.say(f"warning: without a sandbox, since none can be used here ({confinement.reason})")
+        progress.say(
+            f"warning: no sandbox is available, so compilers and packages run without one ({confinement.reason})"
+        )
     return confinement
 
 
@@ -88,7 +90,7 @@ def chosen(mode: SandboxMode, compiler: Path | None) -> Confinement:
     """Return the first sandbox in which the compiler runs, and without network.
 
     Args:
-        mode: `require` refuses to do without.
+        mode: `require` raises an error if there is none.
         compiler: The host compiler; None if nothing is compiled.
 
     Raises:
@@ -131,10 +133,10 @@ def _missing(kind: str) -> str | None:
     if reason := sandbox.missing_filter():
         return reason
     if kind == BUBBLEWRAP:
-        return None if shutil.which("bwrap") else "there is no program bwrap"
+        return None if shutil.which("bwrap") else "no program bwrap on PATH"
     version = landlock_version()
     if 0 < version < _COVERS_TRUNCATE:
-        return f"its version {version} lets files be emptied; expected version {_COVERS_TRUNCATE} (Linux 6.2)"
+        return f"its version {version} permits to truncate files; expected version {_COVERS_TRUNCATE} (Linux 6.2)"
     return None if version > 0 else "the kernel does not have it"
 
 
@@ -162,5 +164,5 @@ def _tried(confinement: Confinement, compiler: Path | None) -> str | None:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
-    words = done.stdout.strip().splitlines()
-    return None if done.returncode == 0 else words[0] if words else f"exit status {done.returncode}"
+    output = done.stdout.strip().splitlines()
+    return None if done.returncode == 0 else output[0] if output else f"exit status {done.returncode}"

@@ -15,14 +15,14 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 
-# What a compiler can write to, and no longer reaches once it is taken out.
+# The directory that a compiler can write to. Files are moved out of it before they are read.
 INSIDE = "inside"
-# Lists that the compiler and the assembler make of the files that they read, as rules of make.
+# Lists of the files that the compiler and the assembler have read, as rules of make.
 HEADERS_READ, ASSEMBLED = "headers-read", "assembled"
-# clang lists the headers of the host code there, and those of all architectures here, one name a line: it is
+# clang lists the headers of host code there, and the headers for all architectures here, one name per line:
 # `backends.host_code.HEADERS_PRINTED`.
 PRINTED = "headers-printed"
-# Regular expressions for the files that may be read, one a line, and the names of those that were and may not.
+# Regular expressions for the files that a step may read, one per line, and the names of other files that it has read.
 READABLE, FOREIGN = "readable", "foreign"
 
 
@@ -64,7 +64,7 @@ def main() -> None:
                 sys.exit(f"{name} is not a file")
     names = listed(".")
     if not names:
-        sys.exit("the compiler has not listed the files that it read")
+        sys.exit("the compiler did not list the files that it has read")
     with open(READABLE, "rb") as file:
         refused = foreign(names, file.read())
     if refused:

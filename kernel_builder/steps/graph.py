@@ -1,4 +1,4 @@
-"""The values of a build graph: compile steps, binaries, the variants that they are published as, what running took."""
+"""The values of a build graph: compile steps, binaries, planned variants, and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class CompileStep:
         project: The project's root, from which `files` are copied.
         source: The source, relative to the project.
         argv: The command without its output, with tokens.
-        roots: Token -> the directory it stands for.
+        roots: Token -> directory.
         files: Project-relative path -> SHA-256 of every file that the step can read.
         generated: Path in the step's directory -> content of files that the builder adds.
-        headers: Extended regular expressions for the paths of the machine's headers that it may read: the compiler's
-            and the C library's.
+        headers: Extended regular expressions for the machine's headers that it may read: of the compiler and the C
+            library.
         uses_namespace: The files mention the macro of the op namespace, so the command has to define it.
-        title: What progress and errors call the step.
+        title: The step's name in progress reports and errors.
     """
 
     key: str
@@ -68,7 +68,7 @@ class Binary:
         linked_if_called: Libraries that it names as needed only if it calls them.
         roots: Token -> the directory it stands for.
         generated: Path in the step's directory -> content of files that the builder adds.
-        title: What progress and errors call it.
+        title: The binary's name in progress reports and errors.
     """
 
     key: str
@@ -86,14 +86,14 @@ class Binary:
 
 @dataclass(frozen=True)
 class PlannedVariant:
-    """One variant to publish, with everything that its package is made from.
+    """One variant to publish, with all inputs of its package.
 
     Attributes:
         module: The op namespace, a digest of the binary's inputs and the Python files.
         archs: The architectures that its binary has code for.
         python: Path inside the package -> SHA-256 of the project's Python files.
-        provenance: What `metadata.json` records of builder, compiler and sources; `plan` adds the compiler only.
-        sources: What `recorded_sources` keeps of the sources, to tell later whether they have changed.
+        provenance: Builder, compiler and sources, for `metadata.json`; `plan` adds the compiler only.
+        sources: The digests of `recorded_sources`, which show later whether the sources have changed.
         binary: None for Python-only variants.
     """
 
@@ -135,14 +135,14 @@ class Graph:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What running a graph took.
+    """The result of running a graph.
 
     Attributes:
         steps: How many steps ran: compiles and links.
         compiles: How many of them were compiles.
         cpu_seconds: Processor time of all compilers, user and system.
-        warnings: Title of a step -> what its compiler printed although it succeeded.
-        failures: Key of a step -> why it failed. A link whose objects have failed is not in it.
+        warnings: Title of a successful step -> its compiler's output.
+        failures: Key of a failed step -> error. Links whose objects have failed are not included.
     """
 
     steps: int = 0
@@ -152,6 +152,6 @@ class Outcome:
     failures: Mapping[str, BuildError] = field(default_factory=dict)
 
     def errors_of(self, binary: Binary) -> list[BuildError]:
-        """Return why a binary could not be made; empty if it was."""
+        """Return the errors of a binary and its objects."""
         steps: list[CompileStep | Binary] = [*binary.objects, binary]
         return [self.failures[step.key] for step in steps if step.key in self.failures]

@@ -1,4 +1,4 @@
-"""The include scan: which of the project's files a source can reach, and which headers from elsewhere it includes.
+"""The include scan: the project's files that a source can reach, and the outside headers that it includes.
 
 The key of a compile step covers the content of these files, and the step's directory holds only these. The scan may
 find too many files, since it ignores conditions. A file that it misses is not in the directory, so the compiler reports
@@ -21,13 +21,12 @@ from kernel_format.errors import ConfigError
 
 # The top directories of Torch's headers, in wheels of all releases.
 _TORCH_ROOTS = frozenset({"ATen", "c10", "caffe2", "torch"})
-# Headers that need Python's, and compile with its limited API. pybind11 does not, nor what includes it: with Python's
-# headers, g++ takes a minute to print 1,800 errors of pybind11; without, it stops at `#include <Python.h>`.
+# Headers that include Python.h and compile with the limited API. pybind11's do not: with Python's headers, g++ prints
+# 1,800 errors of pybind11 in a minute; without, it stops at `#include <Python.h>`.
 _PYTHON_HEADERS = re.compile(r"Python\.h|torch/csrc/python_headers\.h")
-# What may contain the delimiters of others, so that one expression has to find all: comments, raw strings, characters,
-# strings. Each alternative that begins also ends, at the end of the line or file if not before. Otherwise a search for
-# the end would start at every beginning, and take a time that grows with the square of the file. The characters that
-# any can begin with come first: else all alternatives are tried at every character, which takes four times as long.
+# Comments, raw strings, characters and strings, in one expression, since each may contain the delimiters of others.
+# Every alternative matches at least to the end of the line or file: a failed search for the end at every beginning
+# takes quadratic time. The lookahead for first characters makes the search four times as fast.
 _LITERAL = re.compile(
     rb"(?=[/\"'RuUL])(?:"
     rb"(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"
@@ -69,7 +68,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class _File:
-    """What a scan asks of one file."""
+    """The facts that a scan needs about one file."""
 
     digest: str
     angled: tuple[str, ...]
@@ -166,7 +165,7 @@ def scan(
         namespace = namespace or facts.namespace
         if facts.assembled:
             raise ConfigError(
-                "reads a file by the assembler's .incbin or .include, which no compiler lists",
+                "reads a file by the assembler's .incbin or .include, which compilers do not list",
                 where=str(root / name),
                 hint="write the content as an array into a header, and include that",
             )
@@ -178,7 +177,7 @@ def scan(
                 raise ConfigError(
                     f"includes {target} by an absolute path",
                     where=str(root / name),
-                    hint="copy it into the project and include it by its name there: other machines do not have it",
+                    hint="copy it into the project and include it by its relative name: other machines do not have it",
                 )
             places = [name.rpartition("/")[0], *include] if beside else include
             ours = next((hit for place in places if (hit := _inside(root, f"{place}/{target}"))), None)

@@ -1,9 +1,8 @@
-"""Runs the steps of a graph with ninja, apart from those whose outputs the cache has."""
+"""Run the steps of a graph with ninja, except those whose outputs the cache has."""
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import io
 import os
 import re
@@ -11,10 +10,7 @@ import resource
 import shutil
 import signal
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,12 +42,10 @@ from kernel_format.files import remove_tree
 _STEP_MEMORY = 1.5 * 2**30
 
 _PR_SET_PDEATHSIG = 1
-# Seconds after which a build says which steps it waits for: a source that includes torch/all.h takes a minute.
-_SILENCE = 15.0
 
 
 def default_jobs() -> int:
-    """Return how many compilers to run at a time: as processors and free memory allow."""
+    """Return the number of compilers to run at a time, by processors and free memory."""
     processors = len(os.sched_getaffinity(0))
     try:
         meminfo = Path("/proc/meminfo").read_text()
@@ -74,17 +68,17 @@ def run(
 ) -> Outcome:
     """Run every step of the graph whose output the cache lacks.
 
-    A step that fails does not stop the others. A step that another build is running is waited for at the end.
+    A failed step does not stop the others. If another build is running a step, this one waits for it at the end.
 
     Args:
         graph: The steps.
         cache: The builder's cache directory, where outputs go.
-        jobs: How many processors to use at most.
+        jobs: The most processors to use.
         shared: A second cache, which is only read.
         confinement: The sandbox of compilers and linkers; None for none.
-        progress: Receives the steps as they end, and a line if a step of another build has to be waited for.
-        idle: Called when too few compile steps are left for the processors, to begin other work beside them. It may
-            be called again. It is not called before a step has succeeded, or after one has failed.
+        progress: Receives each finished step, and a line if this build waits for another one.
+        idle: Called, perhaps repeatedly, when fewer compile steps remain than processors, to start other work. It is
+            not called before a step has succeeded, or after one has failed.
 
     Raises:
         StoreError: If the cache cannot be written.
@@ -102,9 +96,7 @@ def run(
         raise StoreError(
             f"the cache cannot be written: {error.strerror}",
             where=str(error.filename or cache),
-            hint="raise the limit of the size of files (ulimit -f)"
-            if error.errno == errno.EFBIG
-            else "free some space, or set KERNEL_BUILDER_CACHE to a directory that can be written",
+            hint="free some space, or set KERNEL_BUILDER_CACHE to a directory that can be written",
         ) from error
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     prune(graph, cache)
@@ -120,16 +112,16 @@ def run(
 def compile_alone(
     step: CompileStep, work: Path, output: Path, threads: int, confinement: Confinement | None = None
 ) -> str:
-    """Run one compile step without ninja or a cache; return what the compiler printed.
+    """Run one compile step without ninja or a cache; return the compiler's output.
 
     Args:
         work: An empty directory to work in.
-        output: The object, which appears when it is whole.
-        threads: How many processors to use at most.
+        output: The object; written in one step.
+        threads: The most processors to use.
         confinement: The sandbox of the compiler; None for none.
 
     Raises:
-        BuildError: If the compiler fails; it carries the command and the compiler's words.
+        BuildError: If the compiler fails, with the command and the compiler's output.
         StoreError: If the disk is full.
     """
     check_path(work)
@@ -144,7 +136,7 @@ def compile_alone(
 
 @dataclass
 class _Run:
-    """One run of a graph, with the arguments of `run`: what it has done so far."""
+    """The state of one run of a graph, with the arguments of `run`."""
 
     graph: Graph
     cache: Path
@@ -160,33 +152,30 @@ class _Run:
     failures: dict[str, BuildError] = field(default_factory=dict)
 
     def all(self) -> None:
-        """Run rounds of steps until nothing is missing but what has failed."""
+        """Run rounds of steps until only failed outputs are missing."""
         while True:
             compiles, binaries = missing(self.graph, self.cache, self.shared)
             compiles = [step for step in compiles if step.key not in self.failures]
-            mine, others = claim(self.cache, self.work, compiles)
+            own, others = claim(self.cache, self.work, compiles)
             awaited = {step.key for step in others}
             ready = [binary for binary in binaries if awaited.isdisjoint(step.key for step in binary.objects)]
-            self._round(mine, ready)
-            if self._is_to_repeat(mine):
+            self._round(own, ready)
+            if self._forget_killed(own):
                 continue
             if not others:
                 return
             self.progress.say(f"another build is compiling {others[0].title}; waiting for it")
             wait_for_others(self.cache, others, self.work)
 
-    def _is_to_repeat(self, compiles: Sequence[CompileStep]) -> bool:
-        """Forget the steps that were killed for want of memory, so that they run again, one at a time.
+    def _forget_killed(self, compiles: Sequence[CompileStep]) -> bool:
+        """Forget steps that were killed for lack of memory, so that they run again, one at a time; return if any were.
 
-        `default_jobs` assumes less memory for a compiler than some need: one was seen with 6.6 GB.
-
-        Returns:
-            Whether there are any.
+        `default_jobs` assumes less memory per compiler than some use: 6.6 GB were measured.
         """
         killed = [step for step in compiles if step.key in self.failures and is_killed(self.failures[step.key])]
         if not killed or self.jobs == 1:
             return False
-        self.progress.say(f"the machine has too little memory for {self.jobs} jobs; going on with one")
+        self.progress.say(f"the machine has too little memory for {self.jobs} jobs; continuing with one")
         self.jobs = 1
         for step in killed:
             del self.failures[step.key]
@@ -194,7 +183,7 @@ class _Run:
         return True
 
     def _round(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:
-        """Run these steps, apart from links whose objects have failed."""
+        """Run these steps, except links whose objects have failed."""
         compiles = [step for step in compiles if self._is_staged(step, compiles)]
         binaries = [binary for binary in binaries if not self._has_failed(binary)]
         for binary in binaries:
@@ -235,7 +224,7 @@ class _Run:
     def _has_ended(self, step: CompileStep | Binary) -> bool:
         return (self.work / step.key / "done").exists()
 
-    def _leaves_idle(self, steps: Sequence[CompileStep | Binary]) -> bool:
+    def _has_idle_processors(self, steps: Sequence[CompileStep | Binary]) -> bool:
         compiles = [step for step in steps if isinstance(step, CompileStep)]
         if any((self.work / step.key / FAILED).exists() for step in compiles):
             return False
@@ -243,7 +232,7 @@ class _Run:
         return len(left) < min(self.jobs, len(compiles))
 
     def _end(self, step: CompileStep | Binary, printed: str) -> None:
-        """Count a step and put a linked binary into the cache, or note why the step failed."""
+        """Count a step and put a linked binary into the cache, or record its error."""
         directory = self.work / step.key
         if not self._has_ended(step):
             self.failures[step.key] = failure(self.graph, step, directory, printed, self.cache)
@@ -260,7 +249,7 @@ class _Run:
         put(linked(directory), binary_path(self.cache, step))
 
     def _ninja(self, steps: Sequence[CompileStep | Binary]) -> str:
-        """Run the build file, and return all that ninja prints."""
+        """Run the build file, and return ninja's output."""
         libc = ctypes.CDLL(None)
         process = subprocess.Popen(
             [str(find_ninja()), "-C", str(self.work), "-j", str(self.jobs), "-k", "0"],
@@ -269,21 +258,18 @@ class _Run:
             text=True,
             errors="replace",
             env={**host_compiler.environment(), "NINJA_STATUS": "[%f/%t] "},
-            # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
+            # If this process is killed, the kernel sends SIGTERM to ninja, which then terminates its compilers.
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
         )
         assert process.stdout is not None
         lines = []
-        ended: list[str] = []
         try:
-            with self._saying_what_is_slow(steps, ended):
-                for line in process.stdout:
-                    lines.append(line)
-                    if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
-                        ended.append(match[3])
-                        self.progress.advance("building", int(match[1]), int(match[2]), detail=match[3])
-                        if self._leaves_idle(steps):
-                            self.idle()
+            for line in process.stdout:
+                lines.append(line)
+                if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
+                    self.progress.advance("building", int(match[1]), int(match[2]), detail=match[3])
+                    if self._has_idle_processors(steps):
+                        self.idle()
         except BaseException:
             process.terminate()
             raise
@@ -291,30 +277,6 @@ class _Run:
             process.wait()
             process.stdout.close()
         return "".join(lines)
-
-    @contextmanager
-    def _saying_what_is_slow(self, steps: Sequence[CompileStep | Binary], ended: Sequence[str]) -> Iterator[None]:
-        """Report, whenever no step has ended for a while, which steps run. `ended` gets their titles."""
-        over = threading.Event()
-
-        def watch() -> None:
-            number, since = 0, time.monotonic()
-            while not over.wait(_SILENCE):
-                if len(ended) != number:
-                    number, since = len(ended), time.monotonic()
-                    continue
-                slow = [step.title for step in steps if (self.work / step.key / "log").exists()]
-                slow = [title for title in slow if title not in ended and f"link {title}" not in ended]
-                if slow:
-                    self.progress.say(f"still running after {time.monotonic() - since:.0f} s: {', '.join(slow)}")
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.join()
 
 
 def _warnings(compiles: Sequence[CompileStep], work: Path) -> dict[str, str]:
@@ -327,10 +289,10 @@ def _write_build_file(
 ) -> None:
     """Write `build.ninja`. A step's output is the file `done` in its directory.
 
-    Ninja removes the outputs of steps that it stops. Those in the cache could be another build's by then.
+    Ninja removes the outputs of steps that it stops; outputs in the cache could belong to another build by then.
     """
     text = io.StringIO()
-    writer = ninja_syntax.Writer(text, width=1000)  # type: ignore[arg-type]  # a stream, whatever its stub says
+    writer = ninja_syntax.Writer(text, width=1000)  # type: ignore[arg-type]  # any text stream
     writer.variable("builddir", ninja_syntax.escape_path(str(work)))
     writer.pool("device", device_depth)
     writer.rule("run", command="sh $script", description="$title")
@@ -349,7 +311,7 @@ def _write_build_file(
 
 
 def find_ninja() -> Path:
-    """Return the ninja program: the one of the PyPI package, else the one on the PATH.
+    """Return the ninja program of the PyPI package, or else the one on PATH.
 
     Raises:
         ToolchainError: If there is none.

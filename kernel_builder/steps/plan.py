@@ -72,9 +72,9 @@ def _archs(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
 
 
 def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, Any]:
-    """Return what provenance says of the compilers: what the back end says of its own, and nothing of g++.
+    """Return the compilers for the provenance: the back end's, and a cross compiler.
 
-    Of a g++ for another platform than this machine's it does: the g++ of that platform would give other bytes.
+    This platform's g++ is not recorded. A cross compiler gives other bytes than the g++ of its target platform.
     """
     recorded: dict[str, Any] = {}
     if not isinstance(variant.framework, Noarch):

@@ -1,4 +1,4 @@
-"""Where a package comes from: the builder's version, and the commits of builder and sources."""
+"""The origin of a package: the builder's version, and the commits of builder and sources."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class GitState:
 def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
     """Return the git state of some files, or None without git, a repository or a commit.
 
-    The content of every file is compared with the commit here: `git status` runs what the repository's configuration
-    names (filters, a file system monitor), and believes its index. A file that the commit lacks counts as a difference.
+    The content of every file is compared with the commit. `git status` is not safe: it runs programs that the
+    repository's configuration names (filters, a file system monitor), and trusts the index. A file that the commit
+    lacks counts as a difference.
 
     Args:
         directory: A directory of the repository.
@@ -69,19 +70,19 @@ def _compared(committed: CommittedFiles, root: Path, files: Iterable[Path]) -> G
 
 
 def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a package records of its builder.
+    """Return the builder's entry in a package's provenance.
 
     Args:
         state: `commit` and `dirty` of a builder in a git checkout, else empty.
     """
-    # The public client wants a version. That of an editable install is the version it was installed at, and depends on
-    # the tags that a clone has, so a checkout records its commit as the version: equal sources give equal bytes.
+    # The public client expects a version. An editable install reports the version of its installation time, so a
+    # checkout records its commit as the version: equal sources give equal bytes.
     version = f"0+g{state['commit'][:12]}" if state else kernel_builder.__version__
     return {"version": version, **state}
 
 
 def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
-    """Return what `metadata.json` records of the builder and of the files that a project is built from.
+    """Return the provenance of a package: the builder and the project's sources.
 
     Args:
         sources: The files that its compile steps read, relative to its root.
@@ -108,7 +109,7 @@ def _builder_files(package: Path) -> Iterator[Path]:
 
 
 def _git_paths(path: Path) -> list[Path]:
-    """Return what git tracks of a file: the file itself, and the symbolic links that lead to it."""
+    """Return the paths that git tracks for a file: the file itself, and the symbolic links that lead to it."""
     for part in (*reversed(path.parents), path):
         if part.is_symlink():
             target = Path(os.path.normpath(part.parent / part.readlink()))

@@ -1,7 +1,7 @@
-"""What a package records of the sources that it was built from, and how the project differs from that today.
+"""The record of a package's sources, and the project's differences from it.
 
-The record lets a machine without compilers tell whether packages belong to a project as it is, before they are
-published beside its sources. Python files are not in it: the package contains them.
+With it, a machine without compilers detects packages of older sources before they are published beside the current
+ones. It leaves out Python files, which the package contains.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ def record(project: Project, variant: Variant, steps: Iterable[CompileStep]) -> 
 
 
 def differences(project: Project, variant: Variant, recorded: Mapping[str, Any], package: Path) -> Iterator[str]:
-    """Yield how a project differs from the one that a package was built from, one line for each file.
+    """Yield the differences of a project from the sources of a package, one line for each file.
 
     Args:
-        recorded: What `record` returned; empty for packages of older builders and of other tools, of which only the
-            Python files are compared.
+        recorded: The result of `record`; empty for packages of other tools, whose Python files alone are compared.
     """
     yield from compiled_differences(project, variant, recorded)
     own = {name for name, _ in project.python_files}
@@ -48,7 +47,7 @@ def differences(project: Project, variant: Variant, recorded: Mapping[str, Any],
 
 
 def compiled_differences(project: Project, variant: Variant, recorded: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how the settings and the compiled files of a project differ from what `record` returned for a package."""
+    """Yield the differences of a project's settings and compiled files from a record."""
     if recorded.get(SETTINGS, settings := _settings(project, variant)) != settings:
         yield f"the settings of its {variant.backend} variants in build.toml have changed"
     files = recorded.get(FILES)
@@ -60,7 +59,7 @@ def compiled_differences(project: Project, variant: Variant, recorded: Mapping[s
 
 
 def _settings(project: Project, variant: Variant) -> str:
-    """Return a digest of what `build.toml` says of the packages of a variant, apart from what the metadata has."""
+    """Return a digest of the settings in `build.toml` for a variant that are not in the metadata."""
     framework, backend = project.framework, variant.backend
     settings: dict[str, Any] = {
         "python-depends": [project.python_depends, project.backend_python_depends.get(backend)],

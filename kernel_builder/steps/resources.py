@@ -1,4 +1,4 @@
-"""What each kernel of a build takes of the GPU: its sources are compiled once more, for the compiler's own report."""
+"""Each kernel's use of the GPU. The sources are compiled once more, for the compiler's report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SourceResources:
     """The kernels of one source, for all capabilities of the variants that it is compiled for.
 
     Attributes:
-        title: The source, as progress and errors call it.
+        title: The title of the compile step.
         variants: Their names.
         kernels: In the compiler's order, with their C++ declarations as names.
     """
@@ -42,9 +42,9 @@ class SourceResources:
 def report(
     graph: Graph, cache: Path, *, jobs: int, confinement: Confinement, progress: Progress
 ) -> tuple[SourceResources, ...]:
-    """Compile the device code of a graph, and return what the compilers say of its kernels.
+    """Compile the device code of a graph, and return the compilers' reports of its kernels.
 
-    The objects are thrown away: options for a report would be part of what names them in the cache.
+    The objects are not cached, since the options for a report would be part of their keys.
 
     Raises:
         BuildError: If a compiler fails.

@@ -1,7 +1,7 @@
 """A step's directory: `inside`, with the files that it may read, and `run.sh`, which makes its output from them.
 
 Nothing else is inside, so a file that the include scan missed is a compile error instead of a stale object. In a
-sandbox, compilers and linkers can write there only. What the script trusts, itself included, is beside it.
+sandbox, compilers and linkers can write there only. The script and the files that it trusts are beside it.
 Commands name files in it by relative paths. A compiler that outlives a killed build thus stays in its own directory
 when the next build renames that. Before its script moves the object into the cache, it finds that the directory has
 lost its name, and stops.
@@ -54,7 +54,7 @@ def stage_compile(
         confinement: The sandbox of the compiler.
 
     Raises:
-        BuildError: If a file is not what it was when the build was planned.
+        BuildError: If a file has changed since the build was planned.
     """
     inside = directory / INSIDE
     for name, expected in step.files:
@@ -90,7 +90,7 @@ def stage_compile(
 
 @lru_cache(maxsize=64)
 def _places(root: Path) -> frozenset[Path]:
-    """Return where the files of a tree are: g++ names a header by its real path, and a toolkit may consist of links."""
+    """Return the real directories of a tree's files, by which g++ names headers: a toolkit may consist of links."""
     places = {root, root.resolve()}
     for directory in (root, root / "include"):
         for entry in os.scandir(directory) if directory.is_dir() else ():
@@ -107,29 +107,29 @@ def _readable(step: CompileStep, directory: Path) -> list[str]:
         r"\./(src|builder)/.*",
         *(f"{escaped(root)}/.*" for root in sorted(roots)),
         *step.headers,
-        # The assembler's input, and the names, of no files here, that this has for where it is from.
+        # The assembler's input, and the names in it of the files that it was generated from.
         rf"{escaped(str(directory / INSIDE / 'tmp'))}/(cc\w+|[^/]+-[0-9a-f]+)\.s",
         r"\./[^/]+\.(c|cc|cpp|cu|cxx|ii)",
     ]
 
 
 def _inside(command: str) -> str:
-    """Return a command of a shell that runs inside."""
+    """Return a shell command that runs in the directory `inside`."""
     return f"( cd {INSIDE} && {command} )"
 
 
 def compiled(directory: Path) -> Path:
-    """Return where a compile step that has no place in the cache leaves its object."""
+    """Return the object of a compile step without a place in the cache."""
     return directory / "out.o"
 
 
 def linked(directory: Path) -> Path:
-    """Return where a link step leaves its binary."""
+    """Return the binary of a link step."""
     return directory / "out.so"
 
 
 def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confinement = _UNCONFINED) -> None:
-    """Write the directory of a link step. The script leaves the binary at `linked`, for a last look at it.
+    """Write the directory of a link step. The script leaves the binary at `linked`, for a check of its symbols.
 
     A binary that calls a library of `linked_if_called`, such as the CUDA driver, is linked a second time, with it.
     """
@@ -141,7 +141,7 @@ def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confin
     def link(libraries: Sequence[str]) -> str:
         command = _link(binary, cache, libraries)
         confined = confinement.around(command, inside, [*binary.roots.values(), *objects])
-        # A link or a pipe leads anywhere.
+        # The output must be a file: a link or a pipe could lead anywhere.
         taken = f"mv -f {INSIDE}/out.so out.so && [ -f out.so ] && [ ! -L out.so ] || exit 1"
         return f"{_inside(shlex.join(confined))} && {taken}"
 

@@ -75,7 +75,7 @@ def test_bytes_of_another_commit_are_not_those_of_this_one(
     (repository / "kernel/a.cpp").write_text("int evil;\n")
     assert state(repository) == GitState(commit, dirty=True)
     if attack is forged:
-        with pytest.raises(VerificationError, match="not what its name says"):
+        with pytest.raises(VerificationError, match="does not match its name"):
             _checkout((repository, "kernel/"), commit, tmp_path / "checkout")
     else:
         project = _checkout((repository, "kernel/"), commit, tmp_path / "checkout")

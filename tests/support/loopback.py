@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 class QuietHandler(BaseHTTPRequestHandler):
@@ -25,12 +27,16 @@ class QuietHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve requests in the context, each in a thread; yields the address."""
+def served(handler: type[BaseHTTPRequestHandler], certificate: Path | None = None) -> Iterator[str]:
+    """Serve requests in the context, each in a thread, with TLS if there is a certificate; yields the address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()

@@ -1,10 +1,9 @@
-"""The web application: routes, error answers, log and metrics of one Hub."""
+"""The web application: routes, error responses, log and metrics of one Hub."""
 
 from __future__ import annotations
 
 import errno
 import sqlite3
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -25,17 +24,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kernel_hub import __version__
 from kernel_hub.http.audit_log import Audit, AuditFile
 from kernel_hub.http.metrics import Metrics
-from kernel_hub.http.receive import BodyLimits, Slots
-from kernel_hub.http.turns import ReadTurns, Turns
+from kernel_hub.http.receive import BodyLimits
 from kernel_hub.hub_service import Hub
-from kernel_hub.refusals import Moved, Refusal, answer, bad_request, busy, no_space
-from kernel_hub.routes import ROUTERS, pages, xet
+from kernel_hub.refusals import Refusal, answer, bad_request, busy, no_space
+from kernel_hub.routes import ROUTERS, pages
 from kernel_hub.routes.absent import absent
+from kernel_hub.routes.git import CLONES
 from kernel_hub.settings import Settings
 
 log = structlog.stdlib.get_logger("kernel_hub")
 
-READERS = 16
+_THREADS = 64  # a request that waits for a lock occupies one
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 _FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -44,7 +43,7 @@ _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def create_app(settings: Settings) -> FastAPI:
     """Create the application that serves one Hub."""
     app = FastAPI(
-        lifespan=_threads,
+        lifespan=_lifespan,
         title="A Hub for kernels",
         version=__version__,
         description="The part of the Hub's API that `huggingface_hub` and `kernels` use for kernels.",
@@ -56,11 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
     hub = Hub(settings)
     app.state.hub = hub
     app.state.metrics = Metrics()
-    app.state.turns = Turns()
-    app.state.upload_slots = Slots(settings.limits.uploads)
-    app.state.commit_slots = Slots(settings.limits.commits)
-    app.state.git_slots = Slots(settings.limits.clones)
-    app.state.assembling = anyio.CapacityLimiter(xet.ASSEMBLING)
+    app.state.clones = anyio.Semaphore(CLONES)
     for router in ROUTERS:
         app.include_router(router)
 
@@ -84,51 +79,35 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(pygit2.GitError, _fail)
     app.add_exception_handler(sqlite3.Error, _fail)
     app.add_exception_handler(Exception, _fail)
-    app.add_middleware(BodyLimits, limits=settings.limits, is_known=hub.is_known)
+    app.add_middleware(BodyLimits, limits=settings.limits)
     if settings.token_file is None:
         # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
     if settings.audit_log is not None:
         app.state.audit_file = AuditFile(settings.audit_log)
         app.add_middleware(Audit, file=app.state.audit_file)
-    app.add_middleware(ReadTurns, count=READERS)
     app.add_middleware(RequestObserver, metrics=app.state.metrics)
     return app
 
 
 @asynccontextmanager
-async def _threads(app: FastAPI) -> AsyncIterator[None]:
-    """Keep few threads for readers: each that runs Python makes the event loop wait for the interpreter's lock."""
-    to_thread.current_default_thread_limiter().total_tokens = READERS
-    sys.setswitchinterval(0.001)
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    to_thread.current_default_thread_limiter().total_tokens = _THREADS
     yield
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
     if type(error) is HTTPException and error.status_code in {404, 405}:  # no route, or none for this method
         error = absent(request.method, request.url.path)
-    if isinstance(error, Moved) and (location := _new_address(request, error)):
-        return Response(status_code=307, headers={"Location": location})
     if isinstance(error, Refusal):
         request.state.reason = error.message
         request.state.hidden = error.hidden
-        if request.headers.get("user-agent", "").startswith("git/"):  # it shows text, and no other answers
+        if request.headers.get("user-agent", "").startswith("git/"):  # it shows plain text only
             return PlainTextResponse(f"{error.message}\n", error.status_code, error.headers)
-        read_by_people = "text/html" in request.headers.get("accept", "")
-        return pages.refusal_page(request, error) if read_by_people else answer(error)
+        wants_html = "text/html" in request.headers.get("accept", "")
+        return pages.refusal_page(request, error) if wants_html else answer(error)
     assert isinstance(error, HTTPException)
     return answer(Refusal(error.status_code, str(error.detail), code="Http", headers=dict(error.headers or {})))
-
-
-def _new_address(request: Request, moved: Moved) -> str | None:
-    """Return the address of a request with the new name of its repository, or None if it has the name elsewhere."""
-    address = request.scope["raw_path"].decode("ascii", "replace")
-    for kind in ("/api/kernels/", "/kernels/", "/api/models/", "/"):
-        rest = address.removeprefix(f"{kind}{moved.repo_id}")
-        if rest != address and (not rest or rest.startswith(("/", ".git/"))):
-            query = request.url.query
-            return f"{kind}{moved.target}{rest}" + (f"?{query}" if query else "")
-    return None
 
 
 async def _refuse_invalid(request: Request, error: Exception) -> Response:
@@ -145,12 +124,11 @@ async def _gone(request: Request, error: Exception) -> Response:
 async def _fail(request: Request, error: Exception) -> Response:
     full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
     if full or any(message in str(error) for message in _FULL_MESSAGES):
-        # Xet's client retries a 5xx for minutes, so it gets a 4xx.
-        return answer(no_space(413 if request.url.path.startswith("/xet/") else 507))
+        return answer(no_space())
     if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-        return answer(busy("the index is locked by others; try again"))
+        return answer(busy("the index is locked by other processes; try again"))
     log.error("request failed", path=request.url.path, exc_info=error)
-    return answer(Refusal(500, "the Hub failed; its log says why", code="InternalError"))
+    return answer(Refusal(500, "the Hub failed; its log has the reason", code="InternalError"))
 
 
 class RequestObserver:

@@ -8,73 +8,54 @@ import hmac
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pygit2
 
 from kernel_format.files import locked, write_atomically
 from kernel_hub import names
-from kernel_hub.git.blob_spool import BlobSpool
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.mirror.copies import Mirror
-from kernel_hub.refusals import (
-    Moved,
-    Refusal,
-    mirrored,
-    no_repository,
-    no_token,
-    not_mirrored,
-    read_only,
-    wrong_token,
-)
+from kernel_hub.refusals import Refusal, no_repository, no_token, read_only, wrong_token
 from kernel_hub.repositories.allowances import Allowances
 from kernel_hub.repositories.index import IndexedRepository, RepositoryIndex
 from kernel_hub.repositories.reader import read_repository
 from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
-from kernel_hub.storage.blobs import Blobs, sync_directory
+from kernel_hub.storage.disk import private_directory, sync_directory
 from kernel_hub.storage.large_files import IncomingFile, LargeFiles
-from kernel_hub.storage.locks import StoreLock
+from kernel_hub.storage.locks import exclusive_lock
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
 
 SIGNATURE_SECONDS = 3600
 
 
 class Hub:
-    """The directory of a Hub, and who may do what in it.
+    """The directory of a Hub, and the permissions of its callers.
 
-    repositories/<organisation>/<name>.git
-    large/<aa>/<bb>/<sha256>      unless --large-files names another store
-    large-xorbs/<organisation>/   containers of Xet uploads
+    repositories/<organization>/<name>.git
+    large/<aa>/<bb>/<sha256>      large files
     incoming/                     uploads in progress
+    lock                          held while large files are added and removed
     secret                        signs upload addresses; shared by all servers of this root
-    index.sqlite                  what lists need of all repositories; made from them
+    index.sqlite                  the index of all repositories
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.root = settings.root
         self.root.mkdir(parents=True, exist_ok=True)
+        incoming = self.root / "incoming"
+        private_directory(incoming)
         self.index = RepositoryIndex(self.root / "index.sqlite", self._indexed)
         self.repositories = RepositoryStore(self.root / "repositories", self.index)
-        incoming = self.root / "incoming"
-        large = settings.large_files.rstrip("/") if settings.large_files else str(self.root / "large")
-        self.large_files = LargeFiles(Blobs(large, incoming))
-        self.xorbs = Blobs(f"{large}-xorbs", incoming)
-        self.spool = BlobSpool(incoming)
+        self.large_files = LargeFiles(self.root / "large", incoming)
         self.tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
-        self.store_lock = StoreLock(self.root / "lock")
         self._secret = _secret(self.root / "secret")
-        self.allowances = Allowances(settings.quotas, self.index, incoming)
-        self.mirror = (
-            Mirror(settings.mirror, self.repositories, self.large_files, self.allowances, self.keep)
-            if settings.mirror
-            else None
-        )
-        self.index.prepare(lambda: self.repositories, self.xorbs.sizes)
+        self.allowances = Allowances(settings.quota_bytes, settings.reserve_bytes, self.index, incoming)
 
     def _indexed(self, repo_id: str, known: IndexedRepository | None) -> IndexedRepository | None:
-        """Read a repository for the index. One that cannot be read is not listed; `hub check` names it."""
+        """Read a repository for the index. An unreadable repository is not listed; `kernel-hub check` reports it."""
         try:
             return read_repository(self.repositories.open(repo_id), self.large_files, known)
         except (Refusal, pygit2.GitError, KeyError, ValueError, OSError):
@@ -108,27 +89,12 @@ class Hub:
         """Open a repository that this caller may see.
 
         Raises:
-            Moved: If it has another name now.
             Refusal: If there is none.
         """
-        try:
-            repository = self.repositories.open(repo_id)
-        except Refusal:
-            if (target := self.moved_to(repo_id, caller)) is not None:
-                raise Moved(repo_id, target) from None
-            raise
+        repository = self.repositories.open(repo_id)
         if repository.private and not caller.may_see(repo_id):
             raise no_repository(repo_id, hidden=True)
-        if self.mirror is None and (url := repository.mirror_of) is not None:
-            raise not_mirrored(f"{repo_id} is a copy from {url}, and this Hub was started without --mirror")
         return repository
-
-    def moved_to(self, repo_id: str, caller: Caller) -> str | None:
-        """Return the new name of a repository that this caller may see, and that had this name before."""
-        if (target := self.repositories.moved_to(repo_id)) is None:
-            return None
-        repository = self.repositories.open(target)
-        return None if repository.private and not caller.may_see(target) else target
 
     def to_write(self, repo_id: str, caller: Caller) -> GitRepository:
         """Open a repository that this caller may change.
@@ -136,9 +102,8 @@ class Hub:
         Raises:
             Refusal: If there is none, or the caller may not.
         """
-        repository = self.to_manage(repo_id, caller)
-        if (url := repository.mirror_of) is not None:
-            raise mirrored(repo_id, url)
+        repository = self.to_read(repo_id, caller)
+        self.must_write(repo_id, caller)
         return repository
 
     def to_propose(self, repo_id: str, caller: Caller) -> GitRepository:
@@ -152,8 +117,6 @@ class Hub:
             raise read_only()
         if not caller.name:
             raise no_token(f"a pull request for {repo_id} needs a token: pass token=… or set HF_TOKEN")
-        if (url := repository.mirror_of) is not None:
-            raise mirrored(repo_id, url)
         return repository
 
     def to_commit(self, repo_id: str, caller: Caller, revision: str, *, create_pr: bool) -> GitRepository:
@@ -168,25 +131,26 @@ class Hub:
                 return repository
         return self.to_propose(repo_id, caller) if create_pr else self.to_write(repo_id, caller)
 
-    def to_manage(self, repo_id: str, caller: Caller) -> GitRepository:
-        """Open a repository that this caller may delete. It may be a copy of another Hub's.
-
-        Raises:
-            Refusal: If there is none, or the caller may not.
-        """
-        repository = self.to_read(repo_id, caller)
-        self.must_write(repo_id, caller)
-        return repository
-
     def must_write(self, repo_id: str, caller: Caller) -> None:
         """Raise a refusal unless this caller may publish in the repository, which need not exist."""
         if self.settings.read_only:
             raise read_only()
         caller.must_write(repo_id)
 
+    def set_private(self, repo_id: str, caller: Caller, private: bool) -> None:
+        """Make a repository private or public. The index hides a private one first: it may not show its name."""
+        repository = self.to_write(repo_id, caller)
+        if private:
+            self.index.hide(repo_id)
+        repository.set_private(private)
+
+    def lock_large_files(self) -> AbstractContextManager[None]:
+        """Hold the lock of the store of large files, to add or remove some."""
+        return exclusive_lock(self.root / "lock", "the store of large files")
+
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably."""
-        with self.store_lock.storing():
+        with self.lock_large_files():
             added = sum(file.size for file in incoming if file.sha256 not in repository.owned)
             self.large_files.adopt(incoming)
             repository.owned.add(file.sha256 for file in incoming)
@@ -214,22 +178,11 @@ class Hub:
             raise Refusal(
                 403, "this Hub did not sign this address, or it has expired; request a new one", code="BadSignature"
             )
-        return self.caller_by_key(by)
-
-    def caller_by_key(self, key: str) -> Caller:
-        """Return the caller to whom this Hub gave a signed address.
-
-        Raises:
-            Refusal: If the caller's token was removed meanwhile.
-        """
-        return self.tokens.caller_by_key(key)
+        return self.tokens.caller_by_key(by)
 
     def _signature(self, action: str, repo_id: str, sha256: str, size: int, expires: int, by: str) -> str:
-        return self.signature("\n".join((action, repo_id, sha256, str(size), str(expires), by)).encode())
-
-    def signature(self, what: bytes) -> str:
-        """Return the signature of these bytes, which is the same on every server of this root."""
-        return hmac.new(self._secret, what, hashlib.sha256).hexdigest()
+        message = "\n".join((action, repo_id, sha256, str(size), str(expires), by))
+        return hmac.new(self._secret, message.encode(), hashlib.sha256).hexdigest()
 
 
 def _secret(path: Path) -> bytes:

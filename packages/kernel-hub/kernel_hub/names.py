@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import lru_cache
 
-from kernel_hub.refusals import Refusal, bad_request
+from kernel_hub.refusals import bad_request
 
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
 _REF_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.+@-]{0,198}[A-Za-z0-9_+-])?")
@@ -20,13 +19,11 @@ _BLANK = re.compile(
     "\u00a0\u1680\u2000-\u200a\u202f\u205f]"
 )
 
-# Windows takes these for a device, a drive or another name, where a client would write outside of its cache. What it
-# only cannot store, such as `?`, is harmless.
+# Windows takes these for a device, a drive or another name, where a client would write outside of its cache. Names that
+# it only cannot store, such as `a?`, are harmless.
 _NOT_ON_WINDOWS = re.compile(
     r".*:.*|.*[. ]|(con|prn|aux|nul|(conin|conout|clock)\$|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE
 )
-
-_PLAIN = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 
 MAX_PATH = 1024
 MAX_PART = 255
@@ -37,13 +34,13 @@ MAX_TEXT = 20_000
 
 def repo_id(organization: str, name: str) -> str:
     """Return `organization/name` if the Hub allows both names."""
-    for what, part in (("organization", organization), ("repository name", name)):
+    for kind, part in (("organization", organization), ("repository name", name)):
         if not _PART.fullmatch(part) or ".." in part or "--" in part:
             raise bad_request(
-                f"{what} {part[:100]!r} is not allowed: letters, digits, '_', and '.' or '-' inside, at most 96 of them"
+                f"{kind} {part[:100]!r} is not allowed: letters, digits, '_', and '.' or '-' inside, at most 96 of them"
             )
         if part.lower().endswith((".git", ".lock")):
-            raise bad_request(f"{what} {part!r} may not end in .git or .lock")
+            raise bad_request(f"{kind} {part!r} may not end in .git or .lock")
     return f"{organization}/{name}"
 
 
@@ -52,12 +49,12 @@ def is_text(value: str) -> bool:
     return "\0" not in value and not _SURROGATE.search(value)
 
 
-def text(what: str, value: object) -> str:
-    """Return a message if it is text that git can store, and that lists of commits can show."""
+def text(name: str, value: object) -> str:
+    """Return a message if git can store it and lists of commits can show it. `name` is its name in errors."""
     if not isinstance(value, str) or not is_text(value):
-        raise bad_request(f"{what} is not valid UTF-8 text without NUL")
+        raise bad_request(f"{name} is not valid UTF-8 text without NUL")
     if len(value) > MAX_TEXT:
-        raise bad_request(f"{what} has {len(value)} characters; at most {MAX_TEXT} are allowed")
+        raise bad_request(f"{name} has {len(value)} characters; at most {MAX_TEXT} are allowed")
     return value
 
 
@@ -94,17 +91,6 @@ def path(value: str) -> str:
         if _NOT_ON_WINDOWS.fullmatch(part):
             raise bad_request(f"path {value[:100]!a} is not allowed: on Windows, {part[:100]!a} is no file's name")
     return value
-
-
-@lru_cache(4096)  # walks of trees ask for the same names again and again
-def is_entry(name: str) -> bool:
-    """Return whether `path` allows this name for a file or a folder. Trees of another Hub have any names."""
-    if _PLAIN.fullmatch(name):  # as nearly all are
-        return len(name) <= MAX_PART and not _NOT_ON_WINDOWS.fullmatch(name)
-    try:
-        return "/" not in path(name)
-    except Refusal:
-        return False
 
 
 def sha256(value: object) -> str:

@@ -1,7 +1,6 @@
-"""Every error answer of the Hub, in the form that the public clients read.
+"""Every error response of the Hub, in the form that the public clients read.
 
-The clients choose the exception by the status and `X-Error-Code`, and show `X-Error-Message`. A message says what was
-expected and what to do.
+The clients choose the exception by the status and `X-Error-Code`, and show `X-Error-Message`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Refusal(HTTPException):
         code: The code by which the clients choose their exception.
         headers: Additional headers of the answer.
         url: The address of the existing item that conflicts, which the clients read for `exist_ok=True`.
-        hidden: Whether the answer hides what the caller may not see. Only the audit log tells.
+        hidden: Whether the answer hides a private repository. Only the audit log says so.
     """
 
     def __init__(
@@ -92,26 +91,9 @@ def no_repository(repo_id: str, *, hidden: bool = False) -> Refusal:
     return Refusal(404, message, code="RepoNotFound", hidden=hidden)
 
 
-class Moved(Refusal):
-    """A repository has another name now. A request that has the name in its address is redirected.
-
-    Other requests, such as the deletion of the old name, find no such repository.
-    """
-
-    def __init__(self, repo_id: str, target: str) -> None:
-        super().__init__(404, f"{repo_id} is now {target}: use that name", code="RepoNotFound")
-        self.repo_id = repo_id
-        self.target = target
-
-
 def no_organization(name: str) -> Refusal:
-    """Report that there is no such organisation, or none that the caller may see."""
-    return Refusal(404, f"no organisation {name!r}, or none that this token may see", code="NotFound")
-
-
-def no_user(name: str) -> Refusal:
-    """Report that no token has this name, or none that the caller may know of."""
-    return Refusal(404, f"no token named {name!r}, or none that this token may see", code="NotFound")
+    """Report that there is no such organization, or none that the caller may see."""
+    return Refusal(404, f"no organization {name!r}, or none that this token may see", code="NotFound")
 
 
 def not_supported(message: str) -> Refusal:
@@ -151,7 +133,7 @@ def too_large(message: str) -> Refusal:
 
 
 def over_quota(message: str) -> Refusal:
-    """Refuse an upload above a quota. Not a 5xx, which Xet's client sends again for minutes."""
+    """Refuse an upload above the quota."""
     return Refusal(413, f"{message}; delete something, or ask the operator for a larger quota", code="QuotaExceeded")
 
 
@@ -166,33 +148,11 @@ def busy(message: str) -> Refusal:
     return Refusal(503, message, code="Busy", headers={"Retry-After": "2"})
 
 
-class NotFree(Refusal):
-    """A lock is held by others. Raised before anything has changed, so the request can be tried again."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(503, message, code="Busy", headers={"Retry-After": "2"})
-
-
 def read_only() -> Refusal:
     """Refuse a change, since the Hub was started with --read-only."""
     return Refusal(403, "this Hub is read-only", code="ReadOnly")
 
 
-def mirrored(repo_id: str, url: str) -> Refusal:
-    """Refuse to change or clone a copy of another Hub's repository."""
-    return Refusal(403, f"{repo_id} is a copy from {url}: go there for this, or use another name", code="Mirrored")
-
-
-def not_mirrored(message: str) -> Refusal:
-    """Report that something could not be copied from the other Hub."""
-    return Refusal(502, message, code="BadGateway")
-
-
-def not_admitted(message: str) -> Refusal:
-    """Refuse to serve a package of another Hub whose signature or digest is wrong."""
-    return Refusal(403, message, code="NotVerified")
-
-
-def no_space(status: int = 507) -> Refusal:
+def no_space() -> Refusal:
     """Report that the Hub's disk is full."""
-    return Refusal(status, "the Hub has no space left; nothing was stored", code="InsufficientStorage")
+    return Refusal(507, "the Hub has no space left; nothing was stored", code="InsufficientStorage")

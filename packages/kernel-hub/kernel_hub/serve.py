@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import gc
 import ipaddress
 import logging
-import os
+import resource
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
-from dataclasses import replace
-from types import FrameType
 
 import structlog
 import uvicorn
 
 from kernel_format.errors import ConfigError, HubError
 from kernel_hub.app import create_app
-from kernel_hub.git.command import end_children
-from kernel_hub.http.connections import limited, raise_file_limit, return_memory
+from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
 
 GRACE_SECONDS = 3  # in which requests may end after a signal
-LAST_SECONDS = 4.5
+CONNECTIONS = 1000
+HEAD_BYTES = 32 << 10
 
 
 def is_loopback(host: str) -> bool:
@@ -56,7 +52,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def set_up_logs(level: str) -> None:
+def set_up_logs() -> None:
     """Log to stderr: one JSON object per line, or coloured text on a terminal."""
     times: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
@@ -91,33 +87,16 @@ def set_up_logs(level: str) -> None:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        logger.setLevel(level.upper() if name == "kernel_hub" else logging.WARNING)
+        logger.setLevel("INFO" if name == "kernel_hub" else logging.WARNING)
 
 
-class _Server(uvicorn.Server):
-    """A server that a signal ends in time, whatever its requests do: what was acknowledged is on the disk."""
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        last = threading.Timer(LAST_SECONDS, _end, (128 + sig,))
-        last.daemon = True
-        last.start()
-
-
-def _end(status: int) -> None:
-    """End this process, whatever its threads wait for; git would go on for as long as its limits let it."""
-    end_children()
-    os._exit(status)
-
-
-def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Callable[[str], None]) -> None:
+def serve(settings: Settings, *, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serve a Hub until a signal ends it.
 
     Args:
         settings: What to serve, and to whom.
         host: The host name or address to listen on.
         port: The port; 0 chooses a free one.
-        log_level: The lowest level that is logged.
         ready: Called with the Hub's address as soon as it listens.
 
     Raises:
@@ -128,16 +107,14 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
         raise ConfigError(
             "without tokens anyone who can reach this address could publish, so only loopback is allowed",
             where=f"--host {host}",
-            hint="kernel-builder hub token add NAME --write ORG --token-file F, then serve with --token-file F",
+            hint="kernel-hub token add NAME --write ORG --token-file F, then serve with --token-file F",
         )
-    set_up_logs(log_level)
-    return_memory()
-    # Half of the open files are for what the requests read and write.
-    most = min(settings.connections.connections, raise_file_limit() // 2)
-    connections = replace(settings.connections, connections=most)
+    set_up_logs()
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     app = create_app(settings)
-    # A body of a megabyte can have 300,000 lists. For those, the collector looked at all objects again and again.
-    gc.freeze()
+    hub: Hub = app.state.hub
+    hub.index.read_all(hub.repositories)
     if settings.audit_log is not None:
         signal.signal(signal.SIGHUP, lambda *_: app.state.audit_file.reopen())
     with listen(host, port) as listening:
@@ -146,11 +123,12 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
             log_config=None,
             access_log=False,
             server_header=False,
-            loop="asyncio",  # uvloop accepts one connection a turn: with 500 at once, `/health` waits for 500 turns
-            http=limited(connections, settings.limits.idle_seconds),
+            http="h11",  # limits the head of a request, unlike httptools
+            h11_max_incomplete_event_size=HEAD_BYTES,
+            limit_concurrency=min(CONNECTIONS, most_files // 2),  # requests read and write files, too
             timeout_keep_alive=30,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         name = f"[{host}]" if ":" in host else host
         ready(f"http://{name}:{listening.getsockname()[1]}")
-        _Server(config).run(sockets=[listening])
+        uvicorn.Server(config).run(sockets=[listening])

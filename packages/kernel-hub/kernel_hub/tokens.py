@@ -1,7 +1,7 @@
 """Tokens and their permissions.
 
 A token is 32 random bytes and is shown once. The token file holds its SHA-256; a random token needs no slower hash. A
-token has a scope for each organisation or repository: `read` sees private repositories, `write` also publishes. It may
+token has a scope for each organization or repository: `read` sees private repositories, `write` also publishes. It may
 have an end.
 """
 
@@ -35,7 +35,7 @@ class Token:
 
     name: str
     sha256: str
-    scopes: Mapping[str, str]  # organisation, repository, or "*" for every one -> "read" or "write"
+    scopes: Mapping[str, str]  # organization, repository, or "*" for every one -> "read" or "write"
     expires: int | None = None  # in seconds since 1970
 
     def caller(self) -> Caller:
@@ -60,36 +60,36 @@ class Caller:
     scopes: Mapping[str, str] = field(default_factory=dict)
     key: str = ""
 
-    def _scopes_of(self, what: str) -> set[str]:
-        """Return the scopes that cover an organisation, or a repository: its own and its organisation's."""
-        covering = (what, what.partition("/")[0], ANY)
-        return {self.scopes[name] for name in covering if name in self.scopes}
+    def _scopes_of(self, name: str) -> set[str]:
+        """Return the scopes that cover an organization, or a repository: its own and its organization's."""
+        covering = (name, name.partition("/")[0], ANY)
+        return {self.scopes[scope] for scope in covering if scope in self.scopes}
 
-    def may_see(self, what: str) -> bool:
-        """Return whether this caller sees a private repository, or all of an organisation."""
-        return bool(self._scopes_of(what))
+    def may_see(self, name: str) -> bool:
+        """Return whether this caller sees a private repository, or all of an organization."""
+        return bool(self._scopes_of(name))
 
     def seen(self) -> list[str] | None:
-        """Return the organisations and repositories whose private parts this caller sees. None: all."""
+        """Return the organizations and repositories whose private parts this caller sees. None: all."""
         return None if ANY in self.scopes else list(self.scopes)
 
     def organizations(self) -> set[str]:
-        """Return the organisations for which this caller has a scope, or for one of whose repositories."""
+        """Return the organizations for which this caller has a scope, or for one of whose repositories."""
         return {name.partition("/")[0] for name in self.scopes if name != ANY}
 
-    def may_write(self, what: str) -> bool:
-        """Return whether this caller may publish in a repository, or in all of an organisation."""
-        return "write" in self._scopes_of(what)
+    def may_write(self, name: str) -> bool:
+        """Return whether this caller may publish in a repository, or in all of an organization."""
+        return "write" in self._scopes_of(name)
 
-    def must_write(self, what: str) -> None:
-        """Raise a refusal unless this caller may publish in a repository, or in all of an organisation."""
+    def must_write(self, name: str) -> None:
+        """Raise a refusal unless this caller may publish in a repository, or in all of an organization."""
         if not self.name:
-            raise no_token(f"writing to {what} needs a token: pass token=… or set HF_TOKEN")
-        if not self.may_write(what):
+            raise no_token(f"writing to {name} needs a token: pass token=… or set HF_TOKEN")
+        if not self.may_write(name):
             raise forbidden(
-                f"the token {self.name!r} may only read {what}"
-                if self.may_see(what)
-                else f"the token {self.name!r} has no write scope for {what}"
+                f"the token {self.name!r} may only read {name}"
+                if self.may_see(name)
+                else f"the token {self.name!r} has no write scope for {name}"
             )
 
 
@@ -99,10 +99,6 @@ class AnyToken:
     def caller(self, token: str | None) -> Caller:
         """Return the caller who sends this token."""
         return self.caller_by_key("any") if token else Caller()
-
-    def callers(self) -> list[Caller]:
-        """Return every caller that there may be."""
-        return [self.caller_by_key("any")]
 
     def caller_by_key(self, key: str) -> Caller:
         """Return the caller who was given a signed address."""
@@ -130,7 +126,7 @@ class TokenFile:
             raise ConfigError(
                 "the token file does not exist",
                 where=str(self.path),
-                hint=f"kernel-builder hub token add NAME --write ORG --token-file {self.path}",
+                hint=f"kernel-hub token add NAME --write ORG --token-file {self.path}",
             ) from None
         stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if stamp != self._stamp:
@@ -152,12 +148,6 @@ class TokenFile:
         if not matching:
             raise wrong_token()
         return matching[0].caller()
-
-    def callers(self) -> list[Caller]:
-        """Return every caller who has a token that is valid, sorted by name."""
-        known = sorted(self.tokens(), key=lambda token: token.name)
-        now = time.time()
-        return [token.caller() for token in known if token.expires is None or token.expires > now]
 
     def caller_by_key(self, key: str) -> Caller:
         """Return the caller who was given a signed address.
@@ -188,7 +178,7 @@ def _read(path: Path) -> tuple[Token, ...]:
         return tuple(tokens)
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"this is not a token file ({error}); expected what `kernel-builder hub token add` writes", where=where
+            f"this is not a token file ({error}); expected a file that `kernel-hub token add` has written", where=where
         ) from error
 
 
@@ -248,11 +238,11 @@ def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...],
         raise ConfigError(
             "a token needs a scope", where="--read, --write", hint="--write ORG, --read ORG, or --read '*'"
         )
-    for what in (name, *read, *write):
-        organization, slash, repository = what.partition("/")
-        if what != ANY:
+    for checked in (name, *read, *write):
+        organization, slash, repository = checked.partition("/")
+        if checked != ANY:
             try:
-                names.repo_id(organization, repository if slash and what != name else "x")
+                names.repo_id(organization, repository if slash and checked != name else "x")
             except Refusal as refusal:
                 raise ConfigError(refusal.message, where="name or scope") from None
     token = f"hf_{secrets.token_urlsafe(32)}"
@@ -263,7 +253,7 @@ def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...],
             raise ConfigError(
                 f"a token {name!r} exists already",
                 where=str(path),
-                hint=f"kernel-builder hub token remove {name} --token-file {path}",
+                hint=f"kernel-hub token remove {name} --token-file {path}",
             )
         _write(path, (*tokens, Token(name, hashlib.sha256(token.encode()).hexdigest(), scopes, expires)))
     return token
@@ -279,5 +269,5 @@ def remove(path: Path, name: str) -> None:
         tokens = TokenFile(path).tokens()
         kept = tuple(token for token in tokens if token.name != name)
         if len(kept) == len(tokens):
-            raise ConfigError(f"there is no token {name!r}", where=str(path), hint="kernel-builder hub token list")
+            raise ConfigError(f"there is no token {name!r}", where=str(path), hint="kernel-hub token list")
         _write(path, kept)

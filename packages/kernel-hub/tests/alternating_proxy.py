@@ -1,4 +1,4 @@
-"""A proxy that sends each request, also those of one connection, to another of several servers than the last."""
+"""A proxy that sends each request, also those of one connection, to another server than the last."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import http.client
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.support.loopback import QuietHandler, served
@@ -15,8 +16,11 @@ _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding"}
 
 
 @contextmanager
-def alternating_proxy(urls: Sequence[str]) -> Iterator[str]:
-    """Run the proxy in the context, and yield its address. A server that takes no connection is left out."""
+def alternating_proxy(urls: Sequence[str], certificate: Path | None = None) -> Iterator[str]:
+    """Run the proxy in the context, with TLS if there is a certificate, and yield its address.
+
+    A server that refuses connections is left out.
+    """
     requests = count()
 
     class Handler(QuietHandler):
@@ -40,6 +44,7 @@ def alternating_proxy(urls: Sequence[str]) -> Iterator[str]:
                     continue
             ours = {*_OF_ONE_CONNECTION, "content-length"}
             headers = {name: value for name, value in self.headers.items() if name.lower() not in ours}
+            headers["X-Forwarded-Proto"] = "https" if certificate else "http"
             if body or "Content-Length" in self.headers:
                 headers["Content-Length"] = str(len(body))
             connection.request(self.command, self.path, body, headers)
@@ -62,5 +67,5 @@ def alternating_proxy(urls: Sequence[str]) -> Iterator[str]:
 
         do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = forward
 
-    with served(Handler) as url:
+    with served(Handler, certificate) as url:
         yield url

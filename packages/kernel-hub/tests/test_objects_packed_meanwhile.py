@@ -16,7 +16,7 @@ from kernel_hub.git.repository import GitRepository
 BLOB = str(pygit2.hash(b"content"))
 READS: dict[str, Callable[[GitRepository, str], object]] = {
     "branch": lambda repository, _: repository.refs.resolve("main"),
-    "files": lambda repository, tip: list(repository.trees.entries(tip, recursive=True)),
+    "files": lambda repository, tip: list(repository.trees.entries(tip, recursive=True, count=9)),
     "entry": lambda repository, tip: repository.trees.entry(tip, "folder/file"),
     "content": lambda repository, _: repository.trees.read(TreeEntry("folder/file", BLOB, is_folder=False)),
     "commits": lambda repository, tip: repository.history.commits(tip),

@@ -55,7 +55,7 @@ def test_a_pair_serves_the_public_clients_as_one(
 ) -> None:
     file = tmp_path / "tokens.json"
     token = tokens.add(file, "ci", read=(), write=("a",))
-    url, pair = proxied("--token-file", str(file), "--trust", "a", "--log-level", "info")
+    url, pair = proxied("--token-file", str(file), "--trust", "a")
     api = HfApi(endpoint=url, token=token)
     folder = write_kernel(tmp_path / "kernel", repo_id="a/twice")
     binary = os.urandom(3_000_000)
@@ -80,7 +80,7 @@ api.upload_folder(repo_id={repo_id!r}, folder_path={str(folder)!r}, repo_type="k
     done = run_with_torch(load, **environment)
     assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr[-3000:]
 
-    # What one server has changed, the other one answers at once.
+    # Each server immediately serves the changes of the other.
     for number in range(6):
         oid = commit(api, "a/twice", "f", str(number).encode())
         assert api.repo_info("a/twice", repo_type="kernel").sha == oid

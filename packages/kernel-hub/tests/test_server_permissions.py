@@ -1,21 +1,32 @@
-"""Who may read and write: tokens, private repositories, read-only servers and host names."""
+"""Permissions: tokens, private repositories, read-only servers, malformed addresses, and scripts."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import pygit2
 import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from raw_requests import TOKEN, target
 
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
+from kernel_hub.hub_service import Hub
+from kernel_hub.refusals import Refusal
+from kernel_hub.routes.parameters import timestamp
+from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 
@@ -58,7 +69,7 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     with pytest.raises(HfHubHTTPError, match="Invalid user token"):
         hub.api("hf_wrong").whoami()
 
-    # To know the digest of a private file is not enough to read it.
+    # The digest of a private file is not enough to read it.
     sha256 = hashlib.sha256((kernel / "build" / VARIANT / "table.bin").read_bytes()).hexdigest()
     hub.api(other).create_repo("theirs/copy", repo_type="kernel")
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize 1280000\n".encode()
@@ -78,8 +89,6 @@ BODIES = {
     "/paths-info/{revision}": {"paths": ["x"]},
     "/preupload/{revision}": {"files": []},
     "/objects/batch": {"operation": "download", "objects": []},
-    "/lfs-files/batch": {"deletions": {"sha": []}},
-    "/lfs-files/duplicate": {"target": {"type": "kernel", "name": "theirs/x"}, "files": []},
     "/settings": {"private": False},
 }
 
@@ -91,18 +100,18 @@ def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., 
     """Clients without access get the same answers for a private repository as for one that does not exist."""
     file = tmp_path / "tokens.json"
     writer = tokens.add(file, "ci", read=(), write=("ours",))
-    stranger = tokens.add(file, "guest", read=(), write=("theirs",))
+    other = tokens.add(file, "guest", read=(), write=("theirs",))
     hub = start_hub("--token-file", str(file))
     hub.api(writer).create_repo("ours/secret", repo_type="kernel", private=True)
     described = requests.get(f"{hub.url}/openapi.json").json()["paths"]
     routes = [(method, path) for path, methods in described.items() if "{name}" in path for method in methods]
     routes += [("get", f"/kernels/{{organization}}/{{name}}{rest}") for rest in ("", "/commit/main", "/discussions/1")]
     routes += [("get", f"/kernels/{{organization}}/{{name}}.git/{rest}") for rest in ("info/refs", "HEAD")]
-    assert len(routes) > 25
+    assert len(routes) > 20
     for method, route in routes:
         body = next((body for end, body in BODIES.items() if route.endswith(end)), None)
         query = {"size": 1, "expires": 1, "signature": "x"} if "/large/" in route else {}
-        for token in (None, stranger):
+        for token in (None, other):
             answers = []
             for name in ("secret", "nowhere"):
                 path = (
@@ -133,3 +142,341 @@ def test_read_only_and_foreign_host_names(start_hub: Callable[..., RunningHub]) 
         hub.api().create_repo(KERNEL, repo_type="kernel")
     # A web page whose own host name resolves to loopback.
     assert requests.get(f"{hub.url}/api/kernels", headers={"Host": "evil.example"}).status_code == 400
+
+
+def ask(hub: RunningHub, line: str, *, host: str = "127.0.0.1") -> tuple[int, str]:
+    """Send a malformed request, and return its status and its response."""
+    with socket.create_connection(target(hub.url), timeout=10) as connection:
+        connection.sendall(f"{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("latin-1"))
+        answer = b""
+        while block := connection.recv(1 << 16):
+            answer += block
+    return int(answer.split()[1]) if answer else 0, answer.decode("latin-1")
+
+
+def test_malformed_addresses_are_refused(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    tokens.add(tmp_path / "tokens.json", "ci", read=(), write=("a",))
+    hub = start_hub("--token-file", str(tmp_path / "tokens.json"))
+    Hub(Settings(hub.root)).repositories.create("a/one", private=False, author="ci")
+    api = "/api/kernels/a/one"
+    odd = ["%00", "main%00x", "%ED%A0%80", "%FF", "a%0Ab", "%7F"]
+    for value in odd:
+        for address in (
+            f"/api/a{value}b",
+            f"/api/kernels/a{value}/one",
+            f"{api}/revision/{value}",
+            f"{api}/tree/{value}/x",
+            f"{api}/tree/main/{value}",
+            f"{api}/commits/{value}",
+            f"/kernels/a/one/resolve/{value}/x",
+            f"/kernels/a/one/resolve/main/{value}",
+            f"/kernels/a/one/commit/{value}",
+            f"/api/models/a/one/revision/{value}",
+        ):
+            status, answer = ask(hub, f"GET {address}")
+            assert status == 400 and "x-error-message" in answer.lower(), (address, answer)
+    for address in ("/?search=%00", f"{api}?x=a%00b", "/kernels/a/one?version=%00", "/api/kernels?cursor=%00"):
+        assert ask(hub, f"GET {address}")[0] == 400, address
+    for host in ("[", "a b", "a/b", "x@y", "[::1", "a:99999999", "é"):
+        assert ask(hub, "GET /", host=host)[0] == 400, host
+    assert ask(hub, "GET /", host="[::1]:80")[0] == 200
+    log = hub.log.read_text()
+    assert "Traceback" not in log and '"error"' not in log
+
+
+def test_malformed_text_in_bodies_is_refused(hub: RunningHub) -> None:
+    hub.api().create_repo("a/one", repo_type="kernel")
+    api = f"{hub.url}/api/kernels/a/one"
+    for odd in ("main\\u0000x", "\\ud800"):
+        for method, address, body in (
+            ("POST", f"{api}/branch/x", f'{{"startingPoint": "{odd}"}}'),
+            ("POST", f"{api}/tag/main", f'{{"tag": "t", "message": "{odd}"}}'),
+            ("POST", f"{api}/tag/main", f'{{"tag": "{odd}"}}'),
+            ("POST", f"{hub.url}/api/repos/create", f'{{"name": "{odd}", "organization": "a", "type": "kernel"}}'),
+            ("POST", f"{hub.url}/api/repos/create", f'{{"name": "x", "organization": "a", "type": "{odd}"}}'),
+            ("POST", f"{hub.url}/api/repos/move", f'{{"fromRepo": "a/one", "toRepo": "{odd}", "type": "kernel"}}'),
+            ("DELETE", f"{hub.url}/api/repos/delete", f'{{"name": "{odd}", "organization": "a", "type": "kernel"}}'),
+            ("POST", f"{api}/preupload/main", f'{{"files": [{{"path": "{odd}", "size": 1}}]}}'),
+            ("POST", f"{hub.url}/api/validate-yaml", f'{{"content": "{odd}"}}'),
+        ):
+            answer = requests.request(method, address, data=body, headers={**TOKEN, "Content-Type": "application/json"})
+            assert answer.status_code == 400 and answer.headers["X-Error-Message"], (address, body, answer.text)
+    assert [ref.name for ref in hub.api().list_repo_refs("a/one", repo_type="kernel").branches] == ["main"]
+    assert '"level": "error"' not in hub.log.read_text()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_the_root_is_readable_by_its_user_only(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        for again in (False, True):
+            hub = Hub(Settings(tmp_path / "hub"))
+            hub.repositories.create(f"a/one{again}", private=True, author="a")
+            if not again:  # as an earlier version created them
+                (hub.root / "index.sqlite").chmod(0o644)
+                (hub.root / "large").chmod(0o755)
+    finally:
+        os.umask(before)
+    modes = {path.relative_to(hub.root).as_posix(): path.stat().st_mode & 0o777 for path in hub.root.rglob("*")}
+    assert {modes[name] for name in ("index.sqlite", "secret")} == {0o600}
+    private = ("repositories", "repositories/a/oneFalse.git", "repositories/a/oneTrue.git", "large")
+    assert {modes[name] for name in (*private, "incoming")} == {0o700}
+
+
+def test_concurrent_requests_for_one_name(tmp_path: Path) -> None:
+    hub = Hub(Settings(tmp_path / "hub"))
+
+    def attempt(change: Callable[[], None]) -> str:
+        try:
+            change()
+        except Refusal as refusal:
+            return refusal.code
+        return "done"
+
+    for number in range(25):
+        names = [f"a/{kind}{number}" for kind in ("m", "n")]
+        for name in names:
+            hub.repositories.create(name, private=False, author="a")
+        wanted = f"a/t{number}"
+        changes = [partial(hub.repositories.create, wanted, private=True, author="b")] * 3
+        changes += [partial(hub.repositories.move, name, wanted) for name in names]
+        with ThreadPoolExecutor(5) as pool:
+            results = list(pool.map(attempt, changes))
+        assert sorted(results) == ["Conflict"] * 4 + ["done"], results
+        moved = results[3:].count("done")
+        assert sum(name in hub.repositories for name in names) == 2 - moved
+        assert hub.repositories.open(wanted).private is (moved == 0)
+    assert not [path for path in (tmp_path / "hub/repositories/a").iterdir() if path.name.startswith(".new-")]
+
+
+def test_clocks_that_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timestamp(2**62) == "9999-12-31T00:00:00.000Z" and timestamp(-5).startswith("1970-01-01")
+    token = tokens.add(tmp_path / "tokens.json", "ci", read=(), write=("a",), expires=int(time.time()) + 100)
+    hub = Hub(Settings(tmp_path / "hub", token_file=tmp_path / "tokens.json"))
+    hub.repositories.create("a/one", private=False, author="a")
+    caller = hub.tokens.caller(token)
+    query = dict(item.split("=") for item in hub.sign("download", "a/one", "0" * 64, 1, caller).split("&"))
+
+    def check() -> None:
+        hub.check_signature("download", "a/one", "0" * 64, 1, int(query["expires"]), query["by"], query["signature"])
+
+    check()
+    now = time.time()
+    for step in (-1e6, -3600.0, 3700.0, 1e9):
+        monkeypatch.setattr(time, "time", lambda step=step: now + step)
+        if step > 0:  # an end is final
+            for use in (check, lambda: hub.tokens.caller(token)):
+                with pytest.raises(Refusal, match=r"expired|sign"):
+                    use()
+        # With a wrong clock, a repository is created, and the index follows.
+        name = f"a/at{int(step) % 1000}{step > 0}"
+        hub.repositories.create(name, private=False, author="a")
+        assert name in [item.repo_id for item in hub.index.page(None, count=50)]
+        monkeypatch.setattr(time, "time", lambda: now)
+    assert len(hub.index.page(None, count=50)) == 5
+    check()
+
+
+def every_route(hub: RunningHub, repo_id: str) -> Iterator[tuple[str, str, object]]:
+    """Yield each route of the API for a repository, with a body that it takes."""
+    organization, name = repo_id.split("/")
+    for path, methods in requests.get(f"{hub.url}/openapi.json").json()["paths"].items():
+        for method in methods:
+            body = next((body for end, body in BODIES.items() if path.endswith(end)), None)
+            known = {**VALUES, "organization": organization, "name": name, "revision:path": "main"}
+            for key, value in known.items():
+                path = path.replace(f"{{{key}}}", value)  # noqa: PLW2901
+            yield method, path, body
+
+
+OPEN = {"/health", "/metrics", "/api/validate-yaml"}
+
+
+def test_an_expired_token_is_refused_on_every_route(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    old = tokens.add(file, "old", read=(), write=("a", "b"), expires=int(time.time()) + 3600)
+    hub = start_hub("--token-file", str(file), "--audit-log", str(tmp_path / "audit"))
+    hub.api(old).create_repo("a/one", repo_type="kernel")
+    listed = json.loads(file.read_text())
+    listed["tokens"][0]["expires"] = int(time.time()) - 1
+    file.write_text(json.dumps(listed))
+    tried = 0
+    for method, path, body in every_route(hub, "a/one"):
+        if path in OPEN or "/large/" in path:
+            continue
+        answer = requests.request(method, hub.url + path, json=body, headers={"Authorization": f"Bearer {old}"})
+        # Some bodies are validated first.
+        assert answer.status_code == 403 or (answer.status_code in {400, 422} and body is None), (method, path, answer)
+        tried += 1
+    assert tried > 20
+    assert requests.get(f"{hub.url}/kernels/a/one", auth=("any", old)).status_code == 403
+    assert requests.get(f"{hub.url}/api/kernels/a/one").ok  # it is public
+
+
+def test_a_read_token_may_only_open_pull_requests(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    owner, reader, other = (
+        tokens.add(file, name, read=() if name == "owner" else (name,), write=("a",) if name == "owner" else ())
+        for name in ("owner", "reader", "other")
+    )
+    hub = start_hub("--token-file", str(file))
+    hub.api(owner).create_repo("a/one", repo_type="kernel")
+    hub.api(owner).create_repo("a/shut", repo_type="kernel", private=True)
+
+    def propose(token: str | None, path: str, content: bytes, repo_id: str = "a/one", **options: object) -> object:
+        return hub.api(token).create_commit(
+            repo_id, [CommitOperationAdd(path, content)], commit_message=path, repo_type="kernel", **options
+        )
+
+    large = os.urandom(1_500_000)
+    assert propose(reader, "x.so", large, create_pr=True).pr_revision == "refs/pr/1"  # type: ignore[attr-defined]
+    assert propose(other, "y", b"y", create_pr=True).pr_revision == "refs/pr/2"  # type: ignore[attr-defined]
+    propose(reader, "more", b"m", revision="refs/pr/1")  # to its own
+    for token, options, message in (
+        (reader, {}, "no write scope"),
+        (reader, {"revision": "refs/pr/2"}, "no write scope"),
+        (None, {"create_pr": True}, "needs a token"),
+        (None, {"revision": "refs/pr/1"}, "needs a token"),
+    ):
+        for content in (b"z", large[1:]):
+            with pytest.raises(HfHubHTTPError, match=message):
+                propose(token, "z.so", content, **options)
+    with pytest.raises(HfHubHTTPError, match="404"):
+        propose(reader, "z", b"z", "a/shut", create_pr=True)
+    # All other writes are refused.
+    head = {"Authorization": f"Bearer {reader}"}
+    before = requests.get(f"{hub.url}/api/kernels/a/one/refs?include_prs=1").json()
+    for method, path, body in every_route(hub, "a/one"):
+        path = path.replace("/discussions/1", "/discussions/2")  # noqa: PLW2901
+        read = method in {"get", "head"} or path in OPEN or "paths-info" in path or path.endswith("objects/batch")
+        if not read and "/large/" not in path:
+            answer = requests.request(method, hub.url + path, json=body, headers=head)
+            assert answer.status_code in {400, 401, 403, 404}, (method, path, answer.text)
+    assert requests.get(f"{hub.url}/api/kernels/a/one/refs?include_prs=1").json() == before
+    # It may delete its own pull requests, and have 32 at a time.
+    for _ in range(31):
+        propose(reader, os.urandom(4).hex(), b"x", create_pr=True)
+    with pytest.raises(HfHubHTTPError, match="32 pull requests"):
+        propose(reader, "too-many", b"x", create_pr=True)
+    discussions = f"{hub.url}/api/kernels/a/one/discussions"
+    assert requests.delete(f"{discussions}/3", headers=head).ok
+    assert requests.post(f"{discussions}/1/merge", headers={"Authorization": f"Bearer {owner}"}).ok
+    assert hub.api(None).file_exists("a/one", "x.so", repo_type="kernel")
+    assert requests.delete(f"{discussions}/2", headers={"Authorization": f"Bearer {owner}"}).ok
+
+
+def packet(line: bytes) -> bytes:
+    return f"{len(line) + 4:04x}".encode() + line
+
+
+def test_git_serves_objects_of_the_repository_only(hub: RunningHub) -> None:
+    """Protocol v2 takes any object that is asked for by its id."""
+    for name in ("a/one", "a/other"):
+        hub.api().create_repo(name, repo_type="kernel", private=name == "a/other")
+    here, other = (pygit2.Repository(str(hub.root / f"repositories/{name}.git")) for name in ("a/one", "a/other"))
+    secret = other.create_blob(b"secret")
+    who = pygit2.Signature("a", "a@b")
+    elsewhere = other.create_commit(None, who, who, "m", other.TreeBuilder().write(), [])
+    unreached = here.create_blob(b"of a commit that was refused")
+    head = str(here.references["refs/heads/main"].target)
+    kind = {"Content-Type": "application/x-git-upload-pack-request", "Git-Protocol": "version=2"}
+
+    def fetch(*wants: object, more: bytes = b"") -> bytes:
+        lines = b"".join(packet(f"want {want}\n".encode()) for want in wants)
+        body = packet(b"command=fetch") + b"0001" + more + lines + packet(b"done\n") + b"0000"
+        answer = requests.post(f"{hub.url}/kernels/a/one/git-upload-pack", data=body, headers=kind, timeout=20)
+        assert answer.status_code == 200
+        return answer.content
+
+    assert b"PACK" in fetch(head)
+    assert b"PACK" in fetch(unreached)  # of this repository, to readers who know its id
+    for want in (secret, elsewhere, "0" * 40, "refs/heads/main", "../../other.git", "x" * 60_000):
+        assert b"PACK" not in fetch(want), want
+    # Malformed requests are answered immediately.
+    noise = [os.urandom(2000) for _ in range(4)]
+    noise += [b"0000", b"0001", b"0002", b"0003", b"ffff", b"0005x", packet(b"command=" + b"x" * 5000) + b"0000"]
+    noise += [packet(b"command=ls-refs") + b"0001" + packet(b"ref-prefix " + b"a" * 900) * 2000 + b"0000"]
+    noise += [packet(b"command=object-info") + b"0001" + packet(f"oid {secret}".encode()) + b"0000"]
+    noise += [
+        packet(b"command=fetch") + b"0001" + packet(b"deepen 99999999999\n") + packet(b"deepen-not x\n") + b"0000"
+    ]
+    noise += [packet(b"command=fetch") + b"0001" + packet(f"want {head}\n".encode()) + packet(b"filter sparse:oid=x\n")]
+    noise += [packet(b"command=fetch") + b"0001" + packet(f"want {head}\n".encode()) * 40_000 + b"0000"]
+    for body in noise:
+        began = time.monotonic()
+        answer = requests.post(f"{hub.url}/kernels/a/one/git-upload-pack", data=body, headers=kind, timeout=20)
+        assert answer.status_code in {200, 413} and time.monotonic() - began < 10, body[:80]
+        assert b"secret" not in answer.content
+    for protocol in ("version=2:version=1", "version=99", "x" * 3000, "version=2\tx"):
+        assert requests.post(
+            f"{hub.url}/kernels/a/one/git-upload-pack", data=b"0000", headers={**kind, "Git-Protocol": protocol}
+        ).status_code in {200, 400}
+    assert requests.get(f"{hub.url}/kernels/a/one/info/refs?service=git-upload-pack").ok
+    assert '"level": "error"' not in hub.log.read_text()
+
+
+SCRIPT = '<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"><script>alert(2)</script></svg>'
+
+
+def test_files_and_pages_run_no_script(hub: RunningHub) -> None:
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    names = [
+        "a.svg",
+        "a.html",
+        "a.xhtml",
+        "a.xml",
+        "a.js",
+        "a.pdf",
+        "a.htm\u00e9",
+        "quote\"'><script>alert(3)<.svg",
+        "a;b=c.svg",
+    ]
+    lines = [{"key": "header", "value": {"summary": "<script>alert(4)</script>", "description": "</pre><img src=x>"}}]
+    lines += [{"key": "file", "value": {"path": name, "content": SCRIPT}} for name in names]
+    card = f'# <script>x</script>\n\n<a href="javascript:x">x</a> <svg onload=x> ![x](x"onerror=alert(5).svg)\n{SCRIPT}'
+    lines += [{"key": "file", "value": {"path": "README.md", "content": card}}]
+    body = "\n".join(map(json.dumps, lines))
+    done = requests.post(f"{hub.url}/api/kernels/{KERNEL}/commit/main", data=body, headers=TOKEN).json()
+    for name in names:
+        answer = requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/{requests.utils.quote(name, safe='')}")
+        assert answer.content.decode() == SCRIPT
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "sandbox" in policy and "script" not in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Content-Type"].split(";")[0] in {"text/plain", "image/svg+xml"}, name
+        assert all(character not in answer.headers["Content-Disposition"] for character in '"<>')
+    for page in (f"/kernels/{KERNEL}", f"/kernels/{KERNEL}/commit/{done['commitOid']}", "/"):
+        answer = requests.get(hub.url + page)
+        assert answer.status_code == 200 and "script-src" not in answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        for forbidden in ("<script", "onload=", "<svg", "javascript:", '"onerror='):
+            assert forbidden not in answer.text.replace("&lt;", ""), (page, forbidden)
+    for page in ("/?search=%3Cscript%3E", "/kernels/%3Cscript%3E/x", "/a/%3Cscript%3E", "/%3Cscript%3E"):
+        answer = requests.get(hub.url + page, headers={"Accept": "text/html"})
+        assert "<script" not in answer.text
+
+
+def test_the_addresses_of_models_are_read_only(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    owner = tokens.add(file, "ci", read=(), write=("a",))
+    hub = start_hub("--token-file", str(file))
+    api = hub.api(owner)
+    api.create_repo("a/one", repo_type="kernel")
+    api.create_repo("a/shut", repo_type="kernel", private=True)
+
+    def commit(**options: str) -> None:
+        api.create_commit("a/one", [CommitOperationAdd("x", b"x")], commit_message="m", **options)
+
+    commit(repo_type="kernel")
+    assert api.model_info("a/one").id == "a/one" and api.file_exists("a/one", "x")
+    assert api.list_repo_files("a/one") == ["x"]
+    for change in (
+        commit,
+        lambda: api.create_branch("a/one", branch="b"),
+        lambda: api.create_repo("a/two"),
+        lambda: api.delete_repo("a/one"),
+    ):
+        with pytest.raises(HfHubHTTPError, match="kernel"):
+            change()
+    assert not hub.api(None).repo_exists("a/shut") and hub.api(owner).repo_exists("a/shut")
+    assert requests.get(f"{hub.url}/api/nothing").status_code == 501

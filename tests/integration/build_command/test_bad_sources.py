@@ -35,12 +35,14 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
         done = kernel_builder(cache, *arguments)
         people = command(cache, *arguments)
     assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=None)
-    assert re.search(r"refused it: scale/scale_cpu\.cpp:4:\d+: error: ‘input’ was not declared", done.answer["message"])
+    assert re.search(
+        r"compiler failed: scale/scale_cpu\.cpp:4:\d+: error: ‘input’ was not declared", done.answer["message"]
+    )
     assert "scale/scale_cpu.cpp:4" in done.answer["output"]
     assert "‘input’ was not declared" in done.answer["output"]
     assert "g++ -c " in done.answer["command"]
     assert people.returncode == 5
-    assert "failed: scale_cpu.cpp: the compiler refused it" in people.stdout
+    assert "failed: scale_cpu.cpp: the compiler failed" in people.stdout
     for words in (f"error: {source}", CPU, "‘input’ was not declared"):
         assert words in people.stderr
     # The compiler's words come first; the command is in a log.

@@ -308,7 +308,7 @@ def test_a_header_that_declares_and_does_not_define(told: Told) -> None:
 def test_a_binding_by_pybind11(told: Told) -> None:
     ((_, said, hint),) = told("ported")
     assert said == (
-        f"the compiler refused it: {BINDING}:1:10: fatal error: torch/extension.h: No such file or directory, for {CPU}"
+        f"the compiler failed: {BINDING}:1:10: fatal error: torch/extension.h: No such file or directory, for {CPU}"
     )
     assert hint == (
         "register the ops by STABLE_TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, and include "
@@ -320,7 +320,7 @@ def test_a_binding_by_pybind11(told: Told) -> None:
 def test_a_binding_by_pybind11_on_the_full_abi(told: Told, project: str, line: int) -> None:
     """The compiler stops at the first header of Python's, and does not print 1,800 errors in those of pybind11."""
     for _, said, hint in told(project):
-        assert said.startswith(f"the compiler refused it: {BINDING}:{line}: ")
+        assert said.startswith(f"the compiler failed: {BINDING}:{line}: ")
         assert "fatal error: Python.h: No such file or directory, for torch2" in said
         assert "toolchains" not in said
         assert hint == (
@@ -347,10 +347,10 @@ def test_an_exit_and_a_fake_that_does_not_take_the_arguments_of_its_schema(told:
 
 def test_a_binding_without_the_header_of_its_macros(told: Told) -> None:
     ((_, said, hint),) = told("unincluded")
-    assert f"refused it: {BINDING}:6:" in said
+    assert f"compiler failed: {BINDING}:6:" in said
     assert "expected constructor, destructor, or type conversion before" in said
     assert hint == (
-        "STABLE_TORCH_LIBRARY_EXPAND is not known: include registration.h, which the builder provides, and "
+        "STABLE_TORCH_LIBRARY_EXPAND is not defined: include registration.h, which the builder provides, and "
         "torch/csrc/stable/library.h"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -194,33 +193,3 @@ def test_long_paths(copy_project: Callable[..., Path], tmp_path: Path) -> None:
         assert (done.returncode == 0) == sound and "Traceback" not in done.stderr, done
         if not sound:
             assert json.loads(done.stdout)["error"] == "StoreError"
-
-
-def test_closed_streams(project: Path, cache: Path) -> None:
-    """Without them, the next file that is opened gets the number of stderr."""
-    script = f'"{BUILDER}" build "{project}" {" ".join(OPTIONS)} <&- >&- 2>&-'
-    assert subprocess.run(["sh", "-c", script], env=environment(cache), check=False).returncode == 0
-    script = f'"{BUILDER}" build "{project}/nowhere" --json 2>&-'
-    done = subprocess.run(["sh", "-c", script], env=environment(cache), stdout=subprocess.PIPE, check=False)
-    assert (done.returncode, json.loads(done.stdout)["error"]) == (2, "ConfigError")
-
-
-@pytest.mark.parametrize(
-    ("kind", "limit", "words"),
-    [
-        (resource.RLIMIT_FSIZE, 0, "File too large"),
-        (resource.RLIMIT_FSIZE, 8192, "no file may be larger than 8192 bytes (ulimit -f)"),
-        (resource.RLIMIT_AS, 120 << 20, "no process may have more than 120 MiB of memory (ulimit -v)"),
-    ],
-)
-def test_limits_of_resources_are_named(project: Path, cache: Path, kind: int, limit: int, words: str) -> None:
-    """They were blamed on the compiler or the linker."""
-
-    def limits(started: Callable[[int, tuple[int, int]], None] = resource.setrlimit) -> None:
-        started(kind, (limit, limit))
-
-    done = build(project, cache, preexec_fn=limits)
-    answer = json.loads(done.stdout)
-    assert (done.returncode, answer["error"]) == (4, "StoreError"), answer
-    assert words in answer["message"]
-    assert "limit" in answer["hint"]

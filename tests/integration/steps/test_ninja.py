@@ -53,16 +53,6 @@ def planned(directory: Path) -> Graph:
     return plan([(read_project(directory), [Variant.parse(CPU)])], Toolchains())
 
 
-def test_slow_steps_are_named(directory: Path, new_cache: NewCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ninja_run, "_SILENCE", 0.2)
-    recorded = RecordedProgress()
-    ninja_run.run(planned(directory), new_cache("cache"), jobs=1, progress=recorded)
-    assert recorded.messages and all(message.startswith("still running after ") for message in recorded.messages)
-    assert {message.partition(" s: ")[2] for message in recorded.messages} <= {
-        step.removeprefix("link ") for step in recorded.details
-    }, "one step at a time, and none that has ended"
-
-
 def test_only_missing_outputs_are_built(directory: Path, new_cache: NewCache) -> None:
     graph, cache = planned(directory), new_cache("cache")
     (binary,) = graph.binaries

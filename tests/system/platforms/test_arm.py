@@ -90,9 +90,9 @@ def test_both_platforms_in_one_build(copy_project: Copy, new_cache: NewCache, ke
 @pytest.mark.parametrize(
     ("flags", "source", "message", "hint"),
     [
-        ('["-mavx2"]', "", "-mavx2", "-mavx2 is of one platform only: choose the instructions in the source"),
-        ('["-march=x86-64-v3"]', "", "x86-64-v3", "-march is of one platform only"),
-        ("[]", "#include <immintrin.h>\n", "immintrin.h", "immintrin.h is of one platform only"),
+        ('["-mavx2"]', "", "-mavx2", "-mavx2 is for one platform only: select the instructions in the source"),
+        ('["-march=x86-64-v3"]', "", "x86-64-v3", "-march is for one platform only"),
+        ("[]", "#include <immintrin.h>\n", "immintrin.h", "immintrin.h is for one platform only"),
         (
             "[]",
             "#include <Python.h>\n",

@@ -9,11 +9,10 @@ from pygit2.enums import FileMode
 
 from kernel_hub import names
 from kernel_hub.git.configuration import GitConfiguration
-from kernel_hub.git.objects import FileChange, PullRequest, peeled, persistently, write_commit
+from kernel_hub.git.objects import FileChange, PullRequest, peeled, retry_reading, write_commit
 from kernel_hub.git.owned_files import OwnedFiles
 from kernel_hub.git.refs import GitRefs
 from kernel_hub.git.tree_changes import changed_tree
-from kernel_hub.git.trees import check_size
 from kernel_hub.refusals import Refusal, bad_request, conflict, forbidden, moved_meanwhile, no_revision
 
 # Lets `git` with LFS read a clone.
@@ -40,7 +39,7 @@ class GitCommits:
 
     def write_blob(self, data: bytes) -> str:
         """Store the content of a small file, which nothing refers to yet, and return its id."""
-        return str(persistently(lambda: self._git.create_blob(data)))
+        return str(retry_reading(lambda: self._git.create_blob(data)))
 
     def create_first(self, author: str) -> None:
         """Create `main` with its first commit. No lock is needed, since the repository is not visible yet."""
@@ -101,13 +100,13 @@ class GitCommits:
             return oid, full
 
     def _check_owned(self, changes: Sequence[FileChange]) -> None:
-        """Refuse large files that `hub gc` has released since the client's request named them."""
+        """Refuse large files that `kernel-hub gc` has released since the client's request named them."""
         for change in changes:
             if change.large is not None and change.large not in self._owned:
                 raise bad_request(f"{change.path}: the large file {change.large} is no longer here; upload it again")
 
     def _check_open(self, author: str, most: int | None) -> None:
-        """Refuse a pull request of somebody who has too many already."""
+        """Refuse a pull request of a token that has too many already."""
         if most is None:
             return
         opened = sum(self.opened_by(ref) == author for ref in self._refs.names() if ref.startswith("refs/pr/"))
@@ -115,7 +114,7 @@ class GitCommits:
             raise forbidden(f"{author!r} has {opened} pull requests here: ask an owner to merge or delete some of them")
 
     def opened_by(self, ref: str) -> str | None:
-        """Return the name of the token that opened the pull request with this ref, or None if that is not known."""
+        """Return the name of the token that opened the pull request with this ref, or None if it is unknown."""
         number = ref.removeprefix("refs/pr/")
         return self._configuration.get(f"pr.{number}.author") if number.isdecimal() else None
 
@@ -148,14 +147,13 @@ class GitCommits:
             if self._git.descendant_of(request.head, tip):  # a fast-forward
                 self._refs.move(branch, request.head, tip)
                 return request.head
-            check_size(self._git, tip, request.head)
             index = self._git.merge_commits(tip, request.head)
             if index.conflicts is not None:
                 paths = sorted({side.path for conflict in index.conflicts for side in conflict if side is not None})
                 raise conflict(
                     f"{', '.join(paths[:5])} changed on {request.base} as well: commit to refs/pr/{number} again"
                 )
-            tree = persistently(lambda: index.write_tree(self._git))
+            tree = retry_reading(lambda: index.write_tree(self._git))
             oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)
             self._refs.move(branch, oid, tip)
             return oid

@@ -1,18 +1,23 @@
-"""The configuration of one git repository, in which the Hub stores what is no file and no commit."""
+"""The configuration of one git repository, in which the Hub stores its settings of the repository."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pygit2
 
-from kernel_hub.git.lock_files import GitLockFiles
+from kernel_hub.git.command import run_git, write_error
+from kernel_hub.storage.disk import sync_filesystem
+
+_SECONDS = 30.0
 
 
 class GitConfiguration:
-    """Reads and writes the file `config` of one repository, which is opened as `git`."""
+    """Reads and writes the file `config` of the repository at `path`, which is opened as `git`."""
 
-    def __init__(self, git: pygit2.Repository, lock_files: GitLockFiles) -> None:
+    def __init__(self, path: Path, git: pygit2.Repository) -> None:
+        self._path = path
         self._git = git
-        self._lock_files = lock_files
 
     def get(self, key: str) -> str | None:
         """Return a value, or None if it is not set."""
@@ -20,12 +25,14 @@ class GitConfiguration:
         return str(config[key]) if key in config else None
 
     def set(self, key: str, value: str) -> None:
-        """Set a value, durably. The caller holds the repository's lock."""
-        with self._lock_files.holding("config") as file:
-            copy = file.staged.with_name(f"{file.staged.name}-config")
-            try:
-                copy.write_bytes(file.path.read_bytes())
-                pygit2.Config(str(copy))[key] = value
-                file.replace(copy.read_bytes())
-            finally:
-                copy.unlink(missing_ok=True)
+        """Set a value, durably. The caller holds the repository's lock.
+
+        Git replaces the file as a whole; libgit2 does not report all errors of a full disk.
+
+        Raises:
+            OSError: If git cannot write the file.
+        """
+        done = run_git("config", "--file", str(self._path / "config"), key, value, seconds=_SECONDS)
+        if done.returncode:
+            raise write_error(self._path, done.stderr)
+        sync_filesystem(self._path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -11,8 +10,6 @@ from typing import TypeVar
 
 import pygit2
 from pygit2.enums import ObjectType
-
-from kernel_hub import names
 
 Result = TypeVar("Result")
 Object = TypeVar("Object", pygit2.Commit, pygit2.Tree, pygit2.Blob)
@@ -55,14 +52,8 @@ class TreeEntry:
 
     @property
     def content_size(self) -> int:
-        """The size in bytes of what a reader downloads."""
+        """The size in bytes of the content that a reader downloads."""
         return self.large.size if self.large else self.size
-
-
-def entry_name(item: pygit2.Object) -> str | None:
-    """Return the name of an entry of a tree, or None for one that this Hub gives to nobody."""
-    name = os.fsdecode(item.raw_name or b"")
-    return name if names.is_entry(name) else None
 
 
 def tree_entry(path: str, oid: pygit2.Oid, database: pygit2.Odb, *, is_folder: bool) -> TreeEntry:
@@ -114,7 +105,7 @@ def commit_info(item: pygit2.Commit) -> CommitInfo:
 
 
 def _shown(text: bytes) -> str:
-    """Return a text of a commit, which another Hub may have written in any encoding, or in none."""
+    """Return a text of a commit, which `git push` may have written in any encoding."""
     return text.decode("utf-8", "replace").replace("\0", "")
 
 
@@ -137,19 +128,19 @@ def write_commit(git: pygit2.Repository, parents: list[str], tree: str | pygit2.
     """Write a commit object that no ref points to yet, and return its id."""
     who = pygit2.Signature(one_line(author), f"{one_line(author)}@hub", int(time.time()), 0)
     content = str(git.create_commit_string(who, who, message, tree, [*parents])).encode()
-    # `git.create_commit` of libgit2 1.9 returns an id also when it could not write, as on a full disk.
-    return str(persistently(lambda: git.odb.write(ObjectType.COMMIT, content)))
+    # `git.create_commit` of libgit2 1.9 returns an id even if it could not write, as on a full disk.
+    return str(retry_reading(lambda: git.odb.write(ObjectType.COMMIT, content)))
 
 
 def peeled(git: pygit2.Repository, oid: str | pygit2.Oid, kind: type[Object]) -> Object:
     """Return the commit, tree or blob that an object is or leads to."""
-    return persistently(lambda: git[oid].peel(kind))
+    return retry_reading(lambda: git[oid].peel(kind))
 
 
-def persistently(access: Callable[[], Result]) -> Result:
-    """Read or write git objects, again if `git gc` or `git repack` runs meanwhile.
+def retry_reading(access: Callable[[], Result]) -> Result:
+    """Read or write git objects, and try again if `git gc` or `git repack` runs meanwhile.
 
-    They remove empty directories of objects in which libgit2 is going to write, and packs that it is going to read.
+    They remove empty directories of objects that libgit2 is about to write to, and packs that it is about to read.
     """
     for attempt in range(1, _ATTEMPTS):
         try:

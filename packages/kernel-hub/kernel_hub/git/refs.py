@@ -1,8 +1,9 @@
 """Branches, tags and pull requests of one git repository.
 
-Every move of a ref holds the repository's lock and git's own lock of the ref, compares the ref with the value that was
-read, and only then moves it. So `git gc` and `git push` may run meanwhile. Objects are synced to the disk before the
-ref, and the ref before the answer. A killed process leaves at most objects that no ref reaches.
+Every change of a ref holds the repository's lock and is made by `git update-ref`, which takes git's own lock and
+compares the ref with its expected value. So `git gc` and `git push` may run in the repository meanwhile. Objects are
+synced to the disk before the ref, and the ref before the response. A killed process leaves at most objects that no ref
+reaches.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import pygit2
 from pygit2.enums import ObjectType
 
 from kernel_hub import names
-from kernel_hub.git.lock_files import GitLockFiles
-from kernel_hub.git.objects import Ref, one_line, persistently, write_commit
-from kernel_hub.refusals import NotFree, bad_request, conflict, no_revision
+from kernel_hub.git.command import run_git, write_error
+from kernel_hub.git.objects import Ref, one_line, retry_reading, write_commit
+from kernel_hub.refusals import bad_request, busy, conflict, no_revision
+from kernel_hub.storage.disk import sync_filesystem
 from kernel_hub.storage.locks import repository_lock
 
 Changing = Callable[[str, int], AbstractContextManager[None]]
+_SECONDS = 60.0
+_LOCKED = ("but expected", "File exists", "Unable to create", "reference already exists")
 
 
 class GitRefs:
@@ -33,7 +37,6 @@ class GitRefs:
         self._path = path
         self._git = git
         self._changing = changing
-        self.lock_files = GitLockFiles(path)
 
     def __iter__(self) -> Iterator[Ref]:
         """Every branch, tag and pull request, sorted by full name."""
@@ -45,7 +48,7 @@ class GitRefs:
 
     def names(self) -> list[str]:
         """Return the full names of all refs, sorted."""
-        return persistently(lambda: sorted(self._git.references))
+        return retry_reading(lambda: sorted(self._git.references))
 
     def commit_of(self, full: str) -> str | None:
         """Return the commit that a ref points to, or None if there is no such ref."""
@@ -56,11 +59,11 @@ class GitRefs:
             ref = self._git.references.get(full)
             return None if ref is None else str(ref.peel(pygit2.Commit).id)
 
-        return persistently(read)
+        return retry_reading(read)
 
     def has_commit(self, oid: str) -> bool:
         """Return whether the repository has a commit, reached by a ref or not."""
-        return isinstance(persistently(lambda: self._git.get(oid)), pygit2.Commit)
+        return isinstance(retry_reading(lambda: self._git.get(oid)), pygit2.Commit)
 
     @contextmanager
     def locked(self, stored: int = 0) -> Iterator[None]:
@@ -81,7 +84,7 @@ class GitRefs:
             raise no_revision(self._repo_id, f"{revision[:40]}…")
         if re.fullmatch(r"[0-9a-f]{7,40}", revision):
             try:
-                item = persistently(lambda: self._git.get(revision))
+                item = retry_reading(lambda: self._git.get(revision))
             except ValueError:  # an ambiguous prefix
                 item = None
             if isinstance(item, pygit2.Commit):
@@ -103,7 +106,7 @@ class GitRefs:
             if old is not None and not overwrite:
                 raise conflict(f"Reference already exists: {self._repo_id} has a branch {name!r}")
             if empty:
-                tree = persistently(self._git.TreeBuilder().write)
+                tree = retry_reading(self._git.TreeBuilder().write)
                 commit = write_commit(self._git, [], tree, "initial commit", "hub")
             else:
                 commit = self.resolve(start or "main")
@@ -129,7 +132,7 @@ class GitRefs:
                     f"object {commit}\ntype commit\ntag {name}\n"
                     f"tagger {one_line(author)} <{one_line(author)}@hub> {int(time.time())} +0000\n\n{message}\n"
                 )
-                tag = persistently(lambda: self._git.odb.write(ObjectType.TAG, text.encode()))
+                tag = retry_reading(lambda: self._git.odb.write(ObjectType.TAG, text.encode()))
                 self.move(full, str(tag), None)
             else:
                 self.move(full, commit, None)
@@ -143,15 +146,10 @@ class GitRefs:
         self._delete(full, full)
 
     def _delete(self, full: str, name: str) -> None:
-        with self.locked(), self.lock_files.holding(full) as ref:
+        with self.locked():
             if self.commit_of(full) is None:
                 raise no_revision(self._repo_id, name)
-            with self.lock_files.holding("packed-refs") as packed:
-                packed_refs = packed.path.read_bytes() if packed.path.exists() else b""
-                kept = _without(packed_refs, full)
-                if kept != packed_refs:
-                    packed.replace(kept)
-            ref.delete()
+            self._update(full, f"delete {full}\n")
 
     def move(self, full: str, oid: str, old: str | None) -> None:
         """Point a ref at an object, durably. The caller holds the lock.
@@ -159,33 +157,27 @@ class GitRefs:
         Args:
             full: The full name of the ref.
             oid: The object.
-            old: The commit that the ref pointed to when the caller decided to move it. None: there was no such ref.
+            old: The commit that the ref pointed to when the caller decided to move it. None: the ref did not exist.
 
         Raises:
-            NotFree: If another process, such as `git push`, has moved the ref, or holds git's lock.
-            Refusal: If another ref has a name that excludes this one.
+            Refusal: If another process, such as `git push`, has moved the ref or holds git's lock, or if another ref
+                has a name that excludes this one.
         """
         if old is None:
             self._check_free(full)
-        with self.lock_files.holding(full) as ref:
-            if self.commit_of(full) != old:
-                raise NotFree(f"{full} was moved by another process; try again")
-            ref.replace(f"{oid}\n".encode())
+        sync_filesystem(self._path)
+        self._update(full, f"create {full} {oid}\n" if old is None else f"update {full} {oid} {old}\n")
+
+    def _update(self, full: str, command: str) -> None:
+        done = run_git("-C", str(self._path), "update-ref", "--stdin", seconds=_SECONDS, lines=command)
+        if done.returncode and any(message in done.stderr for message in _LOCKED):
+            raise busy(f"{full} is locked or was moved by another process; try again: {done.stderr.strip()}")
+        if done.returncode:
+            raise write_error(self._path, done.stderr)
+        sync_filesystem(self._path)
 
     def _check_free(self, full: str) -> None:
         """Refuse a ref whose name is a prefix of another's, or has one: git stores refs as files in directories."""
         for known in self.names():
             if known.startswith(f"{full}/") or full.startswith(f"{known}/"):
                 raise conflict(f"{full} cannot exist beside {known}: one would be a directory of the other")
-
-
-def _without(packed_refs: bytes, full: str) -> bytes:
-    """Return the content of `packed-refs` without a ref, and without the line `^…` after it, of the tag's commit."""
-    kept = []
-    dropped = False
-    for line in packed_refs.splitlines(keepends=True):
-        if not (dropped and line.startswith(b"^")):
-            dropped = line.partition(b" ")[2].rstrip() == full.encode()
-        if not dropped:
-            kept.append(line)
-    return b"".join(kept)

@@ -8,7 +8,7 @@ import pygit2
 from pygit2.enums import FileMode
 
 from kernel_hub import names
-from kernel_hub.git.objects import FileChange, peeled, persistently
+from kernel_hub.git.objects import FileChange, peeled, retry_reading
 from kernel_hub.refusals import bad_request, no_entry
 
 
@@ -42,8 +42,8 @@ class _Folder:
             folder = folder.child(name) if folder is not None else None
         return folder
 
-    def made(self, parts: Sequence[str]) -> _Folder:
-        """Return a folder at any depth, after it was made where there was none."""
+    def ensure(self, parts: Sequence[str]) -> _Folder:
+        """Return a folder at any depth, and create it if it does not exist."""
         folder = self
         for name in parts:
             child = folder.child(name)
@@ -70,11 +70,11 @@ class _Folder:
                     f"{path + name!r} would be both a file and a folder; delete one of them in this commit"
                 )
             builder.insert(name, folder.write(f"{path}{name}/"), FileMode.TREE)
-        return persistently(builder.write)
+        return retry_reading(builder.write)
 
 
 class _Unread(_Folder):
-    """A folder of the old tree, as it is there."""
+    """An unchanged folder of the old tree."""
 
     def __init__(self, git: pygit2.Repository, oid: pygit2.Oid) -> None:
         super().__init__(git, None)
@@ -92,7 +92,7 @@ def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange
     """Apply changes to the tree of a commit, and return the id of the new tree.
 
     Raises:
-        Refusal: If a change cannot be made: it deletes what is not there, or a file would be a folder as well.
+        Refusal: If a change cannot be made: it deletes a missing file, or a file would be a folder as well.
     """
     root = _Folder(git, peeled(git, base, pygit2.Tree).id)
     for change in changes:
@@ -101,7 +101,7 @@ def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange
         if change.blob is not None:
             blob = pygit2.Oid(hex=change.blob)
             _check_path(path, blob)
-            root.made(parents).files[name] = (blob, FileMode.BLOB)
+            root.ensure(parents).files[name] = (blob, FileMode.BLOB)
             continue
         folder = root.below(parents)
         gone = None
@@ -113,8 +113,8 @@ def changed_tree(git: pygit2.Repository, base: str, changes: Sequence[FileChange
         elif folder is not None and name in folder.files:
             del folder.files[name]
             continue
-        what = "folder" if change.is_folder else "file"
-        raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {what})", base)
+        kind = "folder" if change.is_folder else "file"
+        raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {kind})", base)
     return str(root.write())
 
 

@@ -1,1 +1,1 @@
-"""What surrounds every route: connections, bodies, turns, audit log and metrics."""
+"""Middleware and request bodies: limits, audit log and metrics."""

@@ -1,7 +1,7 @@
 """The audit log: one line of JSON for every write and every access that was denied.
 
-A line is written before its answer is sent, so that what a client was told is in the log. Lines hold no tokens,
-signatures or bodies: of an address, they have the path without its query.
+A line is written before its response is sent, so that the log has every reported result. Lines have no tokens,
+signatures or bodies, and the path of an address without its query.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernel_format.errors import ConfigError
 
 log = logging.getLogger("kernel_hub")
 
-# Requests that are sent with another method than GET, and change nothing.
+# Requests with another method than GET that change nothing.
 _READS = re.compile(r".*/(preupload|paths-info)/|/api/validate-yaml$|/v1/telemetry$|.*/git-upload-pack$")
 _LONGEST = 300  # characters of a value that the client chose
 
@@ -51,7 +51,7 @@ class AuditFile:
             return
         try:
             opened = self._opened()
-        except ConfigError as error:  # goes on in the old file
+        except ConfigError as error:  # continue in the old file
             log.warning("%s", error)
             return
         os.dup2(opened, self._descriptor, inheritable=False)  # the same descriptor, which a writer may be using
@@ -69,7 +69,7 @@ class AuditFile:
 
 
 class Audit:
-    """Middleware that writes the audit log. Handlers leave what they know in the request's state."""
+    """Middleware that writes the audit log. Handlers add details to the request's state."""
 
     def __init__(self, app: ASGIApp, file: AuditFile) -> None:
         self._app = app
@@ -95,7 +95,7 @@ class Audit:
         try:
             await self._app(scope, receive, audited)
         finally:
-            audit(None)  # if no answer was begun
+            audit(None)  # if no response was begun
 
 
 def _line(scope: Scope, status: int | None) -> dict[str, object] | None:

@@ -1,1 +1,1 @@
-"""All repositories, what lists need of them, and how much they may store."""
+"""All repositories, their index, and the space that they may use."""

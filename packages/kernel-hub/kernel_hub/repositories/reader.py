@@ -18,12 +18,12 @@ SUMMARY_CHARACTERS = 4000
 def read_repository(
     repository: GitRepository, large_files: LargeFiles, known: IndexedRepository | None
 ) -> IndexedRepository:
-    """Return what the index has of a repository.
+    """Return the index entry of a repository.
 
     Args:
         repository: The repository.
         large_files: The store of its large files.
-        known: What the index had. Sizes are counted as they grow, and the summary is that of the same card.
+        known: The old entry. Its size is kept, and its summary if the card is the same. None: measure the size.
     """
     main = repository.refs.resolve("main")
     versions = version_branches(repository)
@@ -45,7 +45,6 @@ def read_repository(
         card=card,
         summary=summary,
         bytes=stored_bytes(repository, large_files) if known is None else known.bytes,
-        former=" ".join(f"{name}@{since}" for name, since in repository.former_names().items()),
     )
 
 
@@ -78,7 +77,7 @@ def card_source(repository: GitRepository, commit: str) -> str:
 
 def _summary(card: str) -> str:
     """Return the first paragraph of a card, as plain text."""
-    words: list[str] = []
+    parts: list[str] = []
     inside = False
     for event in pyromark.events(card[:SUMMARY_CHARACTERS]):
         if event == {"Start": "Paragraph"}:
@@ -86,7 +85,7 @@ def _summary(card: str) -> str:
         elif inside and event == {"End": "Paragraph"}:
             break
         elif inside and isinstance(event, dict):
-            words += [str(text) for kind, text in event.items() if kind in {"Text", "Code"}]
+            parts += [str(text) for kind, text in event.items() if kind in {"Text", "Code"}]
         elif inside:  # the end of a line
-            words.append(" ")
-    return "".join(words)
+            parts.append(" ")
+    return "".join(parts)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pygit2
@@ -14,7 +13,7 @@ from kernel_hub import names
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import conflict, no_repository
 from kernel_hub.repositories.index import RepositoryIndex
-from kernel_hub.storage.blobs import private_directory, sync_directory
+from kernel_hub.storage.disk import private_directory, sync_directory
 from kernel_hub.storage.locks import remove_repository_lock, repository_lock
 
 
@@ -64,17 +63,13 @@ class RepositoryStore:
 
     def create(self, repo_id: str, *, private: bool, author: str) -> None:
         """Create a repository, whole or not at all."""
-        self.add(repo_id, lambda staging: GitRepository.create(repo_id, staging, private=private, author=author))
-
-    def add(self, repo_id: str, make: Callable[[Path], object]) -> None:
-        """Add a repository that a function makes at a staging path, whole or not at all."""
         path = self._path(repo_id)
         path.parent.mkdir(exist_ok=True)
         sync_directory(self.root)
         staging = path.parent / f".new-{uuid.uuid4().hex}"
         try:
             private_directory(staging)
-            make(staging)
+            GitRepository.create(repo_id, staging, private=private, author=author)
             with self._index.changing(repo_id):
                 try:
                     staging.rename(path)
@@ -86,27 +81,11 @@ class RepositoryStore:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
-    def moved_to(self, former: str) -> str | None:
-        """Return the new name of a repository that had this one before, unless a repository has it now."""
-        target = self._index.moved_to(former)
-        return target if target is not None and former not in self and target in self else None
-
-    def end_redirect(self, former: str) -> None:
-        """Let a former name of a repository redirect no more."""
-        target = self._index.moved_to(former)
-        if target is None:
-            raise no_repository(former)
-        repository = self.open(target)
-        with repository.refs.locked():
-            names_left = repository.former_names()
-            names_left.pop(former, None)
-            repository.set_former_names(names_left)
-
     def delete(self, repo_id: str) -> None:
-        """Delete a repository. `hub check` deletes the large files that only this repository owned."""
+        """Delete a repository. `kernel-hub check` deletes the large files that only this repository owned."""
         path = self._path(repo_id)
         self.open(repo_id)
-        with self._index.changing(repo_id, freeing=True):
+        with self._index.changing(repo_id):
             with repository_lock(path, repo_id):
                 trash = path.parent / f".deleted-{uuid.uuid4().hex}"
                 path.rename(trash)
@@ -115,23 +94,17 @@ class RepositoryStore:
             shutil.rmtree(trash, ignore_errors=True)
 
     def move(self, source: str, target: str) -> None:
-        """Rename a repository. Its old name redirects to it from then on, until a repository has that name."""
-        new = self._path(target)
+        """Rename a repository."""
+        old, new = self._path(source), self._path(target)
         new.parent.mkdir(exist_ok=True)
-        repository = self.open(source)
-        with repository.refs.locked(), self._index.changing(target):
+        self.open(source)
+        with repository_lock(old, source), self._index.changing(source), self._index.changing(target):
             if new.exists():
                 raise conflict(f"{target} exists")
-            before = repository.former_names()
-            former = {**before, source: int(time.time())}
-            former.pop(target, None)
-            repository.set_former_names(former)
-            old = self._path(source)
             try:
                 old.rename(new)
             except OSError:
-                repository.set_former_names(before)
-                if new.is_dir():  # just created, by a caller who needs no lock of this repository
+                if new.is_dir():  # just created, which needs no lock of this repository
                     raise conflict(f"{target} exists") from None
                 raise
             sync_directory(new.parent)

@@ -5,6 +5,6 @@ Paths and fields have the names that `huggingface_hub` and `kernels` use.
 
 from __future__ import annotations
 
-from kernel_hub.routes import accounts, commits, git, lfs, pages, refs, repositories, revisions, xet
+from kernel_hub.routes import accounts, commits, git, lfs, pages, refs, repositories, revisions
 
-ROUTERS = tuple(module.router for module in (accounts, repositories, refs, revisions, commits, lfs, xet, git, pages))
+ROUTERS = tuple(module.router for module in (accounts, repositories, refs, revisions, commits, lfs, git, pages))

@@ -1,11 +1,11 @@
-"""Routes that make a commit, and those that clients call before one."""
+"""Routes that create a commit, and routes that clients call before one."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
-from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 from anyio import to_thread
@@ -18,11 +18,13 @@ from kernel_hub import names
 from kernel_hub.git.ignore import ignored
 from kernel_hub.git.objects import FileChange, LargeFile, read_pointer
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.http.receive import Slots, lines, parse_json
+from kernel_hub.http.commit_body import commit_lines
+from kernel_hub.http.receive import parse_json
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, too_large
 from kernel_hub.repositories.allowances import Claim
-from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns, base_url
+from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, base_url
+from kernel_hub.storage.large_files import IncomingFile
 
 router = APIRouter()
 
@@ -71,16 +73,39 @@ class Preupload(Body):
     git_ignore: Annotated[str | None, Field(alias="gitIgnore", max_length=GITIGNORE_BYTES)] = None
 
 
+def _uploads_by_lfs(request: Request) -> bool:
+    """Return whether the client uploads large files by LFS.
+
+    `huggingface_hub` 2 uploads them only by Xet, which this Hub does not have, unless HF_HUB_DISABLE_XET is set. So it
+    is asked to send them in the commit. The builder sets HF_HUB_DISABLE_XET for a Hub without Xet.
+    """
+    agent = request.headers.get("user-agent", "")
+    version = re.search(r"\bhf_hub/(\d+)", agent)
+    return agent.startswith("kernel-builder/") or version is None or int(version[1]) < 2
+
+
+def _is_large(path: str, size: int, start: bytes, limit: int) -> bool:
+    """Return whether a file is stored as a large file: it is binary, or larger than `limit`."""
+    return size > limit or b"\0" in start or path.endswith((".so", ".a"))
+
+
 @router.post("/api/kernels/{organization}/{name}/preupload/{revision}")
 def preupload(
-    repo_id: RepoId, revision: Revision, body: Preupload, hub: TheHub, caller: TheCaller, create_pr: bool = False
+    repo_id: RepoId,
+    revision: Revision,
+    body: Preupload,
+    request: Request,
+    hub: TheHub,
+    caller: TheCaller,
+    create_pr: bool = False,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Tell the client how to upload each file: in the commit itself, or as a large file before it."""
+    """Return how to upload each file: in the commit itself, or by LFS before it."""
     repository = hub.to_commit(repo_id, caller, revision, create_pr=create_pr)
     commit = repository.refs.resolve(revision)
     limits = hub.settings.limits
     rules = _ignore_rules(repository, commit) if body.git_ignore is None else body.git_ignore.encode()
     excluded = ignored(rules, [names.path(file.path) for file in body.files])
+    inline_bytes = 0 if _uploads_by_lfs(request) else limits.inline_file_bytes
     answer = []
     for file in body.files:
         path = names.path(file.path)
@@ -91,15 +116,15 @@ def preupload(
             sample = base64.b64decode(file.sample, validate=True)
         except (binascii.Error, ValueError):
             raise bad_request(f"{path}: the sample is not base64") from None
-        large = file.size > limits.small_file_bytes or b"\0" in sample or path.endswith((".so", ".a"))
+        large = _is_large(path, file.size, sample, limits.small_file_bytes) and file.size > inline_bytes
         present = repository.trees.find(commit, path)
         oid = None
         if present and not present.is_folder:
             oid = present.large.sha256 if present.large else present.oid
         mode = "lfs" if large else "regular"
         answer.append({"path": path, "uploadMode": mode, "shouldIgnore": path in excluded, "oid": oid})
-    # Refused here, since every client shows this answer's reason.
-    hub.allowances.check(repo_id, sum(file.size for file in body.files if file.path not in excluded))
+    # Refused here, since every client shows the reason of this response.
+    hub.allowances.check(sum(file.size for file in body.files if file.path not in excluded))
     return {"files": answer}
 
 
@@ -121,15 +146,9 @@ def _check_metadata(path: str, size: int, limit: int) -> None:
     openapi_extra={"requestBody": {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
 )
 async def commit(
-    repo_id: RepoId,
-    revision: Revision,
-    request: Request,
-    hub: TheHub,
-    caller: TheCaller,
-    turns: TheTurns,
-    create_pr: bool = False,
+    repo_id: RepoId, revision: Revision, request: Request, hub: TheHub, caller: TheCaller, create_pr: bool = False
 ) -> dict[str, Any]:
-    """Make a commit, with all of its changes or none."""
+    """Create a commit with all changes of the body, or none."""
 
     def opened() -> GitRepository:
         repository = hub.to_commit(repo_id, caller, revision, create_pr=create_pr)
@@ -137,35 +156,40 @@ async def commit(
         return repository
 
     repository = await to_thread.run_sync(opened)
-    slots: Slots = request.app.state.commit_slots
     limits = hub.settings.limits
     header: dict[str, Any] = {}
-    changes: list[FileChange] = []
-    with slots.hold(caller.name), hub.allowances.claim(repo_id) as claim:
-        body = lines(request, longest=limits.inline_file_bytes * 4 // 3 + 8192, total=limits.commit_bytes)
-        async for key, value in _operations(body):
+    with hub.allowances.claim() as claim, ExitStack() as staged:
+        upload = _Upload(hub, repository, claim, staged)
+        lines = commit_lines(
+            request, upload.new_file, claim.grow, largest=limits.inline_file_bytes, total=limits.commit_bytes
+        )
+        async for line, file in lines:
+            key, value = _operation(line)
             if key == "header":
                 header = value
             else:
-                changes.append(await to_thread.run_sync(_change, hub, repository, claim, key, value))
-            if len(changes) > limits.commit_changes:
+                await to_thread.run_sync(upload.add, key, value, file)
+            if len(upload.changes) > limits.commit_changes:
                 raise too_large(f"more than {limits.commit_changes} changes in one commit")
         title, description, parent = _described(header)
 
         def write() -> tuple[str, str]:
+            if upload.large:
+                hub.keep(repository, upload.large)
             return hub.to_commit(repo_id, caller, revision, create_pr=create_pr).commits.create(
                 revision,
-                changes,
+                upload.changes,
                 title=title,
                 description=description,
                 author=caller.name,
                 parent=parent,
                 pull_request=create_pr,
-                stored=claim.size,
+                stored=upload.blob_bytes,
                 most_open=None if caller.may_write(repo_id) else limits.pull_requests,
             )
 
-        oid, ref = await turns.change(repo_id, write)
+        oid, ref = await to_thread.run_sync(write)
+        request.app.state.metrics.received(sum(file.size for file in upload.large))
         request.state.commit, request.state.revision = oid, ref
     base = f"{base_url(request)}/kernels/{repo_id}"
     answer: dict[str, Any] = {
@@ -192,53 +216,95 @@ def _described(header: dict[str, Any]) -> tuple[str, str, str | None]:
     return title, description, parent
 
 
-async def _operations(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    async for line in body:
-        try:
-            item = await to_thread.run_sync(parse_json, line) if len(line) > 65536 else parse_json(line)
-            key, value = item["key"], item["value"]
-        except (ValueError, KeyError, TypeError):
-            raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}") from None
-        if not isinstance(key, str) or not isinstance(value, dict):
-            raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}")
-        yield key, value
+def _operation(line: bytes) -> tuple[str, dict[str, Any]]:
+    try:
+        item = parse_json(line)
+        key, value = item["key"], item["value"]
+        if isinstance(key, str) and isinstance(value, dict):
+            return key, value
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}")
 
 
-def _change(hub: Hub, repository: GitRepository, claim: Claim, key: str, value: dict[str, Any]) -> FileChange:
-    """Parse one line of a commit. A file's blob is stored at once; nothing refers to it yet."""
-    path = value.get("path")
-    if not isinstance(path, str):
-        raise bad_request(f"{key}: expected a 'path'")
-    limits = hub.settings.limits
-    if key in {"deletedFile", "deletedFolder", "deletedEntry"}:
-        return FileChange(names.path(path.rstrip("/")), is_folder=key == "deletedFolder")
-    names.path(path)
-    if key == "lfsFile":
-        large = _large_file(hub, repository, path, value.get("oid"), value.get("size"))
-        _check_metadata(path, large.size, limits.metadata_bytes)
-        return FileChange(path, repository.commits.write_blob(large.pointer()), large=large.sha256)
-    if key == "file":
-        content = value.get("content")
-        if not isinstance(content, str):
-            raise bad_request(f"{path}: expected 'content'")
-        try:
-            encoded = value.get("encoding", "utf-8") == "base64"
-            data = base64.b64decode(content, validate=True) if encoded else content.encode()
-        except (binascii.Error, ValueError):
-            raise bad_request(f"{path}: the content does not have the stated encoding") from None
-        if len(data) > limits.inline_file_bytes:
-            raise too_large(f"{path} has {len(data)} bytes; upload files above {limits.inline_file_bytes} as LFS")
-        _check_metadata(path, len(data), limits.metadata_bytes)
-        if (pointer := read_pointer(data)) is not None:  # refers to a large file as `lfsFile` does
-            _large_file(hub, repository, path, pointer.sha256, pointer.size)
-        claim.grow(len(data))
-        return FileChange(path, repository.commits.write_blob(data), large=pointer.sha256 if pointer else None)
-    raise bad_request(f"unknown kind of change {key[:40]!r}")
+class _Upload:
+    """The changes of a commit. Blobs are stored immediately, since nothing refers to them yet."""
 
+    def __init__(self, hub: Hub, repository: GitRepository, claim: Claim, staged: ExitStack) -> None:
+        self._hub = hub
+        self._limits = hub.settings.limits
+        self._repository = repository
+        self._claim = claim
+        self._staged = staged
+        self.changes: list[FileChange] = []
+        self.large: list[IncomingFile] = []
+        self.blob_bytes = 0
 
-def _large_file(hub: Hub, repository: GitRepository, path: str, oid: object, size: object) -> LargeFile:
-    sha256 = names.sha256(oid)
-    stored = hub.large_files.size(sha256) if sha256 in repository.owned else None
-    if stored is None or (size is not None and size != stored):
-        raise bad_request(f"{path}: the large file {sha256} was not uploaded to {repository.repo_id}; upload it first")
-    return LargeFile(sha256, stored)
+    def new_file(self) -> IncomingFile:
+        """Create a file for content that arrives in the commit; it is deleted unless the store adopts it."""
+        return self._staged.enter_context(self._hub.large_files.receive())
+
+    def add(self, key: str, value: dict[str, Any], file: IncomingFile | None) -> None:
+        """Add one line of the commit. `file` has its content if that is long."""
+        path = value.get("path")
+        if not isinstance(path, str):
+            raise bad_request(f"{key}: expected a 'path'")
+        if key in {"deletedFile", "deletedFolder", "deletedEntry"}:
+            self.changes.append(FileChange(names.path(path.rstrip("/")), is_folder=key == "deletedFolder"))
+            return
+        names.path(path)
+        if key == "lfsFile":
+            large = self._stored(path, value.get("oid"), value.get("size"))
+            self._add_pointer(path, large)
+        elif key == "file":
+            self._add_file(path, value, file)
+        else:
+            raise bad_request(f"unknown kind of change {key[:40]!r}")
+
+    def _add_file(self, path: str, value: dict[str, Any], file: IncomingFile | None) -> None:
+        content, is_base64 = value.get("content"), value.get("encoding", "utf-8") == "base64"
+        if not isinstance(content, str) or (file is not None and (content or not is_base64)):
+            raise bad_request(f"{path}: expected 'content', in base64 if it is longer than 64 KiB")
+        if file is None:
+            try:
+                data = base64.b64decode(content, validate=True) if is_base64 else content.encode()
+            except (binascii.Error, ValueError):
+                raise bad_request(f"{path}: the content does not have the stated encoding") from None
+            self._claim.grow(len(data))
+            size, start = len(data), data[:512]
+        else:
+            file.seal()
+            size = file.size
+            with file.path.open("rb") as opened:
+                start = opened.read(512)
+        _check_metadata(path, size, self._limits.metadata_bytes)
+        if size and _is_large(path, size, start, self._limits.small_file_bytes):
+            if file is None:
+                file = self.new_file()
+                file.write(data)
+                file.seal()
+            self.large.append(file)
+            self._add_pointer(path, LargeFile(file.sha256, size))
+            return
+        if file is not None:
+            data = file.path.read_bytes()
+        pointer = read_pointer(data)
+        if pointer is not None:  # refers to a large file as `lfsFile` does
+            self._stored(path, pointer.sha256, pointer.size)
+        self.blob_bytes += size
+        blob = self._repository.commits.write_blob(data)
+        self.changes.append(FileChange(path, blob, large=pointer.sha256 if pointer else None))
+
+    def _add_pointer(self, path: str, large: LargeFile) -> None:
+        _check_metadata(path, large.size, self._limits.metadata_bytes)
+        blob = self._repository.commits.write_blob(large.pointer())
+        self.changes.append(FileChange(path, blob, large=large.sha256))
+
+    def _stored(self, path: str, oid: object, size: object) -> LargeFile:
+        sha256 = names.sha256(oid)
+        stored = self._hub.large_files.size(sha256) if sha256 in self._repository.owned else None
+        if stored is None or (size is not None and size != stored):
+            raise bad_request(
+                f"{path}: the large file {sha256} was not uploaded to {self._repository.repo_id}; upload it first"
+            )
+        return LargeFile(sha256, stored)

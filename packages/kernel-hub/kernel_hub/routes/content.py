@@ -1,18 +1,14 @@
-"""Answers that carry a file, whole or a range of it, with the headers that the clients read."""
+"""Responses that carry a file, whole or a range of it, with the headers that the clients read."""
 
 from __future__ import annotations
 
-import asyncio
-import io
 import mimetypes
-import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import IO
 from urllib.parse import quote
 
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -21,15 +17,14 @@ from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_entry
 
-BLOCK = 64 << 10
-IN_MEMORY = 64 << 10
+BLOCK = 256 << 10
 
 # Files are untrusted: none of them may run scripts in a reader's browser.
 _SANDBOX = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
 
 def content_response(request: Request, hub: Hub, repository: GitRepository, entry: TreeEntry, commit: str) -> Response:
-    """Answer with a file, or with the range of it that was requested.
+    """Return a file, or the requested range of it.
 
     Args:
         commit: The revision, for the headers; empty if the file was addressed by its digest.
@@ -60,24 +55,16 @@ def content_response(request: Request, hub: Hub, repository: GitRepository, entr
         status = 206
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     headers["Content-Length"] = str(end - start)
-    absent = False
     if entry.large is not None:
         stored = hub.large_files.size(entry.large.sha256) if entry.large.sha256 in repository.owned else None
-        absent = stored != size
-        if absent and (hub.mirror is None or repository.mirror_of is None or not commit):
+        if stored != size:
             raise no_entry(entry.path, commit)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
     request.app.state.metrics.sent(end - start)
-    if absent and hub.mirror is not None and entry.large is not None:
-        download, arriving = hub.mirror.downloads.open(repository.repo_id, commit, entry.path, entry.large)
-        return StreamingResponse(download.blocks(arriving, start, end), status_code=status, headers=headers)
-    if entry.large is not None:
-        file = hub.large_files.open(entry.large.sha256)
-    elif entry.size > IN_MEMORY:
-        file = hub.spool.open(repository, entry)
-    else:
+    if entry.large is None:
         return Response(repository.trees.read(entry)[start:end], status_code=status, headers=headers)
+    file = hub.large_files.open(entry.large.sha256)
     return StreamingResponse(_blocks(file, start, end), status_code=status, headers=headers)
 
 
@@ -108,45 +95,13 @@ def _range(request: Request, size: int, etag: str) -> tuple[int, int]:
     return start, end
 
 
-async def _blocks(file: IO[bytes], start: int, end: int) -> AsyncIterator[memoryview]:
-    """Yield a range of a file. A reader that stalls keeps two blocks in memory: one sent, and one read ahead."""
-    source = _LocalFile(file) if isinstance(file, io.BufferedReader) else _OtherFile(file)
-    try:
+def _blocks(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+    """Yield a range of a file."""
+    with file:
+        file.seek(start)
         while start < end:
-            block = await source.read(start, min(BLOCK, end - start))
+            block = file.read(min(BLOCK, end - start))
             if not block:
-                raise OSError("a large file is shorter than its size; run `kernel-builder hub check`")
+                raise OSError("a large file is shorter than its size; run `kernel-hub check`")
             start += len(block)
             yield block
-    finally:
-        file.close()
-
-
-class _LocalFile:
-    """Reads a file of this machine: what the page cache holds at once, the rest in a thread."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._descriptor = file.fileno()
-
-    async def read(self, start: int, size: int) -> memoryview:
-        block = memoryview(bytearray(size))
-        try:
-            read = os.preadv(self._descriptor, [block], start, os.RWF_NOWAIT)
-            await asyncio.sleep(0)  # others have their turn
-        except OSError:  # not cached, or the file system cannot tell
-            read = await to_thread.run_sync(os.preadv, self._descriptor, [block], start)
-        return block[:read]
-
-
-class _OtherFile:
-    """Reads a file of a remote store, or one in memory."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    async def read(self, start: int, size: int) -> memoryview:
-        def read() -> bytes:
-            self._file.seek(start)
-            return self._file.read(size)
-
-        return memoryview(await to_thread.run_sync(read))

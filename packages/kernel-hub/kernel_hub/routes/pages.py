@@ -24,11 +24,9 @@ from kernel_format.metadata import PackageMetadata
 from kernel_format.variant import Noarch, StableAbi, TvmFfiAbi
 from kernel_hub.git.objects import TreeEntry
 from kernel_hub.git.repository import GitRepository
-from kernel_hub.git.trees import Listing
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_token
 from kernel_hub.repositories.reader import card_source, version_branches
-from kernel_hub.routes.absent import absent
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 
 router = APIRouter(include_in_schema=False)
@@ -37,11 +35,10 @@ METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
 SHOWN_CHANGES = 1000
 SHOWN_FILES = 20_000  # of all builds: 0.2 s
-# HTML of a card that is cleaned: tables and quotes make much of few bytes.
+# The most HTML of a card: a few bytes of tables and quotes give long HTML.
 CARD_HTML_CHARACTERS = 128 << 10
 _MARKDOWN = pyromark.Options.ENABLE_TABLES | pyromark.Options.ENABLE_STRIKETHROUGH
 PAGE = 50
-SHOWN_PLOTS = 100
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'self'"
 
@@ -100,7 +97,6 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
     branch = version if version in versions else (versions[-1] if versions else "main")
     commit = repository.refs.resolve(branch)
     main = repository.refs.resolve("main")
-    card, plots = _card(repository, commit, main, branch)
     return _page(
         request,
         "kernel.html",
@@ -117,24 +113,12 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
         summary=_summary(hub, repo_id),
         variants=_variants(repository, commit),
         most_files=SHOWN_FILES,
-        card=card,
-        plots=plots,
+        card=_card(repository, commit, main, branch),
         history=[
             (item.oid, item.title, timestamp(item.time)[:10])
             for item in repository.history.commits(commit, count=SHOWN_COMMITS)
         ],
     )
-
-
-_OTHER_PAGES = {"api", "kernels", "models", "datasets", "spaces", "xet", "v1"}
-
-
-@router.get("/{organization}/{name}")
-async def short_address(organization: str, request: Request) -> Response:
-    """Lead to the page of a kernel whose name was typed as `get_kernel` takes it."""
-    if organization in _OTHER_PAGES:
-        raise absent(request.method, request.url.path)
-    return RedirectResponse(f"/kernels{request.url.path}", status_code=307)
 
 
 @router.get("/kernels/{organization}/{name}/commit/{commit}")
@@ -209,16 +193,13 @@ def _clean_html(source: str, base: str) -> str:
     )
 
 
-def _card(repository: GitRepository, commit: str, main: str, branch: str) -> tuple[str, list[str]]:
-    """Return the card as sanitized HTML, and the addresses of benchmark plots that it does not show itself."""
+def _card(repository: GitRepository, commit: str, main: str, branch: str) -> str:
+    """Return the card as sanitized HTML."""
     source, revision = card_source(repository, main), "main"
     if not source:
         source, revision = card_source(repository, commit), branch
     base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
-    html = _clean_html(source, base)
-    listed = _listed(repository, repository.refs.resolve(revision), "benchmarks") if source else None
-    plots = [base + quote(path) for path in (listed.paths if listed else ()) if path.endswith(".svg")]
-    return html, [address for address in plots[:SHOWN_PLOTS] if address not in html]
+    return _clean_html(source, base)
 
 
 def _resolved(attribute: str, value: str, base: str) -> str:
@@ -244,26 +225,19 @@ def _inside(address: str, base: str) -> str:
     return base + posixpath.normpath(f"/{address}").lstrip("/")
 
 
-def _listed(repository: GitRepository, commit: str, folder: str) -> Listing | None:
-    """List all of a folder, or return None if there is none, or too much in it for a page."""
-    try:
-        listed = repository.trees.entries(commit, folder, recursive=True)
-    except Refusal:
-        return None
-    return listed if len(listed) <= SHOWN_FILES else None
-
-
 def _summary(hub: Hub, repo_id: str) -> str:
-    """Return what a kernel does: the first paragraph of its card, as in lists."""
+    """Return the first paragraph of a kernel's card, as in lists."""
     indexed = hub.index.find(repo_id)
     return indexed.summary if indexed else ""
 
 
 def _variants(repository: GitRepository, commit: str) -> list[VariantRow] | None:
     """Return the variants of a revision, or None if they have more files than a page shows."""
-    listed = _listed(repository, commit, "build")
-    if listed is None:
-        return [] if repository.trees.find(commit, "build") is None else None
+    if repository.trees.find(commit, "build") is None:
+        return []
+    listed = repository.trees.entries(commit, "build", recursive=True, count=SHOWN_FILES + 1)
+    if len(listed) > SHOWN_FILES:
+        return None
     sizes: dict[str, int] = {}
     described: dict[str, TreeEntry] = {}
     for entry in listed:
@@ -299,7 +273,7 @@ def _variant_row(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
     else:
         torch = f"{framework.release} and later" if isinstance(framework, StableAbi) else str(framework.release)
     if variant.release:
-        spoken = f"{variant.backend.title} {variant.release} to {variant.release.major}.x"
+        backend = f"{variant.backend.title} {variant.release} to {variant.release.major}.x"
     else:
-        spoken = {"cpu": "CPU", "cuda": "CUDA, any"}.get(variant.backend.name, variant.backend.name)
-    return VariantRow(name, torch, spoken, variant.platform or "any", capabilities, size, dirty)
+        backend = {"cpu": "CPU", "cuda": "CUDA, any"}.get(variant.backend.name, variant.backend.name)
+    return VariantRow(name, torch, backend, variant.platform or "any", capabilities, size, dirty)

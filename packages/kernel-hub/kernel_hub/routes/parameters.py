@@ -1,7 +1,7 @@
 """Parameters that many routes share: the Hub, the caller, and the repository, revision and path of an address.
 
-FastAPI runs a plain function in a thread, which costs a request more than most of these functions do. So those that
-wait for nothing are `async`; `caller_of` may read the token file.
+FastAPI runs a plain function in a thread, which takes longer than most of these functions. So functions that do not
+block are `async`; `caller_of` may read the token file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from kernel_hub import names
 from kernel_hub.http.receive import segment
-from kernel_hub.http.turns import Turns, leave_turn
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import bad_request, no_token
 from kernel_hub.tokens import Caller
@@ -24,43 +23,31 @@ _LAST_SECOND = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp())
 _GIT_TYPES = {"application/x-git-upload-pack-request", "application/vnd.git-lfs+json"}
 
 
-def served_hub(request: Request) -> Hub:
+async def hub_of(request: Request) -> Hub:
     """Return the Hub that this application serves."""
     hub = request.app.state.hub
     assert isinstance(hub, Hub)
     return hub
 
 
-async def hub_of(request: Request) -> Hub:
-    """Return the Hub, as a parameter of a route."""
-    return served_hub(request)
+TheHub = Annotated[Hub, Depends(hub_of)]
 
 
-async def turns_of(request: Request) -> Turns:
-    """Return the queues of this application's writers."""
-    turns = request.app.state.turns
-    assert isinstance(turns, Turns)
-    return turns
-
-
-def caller_of(request: Request) -> Caller:
+def caller_of(request: Request, hub: TheHub) -> Caller:
     """Return the sender of a request."""
     sent = request.headers.get("authorization", "")
     by_git = request.headers.get("content-type") in _GIT_TYPES
     if sent.lower().startswith("basic ") and request.method not in {"GET", "HEAD"} and not by_git:
         # A browser adds basic credentials to every form, also to one on a malicious page. No form has git's types.
         raise no_token("send the token as 'Authorization: Bearer …' to change something")
-    caller = served_hub(request).caller(sent)
+    caller = hub.caller(sent)
     request.state.caller = caller.name
     return caller
 
 
-async def repo_of(organization: str, name: str, request: Request) -> str:
-    """Return the id of the repository in the address. If it is to be copied from another Hub, that is done first."""
-    repo_id = names.repo_id(segment(organization), segment(name))
-    if (mirror := served_hub(request).mirror) is not None:
-        await mirror.ensure(repo_id, lambda: leave_turn(request.scope))
-    return repo_id
+async def repo_of(organization: str, name: str) -> str:
+    """Return the id of the repository in the address."""
+    return names.repo_id(segment(organization), segment(name))
 
 
 async def revision_of(revision: str) -> str:
@@ -73,8 +60,6 @@ async def path_of(path: str) -> str:
     return segment(path).strip("/")
 
 
-TheTurns = Annotated[Turns, Depends(turns_of)]
-TheHub = Annotated[Hub, Depends(hub_of)]
 TheCaller = Annotated[Caller, Depends(caller_of)]
 RepoId = Annotated[str, Depends(repo_of)]
 Revision = Annotated[str, Depends(revision_of)]
@@ -89,7 +74,7 @@ class Body(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_text(cls, value: object) -> object:
-        """Refuse what libgit2 would read up to its NUL, and what cannot be written as UTF-8."""
+        """Refuse text with a NUL, where libgit2 would stop reading, and text that cannot be written as UTF-8."""
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and not names.is_text(text):
                 raise ValueError("this is not valid UTF-8 text without NUL")
@@ -109,7 +94,7 @@ def next_page(request: Request, response: Response, **parameters: object) -> Non
 
 
 def timestamp(seconds: int) -> str:
-    """Format a time, in seconds since 1970, as the clients parse it. Commits of another Hub may have any."""
+    """Format a time, in seconds since 1970, as the clients parse it. Pushed commits may have any."""
     moment = datetime.fromtimestamp(min(max(seconds, 0), _LAST_SECOND), timezone.utc)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.000Z")
 

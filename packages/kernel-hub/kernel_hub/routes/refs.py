@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kernel_hub import names
 from kernel_hub.git.objects import Ref
-from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns
+from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub
 
 router = APIRouter()
 
@@ -17,8 +17,8 @@ router = APIRouter()
 class NewBranch(Body):
     """The body of `create_branch`."""
 
-    starting_point: str | None = Field(None, alias="startingPoint")
-    empty_branch: bool = Field(False, alias="emptyBranch")
+    starting_point: Annotated[str | None, Field(alias="startingPoint")] = None
+    empty_branch: Annotated[bool, Field(alias="emptyBranch")] = False
     overwrite: bool = False
 
 
@@ -47,73 +47,51 @@ def _ref(ref: Ref) -> dict[str, str]:
 
 
 @router.post("/api/kernels/{organization}/{name}/branch/{revision}")
-async def create_branch(
-    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, turns: TheTurns, body: NewBranch | None = None
+def create_branch(
+    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, body: NewBranch | None = None
 ) -> dict[str, bool]:
     """Create a branch."""
-    start, empty, overwrite = (body.starting_point, body.empty_branch, body.overwrite) if body else (None, False, False)
-    if start is not None:
-        names.text("startingPoint", start)
-
-    def write() -> None:
-        hub.to_write(repo_id, caller).refs.create_branch(revision, start, empty=empty, overwrite=overwrite)
-
-    await turns.change(repo_id, write)
+    body = body or NewBranch()
+    if body.starting_point is not None:
+        names.text("startingPoint", body.starting_point)
+    refs = hub.to_write(repo_id, caller).refs
+    refs.create_branch(revision, body.starting_point, empty=body.empty_branch, overwrite=body.overwrite)
     return {"success": True}
 
 
 @router.delete("/api/kernels/{organization}/{name}/branch/{revision}")
-async def delete_branch(
-    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, turns: TheTurns
-) -> dict[str, bool]:
+def delete_branch(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Delete a branch."""
-    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).refs.delete_branch(revision))
+    hub.to_write(repo_id, caller).refs.delete_branch(revision)
     return {"success": True}
 
 
 @router.post("/api/kernels/{organization}/{name}/tag/{revision}")
-async def create_tag(
-    repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, caller: TheCaller, turns: TheTurns
-) -> dict[str, bool]:
+def create_tag(repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Tag a revision."""
-
-    def write() -> None:
-        hub.to_write(repo_id, caller).refs.create_tag(body.tag, revision, body.message, caller.name)
-
-    await turns.change(repo_id, write)
+    hub.to_write(repo_id, caller).refs.create_tag(body.tag, revision, body.message, caller.name)
     return {"success": True}
 
 
 @router.delete("/api/kernels/{organization}/{name}/tag/{revision}")
-async def delete_tag(
-    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, turns: TheTurns
-) -> dict[str, bool]:
+def delete_tag(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Delete a tag."""
-    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).refs.delete_tag(revision))
+    hub.to_write(repo_id, caller).refs.delete_tag(revision)
     return {"success": True}
 
 
+Number = Annotated[int, Path(ge=1, lt=2**31)]
+
+
 @router.delete("/api/kernels/{organization}/{name}/discussions/{number}")
-async def delete_pull_request(
-    repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller, turns: TheTurns
-) -> dict[str, bool]:
-    """Delete a pull request: by those who may write, or by the token that opened it."""
-
-    def write() -> None:
-        ref = f"refs/pr/{number}"
-        hub.to_commit(repo_id, caller, ref, create_pr=False).refs.delete_pull_request(ref)
-
-    await turns.change(repo_id, write)
+def delete_pull_request(repo_id: RepoId, number: Number, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+    """Delete a pull request: with write access, or with the token that opened it."""
+    ref = f"refs/pr/{number}"
+    hub.to_commit(repo_id, caller, ref, create_pr=False).refs.delete_pull_request(ref)
     return {"success": True}
 
 
 @router.post("/api/kernels/{organization}/{name}/discussions/{number}/merge")
-async def merge(
-    repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller, turns: TheTurns
-) -> dict[str, Any]:
+def merge(repo_id: RepoId, number: Number, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
     """Merge a pull request into its branch."""
-
-    def write() -> str:
-        return hub.to_write(repo_id, caller).commits.merge(number, caller.name)
-
-    return {"success": True, "commitOid": await turns.change(repo_id, write)}
+    return {"success": True, "commitOid": hub.to_write(repo_id, caller).commits.merge(number, caller.name)}

@@ -9,14 +9,13 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 
 from kernel_hub import names
-from kernel_hub.refusals import Moved, Refusal, bad_request, conflict, no_token
+from kernel_hub.refusals import Refusal, bad_request, conflict, no_token
 from kernel_hub.routes.parameters import (
     Body,
     RepoId,
     Revision,
     TheCaller,
     TheHub,
-    TheTurns,
     base_url,
     checked_repo_id,
     kernels_only,
@@ -72,9 +71,6 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
     url = f"{base_url(request)}/kernels/{repo_id}"
     if repo_id in hub.repositories:
         raise conflict(f"You already created this kernel repo: {repo_id} exists", url=url)
-    if (target := hub.moved_to(repo_id, caller)) is not None:  # with exist_ok=True, clients go on with that one
-        message = f"{repo_id} redirects to {target}, which had this name: delete {repo_id} to end that, and try again"
-        raise conflict(message, url=f"{base_url(request)}/kernels/{target}")
     private = body.visibility == "private" if body.visibility else bool(body.private)
     try:
         hub.repositories.create(repo_id, private=private, author=caller.name)
@@ -85,53 +81,34 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
 
 
 @router.delete("/api/repos/delete")
-async def delete_repository(
-    body: OldRepository, request: Request, hub: TheHub, caller: TheCaller, turns: TheTurns
-) -> dict[str, bool]:
-    """Delete a repository, or the redirect of a name that one had before."""
+def delete_repository(body: OldRepository, request: Request, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+    """Delete a repository."""
     kernels_only(body.type)
     repo_id = request.state.repository = names.repo_id(body.organization or caller.name, body.name)
-
-    def write() -> None:
-        try:
-            hub.to_manage(repo_id, caller)
-        except Moved:
-            hub.must_write(repo_id, caller)
-            hub.repositories.end_redirect(repo_id)
-        else:
-            hub.repositories.delete(repo_id)
-
-    await turns.change(repo_id, write)
+    hub.to_write(repo_id, caller)
+    hub.repositories.delete(repo_id)
     return {"success": True}
 
 
 @router.post("/api/repos/move")
-async def move_repository(
-    body: MovedRepository, request: Request, hub: TheHub, caller: TheCaller, turns: TheTurns
-) -> dict[str, bool]:
-    """Rename a repository. Requests to its old name are redirected."""
+def move_repository(body: MovedRepository, request: Request, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+    """Rename a repository."""
     kernels_only(body.type)
     source, target = checked_repo_id(body.from_repo), checked_repo_id(body.to_repo)
     request.state.repository = f"{source} to {target}"
-
-    def write() -> None:
-        hub.to_write(source, caller)
-        hub.must_write(target, caller)
-        hub.repositories.move(source, target)
-
-    await turns.change(source, write)
+    hub.to_write(source, caller)
+    hub.must_write(target, caller)
+    hub.repositories.move(source, target)
     return {"success": True}
 
 
 @router.put("/api/kernels/{organization}/{name}/settings")
-async def change_settings(
-    repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller, turns: TheTurns
-) -> dict[str, bool]:
+def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Make a repository private or public."""
     private = body.visibility == "private" if body.visibility else body.private
     if private is None:
         raise bad_request("expected 'private' or 'visibility'")
-    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).set_private(private))
+    hub.set_private(repo_id, caller, private)
     return {"private": private}
 
 

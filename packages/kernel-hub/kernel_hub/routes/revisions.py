@@ -1,12 +1,11 @@
 """Routes that read a revision: folders, files, their content and their history.
 
-Clients before `kernels` 0.14 know no repositories of type kernel, and ask for models. The addresses of models read
-kernels; nothing is written by them.
+Clients before `kernels` 0.14 do not know repositories of type kernel, and ask for models. The addresses of models read
+kernels; they do not write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -15,7 +14,6 @@ from fastapi import APIRouter, Query, Request, Response
 
 from kernel_hub.git.commits import ATTRIBUTES_OID
 from kernel_hub.git.objects import TreeEntry
-from kernel_hub.git.repository import GitRepository
 from kernel_hub.http.receive import parse_json
 from kernel_hub.refusals import bad_request, no_entry, too_large
 from kernel_hub.routes.content import content_response
@@ -24,7 +22,6 @@ from kernel_hub.routes.parameters import EntryPath, RepoId, Revision, TheCaller,
 router = APIRouter()
 
 TREE_PAGE = 1000
-EXPANDED_TREE_PAGE = 50
 HISTORY_PAGE = 50
 
 
@@ -45,18 +42,6 @@ def _is_hubs_own(entry: TreeEntry) -> bool:
     return entry.path == ".gitattributes" and entry.oid == ATTRIBUTES_OID
 
 
-def _expanded(repository: GitRepository, commit: str, entries: Iterable[TreeEntry]) -> list[dict[str, Any]]:
-    entries = list(entries)
-    last = repository.history.last_changes(commit, [entry.path for entry in entries])
-    items = []
-    for entry in entries:
-        item = _item(entry)
-        if (change := last.get(entry.path)) is not None:
-            item["lastCommit"] = {"id": change.oid, "title": change.title, "date": timestamp(change.time)}
-        items.append(item)
-    return items
-
-
 @router.get("/api/kernels/{organization}/{name}/tree/{revision}")
 @router.get("/api/models/{organization}/{name}/tree/{revision}")
 def list_top(
@@ -67,11 +52,10 @@ def list_top(
     hub: TheHub,
     caller: TheCaller,
     recursive: bool = False,
-    expand: bool = False,
     cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[dict[str, Any]]:
     """List the top folder of a revision."""
-    return list_folder(repo_id, revision, "", request, response, hub, caller, recursive, expand, cursor)
+    return list_folder(repo_id, revision, "", request, response, hub, caller, recursive, cursor)
 
 
 @router.get("/api/kernels/{organization}/{name}/tree/{revision}/{path:path}")
@@ -85,18 +69,15 @@ def list_folder(
     hub: TheHub,
     caller: TheCaller,
     recursive: bool = False,
-    expand: bool = False,
     cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[dict[str, Any]]:
     """List a folder of a revision."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
-    entries = repository.trees.entries(commit, path, recursive=recursive)
-    page = EXPANDED_TREE_PAGE if expand else TREE_PAGE
-    shown = [entry for entry in entries[cursor : cursor + page] if not _is_hubs_own(entry)]
-    if cursor + page < len(entries):
-        next_page(request, response, cursor=cursor + page)
-    return _expanded(repository, commit, shown) if expand else [_item(entry) for entry in shown]
+    entries = repository.trees.entries(commit, path, recursive=recursive, skip=cursor, count=TREE_PAGE + 1)
+    if len(entries) > TREE_PAGE:
+        next_page(request, response, cursor=cursor + TREE_PAGE)
+    return [_item(entry) for entry in entries[:TREE_PAGE] if not _is_hubs_own(entry)]
 
 
 _PATHS: dict[str, Any] = {
@@ -107,7 +88,6 @@ _PATHS: dict[str, Any] = {
                     "type": "object",
                     "properties": {
                         "paths": {"type": "array", "items": {"type": "string"}},
-                        "expand": {"type": "boolean"},
                     },
                     "required": ["paths"],
                 }
@@ -127,10 +107,9 @@ async def paths_info(
     try:
         if request.headers.get("content-type", "").startswith("application/json"):
             fields = parse_json(body)
-            paths, expand = fields["paths"], bool(fields.get("expand"))
+            paths = fields["paths"]
         else:
-            form = parse_qs(body.decode())
-            paths, expand = form.get("paths", []), form.get("expand", ["false"])[0].lower() in {"true", "1"}
+            paths = parse_qs(body.decode()).get("paths", [])
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -142,7 +121,7 @@ async def paths_info(
         repository = hub.to_read(repo_id, caller)
         commit = repository.refs.resolve(revision)
         entries = [entry for path in paths if (entry := repository.trees.find(commit, path.rstrip("/"))) is not None]
-        return _expanded(repository, commit, entries) if expand else [_item(entry) for entry in entries]
+        return [_item(entry) for entry in entries]
 
     return await to_thread.run_sync(look)
 
@@ -189,6 +168,4 @@ def resolve(
     entry = repository.trees.entry(commit, path)
     if entry.is_folder:
         raise no_entry(path, commit)
-    if hub.mirror is not None and repository.mirror_of is not None:
-        hub.mirror.admission.check(repository, commit, path)
     return content_response(request, hub, repository, entry, commit)

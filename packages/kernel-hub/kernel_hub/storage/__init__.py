@@ -1,1 +1,1 @@
-"""Files on the disk or in another store, and locks between servers."""
+"""Files on the disk, and locks between servers."""

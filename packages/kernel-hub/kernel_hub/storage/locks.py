@@ -1,46 +1,29 @@
-"""Locks between threads, processes and machines that share a directory. A lock is freed when its holder dies.
-
-No function here waits: one that finds its lock taken raises `NotFree` at once, so that waiting does not occupy a
-worker. `http.turns` waits on behalf of requests, and `patiently` for commands.
-"""
+"""Locks between threads and processes that share a directory. A lock is freed when its holder dies."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn
 
-from kernel_hub.refusals import NotFree, no_repository
+from kernel_format.files import locked
+from kernel_hub.refusals import busy, no_repository
 
-LOCK_SECONDS = 30.0
-POLL_SECONDS = 0.005  # a commit holds the lock for some milliseconds
-_STORE = "the store of large files"
-
-Result = TypeVar("Result")
+LOCK_SECONDS = 30.0  # a commit holds a repository's lock for some milliseconds
 
 
-def patiently(attempt: Callable[[], Result], seconds: float | None = None) -> Result:
-    """Call a function until it gets its locks.
-
-    Args:
-        attempt: The function. It raises `NotFree` before it has changed anything.
-        seconds: The longest time to wait. None: `LOCK_SECONDS`.
+def exclusive_lock(path: Path, name: str) -> AbstractContextManager[None]:
+    """Hold the lock at `path`.
 
     Raises:
-        NotFree: If the locks are not free in time.
+        Refusal: If another thread or process holds it for longer than `LOCK_SECONDS`.
     """
-    until = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
-    while True:
-        try:
-            return attempt()
-        except NotFree:
-            if time.monotonic() > until:
-                raise
-            time.sleep(POLL_SECONDS)
+
+    def give_up() -> NoReturn:
+        raise busy(f"{name} has been locked for {LOCK_SECONDS:.0f} s; try again")
+
+    return locked(path, waiting=give_up, patience=LOCK_SECONDS)
 
 
 @contextmanager
@@ -51,33 +34,14 @@ def repository_lock(path: Path, repo_id: str) -> Iterator[None]:
     waiting process would create the directory again.
 
     Raises:
-        NotFree: If another thread or process holds the lock.
-        Refusal: If there is no such repository.
+        Refusal: If there is no such repository, or its lock is not free in time.
     """
     if not path.is_dir():
         raise no_repository(repo_id)
-    with _flock(_lock_file(path), repo_id):
+    with exclusive_lock(_lock_file(path), repo_id):
         if not path.is_dir():
             raise no_repository(repo_id)
         yield
-
-
-@contextmanager
-def _flock(file: Path, what: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _not_free(what) from None
-        # The file may have been removed or replaced since it was opened. Then others lock the file that has its name.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), file.stat()):
-                yield
-                return
-        raise _not_free(what)
-    finally:
-        os.close(descriptor)
 
 
 def remove_repository_lock(path: Path) -> None:
@@ -87,30 +51,3 @@ def remove_repository_lock(path: Path) -> None:
 
 def _lock_file(path: Path) -> Path:
     return path.with_name(f".lock-{path.name}")
-
-
-class StoreLock:
-    """The lock of the store of large files, at `path`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def storing(self) -> AbstractContextManager[None]:
-        """Hold the lock, together with others that store files.
-
-        Raises:
-            NotFree: If another process deletes files.
-        """
-        return _flock(self._path, _STORE, fcntl.LOCK_SH)
-
-    def collecting(self) -> AbstractContextManager[None]:
-        """Hold the lock alone, to delete files.
-
-        Raises:
-            NotFree: If others hold it.
-        """
-        return _flock(self._path, _STORE)
-
-
-def _not_free(what: str) -> NotFree:
-    return NotFree(f"{what} is locked by others; try again")

@@ -158,7 +158,7 @@ def test_a_key_of_ones_own_signs_without_a_network(hub: RunningHub, doubling: Pa
 
     assert verdicts(f"{key}.pub") == verdicts(f"{other}.pub", f"{key}.pub") == {"valid"}
     assert verdicts(f"{other}.pub") == {"not by one of the trusted keys, or of another metadata.json"}
-    assert verdicts() == {"by a key, and none is trusted; name the signer's public key"}
+    assert verdicts() == {"by a key, but no key is trusted; name the signer's public key"}
     assert not verify(REPO, endpoint=hub.url).ok
     environment = {**hub.environment, "HTTPS_PROXY": "http://127.0.0.1:9"}  # no Sigstore
     command = [sys.executable, "-m", "kernel_builder", "verify", REPO, "--signer", f"{key}.pub", "--require-signature"]

@@ -1,0 +1,227 @@
+"""The results of benchmarks/models.py and benchmarks/generate.py: ratios, targets and plots for docs/models.md."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from builder_results import Row
+from matplotlib.figure import Figure
+
+from kernel_builder.measure import plot
+
+TITLES = {
+    "ltx-2464": "LTX-Video, 2,464 tokens",
+    "ltx-7056": "LTX-Video, 7,056 tokens",
+    "wan-7800": "Wan 2.1 1.3B, 7,800 tokens",
+    "wan-32760": "Wan 2.1 1.3B, 32,760 tokens",
+    "qwen3-128": "Qwen3-8B, prefill of 128",
+    "qwen3-8192": "Qwen3-8B, prefill of 8,192",
+    "qwen3-decode": "Qwen3-8B, one token, cache of 1,024",
+    "flux-4608": "Flux.1, 1024x1024",
+    "qwen-image-4352": "Qwen-Image, 1024x1024",
+    "qwen3-moe-1024": "Qwen3-MoE with 8 layers, prefill of 1,024",
+    "qwen3-vl-1152": "Qwen3-VL-4B, an image of 1024x1024 and text",
+    "gemma3n-1024": "Gemma 3n E2B, prefill of 1,024",
+    "z-image-4096": "Z-Image, 1024x1024",
+}
+HEADINGS = {
+    "eager": "eager",
+    "compile": "compile",
+    "reduce-overhead": "reduce-overhead",
+    "accelerated": "accelerated",
+    "graphs": "accelerated, graphs",
+    "compile-accelerated": "compile on accelerated",
+}
+_LONG = ("ltx-7056", "wan-7800", "wan-32760", "qwen3-8192")  # 7,000 tokens and more
+# GPU milliseconds of an H200 beside GEMM and attention with the kernels of adaln, rmsnorm and rope3d called by hand,
+# before there were kernels for q and k norms with rotary embedding, sums without gates, and gated activations.
+_OTHER_BY_HAND = {"ltx-2464": 3.5, "wan-7800": 9.7, "qwen3-128": 0.65}
+
+_GENERATE_TITLES = {
+    "llama-8b": "Llama 3.1 8B",
+    "qwen3-4b": "Qwen3 4B",
+    "gemma3-4b": "Gemma 3 4B",
+    "qwen3-moe": "Qwen3-30B-A3B",
+}
+_GENERATE_TARGETS = {"llama-8b": 1.7, "qwen3-4b": 1.5, "gemma3-4b": 1.3, "qwen3-moe": 1.3}  # with graphs / compiled
+
+
+def ratios(report: Mapping[str, Any], first: str, *others: str) -> dict[str, float]:
+    """Return case -> time of `first` divided by the least of the others' that were measured."""
+    divided = {}
+    for case, result in report["time"].items():
+        times = result["milliseconds"]
+        measured = [times[other] for other in others if other in times]
+        if first in times and measured:
+            divided[case] = times[first] / min(measured)
+    return divided
+
+
+def beside_the_fastest(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return case -> time with graphs divided by the fastest of eager and the modes of compile.
+
+    Cases that were not compiled are left out: eager alone is no measure.
+    """
+    compiled = ratios(report, "graphs", "compile", "reduce-overhead")
+    fastest = ratios(report, "graphs", "eager", "compile", "reduce-overhead")
+    return {case: ratio for case, ratio in fastest.items() if case in compiled}
+
+
+def model_targets(report: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the targets of one forward, of training and of a pipeline."""
+    long = {case: ratio for case, ratio in ratios(report, "accelerated", "compile").items() if case in _LONG}
+    first = {case: result["first-call-seconds"]["accelerated"] for case, result in report["time"].items()}
+    other = {
+        case: report["profile"][case]["accelerated"]["other"] / before
+        for case, before in _OTHER_BY_HAND.items()
+        if case in report["profile"]
+    }
+    trained = {case: times["accelerated"] / times["eager"] for case, times in report["train"].items()}
+    errors = {
+        case: max(differences["accelerated"], differences["graphs"]) / differences["eager"]
+        for case, differences in report["accuracy"].items()
+    }
+    seconds = report["pipeline"]["ltx-pipeline"]
+    speedup = seconds["eager"] / min(seconds["accelerated"], seconds["graphs"])
+    compiled = ratios(report, "compile-accelerated", "compile")
+    yield _mean("with graphs / the fastest of eager and compile", beside_the_fastest(report), 0.90, 0.98)
+    yield _mean("without graphs / eager", ratios(report, "accelerated", "eager"), 0.65)
+    yield _each("without graphs / compile, 7,000 tokens and more", long, 0.97)
+    yield _each("compile on top of accelerated / compile", compiled, 1.01)
+    yield _each("accelerating and the first call", first, 3, " s")
+    yield _each("GPU time beside GEMM and attention / with the first kernels, called manually", other, 0.5)
+    yield _each("training step: accelerated / eager", trained, 0.8)
+    yield _at_least("LTX-Video pipeline, 49 frames, 30 steps: eager / accelerated", 1.35, speedup)
+    yield _each("difference from float32: accelerated / eager", errors, 1.1)
+
+
+def _mean(title: str, ratios: Mapping[str, float], mean: float, most: float | None = None) -> Row:
+    target = f"mean at most {mean}" + (f", each at most {most}" if most else "")
+    value, worst = statistics.geometric_mean(ratios.values()), max(ratios, key=lambda case: ratios[case])
+    median = statistics.median(ratios.values())
+    measured = f"{value:.3f}, median {median:.3f}; most {ratios[worst]:.3f} ({TITLES[worst]})"
+    return Row(title, target, measured, value <= mean and (most is None or ratios[worst] <= most))
+
+
+def _each(title: str, ratios: Mapping[str, float], most: float, unit: str = "") -> Row:
+    worst = max(ratios, key=lambda case: ratios[case])
+    over = sum(ratio > most for ratio in ratios.values())
+    count = f", {over} of {len(ratios)} above" if over else ""
+    return Row(title, f"each at most {most}{unit}", f"{ratios[worst]:.2f}{unit} ({TITLES[worst]}){count}", not over)
+
+
+def _at_least(title: str, least: float, ratio: float | None) -> Row:
+    measured = "-" if ratio is None else f"{ratio:.2f}"
+    return Row(title, f"at least {least}", measured, None if ratio is None else ratio >= least)
+
+
+# --- generate --------------------------------------------------------------------------------------------------------
+
+
+def speed(case: Mapping[str, Any], variant: str, kind: str = "greedy") -> float | None:
+    """Return the tokens per second of a variant, or None if it was not measured."""
+    measured = case.get(variant, {}).get(kind)
+    return float(measured["tokens-per-second"]) if measured else None
+
+
+def generate_title(name: str, case: Mapping[str, Any]) -> str:
+    """Return the name of a case in tables."""
+    layers, published = case["layers"], case["published-layers"]
+    shortened = "" if layers == published else f", {layers} of {published} layers"
+    return f"{_GENERATE_TITLES[name]}{shortened}, batch {case['batch']}"
+
+
+def generate_targets(cases: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the targets of `generate`."""
+    titles = {name: generate_title(name, case) for name, case in cases.items()}
+    for name, case in cases.items():
+        ratio = _ratio(speed(case, "graphs"), speed(case, "compiled"))
+        yield _at_least(f"{titles[name]}: with graphs / compiled", _GENERATE_TARGETS[name], ratio)
+    llama = cases["llama-8b"]
+    ratio = _ratio(speed(llama, "graphs"), llama["floor-tokens-per-second"])
+    yield _at_least(f"{titles['llama-8b']}: with graphs / floor", 0.80, ratio)
+    for name, case in cases.items():
+        ratio = _ratio(speed(case, "graphs", "sampling"), speed(case, "graphs"))
+        yield _at_least(f"{titles[name]}: sampling / greedy", 0.95, ratio)
+    for name, case in cases.items():
+        ratio = _ratio(speed(case, "accelerated"), speed(case, "eager"))
+        yield _at_least(f"{titles[name]}: without graphs / eager", 1.4, ratio)
+    seconds = max(case["graphs"]["seconds-to-token"]["0"] for case in cases.values())
+    yield Row("from `accelerate` to the first token", "at most 3 s", f"{seconds:.1f} s", seconds <= 3)
+    for name, case in cases.items():
+        accuracy, title = case["accuracy"], f"{_GENERATE_TITLES[name]}, {case['accuracy']['layers']} layers"
+        ratio = accuracy["rms-error"]["graphs"] / accuracy["rms-error"]["eager"]
+        unexplained = accuracy["unexplained"]
+        measured = f"{ratio:.2f}; {unexplained} of {accuracy['tokens']:,} tokens differ by more than the rounding"
+        met = ratio <= 1.1 and unexplained == 0
+        yield Row(f"{title}: error against float32, with graphs / eager", "at most 1.1", measured, met)
+    explained = all(case["graphs"]["beside-eager"]["explained"] for case in cases.values())
+    yield Row(
+        "tokens that differ from eager's where the two best logits differ by more than the rounding",
+        "none",
+        f"{'all' if explained else 'not all'} first differences within it",
+        explained,
+    )
+
+
+def _ratio(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value / other
+
+
+# --- plots -----------------------------------------------------------------------------------------------------------
+
+
+def draw_models(report: Mapping[str, Any]) -> bytes:
+    """Return a plot as an SVG file: for each model the speed of each variant, where eager is 1."""
+    bars = ("eager", "compile", "reduce-overhead", "graphs")
+    times = {title: report["time"][case]["milliseconds"] for case, title in TITLES.items() if case in report["time"]}
+    speeds = {
+        title: {HEADINGS[bar]: of["eager"] / of[bar] if bar in of else None for bar in bars}
+        for title, of in times.items()
+    }
+    title = f"Forwards per second beside eager PyTorch, {report['machine']['device']}"
+    return _draw(speeds, title, "speed of one forward; eager is 1")
+
+
+def draw_generate(report: Mapping[str, Any]) -> bytes:
+    """Return a plot as an SVG file: for each model the speed of each variant, as a share of the floor."""
+    shares = {
+        generate_title(name, case): {
+            HEADINGS.get(variant, variant): _ratio(speed(case, variant), case["floor-tokens-per-second"])
+            for variant in ("eager", "accelerated", "compiled", "graphs")
+        }
+        for name, case in report["cases"].items()
+    }
+    title = f"generate, greedy, {report['machine']['device']}"
+    return _draw(shares, title, "tokens per second; 1 is reading the weights once a token at copy speed")
+
+
+def _draw(groups: Mapping[str, Mapping[str, float | None]], title: str, label: str) -> bytes:
+    """Return horizontal bars in groups as an SVG file; each group has the same names of bars."""
+    names = list(next(iter(groups.values())))
+    colors = ("#bbbbbb", *plot.PALETTE[: len(names) - 2], "black")
+    figure = Figure(figsize=(8.5, 1.2 + 0.75 * len(groups)), layout="constrained")
+    axis, height = figure.subplots(), 0.8 / len(names)
+    for number, (name, color) in enumerate(zip(names, colors, strict=True)):
+        values = [(row + number * height, group[name]) for row, group in enumerate(groups.values()) if group[name]]
+        rows, lengths = zip(*values, strict=True)
+        bars = axis.barh(rows, lengths, 0.9 * height, color=color, label=name)
+        axis.bar_label(bars, [f"{length:.2f}" for length in lengths], padding=3, fontsize="small")
+    _finish(axis, list(groups), height * (len(names) - 1) / 2, label)
+    figure.suptitle(title, fontsize="medium")
+    figure.legend(loc="outside lower center", ncols=len(names))
+    with plot.reproducible(title):
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+def _finish(axis: Any, labels: Sequence[str], offset: float, label: str) -> None:
+    axis.set_yticks([row + offset for row in range(len(labels))], labels)
+    axis.invert_yaxis()
+    axis.set_xlabel(label)
+    axis.margins(x=0.08)
+    axis.spines[["top", "right"]].set_visible(False)

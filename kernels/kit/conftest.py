@@ -1,0 +1,31 @@
+import pytest
+import torch
+
+pytest.register_assert_rewrite(
+    "reference_adaln",
+    "reference_decode",
+    "reference_geglu",
+    "reference_norm_rotary",
+    "reference_rmsnorm",
+    "reference_rope3d",
+)
+
+# Most tensors are so small that more threads cost more time than they save, 20 times as much on a busy machine.
+torch.set_num_threads(1)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "kernels_ci: the subset that checks a build within a few seconds")
+
+
+@pytest.fixture
+def two_threads():
+    """Let the CPU kernels divide large tensors between two threads."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)

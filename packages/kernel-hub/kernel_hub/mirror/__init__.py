@@ -1,1 +1,0 @@
-"""Repositories of another Hub, copied when somebody asks for them."""

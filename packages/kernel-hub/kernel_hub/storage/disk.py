@@ -1,0 +1,48 @@
+"""Durable writes, and files that only the server's user may read."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Sync the names in a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_filesystem(path: Path) -> None:
+    """Sync the whole file system of a directory to the disk, in one wait for any number of files."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if _libc.syncfs(descriptor):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def private_directory(path: Path) -> None:
+    """Create a directory that only this user may enter, or restrict an existing one, whatever the umask."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _restrict(path, 0o700)
+
+
+def private_file(path: Path) -> None:
+    """Create an empty file that only this user may read, or restrict an existing one, whatever the umask."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    _restrict(path, 0o600)
+
+
+def _restrict(path: Path, mode: int) -> None:
+    with suppress(PermissionError):  # it belongs to another user, who has chosen the mode
+        if path.stat().st_mode & 0o777 != mode:
+            path.chmod(mode)

@@ -1,1 +1,0 @@
-"""Xet uploads: their formats, and the names of xorbs."""

@@ -1,0 +1,230 @@
+"""The figures of README.md and docs/ are those of benchmarks/results, and verdicts follow from the values."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import runpy
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kernel_builder.measure.results import BenchmarkReport
+from tests.support.places import ROOT
+
+SOURCE = "rmsnorm/rmsnorm_cuda/forward.cu (cuda 13.0)"
+OTHER_SOURCE = "rmsnorm/rmsnorm_cuda/backward.cu (cuda 13.0)"
+BINDING = "rmsnorm/torch-ext/torch_binding.cpp (cuda 13.0)"
+LINK = "link rmsnorm cuda 13.0"
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+
+@pytest.fixture
+def pages(benchmarks: None) -> ModuleType:
+    import pages
+
+    return pages
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/compatibility.md",
+        "docs/figures.md",
+        "docs/kernels.md",
+        "docs/models.md",
+        "docs/skills.md",
+    ],
+)
+def test_pages_have_the_figures_of_the_results(pages: ModuleType, page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert pages.filled(page, text) == text, "run benchmarks/pages.py"
+
+
+def test_only_blocks_are_written(pages: ModuleType) -> None:
+    blocks = [f"<!-- figures: {name} -->\nstale 0.99\n<!-- /figures -->\n" for name in ("builder", "commands")]
+    filled = pages.filled("docs/figures.md", "before\n" + "kept 0.99\n".join(blocks) + "after\n")
+    assert filled.startswith("before\n") and filled.endswith("<!-- /figures -->\nafter\n")
+    assert filled.count("kept 0.99\n") == 1 and "stale" not in filled
+    assert pages.filled("docs/figures.md", filled) == filled
+    with pytest.raises(
+        ValueError, match=r"docs/figures.md has the blocks of figures \['builder'\], expected \['builder"
+    ):
+        pages.filled("docs/figures.md", blocks[0])
+
+
+def test_cases_have_their_median_and_range(pages: ModuleType) -> None:
+    assert pages.spread([0.43, 0.97, 0.91]) == "0.91 (0.43 to 0.97)"
+    assert pages.spread([62.1, 121.2], 0) == "92 (62 to 121)"
+    assert pages.spread([]) == "-"
+
+
+def test_a_row_of_results_is_a_line(benchmarks: None, tmp_path: Path) -> None:
+    import recording
+
+    document = {"rows": [{"shape": [1, 2], "times": list(range(40))}] * 2, "long": ["x" * 200] * 2, "none": {}}
+    recording.write(tmp_path / "result.json", document)
+    text = (tmp_path / "result.json").read_text()
+    assert json.loads(text) == document
+    assert text.count("\n") == 11 and text.count('"shape"') == sum('"shape"' in line for line in text.splitlines())
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+# --- the builder -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "verdict"),
+    [
+        ([SOURCE, LINK], "met"),
+        ([SOURCE, BINDING, LINK], "met"),
+        ([SOURCE, OTHER_SOURCE, BINDING, LINK], "missed"),
+        ([SOURCE, BINDING, LINK, "link rmsnorm cpu"], "missed"),
+        ([BINDING, LINK], "missed"),
+    ],
+)
+def test_a_changed_source_costs_its_compile_the_binding_and_the_link(
+    benchmarks: None, steps: list[str], verdict: str
+) -> None:
+    from builder_results import builder_rows
+
+    assert builder_rows({"one-source": {"values": {"steps": steps}}})["one-source"].verdict == verdict
+
+
+@pytest.mark.parametrize(("warm", "verdict"), [(6.0, "met"), (6.1, "missed")])
+def test_a_warm_cache_takes_at_most_a_tenth(benchmarks: None, warm: float, verdict: str) -> None:
+    from builder_results import builder_rows
+
+    values = {"warm-cpu-seconds": warm, "cold-cpu-seconds": 60.0}
+    assert builder_rows({"warm-cache": {"values": values}})["warm-cache"].verdict == verdict
+
+
+def test_steps_of_every_backend_are_read(benchmarks: None) -> None:
+    import builder
+
+    steps = [SOURCE, "kernel/kernel.cpp (cpu)", "kernel/kernel.cu (rocm 7.2)", "link kernel rocm 7.2"]
+    output = "".join(f"[{number}/4] {step}\n" for number, step in enumerate(steps, 1))
+    assert builder.steps_of(f"2 variants\n{output}[1/1] checking kernel torch-cpu\n") == steps
+
+
+# --- compatibility ---------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_variant_is_a_missed_target(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    community = copy.deepcopy(pages.results("community"))
+    outcome = community["projects"]["relu"]["variants"]["torch215-cxx11-cpu-x86_64-linux"]
+    outcome.update(status="failed", reason="the compiler refused relu.cpp")
+    monkeypatch.setattr(pages, "results", {"community": community}.__getitem__)
+    blocks = pages.render.__wrapped__("docs/compatibility.md")
+    assert "| relu | torch215-cxx11-cpu-x86_64-linux | | " in blocks["projects"]
+    assert "| not built: the compiler refused relu.cpp |" in blocks["projects"]
+    assert re.search(r"^\| built CPU variants \| 8 \| 7 \| missed \|$", blocks["community"], re.MULTILINE)
+
+
+# --- agents ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_candidate_counts_as_the_reference(pages: ModuleType) -> None:
+    assert pages.mean_ratio([{"eager": 9.0}, {"eager": None}], "eager") == pytest.approx(3.0)
+    assert pages.mean_ratio([{"eager": 9.0}, {"eager": 0.5}], "eager") == pytest.approx(3.0)
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def test_eager_counts_among_the_peers_of_a_compiled_case(benchmarks: None) -> None:
+    import model_results
+
+    times = {
+        "compile is slower": {"eager": 4.0, "compile": 5.0, "reduce-overhead": 6.0, "graphs": 3.0},
+        "compile is faster": {"eager": 4.0, "compile": 2.0, "graphs": 1.0},
+        "not compiled": {"eager": 4.0, "graphs": 1.0},
+    }
+    report = {"time": {case: {"milliseconds": milliseconds} for case, milliseconds in times.items()}}
+    assert model_results.beside_the_fastest(report) == {"compile is slower": 0.75, "compile is faster": 0.5}
+
+
+def test_the_site_has_plots_of_the_models(pages: ModuleType) -> None:
+    import model_results
+
+    assert model_results.draw_models(pages.results("models-h200")).startswith(b"<?xml")
+    assert model_results.draw_generate(pages.results("generate.h200")).startswith(b"<?xml")
+
+
+def test_models_are_measured_with_releases_that_the_card_names(pages: ModuleType) -> None:
+    tested = runpy.run_path(str(ROOT / "kernels/blocks/torch-ext/blocks/tested_versions.py"))["TESTED"]
+    for report in (pages.results("models-h200"), pages.results("generate.h200")):
+        for library in tested.keys() & report["machine"].keys():
+            assert report["machine"][library].rpartition(".")[0] in tested[library], library
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kernel_results(benchmarks: None) -> ModuleType:
+    import kernel_results
+
+    return kernel_results
+
+
+def test_the_site_has_every_row_of_the_results(pages: ModuleType) -> None:
+    """This test computes the figures from the JSON, without the code that writes the page."""
+    page = pages.render("docs/kernels.md")[pages.SITE]
+    for path in sorted((ROOT / "benchmarks/results").glob("*.h100.json")):
+        section = page.partition(f"## {path.name.partition('.')[0]}, H100\n")[2].partition("\n## ")[0]
+        for row in json.loads(path.read_text())["rows"]:
+            heading = f"**{row['operation']}, {row['passes']}, {row['dtype']}**"
+            table = section.partition(heading)[2].partition("\n**")[0]
+            shape = "x".join(map(str, row["shape"]))
+            (line,) = (line for line in table.splitlines() if line.startswith(f"| {shape} |"))
+            assert f"({row['shares']['ours'][0]:.2f})" in line, (path.name, line)
+            assert f"| {row['bytes'] / row['times']['ours'][0] / 1e9:.0f} |" in line, (path.name, line)
+
+
+def test_equal_results_have_equal_plots(kernel_results: ModuleType, report: BenchmarkReport) -> None:
+    result = kernel_results.Result("rmsnorm", "h100", report)
+    assert result.draw().startswith(b"<?xml") and result.draw() == result.draw()
+
+
+def test_targets_name_the_worst_shape(kernel_results: ModuleType, report: BenchmarkReport) -> None:
+    report.rows = report.rows[:2]
+    for row in report.rows:
+        row.point = row.point._replace(operation="rms_norm")
+    share = ("rms_norm, add_rms_norm above 16 MB: share of copy speed", "each at least 1.0")
+    peer = ("rms_norm, add_rms_norm: best peer / ours", "each at least 0.98")
+
+    def measured() -> dict[tuple[str, str], Any]:
+        results = [kernel_results.Result("rmsnorm", "h100", report)]
+        return {(outcome.title, outcome.target): outcome for outcome in kernel_results.outcomes(results)}
+
+    assert measured()[peer[0], "mean at least 1.03"].met
+    assert measured()[share].met and measured()[share].measured == "1.040 at rms_norm 8x2048"
+
+    row = report.rows[1]
+    row.shares["ours"] = row.shares["ours"]._replace(median=0.9)
+    row.ratios["eager"] = row.ratios["eager"]._replace(median=0.5)
+    assert not measured()[share].met and measured()[share].measured == "0.900 at rms_norm 8x128, 1 of 2 below"
+    assert not measured()[peer].met and measured()[peer].measured.startswith("0.500 at rms_norm 8x128")
+
+    row.times, row.faults = {}, {"ours": "its error is too large"}
+    assert not measured()[share].met
+    assert measured()[share].measured == "1.040 at rms_norm 8x2048, 1 of 2 without a time"
+
+
+def test_host_overhead_is_compared_with_the_yardstick(kernel_results: ModuleType, report: BenchmarkReport) -> None:
+    def measured() -> Any:
+        outcomes = kernel_results.outcomes([kernel_results.Result("rmsnorm", "h100", report)])
+        return next(outcome for outcome in outcomes if outcome.title.startswith("host overhead"))
+
+    assert measured().met and measured().measured == "0.40 at norm"
+    report.hosts[0].times["ours"] = report.hosts[0].times["ours"]._replace(median=20e-6)
+    assert not measured().met and measured().measured == "2.50 at norm, 1 of 1 above"
