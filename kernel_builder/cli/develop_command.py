@@ -81,8 +81,8 @@ def testshell(
     kernel-builder testshell kernels/rmsnorm
     kernel-builder testshell kernels/rmsnorm -- python -m pytest kernels/rmsnorm/tests
     """
-    from kernel_format.cache_directory import default_cache
     from kernel_builder.develop import choice, interpreter, shells
+    from kernel_format.cache_directory import default_cache
 
     project = read_project(directory, owner)
     chosen = choice.built(project, variant)

@@ -45,8 +45,8 @@ def emulate(
     kernel-builder emulate kernels/geglu
     kernel-builder emulate kernels/geglu --warp-size 64 -- -k forward
     """
-    from kernel_format.cache_directory import default_cache
     from kernel_builder.develop import emulate as emulator
+    from kernel_format.cache_directory import default_cache
 
     project = read_project(directory)
     target = output or emulator.default_directory(project, backend, int(warp_size), default_cache())

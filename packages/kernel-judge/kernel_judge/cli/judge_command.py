@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,20 +31,8 @@ def _print(verdict: Verdict) -> None:
     click.secho(verdict.verdict, fg=_COLORS[verdict.verdict], bold=True, nl=False)
     without = f", without {' and '.join(verdict.missing_peers)}" if verdict.missing_peers else ""
     click.echo(f": {verdict.task}, on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s{without}")
-    if not verdict.is_right:
-        click.echo(f"  {f'{verdict.rejected_as}: ' if verdict.rejected_as else ''}{verdict.reason}")
-        if verdict.failing_case:
-            click.echo(f"  case: {json.dumps(verdict.failing_case)}")
-    for name, speedup in verdict.speed.items():
-        click.echo(f"  {speedup.ratio:.2f} times the speed of {name} ({speedup.low:.2f} to {speedup.high:.2f})")
-    for name, reason in verdict.missing_peers.items():
-        click.echo(f"  not compared with {name}: {reason}")
-    if verdict.share_of_copy_speed is not None:
-        click.echo(f"  {verdict.share_of_copy_speed:.0%} of copy speed")
-    if verdict.share_of_peak is not None:
-        click.echo(f"  {verdict.share_of_peak:.0%} of the speed of a large matrix product")
-    for fact in verdict.suspicious:
-        click.secho(f"  suspicious: {fact}", fg="yellow")
+    for line in verdict.lines():
+        click.secho(f"  {line}", fg="yellow" if line.startswith("suspicious") else None)
 
 
 @click.command()

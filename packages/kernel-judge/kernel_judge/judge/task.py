@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,23 +157,6 @@ def read_task(path: Path) -> Task:
                     hint="a size is an integer that the top level of the problem file assigns",
                 )
     return task
-
-
-def kernelbench(checkout: Path, levels: Sequence[int] = (1, 2, 3)) -> Iterator[Task]:
-    """Yield the problems of a local checkout of KernelBench, by level and number.
-
-    Raises:
-        ConfigError: If the directory has no such levels.
-    """
-    root = checkout / "KernelBench" if (checkout / "KernelBench").is_dir() else checkout
-    for level in levels:
-        files = [path for path in (root / f"level{level}").glob("*.py") if re.match(r"\d+_", path.name)]
-        if not files:
-            raise ConfigError(
-                f"has no level{level} with problem files", where=str(checkout), hint="name a checkout of KernelBench"
-            )
-        for path in sorted(files, key=lambda path: int(path.name.partition("_")[0])):
-            yield read_task(path)
 
 
 def _problem_file(directory: Path) -> Path:

@@ -86,6 +86,22 @@ class Verdict:
         """Whether the candidate may be used in place of the reference."""
         return self.verdict == RIGHT
 
+    def lines(self) -> list[str]:
+        """Return the verdict without its first word and its times, for a person or an agent."""
+        lines = []
+        if not self.is_right:
+            lines.append(f"{self.rejected_as}: {self.reason}" if self.rejected_as else self.reason)
+        if self.failing_case:
+            lines.append(f"case: {json.dumps(self.failing_case)}")
+        for peer, speed in self.speed.items():
+            lines.append(f"{speed.ratio:.2f} times the speed of {peer} ({speed.low:.2f} to {speed.high:.2f})")
+        lines += [f"not compared with {peer}: {reason}" for peer, reason in self.missing_peers.items()]
+        if self.share_of_copy_speed is not None:
+            lines.append(f"{self.share_of_copy_speed:.0%} of copy speed, the upper bound for a memory-bound kernel")
+        if self.share_of_peak is not None:
+            lines.append(f"{self.share_of_peak:.0%} of the speed of a large matrix product")
+        return lines + [f"suspicious: {fact}" for fact in self.suspicious]
+
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as `judge --json` prints it."""
         values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}

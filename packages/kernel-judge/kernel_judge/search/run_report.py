@@ -60,7 +60,7 @@ class TryResult(NamedTuple):
 class AttemptResult(NamedTuple):
     """The outcome of one attempt: the speed of its fastest right try, or None if none is right.
 
-    Times are in seconds; the supervisor's is CPU time. `tries` is how many tries the attempt has in the log, and
+    Times are in seconds. `tries` is how many tries the attempt has in the log, and
     `details` their results.
     """
 
@@ -73,7 +73,6 @@ class AttemptResult(NamedTuple):
     first_right: int | None
     speed: float | None
     busy_seconds: float
-    supervisor_seconds: float
     details: Sequence[TryResult] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -120,7 +119,6 @@ class RunReport:
     Attributes:
         peer: The peer that speeds are relative to.
         unfinished: Attempts that are planned and not in the log with all of their tries; they are left out.
-        overhead: The supervisor's CPU time as a share of the time of the attempts.
     """
 
     peer: str
@@ -128,14 +126,12 @@ class RunReport:
     groups: Sequence[Group]
     best: Sequence[Mapping[str, Any]]
     unfinished: int
-    overhead: float
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as `--json` prints it."""
         return {
             "peer": self.peer,
             "unfinished": self.unfinished,
-            "overhead": self.overhead,
             "best": list(self.best),
             "groups": [{key.replace("_", "-"): value for key, value in asdict(group).items()} for group in self.groups],
             "attempts": [attempt.as_dict() for attempt in self.attempts],
@@ -182,9 +178,7 @@ def make_report(runs: Iterable[Path], peer: str, ks: Sequence[int] = ()) -> RunR
         parts = _parted(attempts, key)
         if len(parts) > 1:
             groups += [_group(by, name, part, ks) for name, part in parts.items()]
-    busy = sum(attempt.busy_seconds for attempt in attempts)
-    overhead = sum(attempt.supervisor_seconds for attempt in attempts) / busy if busy else 0.0
-    return RunReport(peer, attempts, groups, best, planned - len(attempts), overhead)
+    return RunReport(peer, attempts, groups, best, planned - len(attempts))
 
 
 def _events(run: Path) -> list[Event]:
@@ -232,7 +226,6 @@ def _attempt(number: int, tries: Sequence[Event], settings: Event, peer: str, ru
         first_right=min(right, default=None),
         speed=max(speeds, default=None),
         busy_seconds=busy,
-        supervisor_seconds=sum(event["supervisor-seconds"] for event in tries),
         details=[_try(event, run) for event in tries],
     )
 
@@ -330,7 +323,6 @@ def notes(report: RunReport) -> list[str]:
     """Return notes on the table, in sentences."""
     lines = [
         f"Speeds are relative to {report.peer}, and at least 1.0: where no kernel is faster, the reference is used.",
-        f"The supervisor's CPU time is {report.overhead:.2%} of the time of the attempts.",
     ]
     if report.unfinished:
         lines.append(f"{report.unfinished} planned attempts are not finished and left out.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +86,6 @@ class Supervisor:
                     return
 
     def _try(self, attempt: PlannedAttempt, number: int) -> None:
-        # CPU time: attempts run in parallel, and the time between two points says how busy the machine is.
-        started = time.thread_time()
         workspace = Workspace(self.request.run, attempt.number, number)
         ended = self._agent_ended(attempt, number, workspace)
         candidate, digest = workspace.frozen_candidate(), ended["candidate"]
@@ -104,7 +101,6 @@ class Supervisor:
             candidate=digest,
             **{"agent-seconds": ended["seconds"], "judged-as": origin},
             judged=judged.as_dict() if judged else None,
-            **{"supervisor-seconds": round(time.thread_time() - started, 4)},
         )
         summary = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
         self.notify(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{summary}")

@@ -124,25 +124,6 @@ def judge_script(request: SearchRequest) -> str:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """Return a verdict in words, for an agent."""
-    lines = []
-    if verdict.is_right:
-        lines.append("The candidate is right.")
-    else:
-        kind = f" ({verdict.rejected_as})" if verdict.rejected_as else ""
-        lines.append(f"The candidate is wrong{kind}: {verdict.reason}")
-    if verdict.failing_case:
-        lines.append(f"The first failing case: {json.dumps(verdict.failing_case)}")
-    for peer, speed in verdict.speed.items():
-        lines.append(
-            f"Its speed is {speed.ratio:.2f} times that of {peer} (95 % interval {speed.low:.2f} to {speed.high:.2f})."
-        )
-    if verdict.share_of_copy_speed is not None:
-        lines.append(
-            f"It reaches {verdict.share_of_copy_speed:.0%} of copy speed, the upper bound for a memory-bound kernel."
-        )
-    if verdict.share_of_peak is not None:
-        lines.append(f"It reaches {verdict.share_of_peak:.0%} of the device's peak arithmetic.")
-    lines += [f"Suspicious: {fact}" for fact in verdict.suspicious]
-    lines += [f"Times: {json.dumps(case)}" for case in verdict.cases]
-    return "\n".join(lines)
+    """Return a verdict for an agent."""
+    times = [f"times: {json.dumps(case)}" for case in verdict.cases]
+    return "\n".join([f"The candidate is {verdict.verdict}.", *verdict.lines(), *times])

@@ -74,7 +74,9 @@ def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -
         ("odd", {}, "It wrote no candidate."),
     ],
 )
-def test_a_failure_is_told_to_the_next_try(tmp_path: Path, kind: str, settings: dict[str, Any], said: str) -> None:
+def test_the_next_try_receives_the_reason_of_a_failure(
+    tmp_path: Path, kind: str, settings: dict[str, Any], said: str
+) -> None:
     request = quick_request(tmp_path, agent(kind), tries=2, **settings)
     assert run_search(request).best is None
     workspace = Workspace(request.run, 1, 2).directory
@@ -106,7 +108,7 @@ def test_a_try_knows_the_verdict_on_the_one_before_and_goes_on_with_its_files(tm
     run = run_search(quick_request(tmp_path, WRONG, tries=2)).run
     workspace = Workspace(run, 1, 2).directory
     prompt = (workspace / "PROMPT.md").read_text()
-    assert "The candidate is wrong (wrong-result): it is wrong on purpose" in prompt
+    assert "wrong-result: it is wrong on purpose" in prompt
     assert {path.name for path in workspace.iterdir()} == {"PROMPT.md", "task", "kernel", "judge", "candidate.py"}
     assert (workspace / "kernel" / "build.toml").is_file()
     assert (workspace / "task" / "hard_swish_steps.py").is_file()
@@ -218,15 +220,6 @@ def test_two_searches_cannot_use_one_directory(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.mark.usefixtures("judge_calls")
-def test_the_supervisor_takes_less_than_2_percent_of_the_time(tmp_path: Path) -> None:
-    agents = [quoted("# wrong", 3.0), quoted("# right 2.5", 3.0)]
-    result = run_search(quick_request(tmp_path, *agents, attempts=4, jobs=4))
-    events = logged(result.run, "try-ended")
-    share = sum(event["supervisor-seconds"] for event in events) / sum(event["agent-seconds"] for event in events)
-    assert share < 0.02
 
 
 def test_an_agent_that_is_not_there_is_an_error(tmp_path: Path) -> None:
