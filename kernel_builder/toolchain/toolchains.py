@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from kernel_builder.backends.cuda import CudaToolkit, known_capabilities
 from kernel_builder.backends.cuda_commands import include_directories
-from kernel_format.cache_directory import default_cache
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import cuda_choice, host_compiler, lock, sysroot, system_cuda, trees
@@ -29,6 +28,7 @@ from kernel_builder.toolchain.tools import (
     Subset,
     TorchHeaders,
 )
+from kernel_format.cache_directory import default_cache
 from kernel_format.errors import FetchError, ToolchainError
 
 if TYPE_CHECKING:

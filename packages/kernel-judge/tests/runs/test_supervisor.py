@@ -74,9 +74,7 @@ def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -
         ("odd", {}, "It wrote no candidate."),
     ],
 )
-def test_the_next_try_receives_the_reason_of_a_failure(
-    tmp_path: Path, kind: str, settings: dict[str, Any], said: str
-) -> None:
+def test_the_next_try_receives_the_failure(tmp_path: Path, kind: str, settings: dict[str, Any], said: str) -> None:
     request = quick_request(tmp_path, agent(kind), tries=2, **settings)
     assert run_search(request).best is None
     workspace = Workspace(request.run, 1, 2).directory
