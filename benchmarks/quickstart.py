@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hub_process import running_hub
 from packaging.version import Version
 from rich.console import Console
 from rich.table import Column, Table
@@ -103,6 +103,24 @@ def run_json(command: list[str | Path], environment: Mapping[str, str], failed: 
     return result, time.perf_counter() - started
 
 
+@contextmanager
+def running_hub(directory: Path) -> Iterator[str]:
+    """Run a Hub server on `directory` in the context, and return its URL.
+
+    Raises:
+        SystemExit: If it does not start.
+    """
+    command = [BUILDER, "hub", "serve", "--root", directory, "--port", "0", "--trust", "kernels-community", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        if not (ready := server.stdout.readline()):
+            raise SystemExit("the Hub server did not start: run `kernel-builder hub serve` to see its error")
+        try:
+            yield str(json.loads(ready)["url"])
+        finally:
+            server.terminate()
+
+
 def variants_of_today() -> list[str]:
     """Return the names of the variants for this machine's CPU and the newest CUDA."""
     command: list[str | Path] = [BUILDER, "list-variants", PROJECT, "--arch", "--json"]
@@ -170,16 +188,15 @@ def main() -> None:
     summary, build_seconds = run_json(build, os.environ, "the build failed")
     print_build(console, summary)
 
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        running_hub(Path(directory, "hub"), "--trust", "kernels-community", log=Path(directory, "log")) as hub,
-    ):
-        environment = hub.client_environment(Path(directory, "home"))
+    with tempfile.TemporaryDirectory() as directory, running_hub(Path(directory, "hub")) as url:
+        environment = {**os.environ, "HF_ENDPOINT": url, "HF_TOKEN": "any", "HF_HOME": f"{directory}/home"}
+        environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+        environment.pop("HF_HUB_OFFLINE", None)
         print_heading(
             console,
             "2. Upload to a Hub server, which runs until this program ends",
             "kernel-builder hub serve --root DIRECTORY --trust kernels-community",
-            f"HF_ENDPOINT={hub.url} kernel-builder upload kernels/rmsnorm --repo-id {REPOSITORY}",
+            f"HF_ENDPOINT={url} kernel-builder upload kernels/rmsnorm --repo-id {REPOSITORY}",
         )
         upload: list[str | Path] = [BUILDER, "upload", PROJECT, "--repo-id", REPOSITORY, "--no-load", "--json"]
         uploaded, upload_seconds = run_json(upload, environment, "the upload failed")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from kernel_builder.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from kernel_builder.develop.inline import load as load
 
-try:
-    __version__ = version("torch-kernel-builder")
-except PackageNotFoundError:  # a source tree that is only on the import path, as in a Nix build
-    __version__ = "0+unknown"
+__all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

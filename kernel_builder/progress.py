@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, Protocol, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 
 Unit = Literal["steps", "bytes"]
 
@@ -50,51 +47,48 @@ class Lines:
         self._last = 0.0
 
     def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
-        if unit == "steps":
-            self.say(f"[{done}/{total}] {detail or task}")
-            return
         now = time.monotonic()
-        if task == self._task and done < total and now - self._last < self.SECONDS_BETWEEN:
-            return
-        self._task, self._last = task, now
-        self.say(f"{task}: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+        is_due = task != self._task or done >= total or now - self._last >= self.SECONDS_BETWEEN
+        if unit == "steps" or is_due:
+            self._task, self._last = task, now
+            self.say(_report(task, done, total, unit, detail))
 
     def say(self, message: str) -> None:
         print(message, file=self._stream, flush=True)
 
 
-class Bars(AbstractContextManager["Bars"]):
-    """One bar for each task, on a terminal. Shows nothing until the first report."""
+class StatusLine:
+    """One line of a terminal, which each report replaces."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._bars = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[amount]}"),
-            TimeElapsedColumn(),
-            console=Console(file=stream),
-        )
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Bars:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
+        self._stream = stream
 
     def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
-        if task not in self._tasks:
-            self._bars.start()
-            self._tasks[task] = self._bars.add_task(task, total=total, amount="")
-        amount = f"{done}/{total}" if unit == "steps" else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
-        self._bars.update(self._tasks[task], description=detail or task, completed=done, total=total, amount=amount)
+        self.replace(_report(task, done, total, unit, detail))
 
     def say(self, message: str) -> None:
-        self._bars.console.print(message, highlight=False)
+        self.replace("")
+        print(message, file=self._stream, flush=True)
+
+    def replace(self, text: str) -> None:
+        self._stream.write(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}")
+        self._stream.flush()
 
 
-def shown(stream: TextIO) -> AbstractContextManager[Progress]:
-    """Return progress bars if the stream is a terminal, or else plain lines."""
-    return Bars(stream) if stream.isatty() else nullcontext(Lines(stream))
+def _report(task: str, done: int, total: int, unit: Unit, detail: str) -> str:
+    if unit == "steps":
+        return f"[{done}/{total}] {detail or task}"
+    return f"{task}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
+
+
+@contextmanager
+def shown(stream: TextIO) -> Iterator[Progress]:
+    """Report progress in a status line if the stream is a terminal, or else in plain lines."""
+    if not stream.isatty():
+        yield Lines(stream)
+        return
+    status = StatusLine(stream)
+    try:
+        yield status
+    finally:
+        status.replace("")

@@ -4,10 +4,10 @@
 let
   lock = fromJSON (readFile ../kernel_builder/toolchain/lock.json);
   wheels = fromJSON (readFile ./python.json);
+  ofCuda = fromTOML (readFile ../kernel_builder/backends/cuda/cuda.toml);
   variantsOf = import ./matrix.nix {
-    inherit system;
+    inherit ofCuda system;
     matrix = fromTOML (readFile ../kernel_builder/config/matrix.toml);
-    ofCuda = fromTOML (readFile ../kernel_builder/backends/cuda.toml);
   };
   # An attribute of nixpkgs, or null if this release lacks it. In some releases a removed attribute throws an error.
   optional = name: let found = tryEval (pkgs.${name} or null); in if found.success then found.value else null;
@@ -61,8 +61,8 @@ let
   compileall = "python3 -m compileall -q --invalidation-mode unchecked-hash"; # all files in the store have one time
   # The part of the builder that determines objects; a change to the rest recompiles nothing.
   planner = withBytecode "kernel-builder-plan" (map (name: "kernel_builder/${name}") ([
-    "__init__.py" "backends" "checkouts.py" "config" "demangle.py" "elf.py" "nix.py" "plural.py" "progress.py"
-    "steps" "toml_file.py" "templates/clang" "templates/compat.cpp" "templates/registration.h"
+    "__init__.py" "backends" "checkouts.py" "config" "demangle.py" "elf.py" "nix.py" "plural.py" "probe_cache.py"
+    "progress.py" "steps" "toml_file.py" "version.py" "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain))))
     ++ [ format sandbox ]);
@@ -123,59 +123,47 @@ let
   fetch = pin: step "${pin.project}-${pin.version}-ranges" "fetch" { inherit pin; }
     (fixed pin.fetched);
 
-  # Toolchains: release -> tree.
-  onSystem = entry: entry // mapAttrs (_: platforms: { ${system} = platforms.${system}; })
-    (intersectAttrs { platforms = null; libraries = null; } entry);
-  only = release: table: when (table ? ${toString release}) { ${release} = onSystem table.${release}; };
-  # As `clang_for` in cuda_choice.py: clang compiles for the releases of its major release that have no pinned nvcc.
-  isByClang = release: release != null && !(lock.cuda ? ${release})
-    && head (splitVersion release) == head (splitVersion lock.clang.cuda.release);
-  toolkitOf = release: if isByClang release then lock.clang.cuda.release else release;
-  pinnedCuda = release: { cuda = only release lock.cuda; }
-    // when (isByClang release) { clang = onSystem lock.clang // { cuda = onSystem lock.clang.cuda; }; };
-  tree = kind: pinned: files: step kind "unpack" {
-    inherit kind;
-    lock = { inherit (lock) schema; cuda = { }; torch = { }; dependencies = { }; } // pinned;
-    fetched = map fetch files;
+  # The lock with some components only, for this system.
+  lockOf = names: {
+    inherit (lock) schema;
+    components = mapAttrs (_: pin: pin // { platforms = intersectAttrs { any = null; ${system} = null; } pin.platforms; })
+      (intersectAttrs (listToAttrs (map (name: { inherit name; value = null; }) names)) lock.components);
   };
-  toolkits = lock.cuda // { ${lock.clang.cuda.release} = lock.clang.cuda; };
-  cudaTrees = mapAttrs (release: entry: tree "cuda-${release}" (pinnedCuda release) entry.platforms.${system}
-    (patched { buildCommand = "python3 -m kernel_builder.nix unpack $specPath $out"; })) toolkits;
-  clang = "clang-${head (splitVersion lock.clang.version)}"; # its one program is static
-  clangTree = tree clang (pinnedCuda lock.clang.cuda.release) lock.clang.platforms.${system} { };
-  torchTree = release: kind: tree "torch-${release}-${kind}" { torch = only release lock.torch; }
-    [ lock.torch.${release}.platforms.${system}.${kind} ] { };
-  librariesTrees = mapAttrs (release: entry:
-    tree "cuda-libraries-${release}" (pinnedCuda release) entry.libraries.${system} { }) toolkits;
+  # The programs of CUDA are linked with the C library; clang's one program is static.
+  isPatched = name: match "cuda-[0-9.]+" name != null;
+  treeOf = mapAttrs (name: pin: step name "unpack" {
+    kind = name;
+    lock = lockOf [ name ];
+    fetched = map fetch (pin.platforms.any or pin.platforms.${system});
+  } (when (isPatched name) (patched { buildCommand = "python3 -m kernel_builder.nix unpack $specPath $out"; })))
+    lock.components;
+  # As in kernel_builder/backends/cuda/toolkits.py: clang compiles for the releases of its major release without an nvcc.
+  clang = "clang-22"; # as CLANG in kernel_builder/backends/compiled.py
+  ofClang = ofCuda.clang.cuda;
+  isByClang = release: release != null && !(lock.components ? "cuda-${release}" && release != ofClang)
+    && head (splitVersion release) == head (splitVersion ofClang);
+  toolkitOf = release: if isByClang release then ofClang else release;
   # Header libraries that `depends` names.
-  pinnedOf = mapAttrs (name: _: lock.dependencies.${name} or (throw ("no package index has ${name}, which a kernel "
-    + "depends on; `KERNEL_BUILDER_DEPENDENCIES=${name}=DIR kernel-builder build` builds with a checkout of it")));
-  dependencyTree = name: pin: tree name { dependencies.${name} = pin; } pin.files { };
-  # The stand-ins of libraries that every binary is linked against. A package would take 1.5 s to make them.
-  sysroot = step "sysroot" "sysroot" { lock = { inherit (lock) schema; cuda = { }; torch = { }; dependencies = { }; }; }
-    { PYTHONPATH = "${distributions planner}:${dependencies}"; };
+  pinnedLibrary = name: if lock.components ? ${name} then name else throw ("no package index has ${name}, which a kernel "
+    + "depends on; `kernel-builder build` with KERNEL_BUILDER_DEPENDENCIES=${name}=DIR builds with a checkout of it");
+  # The stub libraries that every binary is linked against. A package would take 1.5 s to build them.
+  sysroot = step "sysroot" "sysroot" { lock = lockOf [ ]; } { };
   # What a step needs besides compilers: `torch`, `cudaLibraries`: whether it has such headers; `depends`: libraries.
   toolchain = { cuda, floor, ... }@variant: { torch, cudaLibraries, depends }:
     let
       # The stable ABI of a release before the first pinned one is targeted with the headers of the first.
-      oldest = head (sort (a: b: compareVersions a b < 0) (attrNames lock.torch));
-      wanted = if floor != null && compareVersions floor oldest < 0 then oldest else variant.release;
-      release = if torch then wanted else null;
-      dependencies = pinnedOf (listToAttrs (map (name: { inherit name; value = null; })
-        (filter (name: name != "torch") depends)));
-      kind = if floor == null then "full" else "stable";
+      stable = filter (name: match "torch-.*-stable" name != null) (attrNames lock.components);
+      releases = map (name: elemAt (split "-" name) 2) stable;
+      oldest = head (sort (a: b: compareVersions a b < 0) releases);
+      release = if floor != null && compareVersions floor oldest < 0 then oldest else variant.release;
       toolkit = toolkitOf cuda;
+      compilers = if cuda == null then [ ] else [ "cuda-${toolkit}" ] ++ (if isByClang cuda then [ clang ] else [ ]);
+      headers = (if cuda != null && cudaLibraries then [ "cuda-libraries-${toolkit}" ] else [ ])
+        ++ (if torch then [ "torch-${release}-${if floor == null then "full" else "stable"}" ] else [ ])
+        ++ map pinnedLibrary (filter (name: name != "torch") depends);
     in {
-      lock = {
-        inherit (lock) schema;
-        inherit dependencies;
-        torch = only release lock.torch;
-      } // pinnedCuda cuda;
-      trees = when (cuda != null) { "cuda-${toolkit}" = cudaTrees.${toolkit}; }
-        // when (isByClang cuda) { ${clang} = clangTree; }
-        // when (cuda != null && cudaLibraries) { "cuda-libraries-${toolkit}" = librariesTrees.${toolkit}; }
-        // when torch { "torch-${release}-${kind}" = torchTree release kind; }
-        // mapAttrs dependencyTree dependencies;
+      lock = lockOf (compilers ++ headers);
+      trees = listToAttrs (map (name: { inherit name; value = treeOf.${name}; }) (compilers ++ headers));
     };
 
   # A project. `path` is its directory; `commit` is the commit of the sources, for the metadata of its packages.

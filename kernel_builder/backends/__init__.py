@@ -1,34 +1,45 @@
-"""Back ends: one file for each, with all that is true of it alone, and the protocol that they share.
+"""Back ends: one file or directory for each, with everything specific to it, and the protocol that they share.
 
-A back end is a value, which later stages ask for by the name in a variant:
-
-    backends.compiled(variant.backend).torch_libraries(stable=True)
-
-`config.known_backends` finds it; a package of its own can register more.
+`Variant.backend` and `Project.backends` hold them as values; `config.known_backends` finds one by its name. Other
+packages can register more.
 """
 
 from kernel_builder.backends.compiled import (
+    CLANG,
     CompiledBackend,
     DeviceCommand,
     DeviceFinding,
     DeviceSource,
     LinkedIfCalled,
     SymbolFamily,
-    Toolkit,
     compiled,
     every,
 )
 from kernel_builder.backends.host_code import CompileOptions, Compiler, gxx, token
+from kernel_builder.backends.tools import (
+    ComponentFiles,
+    HeaderLibrary,
+    HostCompiler,
+    Obstacle,
+    ToolchainSource,
+    Toolkit,
+)
 
 __all__ = [
+    "CLANG",
     "CompileOptions",
     "CompiledBackend",
     "Compiler",
+    "ComponentFiles",
     "DeviceCommand",
     "DeviceFinding",
     "DeviceSource",
+    "HeaderLibrary",
+    "HostCompiler",
     "LinkedIfCalled",
+    "Obstacle",
     "SymbolFamily",
+    "ToolchainSource",
     "Toolkit",
     "compiled",
     "every",

@@ -1,7 +1,6 @@
 """The protocol of back ends that the builder compiles for, and the values that it speaks in.
 
-Methods are given values of later stages, such as the host compiler and the toolchains of a build. They only read them,
-so this room imports their types and none of their modules.
+The toolchains of a build are a later stage; a back end sees them as a `ToolchainSource`.
 """
 
 from __future__ import annotations
@@ -11,37 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from kernel_builder import toml_file
 from kernel_builder.backends.host_code import CompileOptions, Compiler
+from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, Obstacle, ToolchainSource, Toolkit
 from kernel_builder.config import known_backends, matrix
-from kernel_builder.config.project import Backend
+from kernel_builder.config.project import Backend, Kernel
 from kernel_format.release import Release
+from kernel_format.variant import Abi
 
-if TYPE_CHECKING:
-    from kernel_builder.config.project import Kernel
-    from kernel_builder.config.variant import Abi
-    from kernel_builder.toolchain import HeaderLibrary, HostCompiler, Obstacle, Toolchains
-
-
-@dataclass(frozen=True, kw_only=True)
-class Toolkit:
-    """The compiler of a back end with its headers.
-
-    Attributes:
-        name: What commands call its directory: that of the back end.
-        root: The directory that commands and steps may read.
-        release: The release that it compiles with. It may be newer than that of the variants that it makes.
-        include: Include directories below `root` for a host compiler.
-        identity: Digest of its content, equal on every machine.
-    """
-
-    name: str
-    root: Path
-    release: Release | None
-    include: tuple[Path, ...]
-    identity: str
+# The component with the clang that several back ends compile with; `config/matrix.toml` has it.
+CLANG = "clang-22"
 
 
 @dataclass(frozen=True)
@@ -179,15 +159,15 @@ class CompiledBackend(Backend):
 
     # Toolchains.
 
-    def obstacle(self, toolchains: Toolchains, release: Release | None) -> Obstacle | None:
+    def obstacle(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
         """Return why a release cannot be compiled for on this machine, or None if it can. No network."""
         return None
 
-    def obstacle_without_torch(self, toolchains: Toolchains, release: Release | None) -> Obstacle | None:
+    def obstacle_without_torch(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
         """Return why a binary for a release cannot have the device's runtime itself, or None if it can. No network."""
         return None
 
-    def toolkit(self, toolchains: Toolchains, release: Release | None) -> Toolkit | None:
+    def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> Toolkit | None:
         """Return what compiles for a release, fetched if need be; None if g++ is enough.
 
         Raises:
@@ -195,7 +175,7 @@ class CompiledBackend(Backend):
         """
         return None
 
-    def toolkit_libraries(self, toolchains: Toolchains, toolkit: Toolkit) -> HeaderLibrary | None:
+    def toolkit_libraries(self, toolchains: ToolchainSource, toolkit: Toolkit) -> HeaderLibrary | None:
         """Return the headers of the toolkit's libraries, for sources that include `library_headers`; None for none."""
         return None
 

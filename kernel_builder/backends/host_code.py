@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kernel_builder.backends.compiled import Toolkit
-    from kernel_builder.toolchain.tools import HostCompiler
+from kernel_builder.backends.tools import HostCompiler, Toolkit
 
 # Where clang lists the headers that the compilation for each architecture reads. Its -MD lists those of host code only.
 HEADERS_PRINTED = "headers-printed"

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from kernel_builder.backends.tools import CudaCompiler
 from kernel_builder.checks import CheckReport
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
@@ -33,7 +34,6 @@ from kernel_builder.plural import counted, some_of
 from kernel_builder.progress import Progress, shown
 from kernel_builder.steps.resources import SourceResources
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.toolchain.tools import CudaCompiler
 from kernel_format.cache_directory import shared_cache
 from kernel_format.errors import BuildError, KernelBuilderError
 

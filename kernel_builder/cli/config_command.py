@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from kernel_builder.backends.tools import Obstacle
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import json_option
 from kernel_builder.config.build_toml import FILE
@@ -19,7 +20,6 @@ from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.steps import compile_steps
 from kernel_builder.steps.buildable import missing_dependency
-from kernel_builder.toolchain.tools import Obstacle
 from kernel_format.errors import ConfigError
 from kernel_format.release import Release, Version
 

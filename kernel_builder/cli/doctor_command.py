@@ -10,6 +10,8 @@ from pathlib import Path
 import click
 
 from kernel_builder.cli.shared_options import json_option
+from kernel_builder.toolchain import Toolchains
+from kernel_builder.toolchain.survey import BUILDS, ready, survey
 
 
 @click.command()
@@ -23,16 +25,13 @@ from kernel_builder.cli.shared_options import json_option
 def doctor(cuda_home: Path | None, as_json: bool) -> None:
     """Check that this machine can build kernels.
 
-    Lists what is installed, what is missing for which kind of build, and how to install it. Uses no network. The exit
-    code is 0 if both CPU and CUDA kernels can be built, or else 1.
+    Lists installed and missing requirements for each kind of build, with a command that installs them. Uses no network.
+    The exit code is 0 if both CPU and CUDA kernels can be built, or else 1.
 
     \b
     kernel-builder doctor
     kernel-builder doctor --cuda-home /usr/local/cuda-12.6
     """
-    from kernel_builder.toolchain import Toolchains
-    from kernel_builder.toolchain.survey import BUILDS, ready, survey
-
     requirements = survey(Toolchains(cuda_home=cuda_home))
     verdict = {build: ready(requirements, build) for build in BUILDS}
     if as_json:
@@ -41,12 +40,12 @@ def doctor(cuda_home: Path | None, as_json: bool) -> None:
     else:
         for requirement in requirements:
             if requirement.ok:
-                click.echo(f"{click.style('yes', fg='green')}  {requirement.name:<14} {requirement.value}")
+                click.echo(f"{click.style('yes', fg='green')}  {requirement.name:<28} {requirement.value}")
                 continue
             needed = [build for build in requirement.needed_for if build in BUILDS]
             mark = click.style("NO ", fg="red") if needed else click.style("no ", fg="yellow")
             purpose = f"needed for {', '.join(requirement.needed_for)}: " if requirement.needed_for else ""
-            click.echo(f"{mark}  {requirement.name:<14} {purpose}{requirement.mend}")
+            click.echo(f"{mark}  {requirement.name:<28} {purpose}{requirement.hint}")
         for build, possible in verdict.items():
             click.echo(f"{build} builds: {'ready' if possible else 'not possible yet'}")
     sys.exit(0 if all(verdict.values()) else 1)

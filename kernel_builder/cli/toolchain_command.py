@@ -5,35 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kernel_builder.cli.shared_options import ReleaseType, index_url_option, json_option
-from kernel_builder.config.variant import PLATFORMS, Release, this_platform
+from kernel_builder.backends.cuda import CUDA
+from kernel_builder.cli.shared_options import index_url_option, json_option
+from kernel_builder.config.variant import PLATFORMS, this_platform
+from kernel_builder.develop.interpreter import TORCH_INDEX
 from kernel_builder.plural import counted
+from kernel_builder.progress import shown
+from kernel_builder.toolchain import Toolchains, components
+from kernel_builder.toolchain import lock as locks
+from kernel_builder.toolchain.lock import Tree
 from kernel_format.errors import ToolchainError
-
-if TYPE_CHECKING:
-    from kernel_builder.toolchain.toolchains import Toolchains
-    from kernel_builder.toolchain.trees import Tree
-
-
-lock_option = click.option(
-    "--lock",
-    "lock_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="A toolchain lock. [default: the one that comes with the builder]",
-)
-
-
-def _toolchains(lock_file: Path | None, **settings: Any) -> Toolchains:
-    from kernel_builder.toolchain import Toolchains, lock
-
-    return Toolchains(pinned=lock.read(lock_file) if lock_file else None, **settings)
 
 
 def _megabytes(count: int) -> str:
@@ -44,33 +30,18 @@ def _megabytes(count: int) -> str:
 def toolchain() -> None:
     """Manage the pinned compilers and headers.
 
-    `build` downloads them when it first needs them, and needs no network afterwards. They are stored under
-    $KERNEL_BUILDER_CACHE, or else in the user's cache directory.
+    `build` downloads them at first use, and needs no network afterwards. They are stored under $KERNEL_BUILDER_CACHE,
+    or else in the user's cache directory.
 
     \b
     kernel-builder toolchain list
-    kernel-builder toolchain fetch --cuda 13.0 --torch 2.10
+    kernel-builder toolchain fetch cuda-13.0 torch-2.10-stable
     kernel-builder toolchain clean --older-than 90
     """
 
 
 @toolchain.command()
-@click.option("--cuda", type=ReleaseType(), multiple=True, help="A CUDA release such as 13.0; may be repeated.")
-@click.option("--torch", type=ReleaseType(), multiple=True, help="A Torch release such as 2.10; may be repeated.")
-@click.option(
-    "--dependency",
-    "dependencies",
-    multiple=True,
-    metavar="NAME",
-    help="A header library such as cutlass_3_8; may be repeated.",
-)
-@click.option(
-    "--headers",
-    type=click.Choice(["stable", "full"]),
-    default="stable",
-    show_default=True,
-    help="Fetch Torch's headers of the stable ABI, or all of them.",
-)
+@click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option(
     "--platform",
     "platforms",
@@ -79,37 +50,34 @@ def toolchain() -> None:
     help="Fetch what builds for this platform need; may be repeated. [default: this machine's]",
 )
 @index_url_option
-@lock_option
 @json_option
-def fetch(
-    cuda: tuple[Release, ...],
-    torch: tuple[Release, ...],
-    dependencies: tuple[str, ...],
-    headers: str,
-    platforms: tuple[str, ...],
-    index_url: str | None,
-    lock_file: Path | None,
-    as_json: bool,
-) -> None:
-    """Download what the options name into the store; without --cuda, --torch and --dependency, everything.
+def fetch(names: tuple[str, ...], platforms: tuple[str, ...], index_url: str | None, as_json: bool) -> None:
+    """Download components into the store: by default all but the complete headers of Torch.
 
-    --cuda fetches a compiler and the headers of CUDA's libraries, such as cuBLAS. That of CUDA 12 is clang.
+    NAME is a component as `toolchain list` shows it: cuda-13.0 is nvcc, cuda-libraries-13.0 the headers of CUDA's
+    libraries, torch-2.10-stable and torch-2.10-full Torch's headers, cutlass_3_8 a header library. CUDA 12 needs
+    clang-22, cuda-12.8 and cuda-libraries-12.8.
 
     \b
     kernel-builder toolchain fetch
-    kernel-builder toolchain fetch --cuda 13.0 --torch 2.10 --dependency cutlass_3_8
-    kernel-builder toolchain fetch --torch 2.14 --headers full
+    kernel-builder toolchain fetch cuda-13.0 torch-2.10-stable cutlass_3_8
     kernel-builder toolchain fetch --platform x86_64-linux --platform aarch64-linux
     """
-    from kernel_builder.progress import shown
-
     with shown(sys.stderr) as progress:
-        toolchains = _toolchains(lock_file, index_url=index_url, progress=progress)
+        toolchains = Toolchains(index_url=index_url, progress=progress)
         trees: dict[str, Tree] = {}
         for platform in platforms or (this_platform(),):
-            pinned = toolchains.pinned(platform)
-            chosen = _select(pinned, toolchains.cuda_kinds, cuda, torch, dependencies, headers)
-            trees.update((tree.name, tree) for tree in chosen)
+            pinned = {tree.kind: tree for tree in toolchains.pinned(platform)}
+            for name in names or [
+                kind for kind in pinned if not (kind.startswith("torch-") and kind.endswith("-full"))
+            ]:
+                if name not in pinned:
+                    raise ToolchainError(
+                        f"is not pinned for {platform}; the lock has {', '.join(pinned)}",
+                        where=name,
+                        hint="`kernel-builder toolchain list` lists the components of the lock",
+                    )
+                trees[pinned[name].name] = pinned[name]
         fetched = [(tree, toolchains.store.find(tree.name) is None, toolchains.fetch(tree)) for tree in trees.values()]
     if as_json:
         report = [
@@ -122,40 +90,16 @@ def fetch(
         click.echo(f"{tree.title}: {_megabytes(tree.download) + ' downloaded' if new else 'already there'}: {path}")
 
 
-def _select(
-    offered: Sequence[Tree],
-    cuda_kinds: Callable[[Release], list[str]],
-    cuda: tuple[Release, ...],
-    torch: tuple[Release, ...],
-    dependencies: tuple[str, ...],
-    headers: str,
-) -> list[Tree]:
-    pinned = {tree.kind: tree for tree in offered}
-    if not cuda and not torch and not dependencies:
-        return [tree for kind, tree in pinned.items() if tree.role != "torch" or kind.endswith(f"-{headers}")]
-    wanted = [kind for release in cuda for kind in cuda_kinds(release)]
-    wanted += [f"torch-{release}-{headers}" for release in torch]
-    wanted += dependencies
-    for kind in wanted:
-        if kind not in pinned:
-            raise ToolchainError(
-                f"is not pinned for the platform; the lock has {', '.join(pinned)}",
-                where=kind,
-                hint="`kernel-builder toolchain list` lists what is pinned",
-            )
-    return [pinned[kind] for kind in dict.fromkeys(wanted)]
-
-
 @toolchain.command("list")
-@lock_option
 @json_option
-def list_toolchains(lock_file: Path | None, as_json: bool) -> None:
-    """List what is pinned for this platform and what is in the store, with sizes."""
-    toolchains = _toolchains(lock_file)
+def list_toolchains(as_json: bool) -> None:
+    """List the components that are pinned for this platform and those in the store, with sizes."""
+    toolchains = Toolchains()
     stored = {tree.name: tree for tree in toolchains.store.trees()}
     rows: list[dict[str, Any]] = [
         {
             "name": tree.name,
+            "component": tree.kind,
             "title": tree.title,
             "pinned": True,
             "download": tree.download,
@@ -164,7 +108,14 @@ def list_toolchains(lock_file: Path | None, as_json: bool) -> None:
         for tree in toolchains.pinned()
     ]
     rows += [
-        {"name": tree.name, "title": tree.title, "pinned": False, "download": None, "stored": tree.bytes}
+        {
+            "name": tree.name,
+            "component": None,
+            "title": tree.title,
+            "pinned": False,
+            "download": None,
+            "stored": tree.bytes,
+        }
         for tree in stored.values()
     ]
     if as_json:
@@ -173,7 +124,7 @@ def list_toolchains(lock_file: Path | None, as_json: bool) -> None:
     for row in rows:
         state = f"in the store, {_megabytes(row['stored'])}" if row["stored"] is not None else "not in the store"
         origin = f"{_megabytes(row['download'])} to download" if row["pinned"] else "not in the lock"
-        click.echo(f"{row['title']:<32} {origin:<24} {state}")
+        click.echo(f"{row['component'] or '':<20} {row['title']:<32} {origin:<24} {state}")
     click.echo(f"store: {toolchains.store.root}")
 
 
@@ -182,7 +133,7 @@ def list_toolchains(lock_file: Path | None, as_json: bool) -> None:
 @json_option
 def verify(remove: bool, as_json: bool) -> None:
     """Hash every file in the store, and list the files that have changed since they were downloaded."""
-    toolchains = _toolchains(None)
+    toolchains = Toolchains()
     store = toolchains.store
     names = store.names()
     damages = [damage for name in names for damage in store.verify(name)]
@@ -207,13 +158,13 @@ def verify(remove: bool, as_json: bool) -> None:
 @click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Remove toolchains not used for DAYS.")
 @json_option
 def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
-    """Remove the rests of interrupted downloads, and the toolchains that the options name.
+    """Remove incomplete downloads, and the toolchains that the options select.
 
     \b
     kernel-builder toolchain clean --older-than 90
     kernel-builder toolchain clean --all
     """
-    store = _toolchains(None).store
+    store = Toolchains().store
     limit = time.time() - older_than * 86400 if older_than is not None else None
     doomed = [tree for tree in store.trees() if everything or (limit is not None and tree.used <= limit)]
     removed = [tree for tree in doomed if store.remove(tree.name)]
@@ -231,57 +182,20 @@ def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Where to write. [default: stdout]",
+    help="The file to write. [default: stdout]",
 )
-@click.option(
-    "--torch",
-    type=ReleaseType(),
-    multiple=True,
-    help="A Torch release to pin; may be repeated. [default: those of the matrix]",
-)
-@click.option(
-    "--cuda",
-    type=ReleaseType(),
-    multiple=True,
-    help="A CUDA release to pin; may be repeated. [default: those of the matrix]",
-)
-@click.option("--platform", "platforms", type=click.Choice(PLATFORMS), multiple=True, help="[default: all]")
 @index_url_option
-def lock(
-    output: Path | None,
-    torch: tuple[Release, ...],
-    cuda: tuple[Release, ...],
-    platforms: tuple[str, ...],
-    index_url: str | None,
-) -> None:
+def lock(output: Path | None, index_url: str | None) -> None:
     """Write a new lock from the index, with the newest patch of every release in the matrix.
 
     \b
     kernel-builder toolchain lock --output kernel_builder/toolchain/lock.json
     """
-    from kernel_builder.backends import cuda as cuda_backend
-    from kernel_builder.config import matrix
-    from kernel_builder.progress import shown
-    from kernel_builder.toolchain import components
-    from kernel_builder.toolchain import lock as locks
-    from kernel_builder.toolchain.dependencies import known
     from kernel_builder.toolchain.index import Index
-    from kernel_builder.toolchain.resolve import ToPin, resolve
+    from kernel_builder.toolchain.resolve import resolve
 
     with shown(sys.stderr) as progress:
-        pinned = resolve(
-            Index(index_url),
-            ToPin(
-                torch=torch or matrix.torch_releases(),
-                cuda=cuda or cuda_backend.releases(),
-                platforms=platforms or PLATFORMS,
-                libraries=known().values(),
-                clang=cuda_backend.clang_releases(),
-                components=components.known().values(),
-            ),
-            progress,
-        )
-    text = locks.dumps(pinned)
+        text = locks.dumps(resolve(Index(index_url), components.known().values(), progress))
     if output is None:
         click.echo(text, nl=False)
     else:
@@ -290,38 +204,28 @@ def lock(
 
 @toolchain.command()
 @click.argument("checkout", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--torch-index",
-    metavar="URL",
-    help="The index with Torch's builds for every CUDA release. [default: download.pytorch.org/whl]",
-)
 @index_url_option
-def update(checkout: Path, torch_index: str | None, index_url: str | None) -> None:
-    """Add what the index has newer to the tables of the builder.
+def update(checkout: Path, index_url: str | None) -> None:
+    """Add the index's new releases to the tables of the builder.
 
     DIR is a checkout of kernel-builder's repository (default: here). A new Torch release is added to the matrix, with
-    its CUDA releases and its C++ standard, and to the tables of what it exports and loads; the lock gets the newest
-    patch of every release. Downloads some 0.4 GB, and 1 GB more for a new Torch release. Prints what has changed as
-    Markdown, or nothing.
+    its CUDA releases and its C++ standard, and to the tables of its exported functions and its libraries; the lock gets
+    the newest patch of every release. Downloads some 0.4 GB, and 1 GB more for a new Torch release. Prints the changes
+    as Markdown, or nothing.
 
     \b
     kernel-builder toolchain update && git diff --stat
     """
-    from kernel_builder.develop.interpreter import TORCH_INDEX
-    from kernel_builder.progress import shown
-    from kernel_builder.toolchain import components
-    from kernel_builder.toolchain.dependencies import known
     from kernel_builder.upkeep.update import find
 
+    own = {component.name for component in components.in_table(CUDA.data)}
+    others = [
+        component
+        for component in components.known().values()
+        if component.name not in own and not component.name.startswith("torch-")
+    ]
     with shown(sys.stderr) as progress:
-        newer = find(
-            checkout,
-            known().values(),
-            components.known().values(),
-            index_url=index_url,
-            torch_index=torch_index or TORCH_INDEX,
-            progress=progress,
-        )
+        newer = find(checkout, others, index_url=index_url, torch_index=TORCH_INDEX, progress=progress)
     newer.write(checkout)
     for line in newer.changes:
         click.echo(f"- {line}")

@@ -21,8 +21,8 @@ from kernel_builder.steps.buildable import obstacle
 from kernel_format.errors import ConfigError
 
 if TYPE_CHECKING:
+    from kernel_builder.backends.tools import CudaCompiler
     from kernel_builder.toolchain import Toolchains
-    from kernel_builder.toolchain.tools import CudaCompiler
 
 
 @click.command()

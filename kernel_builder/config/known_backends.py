@@ -17,16 +17,16 @@ from kernel_format.errors import ToolchainError
 
 GROUP = "kernel_builder.backends"
 
-_RECOGNISED = "kernel_builder.backends.recognised"
+_RECOGNIZED = "kernel_builder.backends.recognized"
 _BUILT_IN: Mapping[str, str] = {
-    "cann": f"{_RECOGNISED}:CANN",
+    "cann": f"{_RECOGNIZED}:CANN",
     "cpu": "kernel_builder.backends.cpu:CPU",
     "cuda": "kernel_builder.backends.cuda:CUDA",
-    "metal": f"{_RECOGNISED}:METAL",
-    "neuron": f"{_RECOGNISED}:NEURON",
+    "metal": f"{_RECOGNIZED}:METAL",
+    "neuron": f"{_RECOGNIZED}:NEURON",
     "rocm": "kernel_builder.backends.rocm:ROCM",
-    "tpu": f"{_RECOGNISED}:TPU",
-    "xpu": f"{_RECOGNISED}:XPU",
+    "tpu": f"{_RECOGNIZED}:TPU",
+    "xpu": f"{_RECOGNIZED}:XPU",
 }
 # Back ends that the builder compiles for. Entry points are not looked up for these: that takes 60 ms.
 COMPILED = ("cpu", "cuda", "rocm")
@@ -36,7 +36,7 @@ NAMES = tuple(_BUILT_IN)
 def find(name: str) -> Backend | None:
     """Return the back end of this name, or None.
 
-    One that is registered replaces one that is recognised only.
+    One that is registered replaces one that is recognized only.
 
     Raises:
         ToolchainError: If a registered back end cannot be imported.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernel_builder import backends
+from kernel_builder.backends.tools import Obstacle
 from kernel_builder.config import known_backends, matrix, offered
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
 from kernel_builder.plural import listed
 from kernel_builder.steps import commands
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.toolchain.tools import Obstacle
 from kernel_format.errors import VariantError
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend, CompileOptions, DeviceCommand, DeviceSource, Toolkit, gxx, token
 from kernel_builder.backends.host_code import CXX_SUFFIXES, GXX, system_includes, without_programs
+from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, TorchHeaders
 from kernel_builder.config import compiler_flags, kernel_sources, matrix
 from kernel_builder.config.project import (
     Backend,
@@ -27,9 +28,8 @@ from kernel_builder.config.project import (
 from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Variant, this_platform
 from kernel_builder.steps import commands, include_scan
 from kernel_builder.steps.graph import PYTHON, TORCH, CompileStep, digest
-from kernel_builder.toolchain import HostCompiler, Toolchains, TorchHeaders
+from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.own_headers import escaped
-from kernel_builder.toolchain.tools import HeaderLibrary
 from kernel_format.errors import ConfigError, ToolchainError
 
 

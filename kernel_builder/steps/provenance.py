@@ -9,11 +9,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import kernel_builder
 import kernel_format
 import kernel_sandbox
 from kernel_builder.checkouts import CommittedFiles, ForgedObjectError, committed_files, git_output
 from kernel_builder.config.project import Project
+from kernel_builder.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     # The public client expects a version. An editable install reports the version of its installation time, so a
     # checkout records its commit as the version: equal sources give equal bytes.
-    version = f"0+g{state['commit'][:12]}" if state else kernel_builder.__version__
+    version = f"0+g{state['commit'][:12]}" if state else VERSION
     return {"version": version, **state}
 
 
@@ -87,8 +87,8 @@ def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
     Args:
         sources: The files that its compile steps read, relative to its root.
     """
-    here = Path(kernel_builder.__file__).resolve().parent
-    packages = [Path(str(module.__file__)).parent for module in (kernel_builder, kernel_format, kernel_sandbox)]
+    here = Path(__file__).resolve().parents[1]
+    packages = [here, *(Path(str(module.__file__)).parent for module in (kernel_format, kernel_sandbox))]
     files = chain.from_iterable(map(_builder_files, packages))
     own = git_state(here, files) if (here.parent / ".git").exists() else None
     recorded: dict[str, Any] = {"kernel-builder": builder_origin(asdict(own) if own else {})}

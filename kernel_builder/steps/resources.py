@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.backends import ptxas_report
-from kernel_builder.backends.ptxas_report import KernelResources
+from kernel_builder.backends.cuda import ptxas_report
+from kernel_builder.backends.cuda.ptxas_report import KernelResources
 from kernel_builder.demangle import demangle
 from kernel_builder.progress import Progress
 from kernel_builder.steps import ninja_run

@@ -1,43 +1,133 @@
-"""Components of toolchains: files of the package index that the matrix or the table of a back end names.
+"""Components of toolchains: the parts of the package index's files that compilers and headers consist of.
 
-A table has `[component."hip-7.1"]` with a title, a version and files, which are as those of `dependencies.toml`.
+`matrix.toml` and the tables of back ends have a table `[component.NAME]` for each, `dependencies.toml` has the header
+libraries, and each Torch release has two components with its headers. `toolchain lock` pins them all in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kernel_builder import backends
+from kernel_builder.backends.tools import Subset
 from kernel_builder.config import matrix
-from kernel_builder.toolchain.dependencies import DependencyFile
+from kernel_builder.toolchain import dependencies
+from kernel_format.release import Release
+
+TORCH_PREFIX = "torch/include/"
+# All headers, and the headers of the stable ABI with every header that they include.
+_TORCH_SUBSETS: Mapping[Subset, tuple[str, ...]] = {
+    "stable": (
+        "ATen/Config.h",
+        "torch/csrc/inductor/aoti_torch/c/",
+        "torch/csrc/inductor/aoti_torch/generated/",
+        "torch/csrc/stable/",
+        "torch/headeronly/",
+    ),
+    "full": ("",),
+}
 
 
-@dataclass(frozen=True)
-class Component:
-    """Headers and libraries of a back end or TVM FFI, the same on all platforms. Later files replace earlier ones.
+@dataclass(frozen=True, kw_only=True)
+class ComponentFile:
+    """Part of a wheel or of a source distribution: the names that begin with one of `take`, below `prefix`.
+
+    Exactly one of `file`, `release` and `required_by` selects the file.
 
     Attributes:
-        name: What the lock and the store call it, such as `hip-7.1`.
-        title: What messages call it.
+        project: The name of the project in the index.
+        file: The name of the file, which all platforms share.
+        release: The newest version of this release of the project, for each platform.
+        required_by: The version that another package requires: `cuda-toolkit 13.0` is the newest version of that
+            release. `torch` alone is the oldest version that one of the pinned Torch releases requires, so that a
+            kernel uses nothing that another Torch lacks.
+    """
+
+    project: str
+    prefix: str
+    take: tuple[str, ...]
+    file: str | None = None
+    release: Release | None = None
+    required_by: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """Files of the index that make one directory of the store. Later files replace earlier ones.
+
+    Attributes:
+        name: The name in the lock and the store, such as `cuda-13.0`.
+        title: The name in messages.
+        version: None for the version of the package that requires the files, or else of the last file.
+        files: Empty if no index has it.
+        license: The SPDX name of a header library's license.
     """
 
     name: str
     title: str
-    version: str
-    files: tuple[DependencyFile, ...]
+    files: tuple[ComponentFile, ...]
+    version: str | None = None
+    license: str | None = None
 
 
-def known() -> Mapping[str, Component]:
-    """Return the components of all frameworks and back ends by name."""
-    tables = [matrix.load().component, *(backend.data.get("component", {}) for backend in backends.every())]
-    return {
-        name: Component(
-            name,
-            entry["title"],
-            entry["version"],
-            tuple(DependencyFile(file["file"], file["prefix"], tuple(file["take"])) for file in entry["files"]),
+def in_table(table: Mapping[str, Any]) -> Iterator[Component]:
+    """Yield the components of the matrix or of a back end's table."""
+    for name, entry in table.get("component", {}).items():
+        files = tuple(_file(file, entry.get("required-by")) for file in entry["files"])
+        yield Component(name=name, title=entry["title"], version=entry.get("version"), files=files)
+
+
+def _file(entry: Mapping[str, Any], required_by: str | None) -> ComponentFile:
+    selected = {"file", "release", "required-by"} & entry.keys()
+    return ComponentFile(
+        project=entry["project"] if "project" in entry else dependencies.project_of(entry["file"]),
+        prefix=entry["prefix"],
+        take=tuple(entry["take"]),
+        file=entry.get("file"),
+        release=Release.parse(entry["release"]) if "release" in entry else None,
+        required_by=entry.get("required-by", None if selected else required_by),
+    )
+
+
+def of_torch(releases: Iterable[Release]) -> Iterator[Component]:
+    """Yield the headers of Torch releases."""
+    for release in releases:
+        for subset, take in _TORCH_SUBSETS.items():
+            yield Component(
+                name=torch_headers(release, subset),
+                title=f"Torch {release} headers ({subset})",
+                files=(ComponentFile(project="torch", prefix=TORCH_PREFIX, take=take, release=release),),
+            )
+
+
+def torch_headers(release: Release, subset: Subset) -> str:
+    """Return the name of the component with the headers of a Torch release."""
+    return f"torch-{release}-{subset}"
+
+
+def header_libraries() -> Iterator[Component]:
+    """Yield the header libraries that `depends` can name."""
+    for library in dependencies.known().values():
+        yield Component(
+            name=library.name,
+            title=f"{library.title} headers",
+            version=library.version,
+            license=library.license,
+            files=tuple(
+                ComponentFile(project=file.project, file=file.file, prefix=file.prefix, take=file.take)
+                for file in library.files
+            ),
         )
-        for table in tables
-        for name, entry in table.items()
-    }
+
+
+def known() -> dict[str, Component]:
+    """Return all components by name."""
+    tables = [{"component": matrix.load().component}, *(backend.data for backend in backends.every())]
+    every = [
+        *(component for table in tables for component in in_table(table)),
+        *of_torch(matrix.torch_releases()),
+        *header_libraries(),
+    ]
+    return {component.name: component for component in every}

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernel_builder import toml_file
-from kernel_builder.toolchain.tools import HeaderLibrary
+from kernel_builder.backends.tools import HeaderLibrary
 from kernel_format.errors import ToolchainError
 from kernel_format.files import digest_files
 
@@ -30,7 +30,12 @@ class DependencyFile:
     @property
     def project(self) -> str:
         """The name of the project in the index."""
-        return self.file.partition("-")[0].replace("_", "-")
+        return project_of(self.file)
+
+
+def project_of(file: str) -> str:
+    """Return the name of the project that a file of the index belongs to."""
+    return file.partition("-")[0].replace("_", "-")
 
 
 @dataclass(frozen=True)

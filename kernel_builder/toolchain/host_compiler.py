@@ -10,10 +10,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.config.variant import this_platform
+from kernel_builder.probe_cache import ProbeCache, output_of
 from kernel_builder.toolchain import own_headers
-from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
-from kernel_builder.toolchain.tools import HostCompiler
 from kernel_format.errors import ToolchainError
 
 # Environment variables that the compilers get from the user. All others may change the output of g++, ld or nvcc

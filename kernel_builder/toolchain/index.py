@@ -15,18 +15,29 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-import kernel_builder
-from kernel_builder.toolchain.lock import PinnedFile
-from kernel_format.errors import FetchError
+import requests
+from pypi_simple import (
+    PYPI_SIMPLE_ENDPOINT,
+    DistributionPackage,
+    NoSuchProjectError,
+    PyPISimple,
+    UnsupportedContentTypeError,
+    UnsupportedRepoVersionError,
+)
+from remotezip import RangeNotSupported, RemoteZip, RemoteZipError
+from requests import RequestException
+from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase, HTTPBasicAuth
+from requests.exceptions import ChunkedEncodingError
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, MaxRetryError
 
-if TYPE_CHECKING:
-    import requests
-    from pypi_simple import DistributionPackage
-    from remotezip import RemoteZip
-    from urllib3 import Retry
+from kernel_builder.toolchain.lock import PinnedFile
+from kernel_builder.version import VERSION
+from kernel_format.errors import FetchError
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
 _MOST_IN_MEMORY = 1 << 28
@@ -84,10 +95,6 @@ class Index:
     """
 
     def __init__(self, url: str | None = None, *, retries: Retry | None = None) -> None:
-        import requests
-        from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple
-        from requests.adapters import HTTPAdapter
-        from urllib3 import Retry
 
         parts = _parts(url or configured_url() or PYPI_SIMPLE_ENDPOINT)
         self._host = parts.hostname
@@ -97,7 +104,7 @@ class Index:
         )
         self._session = requests.Session()
         self._session.hooks["response"].append(_bounded)
-        self._session.headers["User-Agent"] = f"kernel-builder/{kernel_builder.__version__}"
+        self._session.headers["User-Agent"] = f"kernel-builder/{VERSION}"
         if "@" in parts.netloc:
             self._session.auth = _auth_for(self._host, requests.utils.get_auth_from_url(parts.geturl()))
         adapter = HTTPAdapter(max_retries=self._retries)
@@ -115,7 +122,6 @@ class Index:
         Raises:
             FetchError: If the index cannot be reached or does not have the project.
         """
-        from pypi_simple import NoSuchProjectError, UnsupportedContentTypeError, UnsupportedRepoVersionError
 
         if project not in self._known:
             try:
@@ -143,9 +149,6 @@ class Index:
             FetchError: If the index cannot be reached, or has a different file of this name.
             OSError: If the file cannot be written.
         """
-        from requests import RequestException
-        from requests.exceptions import ChunkedEncodingError
-        from urllib3.exceptions import MaxRetryError
 
         url = self._locate(pin)
         retries = self._retries
@@ -175,8 +178,6 @@ class Index:
         Raises:
             FetchError: On opening or reading, if the file server cannot be reached or does not answer range requests.
         """
-        from remotezip import RangeNotSupported, RemoteZip, RemoteZipError
-        from urllib3.exceptions import HTTPError
 
         try:
             with RemoteZip(wheel.url, session=self._session, timeout=_TIMEOUT, headers=_UNCOMPRESSED) as archive:
@@ -261,7 +262,6 @@ class Index:
 
     @contextmanager
     def _reaching(self, wanted: str) -> Iterator[None]:
-        from requests import RequestException
 
         try:
             yield
@@ -283,7 +283,6 @@ class _BoundedBody:
         return getattr(self._raw, name)
 
     def stream(self, size: int, decode_content: bool) -> Iterator[bytes]:
-        from requests import RequestException
 
         got = 0
         for chunk in self._raw.stream(size, decode_content=decode_content):
@@ -316,7 +315,6 @@ def _slice(response: requests.Response, skip: int, length: int) -> Iterator[byte
 
 def _auth_for(host: str | None, credentials: tuple[str, str]) -> requests.auth.AuthBase:
     """Return credentials that are sent to one host only; an index may keep its files on another one."""
-    from requests.auth import AuthBase, HTTPBasicAuth
 
     basic = HTTPBasicAuth(*credentials)
 

@@ -1,13 +1,14 @@
 """The toolchain lock: which files of an index, which byte ranges of them, and the hashes that pin their content.
 
-The lock holds file names and no addresses, so that any index that has the files will do. Of each wheel only the byte
-ranges with the needed files are fetched. One of these files is the wheel's `RECORD`, which lists the SHA-256 of every
-other file: pinning the SHA-256 of `RECORD` pins all of them. A source distribution, which is one compressed stream, is
-fetched whole.
+The lock has one entry for each component. It holds file names and no addresses, so that any index that has the files
+will do. Of each wheel only the byte ranges with the needed files are fetched. One of these is the wheel's `RECORD`,
+which lists the SHA-256 of every other file: pinning the SHA-256 of `RECORD` pins all of them. A source distribution,
+which is one compressed stream, is fetched whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,10 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_builder.config.variant import Release
-from kernel_builder.toolchain.tools import Subset
 from kernel_format.errors import ToolchainError
 
-SCHEMA = 4
+SCHEMA = 5
+# The platform of a component that is the same on all platforms.
+ANY = "any"
+
+# Increase when equal pinned files are unpacked to different trees, or when `take` of a component with a tree for each
+# platform changes: trees of older builders are then not used.
+_RECIPE = 1
 
 
 class PinnedFile(NamedTuple):
@@ -32,9 +38,9 @@ class PinnedFile(NamedTuple):
         record: SHA-256 of the wheel's `RECORD`; None for a source distribution.
         ranges: Byte ranges `(start, stop)` to fetch, ascending and disjoint. Each holds whole zip members.
         fetched: SHA-256 of the bytes of all ranges in order. Nix needs it before the ranges are unpacked.
-        prefix: A directory in the file, with a slash at its end. What is outside of it is left out.
-        take: What is kept of `prefix`: names that begin with one of these.
-        unpacked: Bytes on disk of what is kept.
+        prefix: A directory in the file, with a slash at its end. Files outside of it are left out.
+        take: The files of `prefix` to keep: names that begin with one of these.
+        unpacked: Bytes of the kept files on disk.
     """
 
     project: str
@@ -51,7 +57,7 @@ class PinnedFile(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """The hash that pins everything that is kept."""
+        """The hash that pins all kept files."""
         return self.record or self.sha256
 
     @property
@@ -60,69 +66,69 @@ class PinnedFile(NamedTuple):
         return sum(stop - start for start, stop in self.ranges)
 
 
-class CudaPin(NamedTuple):
-    """One CUDA release.
+class PinnedComponent(NamedTuple):
+    """A component whose files are pinned; see `components.Component`.
 
     Attributes:
-        version: The version of `cuda-toolkit`, whose metadata pins the versions of the parts.
-        platforms: Platform -> the compiler with its headers.
-        libraries: Platform -> the headers of CUDA's libraries, such as cuBLAS.
+        platforms: Platform -> files. The one platform of a component that all platforms share is `any`.
     """
-
-    release: Release
-    version: str
-    platforms: Mapping[str, tuple[PinnedFile, ...]]
-    libraries: Mapping[str, tuple[PinnedFile, ...]]
-
-
-class ClangPin(NamedTuple):
-    """clang, and the CUDA release that it compiles with.
-
-    Attributes:
-        version: The version of its headers, for example `22.1.7`.
-        platforms: Platform -> the program with its headers.
-        cuda: Headers, `ptxas`, `fatbinary` and `libdevice`; no nvcc.
-    """
-
-    version: str
-    platforms: Mapping[str, tuple[PinnedFile, ...]]
-    cuda: CudaPin
-
-
-class TorchPin(NamedTuple):
-    """One Torch release. Each platform has one wheel, of which each subset of the headers takes a part."""
-
-    release: Release
-    version: str
-    platforms: Mapping[str, Mapping[Subset, PinnedFile]]
-
-
-class DependencyPin(NamedTuple):
-    """One header library, which is the same on all platforms. `license` is its SPDX name."""
-
-    name: str
-    version: str
-    license: str
-    files: tuple[PinnedFile, ...]
-
-
-class ComponentPin(NamedTuple):
-    """What the compiler of a back end needs besides itself; see `components.Component`."""
 
     name: str
     title: str
     version: str
+    platforms: Mapping[str, tuple[PinnedFile, ...]]
+    license: str | None = None
+
+    def tree(self, platform: str) -> Tree | None:
+        """Return the directory of the component for a platform, or None if it is not pinned for it."""
+        where = ANY if ANY in self.platforms else platform
+        return Tree(self.name, self.title, where, self.platforms[where]) if where in self.platforms else None
+
+
+class Tree(NamedTuple):
+    """One directory of the store, unpacked from pinned files.
+
+    Attributes:
+        kind: The name of its component.
+        title: The name in messages.
+    """
+
+    kind: str
+    title: str
+    platform: str
     files: tuple[PinnedFile, ...]
 
+    @property
+    def identity(self) -> str:
+        """Digest of the pinned content and the recipe, equal on every machine."""
+        pinned = [_RECIPE, self.kind, self.platform, [file.identity for file in self.files]]
+        if self.platform == ANY:
+            pinned.append([file.take for file in self.files])
+        return hashlib.sha256(json.dumps(pinned).encode()).hexdigest()
 
-class Lock(NamedTuple):
-    """Everything that is pinned, releases ascending. A CUDA release in `cuda` has an nvcc."""
+    @property
+    def name(self) -> str:
+        """The name in the store."""
+        return f"{self.kind}-{self.platform}-{self.identity[:16]}"
 
-    cuda: Mapping[Release, CudaPin]
-    torch: Mapping[Release, TorchPin]
-    dependencies: Mapping[str, DependencyPin]
-    clang: ClangPin | None = None
-    components: Mapping[str, ComponentPin] = {}
+    @property
+    def download(self) -> int:
+        """Bytes to download."""
+        return sum(file.download for file in self.files)
+
+    @property
+    def unpacked(self) -> int:
+        """Bytes of the files on disk."""
+        return sum(file.unpacked for file in self.files)
+
+
+Lock = Mapping[str, PinnedComponent]
+
+
+def torch_releases(lock: Lock) -> list[Release]:
+    """Return the Torch releases whose headers a lock has, ascending."""
+    parts = (name.split("-") for name in lock if name.startswith("torch-"))
+    return sorted({Release.parse(release) for _, release, _ in parts})
 
 
 def load_file(entry: Mapping[str, Any]) -> PinnedFile:
@@ -130,51 +136,6 @@ def load_file(entry: Mapping[str, Any]) -> PinnedFile:
     ranges = [text.split("-") for text in entry["ranges"]]
     parsed = tuple((int(start), int(stop)) for start, stop in ranges)
     return PinnedFile(**{**entry, "ranges": parsed, "take": tuple(entry["take"])})
-
-
-def _load_platforms(entry: Mapping[str, Any]) -> Mapping[str, tuple[PinnedFile, ...]]:
-    return {platform: tuple(map(load_file, files)) for platform, files in entry.items()}
-
-
-def _dump_file(file: PinnedFile) -> dict[str, Any]:
-    return {**file._asdict(), "ranges": [f"{start}-{stop}" for start, stop in file.ranges]}
-
-
-def _dump_platforms(platforms: Mapping[str, tuple[PinnedFile, ...]]) -> dict[str, Any]:
-    return {name: [_dump_file(file) for file in files] for name, files in platforms.items()}
-
-
-def _load_cuda(release: str, entry: Mapping[str, Any]) -> CudaPin:
-    platforms, libraries = _load_platforms(entry["platforms"]), _load_platforms(entry["libraries"])
-    return CudaPin(Release.parse(release), entry["version"], platforms, libraries)
-
-
-def _dump_cuda(cuda: CudaPin) -> dict[str, Any]:
-    return {
-        "version": cuda.version,
-        "platforms": _dump_platforms(cuda.platforms),
-        "libraries": _dump_platforms(cuda.libraries),
-    }
-
-
-def _load_clang(entry: Mapping[str, Any]) -> ClangPin:
-    cuda = _load_cuda(entry["cuda"]["release"], entry["cuda"])
-    return ClangPin(entry["version"], _load_platforms(entry["platforms"]), cuda)
-
-
-def _dump_clang(clang: ClangPin) -> dict[str, Any]:
-    return {
-        "version": clang.version,
-        "platforms": _dump_platforms(clang.platforms),
-        "cuda": {"release": str(clang.cuda.release), **_dump_cuda(clang.cuda)},
-    }
-
-
-def _dump_components(components: Mapping[str, ComponentPin]) -> dict[str, Any]:
-    return {
-        name: {"title": pin.title, "version": pin.version, "files": [_dump_file(file) for file in pin.files]}
-        for name, pin in components.items()
-    }
 
 
 def loads(text: str, where: str) -> Lock:
@@ -190,26 +151,15 @@ def loads(text: str, where: str) -> Lock:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
-        cuda = {Release.parse(name): _load_cuda(name, entry) for name, entry in data["cuda"].items()}
-        torch = {
-            Release.parse(name): TorchPin(
-                Release.parse(name),
+        return {
+            name: PinnedComponent(
+                name,
+                entry["title"],
                 entry["version"],
-                {
-                    platform: {"stable": load_file(subsets["stable"]), "full": load_file(subsets["full"])}
-                    for platform, subsets in entry["platforms"].items()
-                },
+                {platform: tuple(map(load_file, files)) for platform, files in entry["platforms"].items()},
+                entry.get("license"),
             )
-            for name, entry in data["torch"].items()
-        }
-        dependencies = {
-            name: DependencyPin(name, entry["version"], entry["license"], tuple(map(load_file, entry["files"])))
-            for name, entry in data["dependencies"].items()
-        }
-        clang = _load_clang(data["clang"]) if data.get("clang") else None
-        components = {
-            name: ComponentPin(name, entry["title"], entry["version"], tuple(map(load_file, entry["files"])))
-            for name, entry in data.get("components", {}).items()
+            for name, entry in data["components"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ToolchainError(
@@ -217,36 +167,25 @@ def loads(text: str, where: str) -> Lock:
             where=where,
             hint="`kernel-builder toolchain lock --output FILE` writes one",
         ) from error
-    return Lock(dict(sorted(cuda.items())), dict(sorted(torch.items())), dependencies, clang, components)
 
 
 def dumps(lock: Lock) -> str:
     """Return the text of a lock: JSON with one value a line, so that changes are easy to review."""
-    data = {
-        "schema": SCHEMA,
-        "cuda": {str(release): _dump_cuda(cuda) for release, cuda in sorted(lock.cuda.items())},
-        "torch": {
-            str(release): {
-                "version": torch.version,
-                "platforms": {
-                    name: {subset: _dump_file(file) for subset, file in subsets.items()}
-                    for name, subsets in torch.platforms.items()
-                },
-            }
-            for release, torch in sorted(lock.torch.items())
-        },
-        "dependencies": {
-            name: {
-                "version": pin.version,
-                "license": pin.license,
-                "files": [_dump_file(file) for file in pin.files],
-            }
-            for name, pin in lock.dependencies.items()
-        },
-        **({"clang": _dump_clang(lock.clang)} if lock.clang else {}),
-        **({"components": _dump_components(lock.components)} if lock.components else {}),
+    components = {
+        name: {
+            "title": pin.title,
+            "version": pin.version,
+            **({"license": pin.license} if pin.license else {}),
+            "platforms": {
+                platform: [
+                    {**file._asdict(), "ranges": [f"{start}-{stop}" for start, stop in file.ranges]} for file in files
+                ]
+                for platform, files in pin.platforms.items()
+            },
+        }
+        for name, pin in lock.items()
     }
-    return json.dumps(data, indent=2) + "\n"
+    return json.dumps({"schema": SCHEMA, "components": components}, indent=2) + "\n"
 
 
 def read(path: Path) -> Lock:

@@ -1,4 +1,4 @@
-"""Pins parts of files of an index: which of its files, which byte ranges of them, and the hashes of what is in these.
+"""Pins parts of files of an index: the file, the byte ranges to fetch, and the hashes of their content.
 
 Only the byte ranges that a build would fetch are downloaded, and each wheel's zip directory.
 """
@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
+from pypi_simple import DistributionPackage
 
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import sdists, wheels
-from kernel_builder.toolchain.dependencies import DependencyFile
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_format.errors import FetchError, ToolchainError
-
-if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage
 
 # Two ranges closer than this many bytes are fetched as one: a request costs more than the bytes between.
 _NEAR = 32_768
@@ -37,7 +33,7 @@ def pin_part(
     ]
     if not offered:
         raise lacks(f"{project}{versions} for {platform}", index)
-    return pin_wheel(index, max(offered, key=preference), prefix, [take])[0]
+    return pin_wheel(index, max(offered, key=preference), prefix, take)
 
 
 def requirements_of(index: Index, wheel: DistributionPackage) -> list[Requirement]:
@@ -46,15 +42,28 @@ def requirements_of(index: Index, wheel: DistributionPackage) -> list[Requiremen
         return Metadata.from_email(archive.read(name), validate=False).requires_dist or []
 
 
-def pin_sdist(index: Index, package: DistributionPackage, wanted: DependencyFile) -> PinnedFile:
+def named(index: Index, project: str, file: str) -> DistributionPackage:
+    """Return a file of the index by its name."""
+    package = next((candidate for candidate in index.packages(project) if candidate.filename == file), None)
+    if package is None:
+        raise lacks(file, index)
+    return package
+
+
+def newest(index: Index, project: str, release: Release) -> Version:
+    """Return the newest version of a release of a project."""
+    offered = of_release(index.packages(project), release)
+    if not offered:
+        raise lacks(f"{project} {release}", index)
+    return max(map(version_of, offered))
+
+
+def pin_sdist(index: Index, package: DistributionPackage, prefix: str, take: tuple[str, ...]) -> PinnedFile:
     """Pin a source distribution, of which the whole is fetched."""
     data = index.read(package)
     sha256 = hashlib.sha256(data).hexdigest()
     files = sdists.checked(
-        memoryview(data),
-        package.digests.get("sha256", ""),
-        wanted.prefix,
-        lambda name: name.startswith(wanted.take),
+        memoryview(data), package.digests.get("sha256", ""), prefix, lambda name: name.startswith(take)
     )
     return PinnedFile(
         project=canonicalize_name(package.project or ""),
@@ -65,8 +74,8 @@ def pin_sdist(index: Index, package: DistributionPackage, wanted: DependencyFile
         record=None,
         ranges=((0, len(data)),),
         fetched=sha256,
-        prefix=wanted.prefix,
-        take=wanted.take,
+        prefix=prefix,
+        take=take,
         unpacked=sum(len(content) for _, content in files),
     )
 
@@ -113,10 +122,8 @@ def preference(package: DistributionPackage) -> tuple[Version, bool, int, tuple[
     return version, not tag.abi.endswith("t"), -minor, build
 
 
-def pin_wheel(
-    index: Index, package: DistributionPackage, prefix: str, parts: Iterable[tuple[str, ...]]
-) -> list[PinnedFile]:
-    """Pin parts of one wheel: for each, the files under `prefix` whose names begin with one of it, and `RECORD`."""
+def pin_wheel(index: Index, package: DistributionPackage, prefix: str, take: tuple[str, ...]) -> PinnedFile:
+    """Pin part of a wheel: the files under `prefix` whose names begin with one of `take`, and `RECORD`."""
     name = package.filename
     with index.open(package) as archive:
         size = archive.size()
@@ -127,42 +134,35 @@ def pin_wheel(
             raise ToolchainError("has no RECORD, or the index states no SHA-256 of it", where=name)
         record = archive.read(record_name)
     hashes = wheels.parse_record(record.decode("utf-8"))
-    pinned = []
-    for take in parts:
-        ranges: list[tuple[int, int]] = []
-        unpacked = 0
-        for info, end in zip(infos, ends, strict=True):
-            inside = info.filename.removeprefix(prefix)
-            kept = info.filename.startswith(prefix) and not info.is_dir() and inside.startswith(take)
-            if not kept and info.filename != record_name:
-                continue
-            if info.flag_bits & 0x8 or (kept and info.filename not in hashes):
-                raise ToolchainError(
-                    f"{info.filename}: has no sizes before its content, or no hash in RECORD", where=name
-                )
-            unpacked += info.file_size if kept else 0
-            start = info.header_offset
-            if ranges and start - ranges[-1][1] < _NEAR:
-                start = ranges.pop()[0]
-            ranges.append((start, end))
-        if not unpacked:
-            raise ToolchainError(f"has none of the files expected under {prefix}", where=name)
-        pinned.append(
-            PinnedFile(
-                project=canonicalize_name(package.project or ""),
-                version=str(version_of(package)),
-                file=name,
-                size=size,
-                sha256=package.digests["sha256"],
-                record=hashlib.sha256(record).hexdigest(),
-                ranges=tuple(ranges),
-                fetched=_hash_ranges(index, package, ranges),
-                prefix=prefix,
-                take=take,
-                unpacked=unpacked,
-            )
-        )
-    return pinned
+    ranges: list[tuple[int, int]] = []
+    unpacked = 0
+    for info, end in zip(infos, ends, strict=True):
+        inside = info.filename.removeprefix(prefix)
+        kept = info.filename.startswith(prefix) and not info.is_dir() and inside.startswith(take)
+        if not kept and info.filename != record_name:
+            continue
+        if info.flag_bits & 0x8 or (kept and info.filename not in hashes):
+            raise ToolchainError(f"{info.filename}: has no sizes before its content, or no hash in RECORD", where=name)
+        unpacked += info.file_size if kept else 0
+        start = info.header_offset
+        if ranges and start - ranges[-1][1] < _NEAR:
+            start = ranges.pop()[0]
+        ranges.append((start, end))
+    if not unpacked:
+        raise ToolchainError(f"has none of the files expected under {prefix}", where=name)
+    return PinnedFile(
+        project=canonicalize_name(package.project or ""),
+        version=str(version_of(package)),
+        file=name,
+        size=size,
+        sha256=package.digests["sha256"],
+        record=hashlib.sha256(record).hexdigest(),
+        ranges=tuple(ranges),
+        fetched=_hash_ranges(index, package, ranges),
+        prefix=prefix,
+        take=take,
+        unpacked=unpacked,
+    )
 
 
 def _hash_ranges(index: Index, package: DistributionPackage, ranges: Iterable[tuple[int, int]]) -> str:

@@ -1,10 +1,11 @@
-"""Finds out what builds need and whether this machine has it, for `kernel-builder doctor`. Uses no network."""
+"""Checks the requirements of builds on this machine, for `kernel-builder doctor`. Uses no network."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_builder.backends.compiled import CLANG
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import PLATFORMS, this_platform
-from kernel_builder.toolchain import components, dependencies, system_cuda
-from kernel_builder.toolchain.probe_cache import ProbeCache
+from kernel_builder.toolchain import components
+from kernel_builder.toolchain.lock import Tree
 from kernel_builder.toolchain.toolchains import Toolchains
-from kernel_builder.toolchain.trees import Tree
 from kernel_format.errors import ToolchainError
 
 CPU, CUDA, LOAD = "cpu", "cuda", "load checks"
@@ -31,15 +33,15 @@ class Requirement:
     """Something that builds need or can use.
 
     Attributes:
-        value: What this machine has, as a text for people; None if it has nothing.
+        value: The version or state on this machine; None if it is missing.
         needed_for: The kinds of build that need it; empty if it is optional.
-        mend: What to do if it is missing.
+        hint: The command or edit that provides it.
     """
 
     name: str
     value: str | None
     needed_for: tuple[str, ...] = ()
-    mend: str | None = None
+    hint: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -54,9 +56,8 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
         _host_compiler(toolchains),
         *_cross_compilers(toolchains),
         _ninja(),
-        *_cuda(toolchains),
+        _installed_cuda(toolchains),
         *_components(toolchains),
-        *_header_libraries(toolchains),
         _disk(toolchains),
         _python_package("torch", "python -m pip install torch"),
         _python_package("kernels", "python -m pip install kernels"),
@@ -105,59 +106,48 @@ def _cross_compilers(toolchains: Toolchains) -> Iterator[Requirement]:
 
 
 def _ninja() -> Requirement:
-    mend = "python -m pip install ninja"
-    program = _program("ninja", mend, "--version")
-    return Requirement("ninja", program.value or _python_package("ninja", mend).value, BUILDS, mend)
+    hint = "python -m pip install ninja"
+    program = _program("ninja", hint, "--version")
+    return Requirement("ninja", program.value or _python_package("ninja", hint).value, BUILDS, hint)
 
 
-def _cuda(toolchains: Toolchains) -> Iterator[Requirement]:
-    """Yield the installed toolkit and the pinned ones. One of them is enough for CUDA builds."""
-    named: str | None = None
+def _installed_cuda(toolchains: Toolchains) -> Requirement:
+    name = "CUDA toolkit"
     try:
-        if toolkit := toolchains.system_cuda():
-            named = f"{toolkit.version} at {toolkit.root}"
-            yield Requirement("CUDA toolkit", named)
-        elif (_USUAL_CUDA / "bin/nvcc").exists():
-            version, _ = system_cuda.probe(ProbeCache(toolchains.store.root / "probes"), _USUAL_CUDA / "bin/nvcc")
-            yield Requirement("CUDA toolkit", f"{version}, used with `--cuda-home {_USUAL_CUDA}`")
-        else:
-            yield Requirement("CUDA toolkit", None, (), "needed only for CUDA releases that the lock does not have")
+        if toolkit := toolkits.installed(toolchains):
+            return Requirement(name, f"{toolkit.version} at {toolkit.root}")
+        if (_USUAL_CUDA / "bin/nvcc").exists():
+            version, _ = toolkits.probe(toolchains.probes, _USUAL_CUDA / "bin/nvcc")
+            return Requirement(name, f"{version}, used with `--cuda-home {_USUAL_CUDA}`")
     except ToolchainError as error:
-        yield Requirement("CUDA toolkit", None, (CUDA,), f"{error}; {error.hint}")
-        return
-    pinned = [tree for tree in toolchains.pinned() if tree.role == "compiler"]
-    for tree in pinned:
-        yield Requirement(tree.title, _state(toolchains, tree), (CUDA,))
-    if not pinned:
-        mend = f"the lock has none for {this_platform()}: install a CUDA toolkit and give `--cuda-home DIR`"
-        yield Requirement("CUDA compiler", named, (CUDA,), mend)
+        return Requirement(name, None, (CUDA,), f"{error}; {error.hint}")
+    return Requirement(name, None, (), "needed only for CUDA releases that the lock does not have")
 
 
 def _components(toolchains: Toolchains) -> Iterator[Requirement]:
-    """Yield what back ends need besides clang. Only projects for them need it."""
-    pinned = {tree.kind: tree for tree in toolchains.pinned() if tree.role == "component"}
+    """Yield the pinned compilers and headers, without those of Torch."""
     for name, component in components.known().items():
-        if missing := toolchains.component_obstacle(name):
-            yield Requirement(component.title, None, (), f"{missing.reason}; {missing.hint}")
-        else:
-            yield Requirement(component.title, _state(toolchains, pinned[name]))
-
-
-def _header_libraries(toolchains: Toolchains) -> Iterator[Requirement]:
-    """Yield what `depends` of a kernel can name. Only projects that name one need it."""
-    pinned = {tree.kind: tree for tree in toolchains.pinned() if tree.role == "dependency"}
-    for name, library in dependencies.known().items():
+        if name.startswith("torch-"):
+            continue
+        needed_for = (CUDA,) if _is_cuda_compiler(name) else ()
         try:
-            missing = toolchains.dependency_obstacle(name)
+            is_library = component.license is not None
+            missing = (toolchains.dependency_obstacle if is_library else toolchains.component_obstacle)(name)
         except ToolchainError as error:
-            yield Requirement(name, None, (), f"{error}; {error.hint}")
+            yield Requirement(component.title, None, (), f"{error}; {error.hint}")
             continue
         if missing:
-            yield Requirement(name, None, (), f"no package index has CUTLASS {library.version}; {missing.hint}")
+            yield Requirement(component.title, None, needed_for, f"{missing.reason}; {missing.hint}")
         elif name in toolchains.given_dependencies:
-            yield Requirement(name, f"at {toolchains.given_dependencies[name]}")
+            yield Requirement(component.title, f"at {toolchains.given_dependencies[name]}")
         else:
-            yield Requirement(name, _state(toolchains, pinned[name]))
+            tree = toolchains.lock[name].tree(this_platform())
+            assert tree
+            yield Requirement(component.title, _state(toolchains, tree), needed_for)
+
+
+def _is_cuda_compiler(name: str) -> bool:
+    return name == CLANG or re.fullmatch(r"cuda-\d+\.\d+", name) is not None
 
 
 def _state(toolchains: Toolchains, tree: Tree) -> str:
@@ -167,7 +157,8 @@ def _state(toolchains: Toolchains, tree: Tree) -> str:
 
 def _disk(toolchains: Toolchains) -> Requirement:
     store, free = toolchains.store, toolchains.store.free()
-    missing = [tree for tree in toolchains.pinned() if tree.role == "compiler" and not store.find(tree.name)]
+    compilers = [tree for tree in toolchains.pinned() if _is_cuda_compiler(tree.kind)]
+    missing = [tree for tree in compilers if not store.find(tree.name)]
     needed = max((tree.download + tree.unpacked for tree in missing), default=0)
     if not store.writable():
         return Requirement(
@@ -185,15 +176,15 @@ def _disk(toolchains: Toolchains) -> Requirement:
     )
 
 
-def _python_package(name: str, mend: str) -> Requirement:
+def _python_package(name: str, hint: str) -> Requirement:
     try:
         return Requirement(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Requirement(name, None, (LOAD,), mend)
+        return Requirement(name, None, (LOAD,), hint)
 
 
-def _program(name: str, mend: str, *arguments: str) -> Requirement:
-    return Requirement(name, _first_line(name, *arguments), (), mend)
+def _program(name: str, hint: str, *arguments: str) -> Requirement:
+    return Requirement(name, _first_line(name, *arguments), (), hint)
 
 
 def _gpu() -> Requirement:

@@ -1,4 +1,4 @@
-"""The libraries that binaries are linked against, as a link finds them. `stand_ins` makes them."""
+"""The libraries that binaries are linked against, as a link finds them. `stub_libraries` builds them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNTIME_LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "aarch64-linux": (*_EVERYWHERE, "ld-linux-aarch64.so.1"),
 }
 
-# Their stand-ins are empty. This is part of the recipe, so those of other back ends are in sysroots of other names.
+# Their stubs are empty. This is part of the recipe, so those of other back ends are in sysroots of other names.
 UNVERSIONED_LIBRARIES = (
     "libc10.so",
     "libtorch_cpu.so",
@@ -32,7 +32,7 @@ UNVERSIONED_LIBRARIES = (
     "libcuda.so.1",
 )
 
-# Increase when `stand_ins.make` changes, so that the sysroot of an older builder is not used.
+# Increase when `stub_libraries.make` changes, so that the sysroot of an older builder is not used.
 RECIPE = 4
 
 
@@ -41,7 +41,7 @@ class Sysroot:
     """A directory of libraries to link against.
 
     Attributes:
-        root: The directory with `lib/` (the stand-ins) and `too-new.json`.
+        root: The directory with `lib/` (the stubs) and `too-new.json`.
         platform: The platform of the libraries.
     """
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import sdists, wheels
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import PinnedFile
-from kernel_builder.toolchain.trees import ZIG, Tree
+from kernel_builder.toolchain.lock import PinnedFile, Tree
 from kernel_format.errors import FetchError
 
 
@@ -83,5 +82,5 @@ def unpack(pin: PinnedFile, slices: Sequence[memoryview], directory: Path) -> No
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         # Only the zip directory has the executable bit, and it is not downloaded.
-        if (path.parent.name == "bin" or name == ZIG) and content.startswith((b"\x7fELF", b"#!")):
+        if (path.parent.name == "bin" or name == "zig") and content.startswith((b"\x7fELF", b"#!")):
             path.chmod(0o755)

@@ -43,6 +43,14 @@ def with_cuda(table: str, before: Release, release: Release, capabilities: Itera
     return after_block(table, f'[release."{before}"]', addition)
 
 
+def with_cuda_components(table: str, before: Release, release: Release) -> str:
+    """Return the table of CUDA with the components of a release, which have the same files as those of another."""
+    names = (f"cuda-{before}", f"cuda-libraries-{before}")
+    blocks = [re.search(rf'(?ms)^\[component\."{re.escape(name)}"\]\n.*?\n\]\n', table) for name in names]
+    addition = "".join("\n" + block[0].replace(str(before), str(release)) for block in blocks if block)
+    return after_block(table, f'[component."{names[-1]}"]', addition)
+
+
 def with_shims(shims: str, newest: str, release: Release, names: Iterable[str], of_cuda: Iterable[str]) -> str:
     """Return the table of the stable ABI with the functions of a release, and all those of CUDA."""
     shims = after_block(shims, f'"{newest}" = [', f'\n"{release}" = {array(sorted(names))}\n')

@@ -1,4 +1,4 @@
-"""New releases of Torch: what an index and their own wheels say of them."""
+"""New releases of Torch, as an index and their own wheels describe them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
+from pypi_simple import DistributionPackage
 
 from kernel_builder import elf
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import pins
+from kernel_builder.toolchain.components import TORCH_PREFIX
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import CUDA_SET, TORCH_PREFIX
 from kernel_format.errors import ToolchainError
 from kernel_format.files import temporary_directory
 
-if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage
-
+# The package whose requirements pin the parts of a CUDA release.
+_CUDA_SET = "cuda-toolkit"
 _LIBRARIES = "torch/lib/"
 # This header refuses older C++ standards than the others need.
 _ALL = f"{TORCH_PREFIX}torch/csrc/api/include/torch/all.h"
@@ -111,13 +110,13 @@ def _cuda(local: str) -> Release | None:
 
 def _own_cuda(wheel: DistributionPackage, requirements: list[Requirement]) -> Release:
     for requirement in requirements:
-        if requirement.name == CUDA_SET or _OF_CUDA_12.fullmatch(requirement.name):
+        if requirement.name == _CUDA_SET or _OF_CUDA_12.fullmatch(requirement.name):
             for specifier in requirement.specifier:
                 return Release.parse(".".join(specifier.version.split(".")[:2]))
     raise ToolchainError(
-        f"requires neither {CUDA_SET} nor the CUDA runtime",
+        f"requires neither {_CUDA_SET} nor the CUDA runtime",
         where=wheel.filename,
-        hint="add the release to matrix.toml by hand",
+        hint="add the release to matrix.toml manually",
     )
 
 
@@ -126,6 +125,8 @@ def _standard(index: Index, wheel: DistributionPackage) -> int:
         match = _STANDARD.search(archive.read(_ALL).decode("utf-8", "replace"))
     if not match:
         raise ToolchainError(
-            f"{_ALL} does not say its C++ standard", where=wheel.filename, hint="add the release to matrix.toml by hand"
+            f"{_ALL} does not state its C++ standard",
+            where=wheel.filename,
+            hint="add the release to matrix.toml manually",
         )
     return int(match[1])

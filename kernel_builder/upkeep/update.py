@@ -1,4 +1,4 @@
-"""Brings a checkout's tables up to date with the package index: the matrix, the lock, what Torch exports and loads.
+"""Brings a checkout's tables up to date with the package index: the matrix, the lock, Torch's exports and libraries.
 
 A new Torch release changes four files, which `FILES` lists. Nothing is written unless all of them can be.
 """
@@ -9,24 +9,22 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.backends.cuda import ClangReleases
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
-from kernel_builder.progress import Progress
-from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.progress import Progress, Silent
+from kernel_builder.toolchain import Toolchains, components, lock
 from kernel_builder.toolchain.components import Component
-from kernel_builder.toolchain.dependencies import Dependency
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import CudaPin, Lock
-from kernel_builder.toolchain.resolve import ToPin, resolve
+from kernel_builder.toolchain.lock import Lock
+from kernel_builder.toolchain.resolve import resolve
 from kernel_builder.upkeep import shim_headers, table_text, torch_releases
 from kernel_builder.upkeep.torch_releases import TorchRelease
-from kernel_format.errors import ConfigError
+from kernel_format.errors import ConfigError, ToolchainError
 
 MATRIX, LOCK = "kernel_builder/config/matrix.toml", "kernel_builder/toolchain/lock.json"
-SHIMS, CUDA = "kernel_builder/checks/torch_shims.toml", "kernel_builder/backends/cuda.toml"
+SHIMS, CUDA = "kernel_builder/checks/torch_shims.toml", "kernel_builder/backends/cuda/cuda.toml"
 FILES = (MATRIX, LOCK, SHIMS, CUDA)
 # The platform whose wheels are read; those of the others have the same libraries and headers.
 _READ = "x86_64-linux"
@@ -52,20 +50,18 @@ class Update:
 
 def find(
     root: Path,
-    libraries: Iterable[Dependency],
-    components: Iterable[Component] = (),
+    others: Iterable[Component],
     *,
     index_url: str | None,
     torch_index: str,
     progress: Progress,
     cache: Path | None = None,
 ) -> Update:
-    """Return what a checkout lacks of the releases on the package index.
+    """Return the changes that bring a checkout up to date with the package index.
 
     Args:
         root: The checkout.
-        libraries: The header libraries to pin.
-        components: What else to pin for back ends.
+        others: The components to pin besides Torch's headers and those of CUDA's table.
         index_url: The package index; None for the one that pip or uv is set to use.
         torch_index: The address of the index with Torch's builds for every CUDA release.
         cache: The builder's cache; None for the user's.
@@ -76,34 +72,29 @@ def find(
         ToolchainError: If a wheel is not laid out as expected.
     """
     texts = {name: _text(root / name) for name in FILES}
-    of_cuda = toml_file.parse(texts[CUDA], CUDA)
     known = sorted(map(Release.parse, toml_file.parse(texts[MATRIX], MATRIX)["torch"]))
-    known_cuda = sorted(map(Release.parse, of_cuda["release"]))
+    known_cuda = sorted(map(Release.parse, toml_file.parse(texts[CUDA], CUDA)["release"]))
     index = Index(index_url)
     new_torches = list(torch_releases.released_after(known[-1], index, Index(torch_index), _READ))
-    wanted_cuda = sorted({*known_cuda, *(release for torch in new_torches for release in torch.cuda)})
-    pinned = resolve(
-        index,
-        ToPin(
-            torch=[*known, *(torch.release for torch in new_torches)],
-            cuda=wanted_cuda,
-            libraries=libraries,
-            clang=_clang(of_cuda),
-            components=components,
-        ),
-        progress,
-    )
-    toolchains = Toolchains(cache=cache, index_url=index_url, pinned=pinned, progress=progress)
     updated = dict(texts)
-    before, notes = known_cuda[-1], []
-    for release in (release for release in wanted_cuda if release not in known_cuda):
-        if release not in pinned.cuda:
+    new_cuda, notes = [], []
+    for release in sorted({release for torch in new_torches for release in torch.cuda} - {*known_cuda}):
+        table = table_text.with_cuda_components(updated[CUDA], known_cuda[-1], release)
+        compiler = next(component for component in _of_cuda(table) if component.name == f"cuda-{release}")
+        try:
+            resolve(index, [compiler], Silent())
+        except ToolchainError:
             notes.append(f"CUDA {release}: the index has no complete compiler of it, so it is not in the matrix")
             continue
-        capabilities = toolchains.cuda(release).capabilities
-        updated[CUDA] = table_text.with_cuda(updated[CUDA], before, release, capabilities)
+        updated[CUDA] = table
+        new_cuda.append(release)
+    torches = components.of_torch([*known, *(torch.release for torch in new_torches)])
+    pinned = resolve(index, [*torches, *_of_cuda(updated[CUDA]), *others], progress)
+    toolchains = Toolchains(cache=cache, index_url=index_url, pinned=pinned, progress=progress)
+    for release in new_cuda:
+        capabilities = toolkits.toolkit(toolchains, release).capabilities
+        updated[CUDA] = table_text.with_cuda(updated[CUDA], known_cuda[-1], release, capabilities)
         known_cuda.append(release)
-        before = release
         notes.append(f"CUDA {release}, for {', '.join(capabilities)}")
     last = known[-1]
     for torch in new_torches:
@@ -135,9 +126,8 @@ def _text(file: Path) -> str:
         ) from error
 
 
-def _clang(of_cuda: Mapping[str, Any]) -> ClangReleases | None:
-    releases = {name: Release.parse(release) for name, release in of_cuda.get("clang", {}).items()}
-    return ClangReleases(**releases) if releases else None
+def _of_cuda(table: str) -> list[Component]:
+    return list(components.in_table(toml_file.parse(table, CUDA)))
 
 
 def _standard(torch: TorchRelease) -> Iterator[str]:
@@ -176,17 +166,14 @@ def _newer(old: Lock, new: Lock) -> Iterator[str]:
 
 def _versions(pinned: Lock) -> dict[str, str]:
     """Return the version of everything that a lock pins."""
-    versions = {f"Torch {release}:": torch.version for release, torch in pinned.torch.items()}
-    cudas: list[CudaPin] = [*pinned.cuda.values(), *([pinned.clang.cuda] if pinned.clang else [])]
-    for cuda in cudas:
-        versions[f"CUDA {cuda.release}:"] = cuda.version
-        for parts in (*cuda.platforms.values(), *cuda.libraries.values()):
-            versions |= {f"CUDA {cuda.release}: {part.project}": part.version for part in parts}
-    if pinned.clang:
-        for parts in pinned.clang.platforms.values():
-            versions |= {f"clang: {part.project}": part.version for part in parts}
-    versions |= {f"{name}:": pin.version for name, pin in pinned.components.items()}
-    return versions | {f"{name}:": pin.version for name, pin in pinned.dependencies.items()}
+    versions = {}
+    for pin in pinned.values():
+        title = pin.title.partition(" headers (")[0]  # both subsets of Torch's headers have one version
+        versions[f"{title}:"] = pin.version
+        for files in pin.platforms.values():
+            if len(files) > 1:
+                versions |= {f"{title}: {file.project}": file.version for file in files}
+    return versions
 
 
 def _added(old: str, new: str) -> Iterator[str]:

@@ -17,8 +17,10 @@ from kernel_builder.backends import (
     Compiler,
     DeviceCommand,
     DeviceSource,
+    HostCompiler,
     LinkedIfCalled,
     SymbolFamily,
+    ToolchainSource,
     Toolkit,
     gxx,
 )
@@ -26,14 +28,13 @@ from kernel_builder.config import toml_schema
 from kernel_builder.config.project import Kernel
 from kernel_builder.config.toml_schema import Key
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi
-from kernel_builder.toolchain import HostCompiler, Toolchains
 
 TABLE = Path(__file__).with_name("toy.toml")
 RUNTIME = "libtoy.so.1"
 
 
 class _Toy(CompiledBackend):
-    def toolkit(self, toolchains: Toolchains, release: Release | None) -> Toolkit:
+    def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> Toolkit:
         identity = hashlib.sha256(TABLE.read_bytes()).hexdigest()
         return Toolkit(name="toy", root=TABLE.parent, release=release, include=(), identity=identity)
 

@@ -89,7 +89,7 @@ ELSEWHERE = "{} is neither in the project nor in the headers of this variant"
     [
         ("scale/lost.h", ELSEWHERE),
         ("cutlass/cutlass.h", ELSEWHERE),
-        ("no_such_header", "the C++ library of this compiler has no <{}>: do without"),
+        ("no_such_header", "the C++ library of this compiler has no <{}>: do not include"),
     ],
 )
 def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, header: str, advice: str) -> None:

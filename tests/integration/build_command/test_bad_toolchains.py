@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config.variant import Release, this_platform
+from kernel_builder.config.variant import this_platform
 from kernel_builder.toolchain import lock
 from tests.integration.build_command.conftest import (
     NewCache,
@@ -116,7 +116,7 @@ def test_an_index_that_cannot_be_reached(project: Path, kernel_builder: Run, tmp
 
 
 def test_a_download_that_differs_from_the_lock_is_refused(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
-    wheel = lock.shipped().torch[Release(2, 10)].platforms[this_platform()]["stable"]
+    wheel = lock.shipped()["torch-2.10-stable"].platforms[this_platform()][0]
     with IndexServer({wheel.file: b"short"}, {wheel.file: Fault()}, stated={wheel.file: wheel.sha256}) as server:
         arguments = ("build", project, "--variant", CPU)
         with untouched(project):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kernels import Metadata  # type: ignore[attr-defined]
 
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from tests.integration.build_command.conftest import (
@@ -117,7 +118,7 @@ def test_cuda_home_names_the_toolkit_to_build_with(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
 ) -> None:
     """The toolkit of this test is a copy of the pinned one. Its nvcc records that it runs."""
-    pinned, toolkit, calls = Toolchains().cuda(Release(13, 0)).root, tmp_path / "cuda", tmp_path / "calls"
+    pinned, toolkit, calls = toolkits.toolkit(Toolchains(), Release(13, 0)).root, tmp_path / "cuda", tmp_path / "calls"
     shutil.copytree(pinned, toolkit, copy_function=os.symlink)
     nvcc = toolkit / "bin" / "nvcc"
     nvcc.parent.chmod(0o755)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import elf
-from kernel_builder.backends import cuda
+from kernel_builder.backends.cuda import libraries
+from kernel_format.release import Release
 from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, untouched
 from tests.support.places import CUDA
 
@@ -44,9 +45,12 @@ def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, new_cache: NewCach
         assert metadata["backend"]["archs"] == ["9.0+PTX", "10.0"]
         assert metadata["provenance"]["cuda-compiler"].startswith("clang 22.")
     names = {symbol.name for symbol in elf.read(binary_of(packages[0])).undefined if "cuda" in symbol.name.lower()}
-    used = {name for name in names if name in cuda.runtime_exports()[cuda.clang_releases().cuda]}
+    exports = libraries.runtime_exports()
+    used = {name for name in names if name in exports[Release(12, 8)]}
     assert {"__cudaRegisterFatBinary", "cudaLaunchKernel"} <= used
-    assert {name: cuda.runtimes_lacking(name, cuda.runtime_exports()) for name in used} == dict.fromkeys(used, ())
+    assert {name: libraries.runtimes_lacking(name, libraries.runtime_exports()) for name in used} == dict.fromkeys(
+        used, ()
+    )
 
 
 def test_a_function_that_a_runtime_lacks_is_refused(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
 from kernel_builder.steps import compile_steps, ninja_run
@@ -164,7 +165,11 @@ def test_offline_without_the_library(copy_project: Copy, tmp_path: Path, kernel_
     trees = tmp_path / "cache" / "toolchains" / "trees"
     trees.mkdir(parents=True)
     tools = Toolchains()
-    stored = [tools.cuda(Release(13, 0)).root, tools.torch(Release(2, 10), "stable").include[0], tools.sysroot().root]
+    stored = [
+        toolkits.toolkit(tools, Release(13, 0)).root,
+        tools.torch(Release(2, 10), "stable").include[0],
+        tools.sysroot().root,
+    ]
     for tree in stored:
         (trees / tree.parent.name).symlink_to(tree.parent)
     with untouched(project):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.hub import project_sources
 from kernel_builder.toolchain import Toolchains
@@ -80,8 +81,8 @@ def test_a_devshell_has_the_pinned_toolchain(
     assert any("release 13.0" in line for line in words)
     assert compiled == "compiled"
     # A build in the shell uses the toolchain and the cached objects of a build outside.
-    monkeypatch.setenv("CUDA_HOME", str(Toolchains().cuda(Release(13, 0)).root))
-    assert Path(home).name == Path(os.environ["CUDA_HOME"]).name and Toolchains().system_cuda() is None
+    monkeypatch.setenv("CUDA_HOME", str(toolkits.toolkit(Toolchains(), Release(13, 0)).root))
+    assert Path(home).name == Path(os.environ["CUDA_HOME"]).name and toolkits.installed(Toolchains()) is None
 
 
 def test_compile_commands_are_those_of_clangd(copy_project: Copy, new_cache: NewCache) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
-from kernel_builder.toolchain import Toolchains, trees
+from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT
 
 SOURCES = sorted([*ROOT.glob("kernels/*/*_cuda/*.cu"), *ROOT.glob("kernels/*/naive/*.cu")])
@@ -38,11 +39,11 @@ def compiles(command: Sequence[str | Path], source: Path, output: Path) -> None:
 
 def clang(tools: Toolchains) -> list[str | Path]:
     """Return clang's command for CUDA 12, without a capability."""
-    toolkit = tools.cuda(Release(12, 6))
+    toolkit = toolkits.toolkit(tools, Release(12, 6))
     assert toolkit.clang is not None
     places = [f"-resource-dir={toolkit.clang.root}", f"--cuda-path={toolkit.root}"]
     gxx = f"--gcc-install-dir={tools.host().install}"
-    return [toolkit.clang.root / trees.ZIG, "clang", "--target=x86_64-linux-gnu", "-x", "cuda", *places, gxx]
+    return [toolkit.clang.root / "zig", "clang", "--target=x86_64-linux-gnu", "-x", "cuda", *places, gxx]
 
 
 def test_clang_warns_of_nothing(source: Path, tmp_path: Path) -> None:
@@ -54,8 +55,10 @@ def test_clang_warns_of_nothing(source: Path, tmp_path: Path) -> None:
 @pytest.mark.device_code
 def test_clang(source: Path, tmp_path: Path) -> None:
     tools = Toolchains()
-    toolkit = tools.cuda(Release(12, 6))
-    known = tools.cuda(Release(13, 0)).capabilities  # CUDA 12 has older ones, which the kernels are not written for
+    toolkit = toolkits.toolkit(tools, Release(12, 6))
+    known = toolkits.toolkit(
+        tools, Release(13, 0)
+    ).capabilities  # CUDA 12 has older ones, which the kernels are not written for
     capabilities = [capability for capability in toolkit.capabilities if capability in known]
     targets = [f"--offload-arch=sm_{capability.replace('.', '')}" for capability in capabilities]
     compiles([*clang(tools), *targets, "-Wall", "-Wextra", "-Werror"], source, tmp_path / "object")
@@ -73,7 +76,7 @@ def test_clang_keeps_arrays_in_registers(source: Path, tmp_path: Path) -> None:
 @pytest.mark.device_code
 @pytest.mark.parametrize("release", [Release(13, 0), Release(13, 2)], ids=str)
 def test_nvcc(source: Path, release: Release, tmp_path: Path) -> None:
-    toolkit = Toolchains().cuda(release)
+    toolkit = toolkits.toolkit(Toolchains(), release)
     codes = [f"{major}{minor}" for major, minor in (str(known).split(".") for known in toolkit.capabilities)]
     targets = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in codes]
     warnings = ["-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror"]

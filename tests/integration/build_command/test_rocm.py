@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import checks, elf
-from kernel_builder.backends import code_objects
-from kernel_builder.backends.rocm import NOT_RUN
+from kernel_builder.backends import CLANG
+from kernel_builder.backends.rocm import NOT_RUN, code_objects
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps.ninja_run import compile_alone
@@ -199,7 +199,7 @@ def test_the_header_for_bindings_names_the_symbol_as_macos_does(tmp_path: Path) 
     """clang has no C++ library for macOS here, so the one header that is included is a stand-in."""
     (tmp_path / "cstddef").write_text("namespace std { typedef __PTRDIFF_TYPE__ ptrdiff_t; }\n")
     source = '#include "registration.h"\n#define NAME demo\nREGISTER_EXTENSION(NAME)\n'
-    zig = Toolchains().clang().root / "zig"
+    zig = Toolchains().component(CLANG).root / "zig"
     target = ["--target=arm64-apple-macos14", f"-I{ROOT / 'kernel_builder/templates'}", f"-I{tmp_path}"]
     command = [str(zig), "clang", *target, "-x", "c++", "-std=c++17", "-S", "-o", "-", "-"]
     done = subprocess.run(command, input=source.encode(), capture_output=True, check=True)

@@ -6,9 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
-from kernel_builder.backends.cuda_commands import CLANG_DEVICE_FLAGS
+from kernel_builder.backends.cuda import toolkits
+from kernel_builder.backends.cuda.commands import CLANG_DEVICE_FLAGS
 from kernel_builder.config.variant import Release
-from kernel_builder.toolchain import Toolchains, trees
+from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT
 
 # Eight loads of 16 bytes, each under a condition of its own.
@@ -35,10 +36,10 @@ __global__ void k(const __nv_bfloat16* from, float* to, int rows) {
 def compile_device(source: Path, include: Path, *options: str | Path) -> str:
     """Compile for 9.0 as the builder does, and return what the compiler says."""
     tools = Toolchains()
-    toolkit = tools.cuda(Release(12, 6))
+    toolkit = toolkits.toolkit(tools, Release(12, 6))
     assert toolkit.clang is not None
     command = [
-        toolkit.clang.root / trees.ZIG,
+        toolkit.clang.root / "zig",
         "clang",
         "--target=x86_64-linux-gnu",
         "-x",

@@ -7,6 +7,7 @@ import subprocess
 from importlib import resources
 from pathlib import Path
 
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 
@@ -47,7 +48,7 @@ def test_stores_of_low_bytes_get_an_integer(tmp_path: Path) -> None:
     script.write_text((resources.files("kernel_builder") / "templates/clang/ptxas").read_text())
     source = tmp_path / "kernel.s"
     source.write_text(PTX.replace("BODY", "\n".join(STORES)))
-    ptxas = Toolchains().cuda(Release(12, 6)).root / "bin/ptxas"
+    ptxas = toolkits.toolkit(Toolchains(), Release(12, 6)).root / "bin/ptxas"
     command = ["sh", script, "-arch=sm_90", "--output-file", tmp_path / "kernel.o", source, "-O3"]
     done = subprocess.run(command, env={**os.environ, "PTXAS": str(ptxas)}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from kernel_builder.backends import HostCompiler
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps import compile_steps, files_read, ninja_run
 from kernel_builder.steps.graph import CompileStep
-from kernel_builder.toolchain import HostCompiler, Toolchains
+from kernel_builder.toolchain import Toolchains
 from tests.support.places import CUDA
 
 # Of the headers' functions, device code has one and host code the other; `-lineinfo` names the headers of both.

@@ -10,34 +10,81 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import tomli
 
 from kernel_builder.config.variant import Release
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains, lock
-from kernel_builder.toolchain.dependencies import Dependency, DependencyFile
+from kernel_builder.toolchain.components import Component, ComponentFile, in_table, of_torch
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import ToPin, resolve
+from kernel_builder.toolchain.resolve import resolve
 
 from .index_server import IndexServer, build_wheels
 
 COMMAND = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
+# The command with another lock than the one that comes with the builder.
+_WITH_LOCK = """
+import sys, pathlib
+from kernel_builder.cli import main
+from kernel_builder.toolchain import lock
+pinned = lock.read(pathlib.Path(sys.argv.pop(1)))
+lock.shipped = lambda: pinned
+main()
+"""
 
 _BOTH = ("include/", "tools/util/include/")
 LIBRARIES = (
-    Dependency("cutlass_2_10", "2.10.0", "MIT", ()),
-    Dependency(
-        "cutlass_3_8", "3.8.0", "MIT", (DependencyFile("headers-3.8.0-py3-none-any.whl", "headers/source/", _BOTH),)
+    Component(name="cutlass_2_10", title="CUTLASS 2.10.0 headers", version="2.10.0", license="MIT", files=()),
+    Component(
+        name="cutlass_3_8",
+        title="CUTLASS 3.8.0 headers",
+        version="3.8.0",
+        license="MIT",
+        files=(
+            ComponentFile(
+                project="headers", file="headers-3.8.0-py3-none-any.whl", prefix="headers/source/", take=_BOTH
+            ),
+        ),
     ),
-    Dependency(
-        "cutlass_4_0",
-        "4.0.0",
-        "MIT",
-        (
-            DependencyFile("kernels-2.0.tar.gz", "kernels-2.0/deps/", ("include/",)),
-            DependencyFile("other_kernels-1.0.tar.gz", "other_kernels-1.0/3rdparty/", ("tools/util/include/",)),
+    Component(
+        name="cutlass_4_0",
+        title="CUTLASS 4.0.0 headers",
+        version="4.0.0",
+        license="MIT",
+        files=(
+            ComponentFile(project="kernels", file="kernels-2.0.tar.gz", prefix="kernels-2.0/deps/", take=("include/",)),
+            ComponentFile(
+                project="other-kernels",
+                file="other_kernels-1.0.tar.gz",
+                prefix="other_kernels-1.0/3rdparty/",
+                take=("tools/util/include/",),
+            ),
         ),
     ),
 )
+# Components of CUDA 13.0 for the synthetic index, which has two of the libraries.
+CUDA_TABLE = """\
+[component."cuda-13.0"]
+title = "CUDA 13.0"
+required-by = "cuda-toolkit 13.0"
+files = [
+    { project = "nvidia-cuda-cccl", prefix = "nvidia/cu13/", take = [""] },
+    { project = "nvidia-cuda-crt", prefix = "nvidia/cu13/", take = [""] },
+    { project = "nvidia-cuda-nvcc", prefix = "nvidia/cu13/", take = [""] },
+    { project = "nvidia-cuda-runtime", prefix = "nvidia/cu13/", take = [""] },
+    { project = "nvidia-nvvm", prefix = "nvidia/cu13/", take = ["include/", "nvvm/"] },
+]
+
+[component."cuda-libraries-13.0"]
+title = "CUDA 13.0 library headers"
+required-by = "cuda-toolkit 13.0"
+files = [
+    { project = "nvidia-cublas", prefix = "nvidia/cu13/", take = ["include/"] },
+    { project = "nvidia-cusparse", prefix = "nvidia/cu13/", take = ["include/"] },
+    { project = "nvidia-cudnn-cu13", required-by = "torch", prefix = "nvidia/cudnn/", take = ["include/"] },
+]
+"""
+COMPONENTS = (*of_torch([Release(2, 10)]), *in_table(tomli.loads(CUDA_TABLE)), *LIBRARIES)
 
 
 @pytest.fixture(scope="session")
@@ -49,9 +96,7 @@ def wheel_files() -> dict[str, bytes]:
 def pinned(wheel_files: dict[str, bytes]) -> lock.Lock:
     """The lock that the real code writes for the synthetic index."""
     with IndexServer(dict(wheel_files)) as server:
-        return resolve(
-            Index(server.url), ToPin(torch=[Release(2, 10)], cuda=[Release(13, 0)], libraries=LIBRARIES), Silent()
-        )
+        return resolve(Index(server.url), COMPONENTS, Silent())
 
 
 @pytest.fixture
@@ -86,14 +131,15 @@ def start(
     """Return a function that starts `kernel-builder toolchain ...`. Processes that still run at the end are killed."""
     lock_file = tmp_path / "lock.json"
     lock_file.write_text(lock.dumps(pinned))
+    command = [sys.executable, "-c", _WITH_LOCK, str(lock_file)]
     running: list[subprocess.Popen[str]] = []
 
     def run(
         *arguments: str, fetch: bool = True, environment: dict[str, str] | None = None, **settings: object
     ) -> subprocess.Popen[str]:
-        options = ["--lock", str(lock_file), "--index-url", server.url] if fetch else []
+        options = ["--index-url", server.url] if fetch else []
         process = subprocess.Popen(
-            [*COMMAND, "toolchain", *arguments, *options],
+            [*command, "toolchain", *arguments, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

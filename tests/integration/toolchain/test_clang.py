@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomli
 
-from kernel_builder.backends.cuda import clang_releases
+from kernel_builder.backends import CLANG
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import PLATFORMS, Release, this_platform
 from kernel_builder.progress import Silent
-from kernel_builder.toolchain import Toolchains, lock, trees
+from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.toolchain.components import in_table
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import ToPin, resolve
+from kernel_builder.toolchain.resolve import resolve
 from kernel_format.errors import FetchError, ToolchainError
 
 from .index_server import Fault, IndexServer, noise, wheel
@@ -77,6 +80,27 @@ def files() -> dict[str, bytes]:
     return {**sets, **{name: data for platform in PLATFORMS for name, data in _wheels(platform.split("-")[0]).items()}}
 
 
+_TABLE = """
+[component.clang-22]
+title = "clang 22"
+files = [
+    { project = "ziglang", release = "0.17", prefix = "ziglang/", take = ["zig"] },
+    { project = "clang-include-cleaner", release = "22.1", prefix = "clang_include_cleaner/data/lib/clang/22/", take = ["include/"] },
+]
+
+[component."cuda-12.8"]
+title = "CUDA 12.8"
+required-by = "cuda-toolkit 12.8"
+files = [
+    { project = "nvidia-cuda-cccl-cu12", prefix = "nvidia/cuda_cccl/", take = ["include/"] },
+    { project = "nvidia-cuda-nvcc-cu12", prefix = "nvidia/cuda_nvcc/", take = ["bin/", "include/", "nvvm/libdevice/"] },
+    { project = "nvidia-cuda-runtime-cu12", prefix = "nvidia/cuda_runtime/", take = ["include/"] },
+    { project = "nvidia-curand-cu12", prefix = "nvidia/curand/", take = ["include/curand_mtgp32_kernel.h"] },
+    { project = "nvidia-cuda-nvcc", required-by = "cuda-toolkit 13.0", prefix = "nvidia/cu13/", take = ["bin/fatbinary"] },
+]
+"""  # noqa: E501
+
+
 @pytest.fixture
 def server(files: dict[str, bytes]) -> Iterator[IndexServer]:
     with IndexServer(dict(files)) as running:
@@ -85,7 +109,7 @@ def server(files: dict[str, bytes]) -> Iterator[IndexServer]:
 
 @pytest.fixture
 def pinned(server: IndexServer) -> lock.Lock:
-    resolved = resolve(Index(server.url), ToPin(clang=clang_releases()), Silent())
+    resolved = resolve(Index(server.url), in_table(tomli.loads(_TABLE)), Silent())
     server.requests.clear()
     return resolved
 
@@ -98,8 +122,8 @@ def test_the_needed_parts_are_fetched_and_unpacked(
     path.write_text(lock.dumps(pinned))
     assert lock.read(path) == pinned
     tools = Toolchains(cache=cache, pinned=pinned, index_url=server.url)
-    assert tools.cuda_obstacle(Release(12, 6)) is None
-    toolkit = tools.cuda(Release(12, 6))
+    assert toolkits.obstacle(tools, Release(12, 6)) is None
+    toolkit = toolkits.toolkit(tools, Release(12, 6))
     assert (str(toolkit.release), toolkit.nvcc, toolkit.origin) == ("12.8", None, "index")
     assert toolkit.clang and toolkit.clang.version == "22.1.7"
 
@@ -122,7 +146,7 @@ def test_the_needed_parts_are_fetched_and_unpacked(
 def test_a_truncated_wheel(server: IndexServer, pinned: lock.Lock, cache: Path) -> None:
     server.faults[ZIGLANG] = Fault(shorter=1_000_000)
     with pytest.raises(FetchError, match="truncated, or another file") as caught:
-        Toolchains(cache=cache, pinned=pinned, index_url=server.url).cuda(Release(12, 8))
+        toolkits.toolkit(Toolchains(cache=cache, pinned=pinned, index_url=server.url), Release(12, 8))
     assert caught.value.where and caught.value.where.startswith(ZIGLANG)
     assert not list(cache.glob("toolchains/trees/*"))
 
@@ -130,7 +154,7 @@ def test_a_truncated_wheel(server: IndexServer, pinned: lock.Lock, cache: Path) 
 def test_the_choice_of_a_compiler(pinned: lock.Lock, cache: Path) -> None:
     def obstacle(release: Release, **settings: str) -> str | None:
         tools = Toolchains(cache=cache, pinned=pinned, offline=True, **settings)  # type: ignore[arg-type]
-        problem = tools.cuda_obstacle(release)
+        problem = toolkits.obstacle(tools, release)
         assert problem is None or problem.hint
         return problem and f"{problem.reason}; {problem.hint}"
 
@@ -142,19 +166,8 @@ def test_the_choice_of_a_compiler(pinned: lock.Lock, cache: Path) -> None:
 
 
 def test_a_lock_without_clang(pinned: lock.Lock, cache: Path) -> None:
-    without = lock.loads(lock.dumps(lock.Lock(pinned.cuda, pinned.torch, pinned.dependencies)), "lock.json")
-    assert without.clang is None
+    without = {name: pin for name, pin in pinned.items() if name != CLANG}
     tools = Toolchains(cache=cache, pinned=without, offline=True)
-    assert tools.cuda_obstacle(Release(12, 6)) is not None
-    with pytest.raises(ToolchainError, match="clang: it is not pinned"):
-        tools.clang()
-
-
-def test_the_shipped_lock_has_clang_within_its_budget() -> None:
-    clang, wanted = lock.shipped().clang, clang_releases()
-    assert clang and clang.cuda.release == wanted.cuda
-    assert Release.parse(clang.version) == wanted.headers
-    for platform in PLATFORMS:
-        compiler, toolkit = trees.clang_tree(clang, platform), trees.cuda_tree(clang.cuda, platform)
-        assert compiler.download + toolkit.download < 80_000_000
-        assert trees.libraries_tree(clang.cuda, platform).download < 1_100_000
+    assert toolkits.obstacle(tools, Release(12, 6)) is not None
+    with pytest.raises(ToolchainError, match="clang-22: the lock does not have it"):
+        tools.component(CLANG)

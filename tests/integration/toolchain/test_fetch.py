@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.toolchain import Toolchains, dependencies, index, lock
 from kernel_format.errors import FetchError, StoreError
@@ -37,10 +38,9 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 def fetched_with_cuda(pinned: lock.Lock) -> int:
-    """Return the bytes that `fetch --cuda` downloads: the compiler and the headers of CUDA's libraries."""
-    cuda = pinned.cuda[CUDA]
-    both = (*cuda.platforms[this_platform()], *cuda.libraries[this_platform()])
-    return sum(pin.download for pin in both)
+    """Return the bytes of the compiler and of the headers of CUDA's libraries."""
+    names = ("cuda-13.0", "cuda-libraries-13.0")
+    return sum(pin.download for name in names for pin in pinned[name].platforms[this_platform()])
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -59,11 +59,11 @@ def assert_only_finished_trees(cache: Path) -> None:
 def test_a_cuda_tree_has_the_files_of_the_wheels_except_libnvvm(
     toolchains: Make, server: IndexServer, pinned: lock.Lock, cache: Path, unpacked: Callable[[str], dict[str, bytes]]
 ) -> None:
-    toolkit = toolchains().cuda(CUDA)
+    toolkit = toolkits.toolkit(toolchains(), CUDA)
     got = files_of(toolkit.root)
     expected = {
         name.removeprefix("nvidia/cu13/"): data
-        for wheel in pinned.cuda[CUDA].platforms[this_platform()]
+        for wheel in pinned["cuda-13.0"].platforms[this_platform()]
         for name, data in unpacked(wheel.file).items()
         if name.startswith("nvidia/cu13/")
     }
@@ -72,7 +72,7 @@ def test_a_cuda_tree_has_the_files_of_the_wheels_except_libnvvm(
     modes = {name: stat.S_IMODE((toolkit.root / name).stat().st_mode) for name in got}
     assert modes["bin/nvcc"] == modes["bin/ptxas"] == modes["nvvm/bin/cicc"] == 0o555
     assert modes["bin/nvcc.profile"] == modes["include/cuda_runtime.h"] == 0o444
-    assert server.sent == sum(wheel.download for wheel in pinned.cuda[CUDA].platforms[this_platform()])
+    assert server.sent == sum(wheel.download for wheel in pinned["cuda-13.0"].platforms[this_platform()])
     assert_only_finished_trees(cache)
 
 
@@ -96,9 +96,9 @@ def test_stable_headers_are_a_small_part_of_the_full_headers(
 
 def test_cuda_libraries_are_headers_only(toolchains: Make, server: IndexServer) -> None:
     tools = toolchains()
-    toolkit = tools.cuda(CUDA)
+    toolkit = toolkits.toolkit(tools, CUDA)
     before = server.sent
-    libraries = tools.cuda_libraries(toolkit)
+    libraries = toolkits.library_headers(tools, toolkit)
     assert libraries is not None
     assert set(files_of(libraries.root)) == {"include/cublas_v2.h", "include/cusparse.h", "include/cudnn.h"}
     assert libraries.include == (libraries.root / "include",)
@@ -134,20 +134,20 @@ def test_a_header_library_that_is_not_stored_needs_the_network(toolchains: Make)
 def test_stored_trees_need_no_network(toolchains: Make, server: IndexServer) -> None:
     cold = toolchains(offline=True)
     with pytest.raises(FetchError, match="not in the store") as caught:
-        cold.cuda(CUDA)
+        toolkits.toolkit(cold, CUDA)
     assert "toolchain fetch" in (caught.value.hint or "")
-    first = toolchains().cuda(CUDA)
+    first = toolkits.toolkit(toolchains(), CUDA)
     server.stop()
-    assert toolchains(offline=True).cuda(CUDA) == first == toolchains().cuda(CUDA)
+    assert toolkits.toolkit(toolchains(offline=True), CUDA) == first == toolkits.toolkit(toolchains(), CUDA)
 
 
 def test_a_download_continues_after_a_broken_connection(
     toolchains: Make, server: IndexServer, pinned: lock.Lock
 ) -> None:
     server.faults[NVCC] = Fault(times=2, cut=1_000_000)
-    toolchains().cuda(CUDA)
+    toolkits.toolkit(toolchains(), CUDA)
     requests = [request for request in server.requests if request.file == NVCC]
-    wheel = next(wheel for wheel in pinned.cuda[CUDA].platforms[this_platform()] if wheel.file == NVCC)
+    wheel = next(wheel for wheel in pinned["cuda-13.0"].platforms[this_platform()] if wheel.file == NVCC)
     assert len(requests) == 3
     again = sum(request.sent for request in requests) - wheel.download
     assert 0 <= again < 100_000, "bytes were downloaded twice"
@@ -155,7 +155,7 @@ def test_a_download_continues_after_a_broken_connection(
 
 def test_a_request_to_a_busy_server_is_repeated(toolchains: Make, server: IndexServer) -> None:
     server.faults[NVCC] = Fault(times=2, status=503)
-    assert toolchains().cuda(CUDA).version == "13.0.88"
+    assert toolkits.toolkit(toolchains(), CUDA).version == "13.0.88"
 
 
 def test_a_server_without_range_requests_works(toolchains: Make, server: IndexServer) -> None:
@@ -166,25 +166,25 @@ def test_a_server_without_range_requests_works(toolchains: Make, server: IndexSe
 def test_an_altered_download_is_reported_and_removed(toolchains: Make, server: IndexServer, cache: Path) -> None:
     server.faults[NVCC] = Fault(flip=1_000_000)
     with pytest.raises(FetchError) as caught:
-        toolchains().cuda(CUDA)
+        toolkits.toolkit(toolchains(), CUDA)
     assert NVCC in str(caught.value)
     assert "bin/ptxas" in caught.value.message and "expected" in caught.value.message
     assert not list(cache.glob("toolchains/scratch/*/nvidia-cuda-nvcc*")), "the altered download was kept"
     assert not list(cache.glob("toolchains/trees/*"))
     del server.faults[NVCC]
-    toolchains().cuda(CUDA)
+    toolkits.toolkit(toolchains(), CUDA)
     assert_only_finished_trees(cache)
 
 
 def test_headers_that_differ_from_the_pinned_record_are_refused(
     toolchains: Make, server: IndexServer, pinned: lock.Lock
 ) -> None:
-    wheel = pinned.torch[TORCH].platforms[this_platform()]["stable"]
+    (wheel,) = pinned["torch-2.10-stable"].platforms[this_platform()]
     start, _ = wheel.ranges[-1]
     # A file of the same size with a consistent RECORD that the lock does not pin.
     other = wheel._replace(record="0" * 64)
-    platforms = {this_platform(): {**pinned.torch[TORCH].platforms[this_platform()], "stable": other}}
-    mislocked = pinned._replace(torch={TORCH: pinned.torch[TORCH]._replace(platforms=platforms)})
+    headers = pinned["torch-2.10-stable"]._replace(platforms={this_platform(): (other,)})
+    mislocked = {**pinned, "torch-2.10-stable": headers}
     with pytest.raises(FetchError, match=r"RECORD has SHA-256 \w+, expected 0{64}"):
         toolchains(pinned=mislocked).torch(TORCH, "stable")
     server.faults[TORCH_WHEEL] = Fault(flip=start + 100)
@@ -198,7 +198,7 @@ def test_a_body_that_is_not_what_was_asked_for_ends(
 ) -> None:
     server.faults[NVCC] = Fault(odd=odd)
     with pytest.raises(FetchError):
-        toolchains().cuda(CUDA)
+        toolkits.toolkit(toolchains(), CUDA)
     assert len(server.requests) < 20 and not list(cache.glob("toolchains/trees/*nvcc*"))
     assert sum(part.stat().st_size for part in cache.glob("toolchains/scratch/*/*")) < 20_000_000
 
@@ -210,7 +210,7 @@ def test_a_page_that_does_not_end_is_refused(
     monkeypatch.setattr(index, "_MOST_IN_MEMORY", 4_000_000)
     server.faults["nvidia-cuda-nvcc"] = Fault(odd=odd)
     with pytest.raises(FetchError, match="more than 4 MB"):
-        toolchains().cuda(CUDA)
+        toolkits.toolkit(toolchains(), CUDA)
     assert sum(request.sent for request in server.requests if request.file == "nvidia-cuda-nvcc") < 200_000_000
 
 
@@ -220,7 +220,7 @@ def test_a_truncated_file_is_recognized_by_its_size(
     server.faults[NVCC] = Fault(shorter=1000)
     size = len(wheel_files[NVCC])
     with pytest.raises(FetchError, match=f"has {size - 1000} bytes at the index, expected {size}") as caught:
-        toolchains().cuda(CUDA)
+        toolkits.toolkit(toolchains(), CUDA)
     assert NVCC in str(caught.value)
     assert not sum(part.stat().st_size for part in cache.glob("toolchains/scratch/*/nvidia-cuda-nvcc*"))
 
@@ -230,20 +230,20 @@ def test_a_different_file_of_the_same_name_is_rejected_before_the_download(
 ) -> None:
     server.stated[NVCC] = "f" * 64
     with pytest.raises(FetchError, match=r"f{64}, expected"):
-        toolchains().cuda(CUDA)
+        toolkits.toolkit(toolchains(), CUDA)
     assert not [request for request in server.requests if request.file == NVCC]
 
 
 def test_an_index_that_lacks_the_file(toolchains: Make, server: IndexServer) -> None:
     del server.files[NVCC]
     with pytest.raises(FetchError, match="does not have it") as caught:
-        toolchains().cuda(CUDA)
+        toolkits.toolkit(toolchains(), CUDA)
     assert NVCC in str(caught.value) and server.url in str(caught.value)
 
 
 def test_an_unreachable_index_with_an_empty_store(start: Start, server: IndexServer) -> None:
     server.stop()
-    process = start("fetch", "--cuda", "13.0")
+    process = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     _, errors = process.communicate()
     assert process.returncode == 4
     for word in ("nvidia_cuda_cccl-13.0.85", server.url, "PIP_INDEX_URL", "toolchain fetch"):
@@ -254,18 +254,18 @@ def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
     start: Start, server: IndexServer, pinned: lock.Lock, cache: Path
 ) -> None:
     server.faults[NVCC] = Fault(rate=2_000_000)
-    process = start("fetch", "--cuda", "13.0")
+    process = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     wait_until(lambda: any(r.file == NVCC and r.sent > 1_500_000 for r in server.requests))
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not list(cache.glob("toolchains/trees/[!.]*"))
     kept = {path.name: path.stat().st_size for path in cache.glob("toolchains/scratch/*/*")}
-    wheels = pinned.cuda[CUDA].platforms[this_platform()]
+    wheels = pinned["cuda-13.0"].platforms[this_platform()]
     assert 500_000 < sum(kept.values()) < sum(wheel.download for wheel in wheels)
 
     del server.faults[NVCC]
     server.requests.clear()
-    process = start("fetch", "--cuda", "13.0")
+    process = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert server.sent == fetched_with_cuda(pinned) - sum(kept.values())
@@ -277,13 +277,13 @@ def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
     ["locks/*", "scratch/*/*", "trees/.*.new/tree/*/*", "trees/.*.new/tree/nvvm/*/*", "trees/.*.new/manifest.json"],
 )
 def test_kill_9_at_any_moment_leaves_the_store_consistent(moment: str, start: Start, cache: Path) -> None:
-    process = start("fetch", "--cuda", "13.0")
+    process = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     store = cache / "toolchains"
     while process.poll() is None and not list(store.glob(moment)):
         pass
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    process = start("fetch", "--cuda", "13.0")
+    process = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     process = start("verify", fetch=False)
@@ -294,9 +294,9 @@ def test_kill_9_at_any_moment_leaves_the_store_consistent(moment: str, start: St
 
 def test_two_processes_download_once(start: Start, server: IndexServer, pinned: lock.Lock) -> None:
     server.faults[NVCC] = Fault(rate=2_000_000)
-    first = start("fetch", "--cuda", "13.0")
+    first = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     wait_until(lambda: any(r.file == NVCC for r in server.requests))
-    second = start("fetch", "--cuda", "13.0")
+    second = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     _, errors = second.communicate()
     first.communicate()
     assert (first.returncode, second.returncode) == (0, 0), errors
@@ -324,7 +324,7 @@ def test_a_disk_that_is_too_small_is_reported_before_the_download(
     with pytest.raises(
         StoreError, match=r"the disk is full: [\d.]+ MB free, [\d.]+ MB needed for CUDA 13\.0"
     ) as caught:
-        toolchains(cache=small_disk / "cache").cuda(CUDA)
+        toolkits.toolkit(toolchains(cache=small_disk / "cache"), CUDA)
     assert str(small_disk) in str(caught.value)
     assert server.sent == 0
 
@@ -332,10 +332,11 @@ def test_a_disk_that_is_too_small_is_reported_before_the_download(
 def test_the_space_is_freed_after_the_disk_fills_up(toolchains: Make, pinned: lock.Lock, small_disk: Path) -> None:
     # The lock understates the unpacked size, so that the check of the free space passes and writing fails.
     platform = this_platform()
-    wheels = tuple(wheel._replace(unpacked=-wheel.download) for wheel in pinned.cuda[CUDA].platforms[platform])
-    understated = pinned._replace(cuda={CUDA: pinned.cuda[CUDA]._replace(platforms={platform: wheels})})
+    compiler = pinned["cuda-13.0"]
+    wheels = tuple(wheel._replace(unpacked=-wheel.download) for wheel in compiler.platforms[platform])
+    understated = {**pinned, "cuda-13.0": compiler._replace(platforms={platform: wheels})}
     with pytest.raises(StoreError, match="the disk is full") as caught:
-        toolchains(cache=small_disk / "cache", pinned=understated).cuda(CUDA)
+        toolkits.toolkit(toolchains(cache=small_disk / "cache", pinned=understated), CUDA)
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
     assert_only_finished_trees(small_disk / "cache")
@@ -346,7 +347,7 @@ def test_a_limit_on_file_sizes_is_reported_as_a_full_disk(start: Start, cache: P
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 
-    process = start("fetch", "--cuda", "13.0", preexec_fn=limit)
+    process = start("fetch", "cuda-13.0", "cuda-libraries-13.0", preexec_fn=limit)
     _, errors = process.communicate()
     assert process.returncode == 4
     assert str(cache) in errors and "needed" in errors and "Traceback" not in errors

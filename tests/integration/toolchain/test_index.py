@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from urllib3 import Retry
 
-from kernel_builder.config.variant import Release, this_platform
+from kernel_builder.config.variant import this_platform
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index, configured_url
 from kernel_format.errors import FetchError
@@ -36,7 +36,7 @@ def test_the_index_that_pip_or_uv_is_set_to_use(tmp_path: Path, monkeypatch: pyt
 
 
 def test_retries_end_when_the_connection_always_breaks(server: IndexServer, pinned: lock.Lock, tmp_path: Path) -> None:
-    wheel = pinned.torch[Release(2, 10)].platforms[this_platform()]["stable"]
+    wheel = pinned["torch-2.10-stable"].platforms[this_platform()][0]
     server.faults[wheel.file] = Fault(cut=0)
     index = Index(server.url, retries=Retry(total=2, backoff_factor=0))
     with pytest.raises(FetchError, match="cannot be reached"):
@@ -47,7 +47,7 @@ def test_retries_end_when_the_connection_always_breaks(server: IndexServer, pinn
 def test_credentials_are_sent_to_the_index_only_and_never_shown(
     wheel_files: dict[str, bytes], pinned: lock.Lock, tmp_path: Path
 ) -> None:
-    wheel = pinned.torch[Release(2, 10)].platforms[this_platform()]["stable"]
+    wheel = pinned["torch-2.10-stable"].platforms[this_platform()][0]
     start, stop = wheel.ranges[0]
     with IndexServer(dict(wheel_files), password=("me", "secret"), file_host="localhost") as server:
         url = server.url.replace("//", "//me:secret@")

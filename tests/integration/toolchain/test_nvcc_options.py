@@ -7,19 +7,19 @@ import subprocess
 from pathlib import Path
 
 from kernel_builder import toml_file
-from kernel_builder.backends import cuda
+from kernel_builder.backends.cuda import backend, toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 
 
 def test_every_option_of_nvcc_is_allowed_or_refused_with_a_reason() -> None:
-    nvcc = Toolchains().cuda(Release(13, 2)).root / "bin" / "nvcc"
+    nvcc = toolkits.toolkit(Toolchains(), Release(13, 2)).root / "bin" / "nvcc"
     words = subprocess.run([nvcc, "--help"], capture_output=True, text=True, check=True).stdout
     options = re.findall(r"^--([\w+-]+).*?\((?:-([\w+-]+))?\)", words, re.M)
     names = {name for pair in options for name in pair if name}
     assert len(names) > 150
-    _, refused = cuda.nvcc_options()
-    data = toml_file.read(Path(cuda.__file__).with_name("nvcc_options.toml"))
+    _, refused = backend.nvcc_options()
+    data = toml_file.read(Path(backend.__file__).with_name("nvcc_options.toml"))
     known = {name for kind in data["allowed"].values() for name in kind} | refused.keys()
     assert names - known == set()
     assert set(data["allowed"]["plain"]) & refused.keys() == set()

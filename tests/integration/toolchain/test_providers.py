@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ToolchainError
@@ -90,37 +91,37 @@ def test_no_compiler_at_all(toolchains: Make, monkeypatch: pytest.MonkeyPatch, t
 def test_an_installed_toolkit_replaces_the_pinned_one_of_its_release(
     toolchains: Make, toolkit: Path, server: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    installed = toolchains(cuda_home=toolkit, offline=True).cuda(Release(13, 0))
+    installed = toolkits.toolkit(toolchains(cuda_home=toolkit, offline=True), Release(13, 0))
     assert (installed.origin, installed.root, installed.version) == ("system", toolkit, "13.0.88")
     assert installed.capabilities == ("8.0", "9.0", "10.0")
     monkeypatch.setenv("CUDA_HOME", str(toolkit))
-    assert toolchains(offline=True).cuda(Release(13, 0)) == installed
+    assert toolkits.toolkit(toolchains(offline=True), Release(13, 0)) == installed
 
     moved = tmp_path / "moved"
     shutil.copytree(toolkit, moved, symlinks=True)
-    assert toolchains(cuda_home=moved).cuda(Release(13, 0)).identity == installed.identity
+    assert toolkits.toolkit(toolchains(cuda_home=moved), Release(13, 0)).identity == installed.identity
 
     (toolkit / "include/cuda.h").write_text("// 2\n")
-    assert toolchains(cuda_home=toolkit).cuda(Release(13, 0)).identity != installed.identity
+    assert toolkits.toolkit(toolchains(cuda_home=toolkit), Release(13, 0)).identity != installed.identity
 
 
 def test_an_incomplete_toolkit_is_rejected(toolchains: Make, toolkit: Path) -> None:
     (toolkit / "nvvm/bin/cicc").unlink()
     with pytest.raises(ToolchainError, match="it has no nvvm/bin/cicc"):
-        toolchains(cuda_home=toolkit).cuda(Release(13, 0))
+        toolkits.toolkit(toolchains(cuda_home=toolkit), Release(13, 0))
 
 
 def test_cuda_obstacle_explains_why_a_release_cannot_be_used(toolchains: Make, toolkit: Path) -> None:
     tools = toolchains(offline=True)
-    assert tools.cuda_obstacle(Release(13, 0)) is None
-    old = tools.cuda_obstacle(Release(12, 6))
+    assert toolkits.obstacle(tools, Release(13, 0)) is None
+    old = toolkits.obstacle(tools, Release(12, 6))
     assert old is not None
     assert "--cuda-home" in old.hint
     nvcc = toolkit / "bin/nvcc"
     nvcc.write_text(nvcc.read_text().replace("V13.0.88", "V12.6.85"))
-    assert toolchains(cuda_home=toolkit).cuda_obstacle(Release(12, 6)) is None
+    assert toolkits.obstacle(toolchains(cuda_home=toolkit), Release(12, 6)) is None
     with pytest.raises(ToolchainError, match=r"CUDA 12\.6"):
-        tools.cuda(Release(12, 6))
+        toolkits.toolkit(tools, Release(12, 6))
 
 
 def test_probing_again_starts_no_program(toolchains: Make, toolkit: Path, tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_probing_again_starts_no_program(toolchains: Make, toolkit: Path, tmp_pa
 
     def probe() -> tuple[object, object]:
         tools = toolchains(cxx=str(cxx), cuda_home=toolkit, offline=True)
-        return tools.host(), tools.cuda(Release(13, 0))
+        return tools.host(), toolkits.toolkit(tools, Release(13, 0))
 
     first = probe()
     started = calls.read_text()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 
@@ -18,7 +19,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def test_verify_finds_altered_missing_and_added_files_and_removes_the_tree(
     toolchains: Callable[..., Toolchains], start: Start
 ) -> None:
-    root = toolchains().cuda(Release(13, 0)).root
+    root = toolkits.toolkit(toolchains(), Release(13, 0)).root
     altered, missing, added = root / "bin/ptxas", root / "include/cuda_runtime.h", root / "include/new.h"
     altered.chmod(0o755)
     altered.write_bytes(altered.read_bytes()[:-1] + b"!")
@@ -30,7 +31,7 @@ def test_verify_finds_altered_missing_and_added_files_and_removes_the_tree(
     assert {damage["path"] for damage in json.loads(output)["damages"]} == {str(altered), str(missing), str(added)}
     assert start("verify", "--remove", fetch=False).wait() == 0
     assert not root.exists()
-    assert toolchains().cuda(Release(13, 0)).root == root
+    assert toolkits.toolkit(toolchains(), Release(13, 0)).root == root
     assert start("verify", fetch=False).wait() == 0
 
 
@@ -38,7 +39,7 @@ def test_list_shows_stored_and_pinned_sizes(
     toolchains: Callable[..., Toolchains], start: Start, tmp_path: Path
 ) -> None:
     toolchains().torch(Release(2, 10), "stable")
-    process = start("list", "--json", "--lock", str(tmp_path / "lock.json"), fetch=False)
+    process = start("list", "--json", fetch=False)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
     rows = {row["title"]: row for row in json.loads(output)["toolchains"]}
@@ -67,7 +68,7 @@ def test_clean_removes_unused_trees_and_interrupted_downloads(
 
 def test_fetch_prints_json(start: Start, server: object) -> None:
     for downloaded in (True, False):
-        process = start("fetch", "--torch", "2.10", "--json")
+        process = start("fetch", "torch-2.10-stable", "--json")
         output, errors = process.communicate()
         assert process.returncode == 0, errors
         (row,) = json.loads(output)
@@ -76,7 +77,7 @@ def test_fetch_prints_json(start: Start, server: object) -> None:
 
 
 def test_fetching_an_unpinned_release_lists_the_pinned_ones(start: Start) -> None:
-    process = start("fetch", "--cuda", "12.6")
+    process = start("fetch", "cuda-12.6")
     _, errors = process.communicate()
     assert process.returncode == 4
     assert "cuda-12.6" in errors

@@ -34,7 +34,7 @@ def test_a_complete_machine(cache: Path) -> None:
 def test_a_machine_without_a_compiler(cache: Path, tmp_path: Path) -> None:
     code, report = doctor(cache, PATH=str(tmp_path))
     assert (code, report["ready"]) == (1, {"cpu": False, "cuda": False})
-    missing = {finding["name"]: finding["mend"] for finding in report["findings"] if not finding["ok"]}
+    missing = {finding["name"]: finding["hint"] for finding in report["findings"] if not finding["ok"]}
     assert "apt-get install g++" in missing["g++"]
     assert "git" in missing, "optional requirements are listed too"
 

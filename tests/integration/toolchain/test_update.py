@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config.variant import Release
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import ToPin, resolve
+from kernel_builder.toolchain.resolve import resolve
 from kernel_builder.upkeep.update import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
 from kernel_format.errors import ConfigError, FetchError, ToolchainError
 
-from .conftest import COMMAND
+from .conftest import COMMAND, COMPONENTS, CUDA_TABLE
 from .conftest import LIBRARIES as HEADER_LIBRARIES
 from .index_server import IndexServer, wheel
 
@@ -59,6 +58,7 @@ capabilities = [
 [release."13.0"]
 capabilities = ["7.5", "8.0"]
 
+COMPONENTS
 [library.cublas]
 title = "cuBLAS"
 
@@ -68,7 +68,7 @@ title = "cuRAND"
 # Only something else needs it.
 [library.cusolver]
 loaded = false
-"""
+""".replace("COMPONENTS", CUDA_TABLE)
 _SHIMS = """\
 # The functions.
 
@@ -140,6 +140,7 @@ def torch_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
             f"{include}/torch/headeronly/version.h": f"// {version}\n".encode(),
         }
         metadata = f"Version: {version}\nRequires-Dist: cuda-toolkit[cudart]=={cuda}; platform_system == 'Linux'\n"
+        metadata += "Requires-Dist: nvidia-cudnn-cu13==9.19.0.56\n"
         for machine in ("x86_64", "aarch64"):
             name = f"torch-{version}-cp311-cp311-manylinux_2_28_{machine}.whl"
             files[name] = wheel("torch", version, content, metadata)
@@ -169,9 +170,7 @@ def builds() -> Iterator[IndexServer]:
 def checkout(tmp_path: Path, index: IndexServer) -> Path:
     """The tables of a builder that knows what is on the index."""
     root = tmp_path / "checkout"
-    pinned = resolve(
-        Index(index.url), ToPin(torch=[Release(2, 10)], cuda=[Release(13, 0)], libraries=HEADER_LIBRARIES), Silent()
-    )
+    pinned = resolve(Index(index.url), COMPONENTS, Silent())
     for name, text in {MATRIX: _MATRIX, LOCK: lock.dumps(pinned), SHIMS: _SHIMS, CUDA: _CUDA}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -223,11 +222,12 @@ def test_a_new_torch_release(
     )
     last = 'capabilities = ["7.5", "8.0"]\n'
     of_cuda = of_cuda.replace(last, f'{last}\n[release."13.4"]\ncapabilities = ["8.0", "9.0", "10.0"]\n')
+    of_cuda = of_cuda.replace(CUDA_TABLE, f"{CUDA_TABLE}\n{CUDA_TABLE.replace('13.0', '13.4')}")
     of_cuda = of_cuda.replace('title = "cuRAND"\n', 'title = "cuRAND"\nuntil = "2.10"\n')
     assert (checkout / CUDA).read_text() == of_cuda + '\n[library.nvnew]\nsince = "2.16"\n'
     pinned = lock.read(checkout / LOCK)
-    assert [str(torch) for torch in pinned.torch] == ["2.10", "2.16"]
-    assert [str(cuda) for cuda in pinned.cuda] == ["13.0", "13.4"]
+    assert [str(torch) for torch in lock.torch_releases(pinned)] == ["2.10", "2.16"]
+    assert {"cuda-13.0", "cuda-libraries-13.0", "cuda-13.4", "cuda-libraries-13.4"} < pinned.keys()
     for line in (
         "CUDA 12.9: the index has no complete compiler of it, so it is not in the matrix",
         "CUDA 13.4, for 8.0, 9.0, 10.0",

@@ -68,7 +68,7 @@ def test_nix_and_python_offer_the_same_variants(nix: Nix, tmp_path: Path, system
         f"""
         let
           matrix = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/config/matrix.toml);
-          ofCuda = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/backends/cuda.toml);
+          ofCuda = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/backends/cuda/cuda.toml);
           variants = import {ROOT}/nix/matrix.nix {{ inherit matrix ofCuda; system = "{system}"; }};
           names = text: map (variant: variant.name) (variants (builtins.fromTOML text));
         in map (text: builtins.sort builtins.lessThan (names text))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.backends import code_objects
+from kernel_builder.backends.rocm import code_objects
 from kernel_format.cache_directory import default_cache
 from tests.integration.build_command.conftest import Run
 from tests.support.optimization import without_optimization

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_builder.backends.clang_flags import of_clang
+from kernel_builder.backends.cuda.clang_flags import of_clang
 from kernel_format.errors import ConfigError
 
 

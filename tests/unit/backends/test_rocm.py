@@ -13,8 +13,7 @@ from kernels import variants as client
 from kernels.backends import ROCm
 from packaging.version import Version
 
-from kernel_builder.backends import code_objects, hipify, rocm, wavefronts
-from kernel_builder.backends.rocm import ROCM
+from kernel_builder.backends.rocm import ROCM, backend, code_objects, hipify, wavefronts
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
@@ -232,7 +231,7 @@ def test_kernels_that_spill_registers_are_warned_of_once_for_each_architecture()
     kernels = [code_objects.DeviceKernel(f"k{spills}", *spills) for spills in ((0, 64), (8, 0), (0, 65), (9, 1))]
     objects = [code_objects.CodeObject(arch, arch, tuple(kernels)) for arch in ("gfx90a", "gfx90a", "gfx1100")]
     objects.append(code_objects.CodeObject("gfx942", "gfx942", tuple(kernels[:2])))
-    findings = list(rocm._spills(objects))
+    findings = list(backend._spills(objects))
     assert [finding.severity for finding in findings] == ["warning"] * 2
     assert [finding.message for finding in findings] == [
         f"for {arch}, {count} kernels spill registers, the most k(9, 1): 9 vector and 1 scalar"

@@ -9,7 +9,7 @@ import pytest
 
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA, capabilities
-from kernel_builder.backends.recognised import METAL
+from kernel_builder.backends.recognized import METAL
 from kernel_builder.backends.rocm import ROCM
 from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.notices import notices

@@ -7,7 +7,7 @@ from kernels.variants import parse_variant
 
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA, releases
-from kernel_builder.backends.recognised import XPU
+from kernel_builder.backends.recognized import XPU
 from kernel_builder.config import matrix
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, TvmFfiAbi, Variant
 from kernel_format.errors import VariantError

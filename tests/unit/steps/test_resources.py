@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_builder.backends.ptxas_report import KernelResources, read
+from kernel_builder.backends.cuda.ptxas_report import KernelResources, read
 
 REPORT = """
 ptxas info    : 0 bytes gmem

@@ -1,7 +1,7 @@
 """Makes the libraries that binaries are linked against, so that a binary built on a new machine runs on an old one.
 
 The linker records the version of every symbol that it finds in a shared library. So that it never records a version
-newer than glibc 2.28, it gets stand-ins of this machine's C and C++ runtime libraries, without the newer symbol
+newer than glibc 2.28, it gets stubs of this machine's C and C++ runtime libraries, without the newer symbol
 versions: `exp` becomes `exp@GLIBC_2.2.5`.
 
 Symbols that exist only in newer versions come from `libcompat.a`, as far as it has them. It is the compiler's own
@@ -23,10 +23,10 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
 from kernel_builder.toolchain import host_compiler
 from kernel_builder.toolchain.sysroot import RUNTIME_LIBRARIES, UNVERSIONED_LIBRARIES
-from kernel_builder.toolchain.tools import HostCompiler
 from kernel_format.errors import ToolchainError
 
 # The newest symbol versions of manylinux_2_28, which the Hub requires. GOMP and OMP: the newest of the libgomp.so.1 in
@@ -156,7 +156,7 @@ def locate(cxx: Path, name: str) -> Path:
 
 
 def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> None:
-    """Make the stand-in libraries of one host compiler in an empty directory.
+    """Make the stub libraries of one host compiler in an empty directory.
 
     Args:
         libraries: Names of more empty ones.
@@ -172,10 +172,10 @@ def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> 
         kept, too_new = split_by_ceiling(defined_symbols(locate(cxx, soname)))
         present.update(symbol.name for symbol in kept)
         late.update(too_new)
-        _link_stand_in(cxx, directory, soname, kept)
+        _link_stub(cxx, directory, soname, kept)
     for soname in (*UNVERSIONED_LIBRARIES, *libraries):
-        _link_stand_in(cxx, directory, soname, [])
-    for name in ("stand-in.s", "stand-in.map", "stand-in.o"):
+        _link_stub(cxx, directory, soname, [])
+    for name in ("stub.s", "stub.map", "stub.o"):
         (directory / name).unlink()
     openmp = _find(cxx, OPENMP_LIBRARY)
     if openmp is not None:
@@ -212,11 +212,11 @@ def _defined(cxx: Path, directory: Path, *files: str) -> set[str]:
     return {line.split()[0] for line in lines if len(line.split()) > 1}
 
 
-def _link_stand_in(cxx: Path, directory: Path, soname: str, symbols: Iterable[DefinedSymbol]) -> None:
+def _link_stub(cxx: Path, directory: Path, soname: str, symbols: Iterable[DefinedSymbol]) -> None:
     assembly, script = stand_in_source(symbols)
-    (directory / "stand-in.s").write_text(assembly)
-    (directory / "stand-in.map").write_text(script)
-    _run([str(cxx), "-c", "stand-in.s", "-o", "stand-in.o"], directory)
+    (directory / "stub.s").write_text(assembly)
+    (directory / "stub.map").write_text(script)
+    _run([str(cxx), "-c", "stub.s", "-o", "stub.o"], directory)
     flags = ["-nostdlib", "-shared", "-Wl,--build-id=none", f"-Wl,-soname,{soname}"]
-    versions = ["-Wl,--version-script=stand-in.map"] if script else []
-    _run([str(cxx), *flags, *versions, "-o", f"lib/{soname}", "stand-in.o"], directory)
+    versions = ["-Wl,--version-script=stub.map"] if script else []
+    _run([str(cxx), *flags, *versions, "-o", f"lib/{soname}", "stub.o"], directory)

@@ -6,10 +6,13 @@ or host name enters the digest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from kernel_builder.config.variant import Release
+from kernel_builder.probe_cache import ProbeCache
+from kernel_format.release import Release
 
 Subset = Literal["stable", "full"]
 CudaCompiler = Literal["nvcc", "clang"]
@@ -39,24 +42,30 @@ class HostCompiler(NamedTuple):
     c_include: tuple[str, ...]
 
 
-class Clang(NamedTuple):
-    """A clang with its headers.
-
-    Attributes:
-        root: The directory with the program `zig`, whose first argument `clang` makes it a clang, and `include/`.
-        version: The version of its headers, for example `22.1.7`.
-    """
+class ComponentFiles(NamedTuple):
+    """A component of a back end's toolchain, such as a compiler or headers: files below `root`."""
 
     root: Path
     version: str
     identity: str
 
 
-class ComponentFiles(NamedTuple):
-    """Files that the compiler of a back end needs, in `root`."""
+@dataclass(frozen=True, kw_only=True)
+class Toolkit:
+    """The compiler of a back end with its headers.
 
+    Attributes:
+        name: The name of its directory in commands: that of the back end.
+        root: The directory that commands and steps may read.
+        release: The release that it compiles with. It may be newer than that of the variants that it builds.
+        include: Include directories below `root` for a host compiler.
+        identity: Digest of its content, equal on every machine.
+    """
+
+    name: str
     root: Path
-    version: str
+    release: Release | None
+    include: tuple[Path, ...]
     identity: str
 
 
@@ -96,3 +105,30 @@ class Obstacle(NamedTuple):
 
     reason: str
     hint: str
+
+
+class ToolchainSource(Protocol):
+    """What a back end asks of the toolchains of a build, which are `toolchain.Toolchains`.
+
+    Attributes:
+        cache: The builder's cache directory.
+        store_root: The directory of the store with the pinned files.
+        probes: Answers of compilers outside the store.
+        cuda_home: The installed CUDA toolkit that the user named.
+        cuda_compiler: The compiler that the user chose for all CUDA variants.
+    """
+
+    cache: Path
+    store_root: Path
+    probes: ProbeCache
+    cuda_home: Path | None
+    cuda_compiler: CudaCompiler | None
+
+    def component(self, name: str) -> ComponentFiles:
+        """Return a component, fetched if need be."""
+
+    def component_obstacle(self, name: str) -> Obstacle | None:
+        """Return why a component cannot be had on this machine, or None if it can. No network."""
+
+    def derived(self, name: str, title: str, make: Callable[[Path], None]) -> Path:
+        """Return a directory of the store that `make` fills once."""

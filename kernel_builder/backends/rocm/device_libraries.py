@@ -1,4 +1,4 @@
-"""Makes ROCm's device libraries with clang.
+"""Builds ROCm's device libraries with clang.
 
 clang links ocml.bc and ockl.bc into device code, with one file for each setting that they ask for. Such a file has one
 constant, and AMD makes it from a line of C, too.
@@ -11,18 +11,15 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from kernel_builder.backends.tools import ComponentFiles
 from kernel_format.errors import ToolchainError
-
-if TYPE_CHECKING:
-    from kernel_builder.toolchain import Clang
 
 # Increase when the same clang and pinned files give other device libraries.
 _RECIPE = 1
 
 
-def identity(clang: Clang, pinned: str, archs: Sequence[str]) -> str:
+def identity(clang: ComponentFiles, pinned: str, archs: Sequence[str]) -> str:
     """Return a digest of everything that the device libraries depend on.
 
     Args:
@@ -31,7 +28,7 @@ def identity(clang: Clang, pinned: str, archs: Sequence[str]) -> str:
     return hashlib.sha256(repr([_RECIPE, pinned, clang.identity, *_settings(archs)]).encode()).hexdigest()
 
 
-def make(clang: Clang, pinned: Path, archs: Sequence[str], directory: Path) -> None:
+def make(clang: ComponentFiles, pinned: Path, archs: Sequence[str], directory: Path) -> None:
     """Write the device libraries of all architectures.
 
     Args:
@@ -57,9 +54,9 @@ def make(clang: Clang, pinned: Path, archs: Sequence[str], directory: Path) -> N
                 cwd=directory,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", b"") or str(error).encode()
+            output = getattr(error, "stderr", b"") or str(error).encode()
             raise ToolchainError(
-                f"clang cannot make {name}.bc: {said.decode(errors='replace').strip()}",
+                f"clang cannot compile {name}.bc: {output.decode(errors='replace').strip()}",
                 where="ROCm's device libraries",
                 hint="`kernel-builder toolchain verify` finds damaged files",
             ) from error

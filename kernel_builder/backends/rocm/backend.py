@@ -12,16 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
-from kernel_builder import toml_file
+from kernel_builder import elf, toml_file
 from kernel_builder.backends.compiled import (
+    CLANG,
     CompiledBackend,
     DeviceCommand,
     DeviceFinding,
     DeviceSource,
     SymbolFamily,
-    Toolkit,
 )
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.backends.host_code import (
@@ -32,19 +31,17 @@ from kernel_builder.backends.host_code import (
     path_maps,
     token,
 )
+from kernel_builder.backends.rocm import code_objects, device_libraries, hipify, wavefronts
+from kernel_builder.backends.rocm.code_objects import CodeObject
+from kernel_builder.backends.tools import ComponentFiles, HostCompiler, Obstacle, ToolchainSource, Toolkit
 from kernel_builder.config import compiler_flags, toml_schema
-from kernel_builder.config.project import TorchFramework, TvmFfi
+from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.toml_schema import Key
 from kernel_builder.demangle import demangle
 from kernel_builder.plural import counted
 from kernel_format.errors import VariantError
-
-if TYPE_CHECKING:
-    from kernel_builder.backends.code_objects import CodeObject
-    from kernel_builder.config.project import Kernel, Project, TorchNoarch
-    from kernel_builder.config.variant import Abi
-    from kernel_builder.toolchain import Clang, HostCompiler, Obstacle, Toolchains
-    from kernel_format.release import Release
+from kernel_format.release import Release
+from kernel_format.variant import Abi
 
 NOT_RUN = "compiled and checked, not run on AMD hardware"
 
@@ -67,7 +64,7 @@ class RocmToolkit(Toolkit):
     """
 
     version: str
-    clang: Clang
+    clang: ComponentFiles
     device_libraries: Path
     translations: Path
 
@@ -237,16 +234,14 @@ class _Rocm(CompiledBackend):
         limited = [arch for arch in wanted if not kernel.only_capabilities or arch in kernel.only_capabilities]
         return limited or wanted[:1]
 
-    def obstacle(self, toolchains: Toolchains, release: Release | None) -> Obstacle | None:
-        return toolchains.component_obstacle(_HIP) or toolchains.clang_obstacle()
+    def obstacle(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
+        return toolchains.component_obstacle(_HIP) or toolchains.component_obstacle(CLANG)
 
-    def toolkit(self, toolchains: Toolchains, release: Release | None) -> RocmToolkit:
+    def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> RocmToolkit:
         """Return the one toolkit of all releases: a binary that only uses what 7.1 has works with later ones of 7."""
-        from kernel_builder.backends import rocm_device_libraries
-
-        pinned, clang = toolchains.component(_HIP), toolchains.clang()
+        pinned, clang = toolchains.component(_HIP), toolchains.component(CLANG)
         archs = self.known_archs()
-        identity = rocm_device_libraries.identity(clang, pinned.identity, archs)
+        identity = device_libraries.identity(clang, pinned.identity, archs)
         return RocmToolkit(
             name=self.name,
             root=pinned.root,
@@ -255,10 +250,10 @@ class _Rocm(CompiledBackend):
             identity=identity,
             version=pinned.version,
             clang=clang,
-            device_libraries=toolchains.made(
+            device_libraries=toolchains.derived(
                 f"rocm-device-libraries-{identity[:16]}",
                 "ROCm's device libraries",
-                lambda directory: rocm_device_libraries.make(clang, pinned.root, archs, directory),
+                lambda directory: device_libraries.make(clang, pinned.root, archs, directory),
             ),
             translations=toolchains.cache / "translations" / pinned.identity[:16],
         )
@@ -282,13 +277,11 @@ class _Rocm(CompiledBackend):
     ) -> DeviceCommand:
         own = _own(toolkit)
         generated = {
-            f"{_ADDED}/{name}": (Path(__file__).parents[1] / "templates/rocm" / name).read_text()
+            f"{_ADDED}/{name}": (Path(__file__).parents[2] / "templates/rocm" / name).read_text()
             for name in ("clang-offload-bundler", "lld", "additions.h")
         }
         path = options.source
         if PurePosixPath(path).suffix != ".hip":
-            from kernel_builder.backends import hipify
-
             include = (*source.kernel.include, "csrc")
             translated = hipify.translate(own.root, source.project, path, source.files, include, own.translations)
             path = translated.source
@@ -317,9 +310,6 @@ class _Rocm(CompiledBackend):
         return (_runtime(),)
 
     def in_device_code(self, binary: Path, archs: Sequence[str]) -> Iterator[DeviceFinding]:
-        from kernel_builder import elf
-        from kernel_builder.backends import code_objects
-
         try:
             objects = code_objects.read(binary)
         except elf.Unreadable as error:
@@ -338,8 +328,6 @@ class _Rocm(CompiledBackend):
         wide = [arch for arch in archs if is_wave64(arch)]
         if not wide:
             return
-        from kernel_builder.backends import wavefronts
-
         for name, text in sources.items():
             for line, what in wavefronts.assumptions(text):
                 yield DeviceFinding(

@@ -6,9 +6,9 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kernel_builder.backends.compiled import DeviceCommand
+from kernel_builder.backends.cuda.toolkits import CudaToolkit, include_directories
 from kernel_builder.backends.host_code import (
     HEADERS_PRINTED,
     CompileOptions,
@@ -18,11 +18,8 @@ from kernel_builder.backends.host_code import (
     path_maps,
     token,
 )
-
-if TYPE_CHECKING:
-    from kernel_builder.backends.cuda import CudaToolkit
-    from kernel_builder.toolchain import HostCompiler
-    from kernel_format.release import Release
+from kernel_builder.backends.tools import HostCompiler
+from kernel_format.release import Release
 
 # Directories in commands.
 _TOOLKIT, CLANG = token("cuda"), token("clang")
@@ -98,7 +95,7 @@ def by_clang(
     host: HostCompiler, options: CompileOptions, archs: Sequence[str], flags: Sequence[str], platform: str
 ) -> DeviceCommand:
     """Return the command with flags as clang spells them. Its host code uses the libraries of g++."""
-    templates = Path(__file__).parents[1] / "templates/clang"
+    templates = Path(__file__).parents[2] / "templates/clang"
     files = {name: (templates / name.rpartition("/")[2]).read_text() for name in (_PTXAS, _HOST_MATH)}
     command = (
         f"{CLANG}/zig",
@@ -157,11 +154,6 @@ _KEPT = re.compile(r"-D|-U|-I|-isystem|-include|-?-std=")
 _CAPABILITY = re.compile(r"(?:arch=compute_|--offload-arch=sm_)(\w+)")
 
 
-def include_directories(root: Path) -> tuple[Path, ...]:
-    """Return the include directories of a toolkit. CUDA 13 has CCCL in a directory of its own."""
-    return tuple(path for path in (root / "include", root / "include/cccl") if path.is_dir())
-
-
 def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) -> list[str]:
     archs = [match[1] for argument in argv if (match := _CAPABILITY.search(argument))]
     cccl = [part for path in include_directories(roots[_TOOLKIT])[1:] for part in ("-isystem", str(path))]
@@ -175,7 +167,7 @@ def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) ->
         *_kept(argv),
         *cccl,
         "-idirafter",
-        str(Path(__file__).parents[1] / "templates/clang"),
+        str(Path(__file__).parents[2] / "templates/clang"),
         "-include",
         "host_math.h",
         source,

@@ -1,0 +1,9 @@
+"""CUDA: `releases` has capabilities, `toolkits` the compilers, `commands` their command lines, `libraries` the symbols.
+
+`cuda.toml`, `cuda_runtimes.toml`, `nvcc_options.toml` and `multiprocessors.toml` are the data.
+"""
+
+from kernel_builder.backends.cuda.backend import CUDA
+from kernel_builder.backends.cuda.releases import capabilities, known_capabilities, releases
+
+__all__ = ["CUDA", "capabilities", "known_capabilities", "releases"]

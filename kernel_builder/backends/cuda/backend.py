@@ -1,0 +1,270 @@
+"""CUDA as a back end: the answers to the protocol's questions."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from kernel_builder import toml_file
+from kernel_builder.backends.compiled import (
+    CompiledBackend,
+    DeviceCommand,
+    DeviceSource,
+    LinkedIfCalled,
+    SymbolFamily,
+)
+from kernel_builder.backends.cuda import clang_flags, commands, libraries, toolkits
+from kernel_builder.backends.cuda.releases import (
+    TABLE,
+    capabilities,
+    capability_key,
+    known_capabilities,
+    number_of,
+    runs_on,
+)
+from kernel_builder.backends.cuda.toolkits import CudaToolkit, as_cuda
+from kernel_builder.backends.host_code import CompileOptions
+from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, Obstacle, ToolchainSource, Toolkit
+from kernel_builder.config import compiler_flags, toml_schema
+from kernel_builder.config.project import Kernel, Project, TorchNoarch
+from kernel_builder.config.toml_schema import Key
+from kernel_format.errors import ConfigError
+from kernel_format.release import Release, is_within
+from kernel_format.variant import Abi
+
+# What a project may write.
+
+# What nvcc's shell does not leave as it is, in names of sources and of directories with headers.
+_OF_THE_SHELL = {"src": r'[,"$`\\]', "include": r"""[,"'$`\\]"""}
+# Of a source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
+_LONGEST_NAME = 220
+
+
+@cache
+def nvcc_options() -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return the forms of the flags for nvcc that a project may have, and why it may not have others, by name."""
+    data = toml_file.read(TABLE.with_name("nvcc_options.toml"))
+    plain, valued = ("|".join(map(re.escape, data["allowed"][kind])) for kind in ("plain", "valued"))
+    forms = (
+        *compiler_flags.HOST,
+        rf"--?({plain})|--?({valued})(=[\w,.-]+)?|--?t=?\d+",
+        r"--?(Wno-[\w-]+|expt-[\w-]+|extra-[\w-]+(=[\w,-]*)?|(diag|display)[-_][\w-]+(=[\w,-]+)?)",
+        r"--?(gpu-architecture|gpu-code|generate-code|gencode|arch|code)=?[\w,=\[\]\"]*",
+    )
+    return forms, {option: reason for reason, names in data["refused"].items() for option in names}
+
+
+class _Cuda(CompiledBackend):
+    def allowed(self, project: Project, releases: Sequence[Release | None]) -> list[Release | None]:
+        """Return the releases that `[general.cuda]` allows and at least one kernel can be compiled with."""
+        floors = [kernel.cuda_minver for kernel in project.kernels if kernel.backend is self]
+        needed = min((floor for floor in floors if floor), default=None) if all(floors) else None
+        settings = project.backend_settings.get(self, {})
+        low = max((floor for floor in (needed, settings.get("minver")) if floor), default=None)
+        return [release for release in releases if release and is_within(release, low, settings.get("maxver"))]
+
+    def forbids(self, release: Release | None) -> str:
+        return f"[general.cuda] minver and maxver or a kernel's cuda-minver rule out CUDA {release}"
+
+    def representative(self, releases: Sequence[Release | None]) -> list[Release | None]:
+        """Return the oldest of each major: every later minor release can load its binaries."""
+        oldest: dict[int, Release | None] = {}
+        for release in sorted(filter(None, releases)):
+            oldest.setdefault(release.major, release)
+        return list(oldest.values())
+
+    def can_load(self, built: Release | None, release: Release | None) -> bool:
+        return built is None or (release is not None and release.major == built.major and release >= built)
+
+    def runs_with(self, release: Release) -> str:
+        return f"{release} and later {release.major}.x"
+
+    def serves(self, kernel: Kernel, release: Release | None) -> bool:
+        return not (release and kernel.cuda_minver and release < kernel.cuda_minver)
+
+    def notes(self, kernel: Kernel) -> Iterator[str]:
+        known = self.known_archs()
+        unknown = [c for c in kernel.cuda_capabilities or () if number_of(c) not in known]
+        if unknown:
+            yield (
+                f"[kernel.{kernel.name}] cuda-capabilities: no known CUDA release compiles for {', '.join(unknown)}; "
+                f"{'it is' if len(unknown) == 1 else 'they are'} skipped"
+            )
+        listed = kernel.cuda_capabilities or ()
+        for capability in kernel.only_capabilities if listed else ():
+            if not any(runs_on(entry, capability) for entry in listed):
+                yield (
+                    f"[kernel.{kernel.name}] cuda-capabilities: no code for {', '.join(listed)} runs "
+                    f"on a GPU of capability {capability}"
+                )
+
+    def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
+        if kernel.cuda_capabilities and {number_of(c) for c in kernel.cuda_capabilities} <= set(only):
+            return kernel
+        return super().limited(kernel, only)
+
+    def known_archs(self) -> list[str]:
+        return sorted({c for known in known_capabilities().values() for c in known}, key=capability_key)
+
+    def noarch_archs(self, framework: TorchNoarch) -> tuple[str, ...] | None:
+        return framework.cuda_capabilities
+
+    def archs(self, kernels: Sequence[Kernel], release: Release | None, platform: str) -> tuple[str, ...]:
+        assert release
+        every = {c for kernel in kernels for c in capabilities(kernel, release, platform)}
+        return tuple(sorted(every, key=capability_key))
+
+    def obstacle(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
+        assert release
+        return toolkits.obstacle(toolchains, release)
+
+    def obstacle_without_torch(self, toolchains: ToolchainSource, release: Release | None) -> Obstacle | None:
+        assert release
+        return toolkits.static_runtime_obstacle(toolchains, release)
+
+    def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> CudaToolkit:
+        assert release
+        return toolkits.toolkit(toolchains, release)
+
+    def toolkit_libraries(self, toolchains: ToolchainSource, toolkit: Toolkit) -> HeaderLibrary | None:
+        return toolkits.library_headers(toolchains, as_cuda(toolkit))
+
+    def provenance(self, toolkit: Toolkit | None) -> dict[str, str]:
+        """Return clang's version. nvcc's release is in the variant's name."""
+        clang = as_cuda(toolkit).clang if toolkit else None
+        return {"cuda-compiler": f"clang {clang.version}, CUDA {as_cuda(toolkit).version}"} if clang else {}
+
+    def shell(self, toolkit: Toolkit, host: HostCompiler) -> tuple[list[Path], dict[str, str]]:
+        cuda = as_cuda(toolkit)
+        path = [cuda.root / "bin", *([cuda.clang.root] if cuda.clang else [])]
+        variables = {"CUDA_PATH": str(cuda.root)}
+        if cuda.nvcc:  # the builder expects one in CUDA_HOME
+            variables |= {"CUDA_HOME": str(cuda.root), "NVCC_CCBIN": str(host.path)}
+        return path, variables
+
+    def check_flags(self, project: Path, table: str, kernel: Kernel) -> None:
+        allowed, refused = nvcc_options()
+        compiler_flags.check(project, table, "cuda-flags", kernel.cuda_flags, allowed, by_shell="nvcc", refused=refused)
+
+    def check_source(self, project: Path, table: str, kernel: Kernel, source: str) -> None:
+        where = f"{project / 'build.toml'}: [{table}]"
+        if len(os.fsencode(PurePosixPath(source).name)) > _LONGEST_NAME:
+            raise ConfigError(
+                f"nvcc cannot compile {source}: names of its intermediate files would be longer than 255 bytes",
+                where=f"{where} src",
+                hint=f"rename the file, to at most {_LONGEST_NAME} bytes",
+            )
+        for key, name in [("src", source), *(("include", entry) for entry in kernel.include)]:
+            if re.search(_OF_THE_SHELL[key], name):
+                raise ConfigError(
+                    f"nvcc cannot compile {source} with {name!r}: it splits names at commas and passes the rest to a "
+                    "shell",
+                    where=f"{where} {key}",
+                    hint="rename the file or directory: letters, digits, dots, dashes and underscores are safe",
+                )
+
+    def device_roots(self, toolkit: Toolkit | None) -> dict[str, Path]:
+        clang = as_cuda(toolkit).clang
+        return {commands.CLANG: clang.root} if clang else {}
+
+    def device_command(
+        self, source: DeviceSource, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions
+    ) -> DeviceCommand:
+        cuda, kernel = as_cuda(toolkit), source.kernel
+        archs = capabilities(kernel, cuda.release, source.platform)
+        if cuda.clang is None:
+            return commands.by_nvcc(host, cuda, options, archs, kernel.cuda_flags)
+        flags = clang_flags.of_clang(kernel.cuda_flags, f"{source.where} cuda-flags")
+        return commands.by_clang(host, options, archs, flags, source.platform)
+
+    def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
+        return ("libtorch_cuda.so",) if stable else ("libc10_cuda.so", "libtorch_cuda.so")
+
+    def static_runtime(self, toolkit: Toolkit | None) -> Path:
+        return as_cuda(toolkit).lib / "libcudart_static.a"
+
+    def needed_libraries(self, release: Release | None) -> frozenset[str]:
+        names = {"libtorch_cuda.so", "libc10_cuda.so"}
+        for stem, entry in self.data["library"].items():
+            version = entry.get("soname", {})
+            every = (
+                [version]
+                if isinstance(version, str)
+                else [of for major, of in version.items() if release is None or int(major) == release.major]
+            )
+            names |= {f"lib{stem}.so.{of}" for of in every}
+        return frozenset(names)
+
+    def library_hint(self, library: str) -> str | None:
+        if library.startswith("libcudart"):
+            return "leave the CUDA runtime's symbols undefined: they resolve through libtorch_cuda.so"
+        return None
+
+    def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
+        return libraries.symbol_families(framework)
+
+    def lacking(self, symbol: str, release: Release) -> str | None:
+        """Return which runtimes lack a function that clients load a variant with: of its major, and no older minor."""
+        loading = [known for known in libraries.runtime_exports() if known.major == release.major and known >= release]
+        lacking = " and ".join(map(str, libraries.runtimes_lacking(symbol, loading)))
+        return f"is not in the runtime of CUDA {lacking}, which loads this variant too" if lacking else None
+
+    def current_archs(self) -> tuple[str, ...]:
+        import torch
+
+        if not torch.cuda.is_available():
+            return ()
+        return (".".join(map(str, torch.cuda.get_device_capability())),)
+
+    def is_present(self) -> bool:
+        return shutil.which("nvidia-smi") is not None
+
+
+_capability = toml_schema.matching(
+    r"[0-9]+\.[0-9][af]?(?:\+PTX)?",
+    'a CUDA capability like "9.0"; a suffix `a` or `f` (as in "9.0a") and `+PTX` may follow',
+)
+_capabilities = Key(toml_schema.list_of(_capability, least=1, hint="leave the key out to compile for every capability"))
+
+CUDA = _Cuda(
+    name="cuda",
+    title="CUDA",
+    prefix="cu",
+    suffixes=frozenset({".cu"}),
+    kernel_keys={
+        "cuda-capabilities": _capabilities,
+        "cuda-flags": Key(toml_schema.list_of(toml_schema.text)),
+        "cuda-minver": Key(toml_schema.version),
+    },
+    noarch_keys={"cuda_capabilities": _capabilities},
+    general_keys={"minver": Key(toml_schema.version), "maxver": Key(toml_schema.version)},
+    python_depends=("nvidia-cutlass-dsl",),
+    kernel_depends=True,
+    table=TABLE,
+    preference=3,
+    defines=("-DUSE_CUDA",),
+    # Headers of CUDA's libraries, and those of Torch and CUTLASS that include one of them, directly or not. In Torch
+    # 2.15, 77 of 9,572 headers do. The pattern covers them and 186 more; it leaves out the 13 that also need NCCL.
+    library_headers=re.compile(
+        r"(cublas|cudalibxt|cuda_profiler|cudaProfiler|cudnn|cufft|curand|cusolver|cusparse)\w*\.h"
+        r"|(nvblas|nvml|nvrtc)\.h|nvtx3/.*|c10/cuda/driver_api\.h|(ATen|torch)/(.*/)?(cuda|cudnn).*|cutlass/util/.*"
+    ),
+    # Torch does not load the driver in a way that others see, and a binary that only named it would not load on a
+    # machine without a driver.
+    linked_if_called=(LinkedIfCalled("libcuda.so.1", symbols=" cu[A-Z]", but_not=" cuFile"),),
+    has_archs=True,
+    dispatch_key="CUDA",
+    torch_version="cuda",
+    warp_sizes=(32,),
+    torch_part=SymbolFamily(
+        "Torch's CUDA part",
+        re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)4cuda"),
+        re.compile(r"lib(?:torch|c10)_cuda\.so"),
+        libraries.LINK_TORCH,
+    ),
+    looks_like=re.compile(r"lib(?:cu[a-z]|nv[a-zA-Z]|nccl|torch_cuda|c10_cuda)"),
+)

@@ -1,0 +1,115 @@
+"""The CUDA releases of the matrix, and the capabilities that a kernel is compiled for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernel_builder import toml_file
+from kernel_builder.config.project import Kernel
+from kernel_format.errors import VariantError
+from kernel_format.release import Release
+
+TABLE = Path(__file__).with_name("cuda.toml")
+
+
+@cache
+def data() -> Mapping[str, Any]:
+    """Return the content of `cuda.toml`."""
+    return toml_file.read(TABLE)
+
+
+@cache
+def known_capabilities() -> Mapping[Release, tuple[str, ...]]:
+    """Return CUDA release -> the capabilities that its compiler knows, without suffixes and `+PTX`, ascending."""
+    rows = data()["release"].items()
+    return dict(sorted((Release.parse(release), tuple(entry["capabilities"])) for release, entry in rows))
+
+
+def releases() -> tuple[Release, ...]:
+    """Return every CUDA release of the matrix, ascending."""
+    return tuple(known_capabilities())
+
+
+def capability_key(capability: str) -> tuple[int, int, str]:
+    match = re.match(r"(\d+)\.(\d+)(.*)", capability)
+    assert match, capability
+    return int(match[1]), int(match[2]), match[3]
+
+
+def number_of(capability: str) -> str:
+    return re.sub(r"[af]?(\+PTX)?$", "", capability)
+
+
+def runs_on(entry: str, capability: str) -> bool:
+    """Return whether a GPU of a capability runs the code for an entry of `cuda-capabilities`."""
+    (major, minor, suffix), (of_gpu, minor_of_gpu, _) = capability_key(entry), capability_key(capability)
+    if suffix.startswith("a"):
+        return (major, minor) == (of_gpu, minor_of_gpu)
+    if suffix == "+PTX":
+        return (major, minor) <= (of_gpu, minor_of_gpu)
+    return major == of_gpu and minor <= minor_of_gpu
+
+
+def _tegra(platform: str) -> frozenset[str]:
+    """Return the capabilities that no machine of a platform has."""
+    tegra = data()["tegra"]
+    return frozenset() if platform in tegra["platforms"] else frozenset(tegra["capabilities"])
+
+
+def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...]:
+    """Return the capabilities to compile a kernel for, ascending.
+
+    These are the entries of the kernel's list that the compiler knows and the platform has. A kernel without a list
+    gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these. For a CUDA
+    release that is not in the matrix, the newest release of the matrix below it stands in, or else the oldest.
+
+    Raises:
+        VariantError: If no entry of the kernel's list is left.
+    """
+    of_release = known_capabilities()
+    at_or_below = [release for release in of_release if release <= cuda]
+    known = set(of_release[max(at_or_below) if at_or_below else min(of_release)]) - _tegra(platform)
+    if kernel.cuda_capabilities is None:
+        newest = max(known, key=capability_key)
+        every = tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=capability_key))
+        return _nearest(every, kernel.only_capabilities)
+    wanted = {c for c in kernel.cuda_capabilities if number_of(c) in known}
+    if not wanted:
+        raise _none_left(kernel, kernel.cuda_capabilities, cuda, platform)
+    return _nearest(tuple(sorted(wanted, key=capability_key)), kernel.only_capabilities)
+
+
+def _none_left(kernel: Kernel, listed: Sequence[str], cuda: Release, platform: str) -> VariantError:
+    elsewhere = [c for c in listed if number_of(c) in _tegra(platform)]
+    unknown = [c for c in listed if c not in elsewhere]
+    reasons = [f"CUDA {cuda} does not compile for {', '.join(unknown)}"] if unknown else []
+    reasons += [f"no {platform} machine has {', '.join(elsewhere)}"] if elsewhere else []
+    hint = "add a capability"
+    numbers = {number_of(c) for c in unknown}
+    if knowing := [release for release, of_release in known_capabilities().items() if numbers & set(of_release)]:
+        bound = f'minver = "{min(knowing)}"' if min(knowing) > cuda else f'maxver = "{max(knowing)}"'
+        hint += f", or leave this CUDA release out by [general.cuda] {bound}"
+    return VariantError(
+        f"no capability is left: {', and '.join(reasons)}",
+        where=f"build.toml: [kernel.{kernel.name}] cuda-capabilities",
+        hint=hint,
+    )
+
+
+def _nearest(ascending: tuple[str, ...], only: Sequence[str]) -> tuple[str, ...]:
+    """Return the entries for the capabilities in `only`, each with its suffix; all if `only` is empty.
+
+    A capability without an entry of its number gets the nearest entry below it, whose code a GPU of that capability may
+    run, or else the lowest: the link needs the symbols of every kernel.
+    """
+    if not only:
+        return ascending
+    numbers = [capability_key(entry)[:2] for entry in ascending]
+    chosen = set()
+    for number in (capability_key(capability)[:2] for capability in only):
+        chosen.add(max((n for n in numbers if n <= number), default=numbers[0]))
+    return tuple(entry for entry, number in zip(ascending, numbers, strict=True) if number in chosen)

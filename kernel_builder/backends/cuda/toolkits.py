@@ -1,0 +1,255 @@
+"""The compiler of a CUDA release: the nvcc of a toolkit that the user names, a pinned nvcc, or the pinned clang.
+
+Without a choice of the user, nvcc goes first where there is one. clang compiles with the headers of one CUDA release
+for all minor releases of that major, and on request for later majors: its binaries use only functions that the runtimes
+of all of them have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kernel_builder.backends.compiled import CLANG
+from kernel_builder.backends.cuda.releases import data, known_capabilities, releases
+from kernel_builder.backends.tools import ComponentFiles, HeaderLibrary, Obstacle, ToolchainSource, Toolkit
+from kernel_builder.config.variant import PLATFORMS
+from kernel_builder.plural import listed
+from kernel_builder.probe_cache import ProbeCache, output_of
+from kernel_format.errors import ToolchainError
+from kernel_format.files import digest_files
+from kernel_format.release import Release
+
+# The programs that nvcc runs, and the files that it reads in each compilation.
+_PROGRAMS = ("bin/nvcc", "bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc")
+_READ = ("bin/nvcc.profile", "nvvm/libdevice", "include")
+
+_HINT = "name the directory with bin/nvcc, with `--cuda-home` or CUDA_HOME; or unset CUDA_HOME to use pinned wheels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaToolkit(Toolkit):
+    """A CUDA compiler with its headers and libraries.
+
+    Attributes:
+        name: The name in commands.
+        root: The directory with `bin/`, `nvvm/` and `include/`.
+        release: For example 13.0. clang compiles with a newer one than that of the variants that it makes.
+        version: The version of nvcc, for example `13.0.88`, or of the toolkit that clang compiles with.
+        nvcc: None if clang compiles.
+        include: Include directories for a host compiler; nvcc and clang know them themselves.
+        lib: The directory of the CUDA runtime libraries. Wheels for clang have none.
+        origin: `index` for pinned wheels, `system` for an installed toolkit.
+        capabilities: The capabilities that it compiles for, ascending, such as `9.0`; no suffixed ones.
+        clang: The compiler of a toolkit without nvcc.
+    """
+
+    name: str = "cuda"
+    release: Release
+    version: str
+    nvcc: Path | None
+    lib: Path
+    origin: Literal["index", "system"]
+    capabilities: tuple[str, ...]
+    clang: ComponentFiles | None = None
+
+
+def as_cuda(toolkit: Toolkit | None) -> CudaToolkit:
+    """Return a toolkit that this back end has returned."""
+    assert isinstance(toolkit, CudaToolkit)
+    return toolkit
+
+
+def components(toolchains: ToolchainSource, release: Release) -> tuple[str, ...]:
+    """Return the names of the pinned components that a CUDA release is compiled with."""
+    if _is_by_clang(toolchains, release):
+        used = _clang_release()
+        return (CLANG, f"cuda-{used}", f"cuda-libraries-{used}")
+    return (f"cuda-{release}", f"cuda-libraries-{release}")
+
+
+def toolkit(toolchains: ToolchainSource, release: Release) -> CudaToolkit:
+    """Return the toolkit that compiles for a CUDA release.
+
+    Raises:
+        ToolchainError: If there is none, as `obstacle` says, or if it cannot be fetched or stored.
+    """
+    if unusable := obstacle(toolchains, release):
+        raise ToolchainError(unusable.reason, where=f"CUDA {release}", hint=unusable.hint)
+    if _is_by_clang(toolchains, release):
+        return _clang_toolkit(toolchains)
+    system = installed(toolchains)
+    if system and system.release == release:
+        return system
+    files = toolchains.component(f"cuda-{release}")
+    nvcc = files.root / "bin/nvcc"
+    version, capabilities = probe(toolchains.probes, nvcc)
+    return CudaToolkit(
+        root=files.root,
+        release=release,
+        version=version,
+        nvcc=nvcc,
+        include=include_directories(files.root),
+        lib=files.root / "lib",
+        identity=files.identity,
+        origin="index",
+        capabilities=capabilities,
+    )
+
+
+def _clang_toolkit(toolchains: ToolchainSource) -> CudaToolkit:
+    release = _clang_release()
+    clang, files = toolchains.component(CLANG), toolchains.component(f"cuda-{release}")
+    return CudaToolkit(
+        root=files.root,
+        release=release,
+        version=files.version,
+        nvcc=None,
+        include=include_directories(files.root),
+        lib=files.root / "lib",
+        identity=hashlib.sha256(f"{clang.identity} {files.identity}".encode()).hexdigest(),
+        origin="index",
+        capabilities=known_capabilities()[release],
+        clang=clang,
+    )
+
+
+def include_directories(root: Path) -> tuple[Path, ...]:
+    """Return the include directories of a toolkit. CUDA 13 has CCCL in a directory of its own."""
+    return tuple(path for path in (root / "include", root / "include/cccl") if path.is_dir())
+
+
+def library_headers(toolchains: ToolchainSource, toolkit: CudaToolkit) -> HeaderLibrary | None:
+    """Return the headers of CUDA's libraries for a pinned toolkit; None for an installed one, which has them."""
+    if toolkit.origin == "system":
+        return None
+    name = f"cuda-libraries-{toolkit.release}"
+    files = toolchains.component(name)
+    return HeaderLibrary(name, files.root, (files.root / "include",), files.identity)
+
+
+def obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
+    """Return why this machine cannot compile for a CUDA release, or None if it can. No network.
+
+    Raises:
+        ToolchainError: If the directory that the user named is not a toolkit.
+    """
+    if _is_by_clang(toolchains, release):
+        return None
+    clang, choice = _clang_release(), toolchains.cuda_compiler
+    if choice == "clang":
+        return Obstacle(
+            f"needs CUDA {release}; clang compiles for CUDA {clang.major} and later on {' and '.join(PLATFORMS)}",
+            "leave out `--cuda-compiler clang`",
+        )
+    if _has_nvcc(toolchains, release):
+        return None
+    with_nvcc = [known for known in releases() if _has_pinned_nvcc(toolchains, known)]
+    hint = ""
+    if _has_clang(toolchains) and choice is None:
+        with_nvcc.append(clang)
+    elif _has_clang(toolchains) and release.major == clang.major:
+        hint = "leave out `--cuda-compiler nvcc`, since clang compiles for it, or "
+    system = installed(toolchains)
+    has = f", and {system.root} is CUDA {system.release}" if system else ""
+    return Obstacle(
+        f"needs CUDA {release}; this builder has {listed(sorted(with_nvcc)) if with_nvcc else 'none'}{has}",
+        f"{hint}install the CUDA toolkit {release} and name its directory, e.g. "
+        f"`--cuda-home /usr/local/cuda-{release}`",
+    )
+
+
+def static_runtime_obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
+    """Return why a binary for a CUDA release cannot contain the CUDA runtime, or None if it can. No network.
+
+    Raises:
+        ToolchainError: If the directory that the user named is not a toolkit.
+    """
+    if not _is_by_clang(toolchains, release):
+        return None
+    return Obstacle(
+        f"needs the static runtime of CUDA {release}, since it does not link Torch, and no package index has it",
+        f"install the CUDA toolkit {release} and name its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
+    )
+
+
+def _clang_release() -> Release:
+    """Return the CUDA release whose headers clang compiles with. Its component has no nvcc."""
+    return Release.parse(data()["clang"]["cuda"])
+
+
+def _has_clang(toolchains: ToolchainSource) -> bool:
+    needed = (CLANG, f"cuda-{_clang_release()}")
+    return not any(map(toolchains.component_obstacle, needed))
+
+
+def _has_pinned_nvcc(toolchains: ToolchainSource, release: Release) -> bool:
+    return release != _clang_release() and toolchains.component_obstacle(f"cuda-{release}") is None
+
+
+def _has_nvcc(toolchains: ToolchainSource, release: Release) -> bool:
+    system = installed(toolchains)
+    return _has_pinned_nvcc(toolchains, release) or (system is not None and system.release == release)
+
+
+def _is_by_clang(toolchains: ToolchainSource, release: Release) -> bool:
+    """Return whether clang compiles for a CUDA release."""
+    if toolchains.cuda_compiler == "nvcc" or not _has_clang(toolchains):
+        return False
+    major = _clang_release().major
+    if toolchains.cuda_compiler == "clang":
+        return release.major >= major
+    return release.major == major and not _has_nvcc(toolchains, release)
+
+
+def installed(toolchains: ToolchainSource) -> CudaToolkit | None:
+    """Return the toolkit that `--cuda-home` or CUDA_HOME names, or None if neither is given.
+
+    In a devshell, CUDA_HOME names a pinned toolkit: `toolkit` returns that with the identity of the lock.
+
+    Raises:
+        ToolchainError: If the directory has no complete toolkit.
+    """
+    named = toolchains.cuda_home or (Path(value) if (value := os.environ.get("CUDA_HOME")) else None)
+    if named is None or named.absolute().is_relative_to(toolchains.store_root):
+        return None
+    root = named.absolute()
+    missing = [part for part in (*_PROGRAMS, "include") if not (root / part).exists()]
+    if missing:
+        raise ToolchainError(f"is not a CUDA toolkit: it has no {', '.join(missing)}", where=str(root), hint=_HINT)
+    version, capabilities = probe(toolchains.probes, root / "bin/nvcc")
+    parts = [root / part for part in (*_PROGRAMS, *_READ) if (root / part).exists()]
+    return CudaToolkit(
+        root=root,
+        release=Release.parse(version),
+        version=version,
+        nvcc=root / "bin/nvcc",
+        include=include_directories(root),
+        lib=next((root / name for name in ("lib64", "lib") if (root / name).is_dir()), root / "lib64"),
+        identity=toolchains.probes.recall("cuda identity", parts, lambda: digest_files(root, parts)),
+        origin="system",
+        capabilities=capabilities,
+    )
+
+
+def probe(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:
+    """Return the version of an nvcc, and the capabilities that it compiles for, ascending.
+
+    Raises:
+        ToolchainError: If the program cannot be run or is not an nvcc.
+    """
+
+    def find_out() -> dict[str, Any]:
+        version = re.search(r"\bV(\d+\.\d+\.\d+)", output_of(nvcc, "--version", hint=_HINT))
+        if not version:
+            raise ToolchainError("`--version` names no version", where=str(nvcc), hint=_HINT)
+        codes = re.findall(r"^sm_(\d+)(\d)$", output_of(nvcc, "--list-gpu-code", hint=_HINT), re.MULTILINE)
+        ascending = sorted({(int(major), int(minor)) for major, minor in codes})
+        return {"version": version[1], "capabilities": [f"{major}.{minor}" for major, minor in ascending]}
+
+    about = probes.recall("nvcc", [nvcc], find_out)
+    return about["version"], tuple(about["capabilities"])
