@@ -61,7 +61,7 @@ let
   compileall = "python3 -m compileall -q --invalidation-mode unchecked-hash"; # all files in the store have one time
   # The part of the builder that determines objects; a change to the rest recompiles nothing.
   planner = withBytecode "kernel-builder-plan" (map (name: "kernel_builder/${name}") ([
-    "__init__.py" "backends" "cache_directory.py" "checkouts.py" "config" "demangle.py" "elf.py" "nix.py" "plural.py" "probe_cache.py"
+    "__init__.py" "backends" "checkouts.py" "config" "demangle.py" "elf.py" "nix.py" "plural.py" "probe_cache.py"
     "progress.py" "steps" "toml_file.py" "version.py" "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain))))
