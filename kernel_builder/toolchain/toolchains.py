@@ -18,7 +18,6 @@ from kernel_builder.backends.tools import (
     Subset,
     TorchHeaders,
 )
-from kernel_builder.cache_directory import default_cache
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.progress import Progress, Silent
@@ -27,6 +26,7 @@ from kernel_builder.toolchain import host_compiler, lock, stub_libraries, sysroo
 from kernel_builder.toolchain.components import torch_headers
 from kernel_builder.toolchain.lock import Lock, Tree
 from kernel_builder.toolchain.store import Store
+from kernel_format.cache_directory import default_cache
 from kernel_format.errors import FetchError, ToolchainError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Toolchains:
         """Return the headers of a Torch release for a platform, by default this machine's.
 
         The stable ABI of a release before the first pinned one is targeted with the headers of the first: with
-        TORCH_TARGET_VERSION they hide what later releases have added.
+        TORCH_TARGET_VERSION they hide the additions of later releases.
 
         Raises:
             ToolchainError: If they are not pinned for the platform.
