@@ -30,8 +30,8 @@ import click
 from counting_index import CountingIndex
 from recording import RESULTS, ROOT, children_cpu_seconds, commit, machine, write
 
-from kernel_builder.cache_directory import default_cache
 from kernel_builder.measure.estimates import estimate
+from kernel_format.cache_directory import default_cache
 from kernel_format.tree_digest import hash_tree
 
 FILE = RESULTS / "builder.json"

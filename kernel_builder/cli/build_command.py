@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from kernel_builder.backends.tools import CudaCompiler
-from kernel_builder.cache_directory import shared_cache
 from kernel_builder.checks import CheckReport
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
@@ -35,6 +34,7 @@ from kernel_builder.plural import counted, some_of
 from kernel_builder.progress import Progress, shown
 from kernel_builder.steps.resources import SourceResources
 from kernel_builder.toolchain import Toolchains
+from kernel_format.cache_directory import shared_cache
 from kernel_format.errors import BuildError, KernelBuilderError
 
 _ERRORS = 5  # printed in full

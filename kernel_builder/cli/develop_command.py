@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import click
 
-from kernel_builder.cache_directory import default_cache
 from kernel_builder.cli.shared_options import directory_argument, public_shell_options
 from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.project import Project
@@ -20,6 +19,7 @@ from kernel_builder.develop import compile_commands as editor
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 from kernel_builder.toolchain import Toolchains
+from kernel_format.cache_directory import default_cache
 
 _variant_option = click.option(
     "--variant", metavar="NAME", help="The variant to use. [default: the one that fits this machine]"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.cache_directory import default_cache
 from kernel_builder.cli.shared_options import directory_argument
 from kernel_builder.config.project_files import read_project
 from kernel_builder.develop import emulate as emulator
+from kernel_format.cache_directory import default_cache
 
 
 @click.command()

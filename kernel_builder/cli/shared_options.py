@@ -112,10 +112,3 @@ cross_python_option = click.option(
     metavar="PROGRAM",
     help="A Python of another platform with Torch and the client, run by qemu-user, to load its packages with.",
 )
-
-
-# Limits of agents.
-LIMIT = click.FloatRange(min=0, min_open=True)
-minutes_option = click.option(
-    "--minutes", type=LIMIT, default=30.0, show_default=True, help="The longest call of an agent."
-)

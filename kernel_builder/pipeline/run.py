@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernel_builder import checks
-from kernel_builder.cache_directory import is_open_to_others
 from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.checks.torch_build import may_load
@@ -33,6 +32,7 @@ from kernel_builder.steps.graph import Graph, Outcome, PlannedVariant
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
 from kernel_format import files
+from kernel_format.cache_directory import is_open_to_others
 from kernel_format.errors import CheckError, FetchError, KernelBuilderError, PackageError, StoreError
 from kernel_format.tree_digest import contents, is_unchanged
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.cache_directory import default_cache
+from kernel_format.cache_directory import default_cache
 from tests.support.places import PROJECTS
 
 

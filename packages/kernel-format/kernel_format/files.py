@@ -71,6 +71,30 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+@contextmanager
+def replaced_directory(path: Path) -> Iterator[Path]:
+    """Yield a new directory that takes the name `path` when the context ends without an exception.
+
+    For a moment between two renames, `path` does not exist. After an error the old directory is in its place.
+
+    Raises:
+        OSError: If the parent directory cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
+        staged, previous = Path(scratch, "new"), Path(scratch, "previous")
+        staged.mkdir()
+        yield staged
+        if path.exists():
+            path.rename(previous)
+        try:
+            staged.rename(path)
+        except OSError:
+            if previous.exists():
+                previous.rename(path)
+            raise
+
+
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file of any size, as hexadecimal digits."""
     digest = hashlib.sha256()

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.progress import Silent
+from kernel_judge.search import search_run
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.run_log import LOG, Event, read_events
 from kernel_judge.search.search_request import GIGABYTE, SearchRequest
-from kernel_judge.search.search_run import SearchResult, search
+from kernel_judge.search.search_run import SearchResult
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -73,8 +73,8 @@ def quick_request(directory: Path, *agents: str, **settings: Any) -> SearchReque
 
 
 def run_search(request: SearchRequest) -> SearchResult:
-    """Search without a word."""
-    return search(request, Silent())
+    """Run a search, with its messages in the test's output."""
+    return search_run.run_search(request, print)
 
 
 def start_search(directory: Path, *agents: str, **settings: Any) -> subprocess.Popen[bytes]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from judge_samples import HERE, quick
 from searches import quick_request, quoted, run_search
 
-from kernel_builder.progress import Silent
-from kernel_judge.judge import compiler_cache, observed_reference
 from kernel_judge.judge.compiler_cache import existing, prepared
 from kernel_judge.judge.judgement import judge
 from kernel_judge.judge.worker_process import WorkerProcess
@@ -38,14 +35,6 @@ class ModelNew(torch.nn.Module):
 """
 
 
-class Said(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of the builder in which `torch.compile` is prepared, once."""
@@ -55,11 +44,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         started.append(True)
         return WorkerProcess(sandbox.strongest(), "cpu")
 
-    made = prepared(root, worker, Silent())
+    made = prepared(root, worker, print)
     assert made is not None and len(started) == 1
     assert list(made.rglob("*.gch")) and list(made.rglob("*.so"))
     assert not list(made.rglob("*.py")), "code of a model"
-    assert prepared(root, worker, Silent()) == made == existing(root) and len(started) == 1
+    assert prepared(root, worker, print) == made == existing(root) and len(started) == 1
     assert [path.name for path in made.parent.iterdir() if path.name.startswith("new-")] == []
     return root
 
@@ -70,14 +59,16 @@ def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(
 ) -> None:
     before = {file: file.read_bytes() for file in cache.rglob("*") if file.is_file()}
     monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(cache))
-    said = Said()
+    messages: list[str] = []
     candidate = tmp_path / "candidate.py"
     candidate.write_text(WRITES)
     task = HERE / "tasks" / "scaled.py"
-    verdict = judge(quick(candidate, task=task, rounds=1, peers=("eager", "compile"), compile_seconds=120.0), said)
+    verdict = judge(
+        quick(candidate, task=task, rounds=1, peers=("eager", "compile"), compile_seconds=120.0), messages.append
+    )
     assert verdict.is_right, verdict.reason
-    assert set(verdict.speed) == {"eager", "compile"}, said.lines
-    assert not [line for line in said.lines if "prepar" in line and "torch.compile" in line]
+    assert set(verdict.speed) == {"eager", "compile"}, messages
+    assert not [line for line in messages if "prepar" in line and "torch.compile" in line]
     assert {file: content for file, content in before.items() if file.read_bytes() != content} == {}
 
 
@@ -90,24 +81,3 @@ def test_the_reference_is_the_generated_code_where_no_file_is_named(
     code = run_search(request).run / "given/context/reference/compiled.py"
     assert "clamp" in code.read_text() and "__output_code" not in code.read_text()
     assert judge_calls.read_text()
-
-
-def test_the_code_of_a_reference_is_generated_with_what_is_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared_file = tmp_path / "prepared" / "precompiled_headers" / "header.h.gch"
-    prepared_file.parent.mkdir(parents=True)
-    prepared_file.write_text("a header")
-    seen = []
-
-    def run(command: list[str], env: dict[str, str], check: bool) -> None:
-        cache = Path(env["TMPDIR"]) / f"torchinductor_{env['LOGNAME']}"  # where Torch looks for headers
-        assert cache == Path(env["TORCHINDUCTOR_CACHE_DIR"])
-        seen.append((cache / "precompiled_headers" / "header.h.gch").read_text())
-        Path(env["TORCH_LOGS_OUT"]).write_text("V1 [0/0] [__output_code] import torch\n")
-
-    monkeypatch.setattr(compiler_cache, "existing", lambda root: tmp_path / "prepared")
-    monkeypatch.setattr(subprocess, "run", run)
-    observed_reference._save_code(tmp_path / "task.py", tmp_path)
-    assert seen == ["a header"]
-    assert (tmp_path / "compiled.py").read_text() == "import torch\n"

@@ -13,10 +13,10 @@ import pytest
 import torch
 from judge_samples import HERE, HONEST, note, quick, task_of
 
-from kernel_judge.judge.examination import Examination, RejectedError
 from kernel_judge.judge.judgement import judge, prepare_references
 from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
 from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.result_checks import RejectedError, ResultChecks
 from kernel_judge.judge.task import read_task
 from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.judge.worker_process import WorkerProcess
@@ -130,14 +130,14 @@ def rejected(request: pytest.FixtureRequest) -> Iterator[Rejected]:
             worker.ask("load", str(source), "ModelNew", seconds=120)
             for number, reference in enumerate(references):
                 worker.ask("model", number, *reference.model_arguments(), seconds=120)
-            examination = Examination(worker, references, 0.01, 30)
+            checks = ResultChecks(worker, references, 0.01, 30)
             try:
-                examination.check([choice.getrandbits(48) for _ in range(16)])
-                examination.check_outside(task, choice.getrandbits(48), 120)
+                checks.check([choice.getrandbits(48) for _ in range(16)])
+                checks.check_outside(task, choice.getrandbits(48), 120)
             except RejectedError as error:
                 assert error.case
-                return error.kind, str(error), suspicious + examination.suspicious
-            return RIGHT, "", suspicious + examination.suspicious
+                return error.kind, str(error), suspicious + checks.suspicious
+            return RIGHT, "", suspicious + checks.suspicious
 
         yield answer
 

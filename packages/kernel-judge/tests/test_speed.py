@@ -8,8 +8,8 @@ import pytest
 from judge_samples import HERE
 
 from kernel_judge.judge import speed
-from kernel_judge.judge.examination import RejectedError
 from kernel_judge.judge.reference import Arguments, Reference
+from kernel_judge.judge.result_checks import RejectedError
 from kernel_judge.judge.speed_report import TimedShape, _operations
 from kernel_judge.judge.task import read_task
 
@@ -24,7 +24,7 @@ def test_the_arithmetic_of_products_is_counted(task: str, operations: int) -> No
     assert _operations(TimedShape(timed, timed.arguments(0), 1, {})) == operations
 
 
-class LateRace(speed._Race):
+class LateRace(speed._TimedRuns):
     """A race whose first runs seem long to the judge, since it sees their end late."""
 
     def __init__(self, late: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from kernel_judge.judge import scaling
 from kernel_judge.judge.comparison import ErrorRule, difference
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.scaling import cut_lengths, fitted, unseen
-from kernel_judge.judge.task import kernelbench, read_task
+from kernel_judge.judge.task import read_task
 from kernel_judge.judge.verdict import Speedup, Verdict
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "tasks").glob("*.py"))
@@ -122,29 +123,21 @@ def test_random_masks_have_no_result_in_float64(problem: Path) -> None:
     assert not Reference(read_task(problem), {"batch": 40, "width": 50}, "bfloat16", "cpu", 1).has_exact
 
 
-def test_problems_of_a_checkout_come_in_order(problem: Path) -> None:
-    problem.with_name("10_Other.py").write_text(PROBLEM)
-    problem.with_name("readme.py").write_text("")
-    assert [task.name for task in kernelbench(problem.parent.parent, (1,))] == ["7_Linear", "10_Other"]
-    with pytest.raises(ConfigError, match="has no level2"):
-        list(kernelbench(problem.parent.parent))
-
-
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
-        ("tolerance = 2.0", "[tolerance]: 2.0 is not a number above 0"),
-        ("dtypes = ['float8']", "'float8' is not a dtype"),
+        ("tolerance = 2.0", "tolerance: expected a number above 0 and at most 0.1, got 2.0"),
+        ("dtypes = ['float8']", "expected an array with names from float32, float16, bfloat16, got ['float8']"),
         ("[sizes]\nwidht = 3", "'widht' is not a size of 7_Linear.py; expected one of batch, width, kernel"),
-        ("backward = 1", "expected a boolean"),
-        ("colour = 'red'", "unknown key"),
+        ("backward = 1", "backward: expected true or false, got 1"),
+        ("color = 'red'", "color: unknown key; expected one of dtypes"),
         ("tolerance = ", "is not TOML: Invalid value"),
         (f"x = {'[' * 20_000}", "is not TOML: too many nested brackets"),
     ],
 )
-def test_settings_that_are_not_valid_name_the_key(problem: Path, settings: str, words: str) -> None:
+def test_settings_that_are_not_valid_name_the_key(problem: Path, settings: str, message: str) -> None:
     problem.with_suffix(".toml").write_text(settings)
-    with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         read_task(problem)
 
 

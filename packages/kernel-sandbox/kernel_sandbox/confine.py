@@ -19,7 +19,7 @@ import struct
 import sys
 
 BUBBLEWRAP, LANDLOCK, PROCESS = "bubblewrap", "landlock", "process"
-INSIDE = "inside"  # a program in bubblewrap, which takes away what that leaves
+INSIDE = "inside"  # a program in bubblewrap, which restricts it further
 
 LARGEST_FILE = 8 << 30
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
@@ -32,7 +32,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 _CAPSET, _CAPABILITY_VERSION = {"x86_64": 126, "aarch64": 91}, 0x20080522
-# What stays among the processes of a ruleset, since version 6.
+# Scopes of a ruleset: sockets and signals between its own processes only, since version 6.
 _SCOPES_SIGNALS, _ABSTRACT_SOCKETS, _SIGNALS = 6, 1 << 0, 1 << 1
 
 _PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems", "/proc/mounts")
@@ -41,13 +41,13 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 
 
 def confine(kind: str, scratch: str, paths: list[str], device: str, filtered: bytes) -> None:
-    """Confine this process, which must have one thread. What the system does not permit is left out.
+    """Confine this process, which must have one thread. Restrictions that the system does not permit are left out.
 
     Args:
         filtered: The program for seccomp. bubblewrap has been given it.
 
     Raises:
-        OSError: If the kernel refuses what `kind` stands for: no candidate runs with less than the verdict says.
+        OSError: If the kernel refuses the sandbox `kind`: no program runs with less protection than reported.
     """
     for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE)):
         try:
@@ -82,7 +82,7 @@ def _be_ended_first() -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Give up what root may do beside its own files: devices, the clock, the host's name, mounts.
+    """Give up the capabilities of root beside its own files: devices, the clock, the host's name, mounts.
 
     After PR_SET_NO_NEW_PRIVS no program gets it back.
     """
@@ -126,7 +126,7 @@ def _enter_namespaces(libc: ctypes.CDLL, flags: int) -> None:
         os.close(parents)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if select.select([closes_with_parent], [], [], 0)[0]:
-            os._exit(128 + signal.SIGKILL)  # the parent ended before the kernel knew what to do then
+            os._exit(128 + signal.SIGKILL)  # the parent ended before PR_SET_PDEATHSIG was in force
         os.close(closes_with_parent)
 
 
@@ -137,7 +137,7 @@ def landlock_version() -> int:
 
 def has_seccomp() -> bool:
     """Return whether the kernel runs filters of system calls."""
-    # It looks for the filter, at no address, only if it knows what that is.
+    # It looks for the filter, at no address, only if it supports filters.
     libc = ctypes.CDLL(None, use_errno=True)
     return libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None) != 0 and ctypes.get_errno() == errno.EFAULT
 
@@ -211,7 +211,7 @@ def main() -> None:
     else:
         confine(BUBBLEWRAP if kind == INSIDE else kind, scratch, paths, device, bytes.fromhex(filtered))
     try:
-        os.setsid()  # leave the user's terminal, where what is typed could be read
+        os.setsid()  # leave the user's terminal, where it could read the user's input
     except PermissionError:  # a session of its own already, or without namespaces
         pass
     os.chdir(scratch)

@@ -1,8 +1,8 @@
-"""Sandboxes: bubblewrap where it is installed and may be used, else Landlock, else what any process can do.
+"""Sandboxes: bubblewrap where it is installed and may be used, else Landlock, else a plain process.
 
 Each of them takes away the network where the system permits it, the sight of other processes' memory, and writing
-outside a scratch directory. `confine.py` runs in the processes, and `system_calls.py` lists what no process in a
-sandbox may ask the kernel for.
+outside a scratch directory. `confine.py` runs in the processes, and `system_calls.py` lists the refused
+system calls.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _KEPT_PREFIXES = ("OMP_", "KMP_", "MKL_", "NVIDIA_", "TORCH_CUDA_ARCH", "TRITON_
 
 
 def readable(more: Iterable[Path]) -> list[str]:
-    """Return the paths that a process may read: the system, Python with what it imports, and `more`.
+    """Return the paths that a process may read: the system, Python with its packages, and `more`.
 
-    The user's home, and what contains it, are not among them, though programs are started there.
+    The user's home and its parents are not among them, though programs are started there.
     """
     home = Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111  # `Path.home` needs a passwd entry
     directories = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
@@ -44,7 +44,7 @@ def readable(more: Iterable[Path]) -> list[str]:
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """Return this process's environment without what could hold a secret; its home is the scratch directory."""
+    """Return this process's environment without possible secrets; its home is the scratch directory."""
     kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
     own = {"HOME": str(scratch), "TMPDIR": str(scratch), "XDG_CACHE_HOME": f"{scratch}/.cache", "HF_HUB_OFFLINE": "1"}
     return {**kept, **own}
@@ -104,7 +104,7 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
     for path in _outermost(paths):
         link = Path(path).is_symlink()
         words += ["--symlink", str(Path(path).readlink()), path] if link else ["--ro-bind", path, path]
-    # What remains is the root, a file system in memory.
+    # The rest is the root, a file system in memory.
     return [*words, "--bind", str(scratch), str(scratch), "--remount-ro", "/", "--chdir", str(scratch)]
 
 

@@ -1,4 +1,4 @@
-"""The system calls that a sandbox takes away: what neither a mount namespace nor Landlock covers, as one list.
+"""The system calls that a sandbox refuses, since neither a mount namespace nor Landlock covers them.
 
 Landlock says nothing of sockets with a path, of modes, owners and times of files, of terminals and key rings, and
 bubblewrap leaves some of these open as well. The list becomes a program for seccomp, which the kernel runs at each
@@ -23,7 +23,7 @@ _SOCKETS: dict[str, _Numbers] = {
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
 }
-# What a process changes of a file that it may only see.
+# Changes of metadata, which Landlock permits.
 _METADATA: dict[str, _Numbers] = {
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -71,7 +71,7 @@ _OTHERS: dict[str, _Numbers] = {
     "process_vm_writev": (311, 271),
     "kcmp": (312, 272),
     "pidfd_getfd": (438, 438),
-    # What happens to files elsewhere.
+    # Events of other files.
     "inotify_add_watch": (254, 27),
     "fanotify_init": (300, 262),
     # Files by number, whatever their path is.
@@ -82,7 +82,7 @@ _OTHERS: dict[str, _Numbers] = {
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
-    # What is mounted: root in bubblewrap could make the system's files writable again.
+    # Mounts: root in bubblewrap could make the system's files writable again.
     "mount": (165, 40),
     "umount2": (166, 39),
     "pivot_root": (155, 41),
@@ -96,7 +96,7 @@ _OTHERS: dict[str, _Numbers] = {
     "mount_setattr": (442, 442),
     "open_tree_attr": (467, 467),
 }
-# What changes how processes run -> the arguments, by position, with which it is for the caller alone.
+# Calls that change the scheduling of processes -> the arguments, by position, that limit them to the caller.
 _OF_PROCESSES: dict[tuple[int, int], dict[int, int]] = {
     (302, 261): {0: 0},  # prlimit64
     (141, 140): {0: 0, 1: 0},  # setpriority, for a process and not for a user
@@ -117,7 +117,7 @@ _UTIMENSAT, _IOCTL, _CLONE, _CLONE3, _SOCKETPAIR, _FCNTL = (
 
 # Types a line into the terminal (two calls), and changes a file's attributes (chattr, project, verity).
 _IOCTLS = (0x5412, 0x541C, 0x40086602, 0x40046602, 0x401C5820, 0x40806685)
-# Who asks to be told when a file changes (F_NOTIFY), or when somebody wants to open it (F_SETLEASE).
+# Notices of changes of a file (F_NOTIFY), and of attempts to open it (F_SETLEASE).
 _FCNTLS = (1026, 1024)
 _CLONE_NEWUSER = 0x10000000
 _AF_UNIX, _STREAM, _SEQPACKET, _KIND = 1, 1, 5, 0xF
@@ -136,7 +136,7 @@ _Instruction = tuple[int, int, int, int]  # code, lines to skip if true and if f
 
 
 def seccomp_filter(device: str) -> bytes:
-    """Return the program that refuses what is not for confined code; empty if it cannot be had on this architecture.
+    """Return the program that refuses these calls; empty if this architecture is unknown.
 
     Changes of metadata are answered with success and do nothing: linkers, archivers and `shutil` set the modes and
     times of their own files, and stop at an error. Others are refused as a missing permission.

@@ -16,12 +16,12 @@ import pytest
 from kernel_builder import checks, elf
 from kernel_builder.backends import CLANG
 from kernel_builder.backends.rocm import NOT_RUN, code_objects
-from kernel_builder.cache_directory import default_cache
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps.ninja_run import compile_alone
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
+from kernel_format.cache_directory import default_cache
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, untouched
 from tests.support.places import ROOT

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.backends.rocm import code_objects
-from kernel_builder.cache_directory import default_cache
+from kernel_format.cache_directory import default_cache
 from tests.integration.build_command.conftest import Run
 from tests.support.optimization import without_optimization
 from tests.support.places import CPU, CUDA, ROOT

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kernel_builder.cli import torch_required
-from kernel_builder.progress import shown
 from kernel_format.errors import ConfigError
+from kernel_judge.cli.options import json_option, notify, require_torch
 from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, RIGHT, WRONG, Verdict
 
 _PATH = click.Path(path_type=Path)
 _PEERS = ("eager", "compile", "max-autotune")
-_COLOURS = {RIGHT: "green", WRONG: "red", NOT_JUDGED: "yellow"}
+_COLORS = {RIGHT: "green", WRONG: "red", NOT_JUDGED: "yellow"}
 
 
 def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -25,28 +23,16 @@ def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     names = tuple(name.strip() for name in value.split(",") if name.strip())
     for name in names:
         if name not in _PEERS:
-            raise ConfigError(f"{name!r} is none of {', '.join(_PEERS)}", where="--against")
+            raise ConfigError(f"{name!r} is not a peer; expected names from {', '.join(_PEERS)}", where="--against")
     return names
 
 
 def _print(verdict: Verdict) -> None:
-    click.secho(verdict.verdict, fg=_COLOURS[verdict.verdict], bold=True, nl=False)
+    click.secho(verdict.verdict, fg=_COLORS[verdict.verdict], bold=True, nl=False)
     without = f", without {' and '.join(verdict.missing_peers)}" if verdict.missing_peers else ""
     click.echo(f": {verdict.task}, on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s{without}")
-    if not verdict.is_right:
-        click.echo(f"  {f'{verdict.rejected_as}: ' if verdict.rejected_as else ''}{verdict.reason}")
-        if verdict.failing_case:
-            click.echo(f"  case: {json.dumps(verdict.failing_case)}")
-    for name, speedup in verdict.speed.items():
-        click.echo(f"  {speedup.ratio:.2f} times as fast as {name} ({speedup.low:.2f} to {speedup.high:.2f})")
-    for name, why in verdict.missing_peers.items():
-        click.echo(f"  not beside {name}: {why}")
-    if verdict.share_of_copy_speed is not None:
-        click.echo(f"  {verdict.share_of_copy_speed:.0%} of copy speed")
-    if verdict.share_of_peak is not None:
-        click.echo(f"  {verdict.share_of_peak:.0%} of the speed of a large matrix product")
-    for sentence in verdict.suspicious:
-        click.secho(f"  suspicious: {sentence}", fg="yellow")
+    for line in verdict.lines():
+        click.secho(f"  {line}", fg="yellow" if line.startswith("suspicious") else None)
 
 
 @click.command()
@@ -72,43 +58,41 @@ def _print(verdict: Verdict) -> None:
 @click.option(
     "--inputs-of-task-only",
     is_flag=True,
-    help="KernelBench's rule: leave out inputs and parameters that the task itself never has, such as negative ones.",
+    help="Check only inputs and parameters from the task's own distribution, as KernelBench does.",
 )
 @click.option(
     "--no-build",
     "is_built",
     is_flag=True,
-    help="Judge the packages in CANDIDATE/build, which another machine has built: this one needs no compiler.",
+    help="Judge the packages in CANDIDATE/build without building; this machine then needs no compiler.",
 )
-@click.option("--seed", type=int, help="Repeat a choice of inputs and shapes. [default: unforeseeable]")
-@click.option("--build-seconds", type=float, default=600.0, show_default=True, help="Limit of importing the candidate.")
-@click.option("--call-seconds", type=float, default=30.0, show_default=True, help="Limit of a call.")
 @click.option(
     "--sandbox",
     type=click.Choice(["bubblewrap", "landlock", "process"]),
-    help="What confines the candidate. [default: the first that this system permits]",
+    help="The sandbox of the candidate. [default: the first that this system permits]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON object.")
+@json_option
 def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
-    """Say whether a candidate computes what a task asks for, and how fast.
+    """Check a candidate's results against a task's reference, and measure its speed.
 
     TASK is a problem in KernelBench's form: a Python file with Model, get_inputs and get_init_inputs. CANDIDATE is a
     Python file that defines ModelNew, or a kernel project with such a file beside its build.toml, which is built first.
 
-    The candidate runs in another process, in a sandbox without network, and gets inputs only. This process has the
-    reference in float64, compares, and measures time by its own clock. The exit status is 0 if the candidate is right,
-    1 if it is wrong, 2 if the task or the candidate cannot be read, and 11 if this machine cannot judge the candidate.
+    The candidate runs in another process, in a sandbox without network, and receives inputs only. This process computes
+    the reference in float64, compares the results, and measures time with its own clock. The exit status is 0 if the
+    candidate is right, 1 if it is wrong, 2 if the task or the candidate cannot be read, and 11 if this machine cannot
+    judge the candidate.
 
     \b
     kernel-builder judge candidate.py --task KernelBench/level1/36_RMSNorm_.py
     kernel-builder judge my-kernel/ --task tasks/rms_norm.py --json
     kernel-builder judge candidate.py --task task.py --inputs 10 --rounds 0
     """
-    with torch_required("candidates run in it"):
-        from kernel_judge.judge.judgement import JudgeRequest
-        from kernel_judge.judge.judgement import judge as judged
-    with shown(sys.stderr) as progress:
-        verdict = judged(JudgeRequest(candidate, task, **options), progress)
+    require_torch()
+    from kernel_judge.judge.judgement import JudgeRequest
+    from kernel_judge.judge.judgement import judge as judge_candidate
+
+    verdict = judge_candidate(JudgeRequest(candidate, task, **options), notify)
     if as_json:
         click.echo(verdict.to_json())
     else:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.measure import tables
 from kernel_format.errors import ConfigError
-from kernel_judge.search import run_page
-from kernel_judge.search.run_report import attempt_lines, make_report, notes, summary_table
+from kernel_judge.cli.options import json_option
+from kernel_judge.search.run_page import save_page
+from kernel_judge.search.run_report import attempt_lines, format_table, make_report, notes, summary_table
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
-    words = [word.strip() for word in (value or "").split(",") if word.strip()]
-    if not all(word.isdigit() and int(word) > 0 for word in words):
+    numbers = [number.strip() for number in (value or "").split(",") if number.strip()]
+    if not all(number.isdigit() and int(number) > 0 for number in numbers):
         raise ConfigError(f"{value!r} is not a list of numbers", where="--k", hint="write it as 1,5,10")
-    return tuple(sorted({int(word) for word in words}))
+    return tuple(sorted(set(map(int, numbers))))
 
 
 @click.command()
@@ -31,31 +31,30 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     type=click.Choice(["eager", "compile", "max-autotune"]),
     default="eager",
     show_default=True,
-    help="What speeds are relative to.",
+    help="The peer that speeds are relative to.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@json_option
 @click.option(
     "--html", "page", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a page with plots."
 )
 def report(runs: tuple[Path, ...], ks: tuple[int, ...], peer: str, as_json: bool, page: Path | None) -> None:
-    """Say what searches have found: by agent, context and level.
+    """Report the results of searches by agent, context and level.
 
     RUN is the directory of a search, its --run; several are reported together, one task each. pass@k is the
     probability that one of k attempts is right, speedup@k the expected speed of the best of k, fast_p the share of
     attempts that are right and more than p times as fast as the reference. A wrong or slow kernel counts as 1.0
-    wherever speeds are averaged: the reference is used in its place. The log of a search that still runs can be read,
-    too.
+    wherever speeds are averaged: the reference is used in its place. A search that still runs can be reported, too.
 
     \b
     kernel-builder report search-softmax
     kernel-builder report runs/* --k 1,5,10 --against compile --html report.html
     """
-    made = make_report(runs, peer, ks)
+    result = make_report(runs, peer, ks)
     if page:
-        run_page.save_page(made, page)
+        save_page(result, page)
     if as_json:
-        click.echo(json.dumps(made.as_dict()))
+        click.echo(json.dumps(result.as_dict()))
         return
-    click.echo(tables.as_text(summary_table(made)) + "\n")
-    for line in [*notes(made), "", *attempt_lines(made)]:
+    click.echo(format_table(summary_table(result)) + "\n")
+    for line in [*notes(result), "", *attempt_lines(result)]:
         click.echo(line)

@@ -10,13 +10,12 @@ from typing import Any
 
 import click
 
-from kernel_builder.cli import torch_required
-from kernel_builder.cli.shared_options import LIMIT, json_option, minutes_option
-from kernel_builder.progress import shown
-from kernel_judge.search.limited_process import Limits
+from kernel_judge.cli.options import json_option, minutes_option, notify, require_torch
 from kernel_judge.search.local_judge import JUDGE_COMMAND
 from kernel_judge.search.run_log import REFERENCE_PEER
-from kernel_judge.search.search_request import GIGABYTE, SearchRequest, parse_context
+from kernel_judge.search.run_report import attempt_lines, best_remark, make_report
+from kernel_judge.search.search_request import SearchRequest, parse_context
+from kernel_judge.skills.catalog import find_skill
 
 _PATH = click.Path(path_type=Path)
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -34,7 +33,7 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     multiple=True,
     required=True,
     metavar="COMMAND",
-    help="A command that writes a kernel, or mailbox:DIR; may be repeated, and attempts take the agents in turn.",
+    help="A command that writes a kernel, or mailbox:DIR; may be repeated: attempts use the agents in turn.",
 )
 @click.option("-n", "--attempts", type=click.IntRange(min=1), help="Attempts in all. [default: one for each agent]")
 @click.option(
@@ -42,7 +41,7 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Calls of the agent in each attempt; each is told the verdict on the one before.",
+    help="Calls of the agent in each attempt; each receives the verdict on the previous one.",
 )
 @click.option(
     "--context",
@@ -50,20 +49,18 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     multiple=True,
     callback=_contexts,
     metavar="NAME,...",
-    help="What agents get besides the task: skill, reference, profile, or none; may be repeated to compare. "
+    help="Files for the agents besides the task: skill, reference, profile, or none; may be repeated to compare. "
     "[default: none]",
 )
-@click.option("--skill", type=_DIRECTORY, metavar="DIR", help="The skill that --context skill gives.")
 @click.option(
     "--reference",
     "references",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
     metavar="FILE",
-    help="What --context reference gives; may be repeated. [default: the code that torch.compile generates]",
+    help="A file of --context reference; may be repeated. [default: the code that torch.compile generates]",
 )
 @click.option("--run", type=_DIRECTORY, metavar="DIR", help="The search's directory. [default: search-<task>]")
-@click.option("--name", "repo_id", metavar="ORG/NAME", help="The Hub repository of the kernel. [default: local/<task>]")
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Attempts at a time; judging is one at a time on each device. "
     "[default: one for each core]",
@@ -75,45 +72,37 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
 )
 @click.option("--ray", metavar="ADDRESS", help="Judge on the machines of this Ray cluster.")
 @minutes_option
-@click.option("--memory", type=LIMIT, default=16.0, show_default=True, help="Gigabytes for each process of an agent.")
-@click.option(
-    "--disk", type=LIMIT, default=2.0, show_default=True, help="Gigabytes for the files of one call of an agent."
-)
 @json_option
 def search(
     task: Path,
     agents: tuple[str, ...],
     attempts: int | None,
-    skill: Path | None,
     run: Path | None,
     jobs: int | None,
     against: str | None,
     minutes: float,
-    memory: float,
-    disk: float,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Let agents write a kernel for a task, and keep the best.
 
-    TASK is a problem file or directory, as for `judge`. An agent is any command. It runs in a directory of its own with
-    the task and a kernel project to start from, reads what to do on its standard input, and may ask `./judge` for a
-    verdict. What it leaves in candidate.py or kernel/ is judged. The fastest right candidate is judged once more, and
-    written to DIR/best, which `build-and-upload` publishes. The exit status is 1 if nothing is right and faster than
-    the reference.
+    TASK is a problem file or directory, as for `judge`. An agent is any command. It runs in its own directory with the
+    task and a new kernel project, reads its instructions from standard input, and may run `./judge` for a verdict. Its
+    candidate.py or kernel/ is judged. The fastest right candidate is judged once more, and written to DIR/best, which
+    `upload` publishes. The exit status is 1 if no candidate is right and faster than the reference.
 
-    Everything is in DIR/log.jsonl. The same command with the same --run goes on where it was stopped or killed. An
-    agent runs with your rights: run it in a container if you would not run its commands yourself.
+    DIR/log.jsonl records all events. The same command with the same --run continues an interrupted search. An agent
+    runs with your permissions: use a container if you would not run its commands yourself.
 
     \b
     kernel-builder search task.py --agent 'claude -p --dangerously-skip-permissions' -n 8 --tries 5
     kernel-builder search task.py --agent 'codex exec -' --agent ./mine.sh --context none --context reference,profile
     kernel-builder report search-task
     """
-    from kernel_judge.search.run_report import best_remark
-    from kernel_judge.skills.catalog import find_skill
+    require_torch()
+    from kernel_judge.search.search_run import run_search
 
-    result = _search(
+    result = run_search(
         SearchRequest(
             task=task,
             run=run or Path(f"search-{task.resolve().stem}"),
@@ -121,39 +110,31 @@ def search(
             attempts=attempts or len(agents),
             jobs=jobs or os.cpu_count() or 1,
             judge=(*JUDGE_COMMAND, "--against", against) if against else JUDGE_COMMAND,
-            skill=skill or find_skill("cuda-kernels").directory,
-            limits=Limits(minutes * 60, int(memory * GIGABYTE), int(disk * GIGABYTE)),
+            skill=find_skill("cuda-kernels").directory,
+            limits=SearchRequest.limits._replace(seconds=minutes * 60),
             **options,
-        )
+        ),
+        notify,
     )
     if as_json:
         click.echo(json.dumps(result.as_dict()))
     elif result.best:
         best = result.best
-        _explain(result.run)
+        _print_tries(result.run)
         click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}{best_remark(best)}")
         for peer, speed in best["verdict"]["speed"].items():
             click.echo(f"  {speed['ratio']:.2f} times the speed of {peer} ({speed['low']:.2f} to {speed['high']:.2f})")
         click.echo(f"It is in {result.run / 'best'}. Next:\n  kernel-builder report {result.run}")
         click.echo(f"  kernel-builder build-and-upload {result.run / 'best'} --repo-id ORG/NAME")
     else:
-        _explain(result.run)
+        _print_tries(result.run)
         click.echo(f"No candidate is right and faster than the reference. Next:\n  kernel-builder report {result.run}")
     if result.best is None:
         sys.exit(1)
 
 
-def _explain(run: Path) -> None:
-    """Print what each try came to, and why the fastest were not kept."""
-    from kernel_judge.search.run_report import attempt_lines, make_report
-
+def _print_tries(run: Path) -> None:
+    """Print the result of each try, and the reasons for which the fastest were not kept."""
     report = make_report([run], REFERENCE_PEER)
-    for line in [*attempt_lines(report), *(sentence for entry in report.best for sentence in entry["explained"])]:
+    for line in [*attempt_lines(report), *(reason for entry in report.best for reason in entry["explained"])]:
         click.echo(line)
-
-
-def _search(request: SearchRequest) -> Any:
-    with torch_required("tasks run in it"):
-        from kernel_judge.search import search_run
-    with shown(sys.stderr) as progress:
-        return search_run.search(request, progress)

@@ -6,47 +6,43 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kernel_builder.cli.shared_options import json_option, minutes_option, together
 from kernel_format.errors import ConfigError
+from kernel_judge.cli.options import json_option, minutes_option, notify, require_torch
+from kernel_judge.search.search_request import SearchRequest
+from kernel_judge.skills import installation
+from kernel_judge.skills.catalog import built_in, find_skill, read_skill
+from kernel_judge.skills.installation import AGENT_TOOLS
 
-if TYPE_CHECKING:
-    from kernel_judge.search.search_request import SearchRequest
-
-_TOOLS = ("claude", "codex", "opencode", "cursor")
 _DEFAULT = "cuda-kernels"
-_force = click.option("--force", is_flag=True, help="Also replace or remove files that were edited.")
-
-
-_places = together(
-    *(
-        click.option(f"--{tool}", tool, is_flag=True, help=f"The directory of skills of {title}.")
-        for tool, title in zip(_TOOLS, ("Claude Code", "Codex", "OpenCode", "Cursor"), strict=True)
-    ),
-    click.option("--global", "globally", is_flag=True, help="Of all your projects, not of the project here."),
-    click.option(
-        "--dest",
-        "destination",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="DIR",
-        help="Another directory of skills.",
-    ),
+_PATH = click.Path(path_type=Path)
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
+_name_argument = click.argument("name", default=_DEFAULT)
+_agent_option = click.option(
+    "--agent",
+    "tools",
+    multiple=True,
+    type=click.Choice(list(AGENT_TOOLS)),
+    help="The agent whose directory of skills is used; may be repeated.",
 )
-_evaluation_options = together(
-    click.option(
-        "-k",
-        "tries",
-        type=click.IntRange(min=1),
-        default=5,
-        show_default=True,
-        help="Tries of each task with the skill, and as many without it.",
-    ),
-    minutes_option,
-    click.option("-j", "--jobs", type=click.IntRange(min=1), help="Tries at a time. [default: one for each core]"),
-    json_option,
+_global_option = click.option("--global", "globally", is_flag=True, help="For all projects of the user.")
+_dest_option = click.option(
+    "--dest", "destination", type=_DIRECTORY, metavar="DIR", help="Another directory of skills."
+)
+_force_option = click.option("--force", is_flag=True, help="Also replace or remove files that were edited.")
+_tries_option = click.option(
+    "-k",
+    "tries",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Tries of each task with the skill, and as many without it.",
+)
+_jobs_option = click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), help="Tries at a time. [default: one for each core]"
 )
 
 
@@ -58,106 +54,86 @@ def skills() -> None:
     them (https://agentskills.io).
 
     \b
-    kernel-builder skills add --claude                        install the skill cuda-kernels in this project
-    kernel-builder skills add --codex --cursor --global       install it for all projects
+    kernel-builder skills add --agent claude                install the skill cuda-kernels in this project
+    kernel-builder skills add --agent codex --global        install it for all projects
     kernel-builder skills eval cuda-kernels --tasks tasks --agent 'claude -p'
     kernel-builder skills distil run --agent 'claude -p' -o skills/my-skill
     """
 
 
-def _directories(globally: bool, destination: Path | None, **flags: bool) -> list[Path]:
-    from kernel_judge.skills.installation import skill_directory
-
-    tools = [tool for tool in _TOOLS if flags[tool]]
+def _directories(tools: tuple[str, ...], globally: bool, destination: Path | None) -> list[Path]:
     if destination is not None and (tools or globally):
-        raise ConfigError("names the directory by itself", where="--dest", hint="leave out the other options")
-    if destination is None and not tools:
-        raise ConfigError(
-            "no directory of skills is named", where="skills", hint=f"add --{', --'.join(_TOOLS)} or --dest DIR"
-        )
+        raise ConfigError("names the directory by itself", where="--dest", hint="leave out --agent and --global")
     if destination is not None:
         return [destination]
-    return [skill_directory(tool, globally=globally) for tool in tools]
+    if not tools:
+        raise ConfigError(
+            "no directory of skills is named",
+            where="skills",
+            hint=f"add --agent {', --agent '.join(AGENT_TOOLS)} or --dest DIR",
+        )
+    return [installation.skill_directory(tool, globally=globally) for tool in tools]
 
 
 @skills.command()
-@click.argument("name", default=_DEFAULT)
-@_places
-@_force
-@json_option
-def add(name: str, force: bool, as_json: bool, **places: Any) -> None:
+@_name_argument
+@_agent_option
+@_global_option
+@_dest_option
+@_force_option
+def add(name: str, tools: tuple[str, ...], globally: bool, destination: Path | None, force: bool) -> None:
     """Install the skill NAME (default: cuda-kernels).
 
-    An older text is replaced as a whole. Files that you edited are kept, unless --force is given.
+    An older version is replaced as a whole. Files that you edited are kept, unless --force is given.
 
     \b
-    kernel-builder skills add --claude
-    kernel-builder skills add cuda-kernels --codex --global
+    kernel-builder skills add --agent claude
+    kernel-builder skills add cuda-kernels --agent codex --global
     kernel-builder skills add --dest my-agent/skills
     """
-    from kernel_judge.skills.catalog import find_skill
-    from kernel_judge.skills.installation import install_skill
-
-    skill = find_skill(name)
-    results = install_skill(skill, _directories(**places), force=force)
-    words = {"absent": "installed", "current": "unchanged", "outdated": "updated", "edited": "replaced"}
-    _report(name, [(str(there.path), words[there.state]) for there in results], as_json)
+    results = {"absent": "installed", "current": "unchanged", "outdated": "updated", "edited": "replaced"}
+    directories = _directories(tools, globally, destination)
+    for place in installation.install_skill(find_skill(name), directories, force=force):
+        click.echo(f"{results[place.state]}: {place.path}")
 
 
 @skills.command()
-@click.argument("name", default=_DEFAULT)
-@_places
-@_force
-@json_option
-def remove(name: str, force: bool, as_json: bool, **places: Any) -> None:
+@_name_argument
+@_agent_option
+@_global_option
+@_dest_option
+@_force_option
+def remove(name: str, tools: tuple[str, ...], globally: bool, destination: Path | None, force: bool) -> None:
     """Remove the skill NAME (default: cuda-kernels), unless its files were edited.
 
     \b
-    kernel-builder skills remove --claude
+    kernel-builder skills remove --agent claude
     """
-    from kernel_judge.skills.catalog import find_skill
-    from kernel_judge.skills.installation import ABSENT, uninstall_skill
-
-    skill = find_skill(name)
-    results = uninstall_skill(skill, _directories(**places), force=force)
-    _report(
-        name, [(str(there.path), "not there" if there.state == ABSENT else "removed") for there in results], as_json
-    )
-
-
-def _report(name: str, results: list[tuple[str, str]], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps({"skill": name, "places": [{"path": path, "done": done} for path, done in results]}))
-        return
-    for path, done in results:
-        click.echo(f"{done}: {path}")
+    directories = _directories(tools, globally, destination)
+    for place in installation.uninstall_skill(find_skill(name), directories, force=force):
+        click.echo(f"{'not there' if place.state == installation.ABSENT else 'removed'}: {place.path}")
 
 
 @skills.command("list")
 @json_option
 def list_skills(as_json: bool) -> None:
     """List the skills that come with the builder, and where they are installed: in this project, and for you."""
-    from kernel_judge.skills.catalog import built_in
-    from kernel_judge.skills.installation import AGENT_TOOLS, installations
-
-    offered, places = built_in(), installations(Path())
+    offered, places = built_in(), installation.installations(Path())
     if as_json:
         rows: list[dict[str, Any]] = [
-            {"tool": tool, "scope": scope, "skill": skill.name, **there.as_dict()}
-            for tool, scope, skill, there in places
+            {"tool": tool, "scope": scope, "skill": skill.name, **place.as_dict()}
+            for tool, scope, skill, place in places
         ]
         listed = [{"name": skill.name, "description": skill.description, "tokens": skill.tokens} for skill in offered]
         click.echo(json.dumps({"skills": listed, "installed": rows}, indent=2))
         return
     for skill in offered:
         click.echo(f"{skill.name} (at most {skill.tokens} tokens): {skill.description}")
-    for tool, scope, skill, there in places:
-        click.echo(f"  {skill.name}: {there.state}, {AGENT_TOOLS[tool].title}, {scope}: {there.path}")
+    for tool, scope, skill, place in places:
+        click.echo(f"  {skill.name}: {place.state}, {AGENT_TOOLS[tool].title}, {scope}: {place.path}")
 
 
 def _template(agent: str, run: Path, minutes: float, jobs: int | None) -> SearchRequest:
-    from kernel_judge.search.search_request import SearchRequest
-
     limits = SearchRequest.limits._replace(seconds=minutes * 60)
     return SearchRequest(task=Path(), run=run, agents=(agent,), jobs=jobs or os.cpu_count() or 1, limits=limits)
 
@@ -166,7 +142,7 @@ def _template(agent: str, run: Path, minutes: float, jobs: int | None) -> Search
 @click.argument("skill", metavar="SKILL")
 @click.option(
     "--tasks",
-    type=click.Path(path_type=Path),
+    type=_PATH,
     metavar="DIR",
     required=True,
     help="A directory with tasks as `judge` takes them, or one task.",
@@ -174,11 +150,14 @@ def _template(agent: str, run: Path, minutes: float, jobs: int | None) -> Search
 @click.option("--agent", metavar="COMMAND", required=True, help="The agent, as for `search`.")
 @click.option(
     "--run",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_DIRECTORY,
     metavar="DIR",
     help="The directory of the evaluation. [default: eval-<skill>]",
 )
-@_evaluation_options
+@_tries_option
+@minutes_option
+@_jobs_option
+@json_option
 def evaluate(
     skill: str, tasks: Path, agent: str, run: Path | None, tries: int, minutes: float, jobs: int | None, as_json: bool
 ) -> None:
@@ -186,35 +165,33 @@ def evaluate(
 
     The agent does each task -k times with the skill and -k times without it, under the same limits and the same judge.
     pass@1, pass@k, speedup@1, speedup@k, time, and the tokens where the agent reports them, are compared. The exit
-    status is 0 if the skill helps by more than chance gives, and 1 if there is no measurable help.
+    status is 0 if the skill helps by more than chance explains, and 1 if there is no measurable help.
 
-    The same command goes on where it was stopped. Every try costs what a call of the agent costs.
+    The same command continues an interrupted evaluation. Every try is a call of the agent, with its costs.
 
     \b
     kernel-builder skills eval cuda-kernels --tasks KernelBench/level1 --agent 'claude -p --output-format json'
     kernel-builder skills eval ./my-skill --tasks tasks --agent ./local-model.sh -k 10
     """
-    from kernel_builder.progress import shown
+    evaluated = read_skill(Path(skill)) if Path(skill).is_dir() else find_skill(skill)
+    template = _template(agent, run or Path(f"eval-{evaluated.name}"), minutes, jobs)
+    require_torch()
     from kernel_judge.skills.benefit import HELPS, benefit_lines, find_tasks, measure_benefit
-    from kernel_judge.skills.catalog import find_skill, read_skill
 
-    taught = read_skill(Path(skill)) if Path(skill).is_dir() else find_skill(skill)
-    template = _template(agent, run or Path(f"eval-{taught.name}"), minutes, jobs)
-    with shown(sys.stderr) as progress:
-        benefit = measure_benefit(taught, find_tasks(tasks), tries, template, progress)
+    benefit = measure_benefit(evaluated, find_tasks(tasks), tries, template, notify)
     click.echo(json.dumps(benefit.as_dict()) if as_json else "\n".join(benefit_lines(benefit)))
     if benefit.conclusion != HELPS:
         sys.exit(1)
 
 
 @skills.command()
-@click.argument("source", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("source", metavar="RUN", type=_DIRECTORY)
 @click.option("--agent", metavar="COMMAND", required=True, help="The agent that writes the skill, as for `search`.")
 @click.option(
     "-o",
     "--output",
     "target",
-    type=click.Path(path_type=Path),
+    type=_PATH,
     metavar="DIR",
     required=True,
     help="The directory of the new skill; its name is the name of the skill.",
@@ -222,24 +199,20 @@ def evaluate(
 @click.option("--student", metavar="COMMAND", help="The agent that the skill should help. [default: that of --agent]")
 @click.option(
     "--tasks",
-    type=click.Path(path_type=Path),
+    type=_PATH,
     metavar="DIR",
     help="The tasks of the evaluation. [default: the task of the search, which the skill's author has seen solved]",
 )
-@click.option(
-    "--work",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="The directory of work. [default: RUN/distil-<name>]",
-)
-@_evaluation_options
+@_tries_option
+@minutes_option
+@_jobs_option
+@json_option
 def distil(
     source: Path,
     agent: str,
     target: Path,
     student: str | None,
     tasks: Path | None,
-    work: Path | None,
     tries: int,
     minutes: float,
     jobs: int | None,
@@ -247,23 +220,22 @@ def distil(
 ) -> None:
     """Let an agent write a skill from the best tries of the search RUN; keep it if it helps the student.
 
-    The agent gets the fastest right candidates with their logs and verdicts, and the reasons for which others were
-    wrong. What it writes is evaluated as `skills eval` does. It goes to DIR only if it helps; else the exit status is 1
-    and DIR does not exist. The same command goes on where it was stopped.
+    The agent receives the fastest right candidates with their logs and verdicts, and the reasons for which others were
+    wrong. The new skill is evaluated as `skills eval` does, and written to DIR only if it helps; otherwise the exit
+    status is 1, and DIR does not exist. The same command continues an interrupted run.
 
     \b
     kernel-builder skills distil search-softmax --agent 'claude -p' -o skills/softmax
     kernel-builder skills distil search-softmax --agent 'claude -p' -o skills/softmax --student ./small.sh --tasks tasks
     """
-    from kernel_builder.progress import shown
+    require_torch()
     from kernel_judge.skills.benefit import benefit_lines, find_tasks
     from kernel_judge.skills.distillation import DistilRequest
     from kernel_judge.skills.distillation import distil as write_and_evaluate
 
-    template = _template(student or agent, work or source / f"distil-{target.resolve().name}", minutes, jobs)
+    template = _template(student or agent, source / f"distil-{target.resolve().name}", minutes, jobs)
     request = DistilRequest(source, target, agent, tuple(find_tasks(tasks)) if tasks else (), tries, template)
-    with shown(sys.stderr) as progress:
-        distilled = write_and_evaluate(request, progress)
+    distilled = write_and_evaluate(request, notify)
     if as_json:
         click.echo(json.dumps(distilled.as_dict()))
     else:
@@ -271,6 +243,6 @@ def distil(
         if not tasks:
             click.echo("These are tries of the task that the skill was written from; --tasks names others.")
         kept, written = distilled.kept, distilled.skill.directory
-        click.echo(f"Kept: {kept}" if kept else f"Not kept. What the agent wrote: {written}")
+        click.echo(f"Kept: {kept}" if kept else f"Not kept. The text is in {written}")
     if not distilled.kept:
         sys.exit(1)

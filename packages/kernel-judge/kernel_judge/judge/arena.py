@@ -79,7 +79,7 @@ class Arena(ArenaView):
     """An arena that this process owns.
 
     Attributes:
-        handle: What a worker opens it by: an inherited file descriptor, or on a GPU the size and the driver's handle.
+        handle: Opens the arena in a worker: an inherited file descriptor, or on a GPU the size and the driver's handle.
         size: Its bytes.
         end: Where the tensors that were placed last end.
     """

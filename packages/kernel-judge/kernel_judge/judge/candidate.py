@@ -7,13 +7,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.develop.local_build import build_for_device, require_built
+from kernel_builder.api import build_for_device, require_built
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.candidate_files import candidate_digest, ignored
 from kernel_judge.judge.verdict import NO_KERNEL
 
 MODEL = "ModelNew"
-# What calls a kernel that is not PyTorch's own.
+# Names in programs that call a kernel of their own.
 _KERNELS = (
     "load_inline",
     "cpp_extension",
@@ -66,13 +66,13 @@ class Candidate:
         return copy / self.file.name
 
     def suspicions(self, dtype: str) -> list[str]:
-        """Return what its source makes a reader look at, in sentences."""
+        """Return suspicious facts about its source, in sentences."""
         files = [self.file, *self.path.rglob("*.py")] if self.is_project else [self.file]
         text = "\n".join(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace") for path in files))
         sentences = []
-        if not self.is_project and not any(word in text for word in _KERNELS):
+        if not self.is_project and not any(name in text for name in _KERNELS):
             sentences.append(f"{NO_KERNEL}: it calls only PyTorch's operations.")
-        if dtype == "float32" and (casts := [word for word in _CASTS if word in text]):
+        if dtype == "float32" and (casts := [name for name in _CASTS if name in text]):
             sentences.append(f"Its source names a lower precision: {', '.join(casts)}.")
         return sentences
 

@@ -1,4 +1,4 @@
-"""The files that a candidate consists of: what is copied, and what its digest covers."""
+"""The files that a candidate consists of: for copies and digests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from kernel_format.files import digest_files, file_digest, remove_tree
 
-# What tools leave in a project, as the patterns of names that `shutil.ignore_patterns` takes.
-_LEFT_BY_TOOLS = ("build", "__pycache__", "*.pyc", ".git", ".venv", ".pytest_cache")
+# Files that tools create in a project, as the patterns of names that `shutil.ignore_patterns` takes.
+_TOOL_FILES = ("build", "__pycache__", "*.pyc", ".git", ".venv", ".pytest_cache")
 
-ignored = shutil.ignore_patterns(*_LEFT_BY_TOOLS)
+ignored = shutil.ignore_patterns(*_TOOL_FILES)
 """An `ignore` for `shutil.copytree`: the names that do not belong to a candidate."""
 
 

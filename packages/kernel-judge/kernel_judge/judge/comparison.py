@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.measure.accuracy import deviation, fault
-from kernel_builder.measure.case import ALLOWED_PEERS
-from kernel_builder.measure.results import Deviation
+from kernel_builder.api import ALLOWED_PEERS, Deviation, deviation, fault
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Difference:
 
     Attributes:
         kind: The name under which the judge rejects it.
-        text: What is wrong.
+        text: The error.
         facts: The largest difference, how many elements differ, and one of them.
     """
 
@@ -72,7 +70,7 @@ def differs(a: torch.Tensor, b: torch.Tensor, relative: float, absolute: float) 
 def tied(result: torch.Tensor, plain: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return which integers are indices, along a dimension of an input, of elements that equal those of `plain`.
 
-    The order of equal elements is open in `topk`, `sort`, `argmax` and what is built on them. What they look at may be
+    The order of equal elements is open in `topk`, `sort`, `argmax` and their users. The compared values may be
     a function of the input, rounded to float32: a few units in the last place of that are no difference either. An
     index that a row has twice is none of a tie.
     """
@@ -116,7 +114,7 @@ def _can_index(index: torch.Tensor, source: torch.Tensor, dim: int) -> bool:
 def described(
     which: str, a: torch.Tensor, b: torch.Tensor, wrong: torch.Tensor, count: int
 ) -> tuple[str, dict[str, Any]]:
-    """Return in words, and as facts of a failing case, which elements are wrong."""
+    """Return the wrong elements as a sentence, and as facts of a failing case."""
     place = [int(index) for index in wrong.nonzero()[0]]
     got, expected = float(a[tuple(place)]), float(b[tuple(place)])
     largest = float((a - b).abs()[wrong].nan_to_num(torch.inf).max())
@@ -182,7 +180,7 @@ def _rounding(dtype: torch.dtype) -> Deviation:
     """Return an error that eager is taken to have at least.
 
     In float32 it is four units in the last place, since sums in another order are as good; a lower precision is
-    thousands of units off. In the 16-bit dtypes it is what rounding the exact result costs.
+    thousands of units off. In the 16-bit dtypes it is the rounding error of the exact result.
     """
     if not dtype.is_floating_point:
         return Deviation(0.0, 0.0)

@@ -29,7 +29,7 @@ class GpuBlock:
         handle: Another process's block to open; None to allocate one.
 
     Attributes:
-        handle: What another process opens the block by.
+        handle: Opens the block in another process.
 
     Raises:
         MeasureError: If the driver refuses.

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.cache_directory import default_cache
-from kernel_builder.progress import Progress, Silent
+from kernel_format.cache_directory import default_cache
 from kernel_format.errors import (
     BuildError,
     KernelBuilderError,
@@ -26,14 +25,14 @@ from kernel_format.errors import (
 from kernel_format.files import temporary_directory
 from kernel_judge.judge import compiler_cache
 from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
-from kernel_judge.judge.examination import Examination, RejectedError
-from kernel_judge.judge.peers import COMPILED, Peers
+from kernel_judge.judge.peer_workers import COMPILED, PeerWorkers
 from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.result_checks import RejectedError, ResultChecks
 from kernel_judge.judge.scaling import affordable, cut_lengths, fitted, unseen
 from kernel_judge.judge.speed import measure_speed
 from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.task import Task, read_task
-from kernel_judge.judge.verdict import NOT_JUDGED, RIGHT, WRONG, Verdict
+from kernel_judge.judge.verdict import NOT_JUDGED, RIGHT, WRONG, Notify, Verdict
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 from kernel_sandbox import sandbox
 
@@ -46,14 +45,13 @@ _START_SECONDS = 120.0
 # after how many timing ends. Both are longer in proportion on a machine on which a worker needs longer to start.
 _CPU_SECONDS, _TIMED_SECONDS = 12.5, 17.0
 _READY_SECONDS = 4.0
-# What Torch, Triton and the client for kernels say where code for a GPU meets a machine without one.
+# Messages of Torch, Triton and the client for kernels on a machine without a GPU.
 _NEEDS_GPU = re.compile(
     r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|\b0 active drivers|Invalid backend 'cuda'|selected backend \(cu"
 )
-_SILENT = Silent()
 
 
-# What Torch and Python say where a candidate needs a compiler or a package for kernels that is not installed.
+# Messages of Torch and Python if a compiler or a package for kernels is not installed.
 _NEEDS_TOOL = re.compile(
     r"Ninja is required to load C\+\+ extensions|CUDA_HOME environment variable is not set"
     r"|(?:FileNotFoundError|InvalidCxxCompiler).*(?:c\+\+|g\+\+|clang|gcc|cc|nvcc)\b"
@@ -68,7 +66,7 @@ class _CannotJudgeError(Exception):
 
 @dataclass(frozen=True)
 class JudgeRequest:
-    """What to judge, and how thoroughly.
+    """A candidate, its task, and the extent of the checks.
 
     Attributes:
         candidate: A Python file with `ModelNew`, or a kernel project with one.
@@ -77,7 +75,7 @@ class JudgeRequest:
         inputs: How many random inputs to check.
         rounds: Samples of each time; 0 to time nothing.
         peers: Which of `PEERS` to time.
-        seed: Makes inputs and shapes repeatable, for a reader of a verdict; None for ones that nobody can foresee.
+        seed: Makes inputs and shapes repeatable, for tests; None for unpredictable ones.
         build_seconds: Limit of importing the candidate, which may compile.
         call_seconds: Limit of a call.
         compile_seconds: How long to wait for `torch.compile` once the candidate is checked.
@@ -101,7 +99,7 @@ class JudgeRequest:
     is_built: bool = False
 
 
-def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
+def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdict:
     """Return the verdict on a candidate.
 
     Raises:
@@ -113,13 +111,13 @@ def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
     candidate = read_candidate(request.candidate)
     device = request.device or task.settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
-    trial = _Trial(request, task, candidate, device, choice, progress)
+    judgement = _Judgement(request, task, candidate, device, choice, notify)
     rejected: RejectedError | None = None
     word, reason, speed = RIGHT, "", SpeedReport()
     try:
         if device == "cuda" and not torch.cuda.is_available():
             raise _CannotJudgeError("it is to run on a GPU, and Torch finds none: --device cpu judges it on the CPU")
-        speed = trial.run()
+        speed = judgement.run()
     except _CannotJudgeError as error:
         word, reason = NOT_JUDGED, str(error)
     except RejectedError as error:
@@ -138,19 +136,19 @@ def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
         task=task.name,
         task_digest=task.digest,
         candidate_digest=candidate.digest,
-        sandbox=trial.sandbox,
+        sandbox=judgement.sandbox,
         device=_device_name(device),
         seconds=round(time.monotonic() - started, 3),
         speed=speed.speed,
         missing_peers=speed.missing,
         share_of_copy_speed=speed.share_of_copy_speed,
         share_of_peak=speed.share_of_peak,
-        suspicious=(*trial.suspicious, *speed.suspicious),
+        suspicious=(*judgement.suspicious, *speed.suspicious),
         cases=speed.cases,
     )
 
 
-class _Trial:
+class _Judgement:
     """One judgement."""
 
     def __init__(
@@ -160,10 +158,10 @@ class _Trial:
         candidate: Candidate,
         device: str,
         choice: random.Random,
-        progress: Progress,
+        notify: Notify,
     ) -> None:
         self._request, self._task, self._candidate = request, task, candidate
-        self._device, self._choice, self._progress = device, choice, progress
+        self._device, self._choice, self._notify = device, choice, notify
         self._started = time.monotonic()
         self.sandbox = request.sandbox or sandbox.strongest()
         self.suspicious: list[str] = []
@@ -182,17 +180,17 @@ class _Trial:
             if device == "cpu":
                 self._lent = compiler_cache.existing(default_cache())
             if device == "cpu" and not self._lent and request.rounds and set(request.peers) & set(COMPILED):
-                self._lent = compiler_cache.prepared(default_cache(), lambda: self._worker([]), self._progress)
+                self._lent = compiler_cache.prepared(default_cache(), lambda: self._worker([]), self._notify)
                 self._started = time.monotonic()
             directory = stack.enter_context(temporary_directory())
             file = self._built(directory)
             worker = stack.enter_context(self._worker([directory]))
-            self._progress.say("preparing the reference")
+            self._notify("preparing the reference")
             references, sentences = prepare_references(self._task, device, self._choice)
             self.suspicious += sentences
             timed = references[: max(1, min(len(references), 1 + len(self._task.settings.shapes or (1,))))]
             modes = request.peers if request.rounds else ()
-            peers = stack.enter_context(Peers(self._task, timed, modes, lambda: self._worker([]), self._progress))
+            peers = stack.enter_context(PeerWorkers(self._task, timed, modes, lambda: self._worker([]), self._notify))
             asked = time.monotonic()
             try:
                 worker.ready(_START_SECONDS)
@@ -207,19 +205,19 @@ class _Trial:
             worker.wait(request.build_seconds)
             for number, reference in enumerate(references):
                 worker.ask("model", number, *reference.model_arguments(), seconds=request.build_seconds)
-            examination = Examination(worker, references, self._task.settings.tolerance, request.call_seconds)
+            checks = ResultChecks(worker, references, self._task.settings.tolerance, request.call_seconds)
             inputs = affordable(request.inputs, references[0].seconds, device)
             if inputs < request.inputs:
                 self.suspicious.append(f"Only {inputs} inputs were checked, since a call of the reference takes long.")
             seeds = [self._choice.getrandbits(48) for _ in range(inputs)]
-            self._progress.say(f"checking {inputs} inputs")
+            self._notify(f"checking {inputs} inputs")
             with peers.paused():
-                examination.check(seeds)
+                checks.check(seeds)
                 if request.inputs_of_task_only:
                     self.suspicious.append("Only the task's own inputs and parameters were checked.")
                 else:
-                    examination.check_outside(self._task, self._choice.getrandbits(48), request.build_seconds)
-            self.suspicious += examination.suspicious
+                    checks.check_outside(self._task, self._choice.getrandbits(48), request.build_seconds)
+            self.suspicious += checks.suspicious
             self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
             if request.is_built and self._candidate.is_project:
                 self.suspicious.append(
@@ -227,16 +225,14 @@ class _Trial:
                 )
             if not request.rounds:
                 return SpeedReport()
-            self._progress.say("timing")
+            self._notify("timing")
             wait = request.compile_seconds
             if wait is None:
                 wait = slowness * _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
             worker.stop()
             peers.finish(wait)
             end = self._started + slowness * _TIMED_SECONDS
-            return measure_speed(
-                worker, peers, timed, examination, request.rounds, request.call_seconds, end, self._choice
-            )
+            return measure_speed(worker, peers, timed, checks, request.rounds, request.call_seconds, end, self._choice)
 
     def _built(self, directory: Path) -> Path:
         try:
@@ -265,7 +261,7 @@ def prepare_references(task: Task, device: str, choice: random.Random) -> tuple[
     """Return the reference at the sizes to time, at the task's further ones, and at sizes of the judge's choice.
 
     Returns:
-        Also what a reader of the verdict must know of them, in sentences.
+        Also notes for the verdict, in sentences.
     """
     settings = task.settings
     dtypes: Sequence[str | None] = settings.dtypes or (None,)

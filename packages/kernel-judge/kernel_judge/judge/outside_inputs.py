@@ -74,7 +74,7 @@ def outside_inputs(reference: Reference, seed: int) -> Iterator[tuple[str, Argum
 
 
 def expected_results(reference: Reference, given: Arguments) -> tuple[Tensors, Tensors, list[float]] | None:
-    """Return eager's results, what results are compared with, and how far off each may be; None for illegal inputs.
+    """Return eager's results, the expected results, and the allowed error of each; None for illegal inputs.
 
     The allowance of an integer result is infinite where rounding errors in the inputs change it, as for the place of a
     maximum among equal numbers, and where it is a place that the reference chooses by nothing but its order.
@@ -125,8 +125,8 @@ def outside_difference(
 def _chosen_by_order(reference: Reference, given: Arguments, eager: Sequence[torch.Tensor]) -> list[int]:
     """Return which integer results have places in the last dimension that another order of the inputs changes.
 
-    What the reference compares may be equal though the inputs are not: probabilities that are all rounded to 0. With
-    the task's own inputs most places are the same ones in both orders; otherwise the result is no choice of places.
+    The values that the reference compares may be equal though the inputs are not: probabilities that are all rounded
+    to 0. With the task's own inputs most places are equal in both orders; else the result is no choice of places.
     """
     integers = [number for number, plain in enumerate(eager) if not plain.is_floating_point() and plain.numel()]
     if not integers:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.measure.case import size
+from kernel_builder.api import size
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.evaluation import (
     ResultError,
@@ -34,7 +34,7 @@ class Arguments:
         skeleton: The arguments, with placeholders for tensors.
         tensors: The tensors.
         grads: The gradients of the results; None without a backward pass.
-        seed: What the random generators are seeded with before the call.
+        seed: The seed of the random generators before the call.
     """
 
     skeleton: Any
@@ -48,7 +48,7 @@ class Arguments:
 
 
 class Reference:
-    """The model of a task, and what the judge must know of its results.
+    """The model of a task, and the properties of its results.
 
     Args:
         task: The task.
@@ -60,7 +60,7 @@ class Reference:
         random_parameters: Whether parameters of ones or zeros get other values.
 
     Attributes:
-        randomized: What `randomize` has replaced; None without `random_parameters`.
+        randomized: The result of `randomize`; None without `random_parameters`.
         init: The arguments of the model's constructor.
         state: Its parameters and buffers.
         parameters: Names of the parameters that get a gradient.
@@ -128,7 +128,7 @@ class Reference:
         return Arguments(skeleton, tensors, grads, seed)
 
     def eager(self, given: Arguments) -> Tensors:
-        """Return what eager PyTorch computes."""
+        """Return the results of eager PyTorch."""
         return self._evaluate(self._model, given, lambda tensor: tensor.clone())
 
     def exact(self, given: Arguments) -> Tensors | None:
@@ -192,7 +192,7 @@ class Reference:
             torch.cuda.synchronize()
 
     def model_arguments(self, mode: str = "eager") -> tuple[Any, ...]:
-        """Return what the worker's command "model" takes after the number; `mode` is that of a peer."""
+        """Return the arguments of the worker's command "model" after the number; `mode` is a peer's."""
         return self.init, self.state, self.dtype, self.seed, mode, self.parameters, self.randomized is not None
 
     def moved(self, given: Arguments) -> int:

@@ -26,7 +26,7 @@ _LEAST_INPUTS = 8
 _CHECK_SECONDS = 10.0
 _CALLS_AN_INPUT = 6  # the candidate's, eager's, and one in float64, which takes several times as long
 _BEYOND = 10  # times these, for a task whose sizes cannot be made smaller
-# What a fork may take to find out that a call takes little.
+# Limits of a fork that tests whether a call is small.
 _FORK_BYTES, _FORK_SECONDS = 128 << 20, 1.0
 
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernel_builder.measure.timing import Clock, clock
+from kernel_builder.api import Clock, clock
 from kernel_judge.judge.comparison import ErrorRule
-from kernel_judge.judge.examination import Examination, RejectedError, describe, fill, place, reserve, synchronize
-from kernel_judge.judge.peers import EAGER, Peers
+from kernel_judge.judge.peer_workers import EAGER, PeerWorkers
 from kernel_judge.judge.reference import Arguments, Reference
+from kernel_judge.judge.result_checks import RejectedError, ResultChecks, describe, fill, place, reserve, synchronize
 from kernel_judge.judge.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
@@ -44,8 +44,8 @@ _DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 2e-3}
 _FLUSHED = 2  # times the cache
 
 
-class _Taken(NamedTuple):
-    """What a run took: seconds by this process's clock; and on a CPU the CPU time, elsewhere the same seconds."""
+class _RunTime(NamedTuple):
+    """The duration of a run by this process's clock; and on a CPU the CPU time, elsewhere the same seconds."""
 
     seconds: float
     effort: float
@@ -53,9 +53,9 @@ class _Taken(NamedTuple):
 
 def measure_speed(
     worker: WorkerProcess,
-    peers: Peers,
+    peers: PeerWorkers,
     references: Sequence[Reference],
-    examination: Examination,
+    checks: ResultChecks,
     rounds: int,
     seconds: float,
     end: float,
@@ -66,8 +66,8 @@ def measure_speed(
     Args:
         worker: Has the candidate's models.
         peers: Have the same models.
-        references: What to time.
-        examination: Has checked the candidate; its errors bound what a timed result may differ by.
+        references: The references to time.
+        checks: Has checked the candidate; its errors bound the differences of timed results.
         rounds: Samples of each time.
         seconds: Limit of a run.
         end: When to end on a CPU, by `time.monotonic`. Each shape gets a second, and some rounds, even after it.
@@ -82,11 +82,11 @@ def measure_speed(
     shapes = []
     for number, reference in enumerate(references):
         left = (end - time.monotonic()) / (len(references) - number) if device == "cpu" else 0.0
-        race = _Race(worker, peers, number, reference, examination.rules[number], timer, seconds, choice)
-        shapes.append(race.shape(rounds, max(_SHAPE_SECONDS[device], left)))
+        runs = _TimedRuns(worker, peers, number, reference, checks.rules[number], timer, seconds, choice)
+        shapes.append(runs.shape(rounds, max(_SHAPE_SECONDS[device], left)))
         if number == 0:
-            race.check_repeats()
-            race.check_clock()
+            runs.check_repeats()
+            runs.check_clock()
     report = report_speed(shapes, timer)
     # One that failed at a later shape has times of the first ones only.
     report.speed = {name: speed for name, speed in report.speed.items() if name not in peers.missing}
@@ -94,13 +94,13 @@ def measure_speed(
     return report
 
 
-class _Race:
+class _TimedRuns:
     """The timed runs at one shape."""
 
     def __init__(
         self,
         worker: WorkerProcess,
-        peers: Peers,
+        peers: PeerWorkers,
         number: int,
         reference: Reference,
         rule: ErrorRule,
@@ -115,7 +115,7 @@ class _Race:
         self._calls = _LEAST_CALLS
         self._flushed = torch.zeros(_FLUSHED * timer.cache // 4, device=self._device)
         self._reported: list[tuple[float, float]] = []
-        self._copying = _Taken(0.0, 0.0)
+        self._copying = _RunTime(0.0, 0.0)
 
     def shape(self, rounds: int, seconds: float) -> TimedShape:
         """Return the samples of all participants, after one round that does not count.
@@ -150,7 +150,7 @@ class _Race:
                 copying.append(self._hand_over())
                 for name, samples in runs.items():
                     samples.append(taken[name])
-        self._copying = _Taken(*map(min, zip(*copying, strict=True)))
+        self._copying = _RunTime(*map(min, zip(*copying, strict=True)))
         overhead = self._copying.seconds
         each = {name: [_net(run, overhead) / self._calls for run in taken] for name, taken in runs.items()}
         return TimedShape(self._reference, self._given, self._calls, each)
@@ -205,7 +205,7 @@ class _Race:
         # The start of a run, on a busy machine, is not part of the work that could be skipped.
         start, most = _START[self._device], max(self._calls, min(self._room(), _MOST_CALLS))
         count = min(max(self._calls, _LEAST_EQUAL), most)
-        overhead = _Taken(*(total / self._calls for total in self._copying))
+        overhead = _RunTime(*(total / self._calls for total in self._copying))
         while count < most:
             least = min(self._run(name, self._new_calls(count)).seconds for _ in range(2))
             if _net(least, overhead.seconds * count) >= _LONG_RUN[self._device] * start:
@@ -221,15 +221,15 @@ class _Race:
                 different = self._new_calls(count)
             taken[False].append(self._run(name, different).effort)
             taken[True].append(self._run(name, self._new_calls(1) * count).effort)
-        # The least of several: what else runs on the machine only adds time.
+        # The least of several: other work on the machine only adds time.
         same, other = (_net(min(taken[equal]), overhead.effort * count) for equal in (True, False))
         return (same + start) / (other + start)
 
     def _new_calls(self, count: int) -> list[Arguments]:
         return [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
 
-    def _run(self, name: str, calls: Sequence[Arguments]) -> _Taken:
-        """Return what one run takes, and keep its results for `_compare`."""
+    def _run(self, name: str, calls: Sequence[Arguments]) -> _RunTime:
+        """Return the duration of one run, and keep its results for `_compare`."""
         worker = self._worker if name == CANDIDATE else self._peers.workers[name]
         placed, slots = reserve(worker, self._reference, calls)
         worker.ask("prepare", placed, slots, seconds=self._seconds)
@@ -256,7 +256,7 @@ class _Race:
         return taken
 
     def _compare(self, calls: Sequence[Arguments]) -> None:
-        """Compare what the candidate has returned when it was timed with what eager has."""
+        """Compare the candidate's results of the timed calls with eager's."""
         for given, results, expected in zip(calls, self._results, self._expected, strict=True):
             if not self._rule.agree(results, expected):
                 raise RejectedError(
@@ -266,20 +266,20 @@ class _Race:
                     describe(self._reference, given),
                 )
 
-    def _hand_over(self) -> _Taken:
-        """Return what copying the results alone takes."""
+    def _hand_over(self) -> _RunTime:
+        """Return the duration of copying the results alone."""
         return self._timed(self._peers.workers[EAGER], "hand_over")[0]
 
-    def _timed(self, worker: WorkerProcess, *command: Any) -> tuple[_Taken, Any]:
-        """Return what a command took, and the value of its answer."""
+    def _timed(self, worker: WorkerProcess, *command: Any) -> tuple[_RunTime, Any]:
+        """Return the duration of a command, and the value of its answer."""
         on_cpu = self._device == "cpu"
         before = worker.cpu_seconds() if on_cpu else 0.0
         seconds, value = worker.timed(*command, seconds=self._seconds)
         worker.stop()
-        return _Taken(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
+        return _RunTime(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
     def check_clock(self) -> None:
-        """Compare this process's clock with what the candidate's has reported.
+        """Compare this process's clock with the time that the candidate's reports.
 
         Raises:
             RejectedError: If they disagree in every run, and in some more.
@@ -323,5 +323,5 @@ def reported_seconds(answer: object) -> float:
 
 
 def _net(taken: float, overhead: float) -> float:
-    """Return a run's time without that of copying results: at least a fifth, for it has written what was copied."""
+    """Return a run's time without that of copying results: at least a fifth, for it has written the copied results."""
     return max(taken - overhead, 0.2 * taken)

@@ -11,12 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from kernel_builder.measure.case import copies
-from kernel_builder.measure.estimates import Estimate, estimate
-from kernel_builder.measure.timing import Clock, clock, sets_needed
-from kernel_judge.judge.examination import describe
-from kernel_judge.judge.peers import EAGER
+from kernel_builder.api import Clock, Estimate, clock, copies, estimate, sets_needed
+from kernel_judge.judge.peer_workers import EAGER
 from kernel_judge.judge.reference import Arguments, Reference
+from kernel_judge.judge.result_checks import describe
 from kernel_judge.judge.verdict import Speedup
 
 CANDIDATE = "candidate"  # beside the names of its peers
@@ -48,7 +46,7 @@ class TimedShape:
 
 
 def report_speed(shapes: Sequence[TimedShape], timer: Clock) -> SpeedReport:
-    """Return the speed over all timed shapes, beside each peer and a copy, and what is suspicious about it."""
+    """Return the speed over all timed shapes, beside each peer and a copy, and suspicious facts."""
     report = SpeedReport()
     ratios: dict[str, list[Estimate]] = {}
     shares, peaks = [], []

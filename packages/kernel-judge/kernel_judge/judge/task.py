@@ -12,24 +12,28 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import toml_file
-from kernel_builder.config.toml_schema import Key, TomlPlace, list_of, natural, one_of, table, tables
 from kernel_format.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Sizes = Mapping[str, Any]
 """Names of a problem file's top level -> an integer, or a tuple of integers."""
 
+_DTYPES = ("float32", "float16", "bfloat16")
 _NEEDED = ("Model", "get_inputs", "get_init_inputs")
 
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What `task.toml` says.
+    """The settings in `task.toml`.
 
     Attributes:
         dtypes: Dtypes of inputs and parameters; empty for those of the file.
@@ -56,7 +60,7 @@ class Task:
         name: The file's name without its suffix, or the directory's.
         path: The problem file.
         source: Its content.
-        settings: What `task.toml` says.
+        settings: The settings in `task.toml`.
         digest: SHA-256 of the problem file and `task.toml`, in hexadecimal.
         level: The level of KernelBench that the file is in, or None.
     """
@@ -133,7 +137,7 @@ def read_task(path: Path) -> Task:
         ) from error
     except (SyntaxError, ValueError, OSError) as error:
         raise ConfigError(f"is not a Python file: {error}", where=str(file)) from error
-    text = toml_file.decode(settings.read_bytes(), str(settings)) if settings.is_file() else ""
+    text = _read_settings(settings) if settings.is_file() else ""
     level = re.fullmatch(r"level(\d+)", file.parent.name)
     task = Task(
         name=path.stem if path.is_file() else path.resolve().name,
@@ -155,23 +159,6 @@ def read_task(path: Path) -> Task:
     return task
 
 
-def kernelbench(checkout: Path, levels: Sequence[int] = (1, 2, 3)) -> Iterator[Task]:
-    """Yield the problems of a local checkout of KernelBench, by level and number.
-
-    Raises:
-        ConfigError: If the directory has no such levels.
-    """
-    root = checkout / "KernelBench" if (checkout / "KernelBench").is_dir() else checkout
-    for level in levels:
-        files = [path for path in (root / f"level{level}").glob("*.py") if re.match(r"\d+_", path.name)]
-        if not files:
-            raise ConfigError(
-                f"has no level{level} with problem files", where=str(checkout), hint="name a checkout of KernelBench"
-            )
-        for path in sorted(files, key=lambda path: int(path.name.partition("_")[0])):
-            yield read_task(path)
-
-
 def _problem_file(directory: Path) -> Path:
     files = [path for path in sorted(directory.glob("*.py")) if "get_inputs" in path.read_text(encoding="utf-8")]
     if len(files) != 1:
@@ -184,38 +171,60 @@ def _problem_file(directory: Path) -> Path:
     return files[0]
 
 
+def _read_settings(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")  # editors write a byte order mark
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not UTF-8: {error}", where=str(path), hint="save the file in UTF-8") from error
+
+
 def _settings(text: str, path: Path) -> TaskSettings:
-    settings: TaskSettings = _SETTINGS(toml_file.parse(text, str(path)), TomlPlace(str(path)))
-    return settings
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "too many nested brackets" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"is not TOML: {reason}", where=str(path), hint="correct the line that is named") from error
+    for key, value in values.items():
+        if key not in _KEYS:
+            raise ConfigError(f"unknown key; expected one of {', '.join(_KEYS)}", where=f"{path}: {key}")
+        expected, is_valid = _KEYS[key]
+        if not is_valid(value):
+            raise ConfigError(
+                f"expected {expected}, got {value!r}", where=f"{path}: {key}", hint="docs/judge.md lists the keys"
+            )
+    return TaskSettings(**{key: _with_tuples(value) for key, value in values.items()})
 
 
-def _size(value: Any, place: TomlPlace) -> Any:
-    return list_of(natural)(value, place) if isinstance(value, list) else natural(value, place)
+def _with_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
-def _tolerance(value: Any, place: TomlPlace) -> float:
-    if not isinstance(value, float) or not 0 < value <= 0.1:
-        raise ConfigError(f"{value!r} is not a number above 0 and at most 0.1", where=str(place), hint="write 0.01")
-    return value
+def _are_sizes(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(type(size) is int and size >= 0 for item in value.values() for size in _each(item))
 
 
-def _flag(value: Any, place: TomlPlace) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError("expected a boolean", where=str(place), hint="write true or false")
-    return value
+def _each(size: Any) -> list[Any]:
+    return size if isinstance(size, list) else [size]
 
 
-_SETTINGS = table(
-    {
-        "dtypes": Key(list_of(one_of(("float32", "float16", "bfloat16"), "a dtype"), least=1)),
-        "sizes": Key(tables(_size)),
-        "shapes": Key(list_of(tables(_size))),
-        "tolerance": Key(_tolerance),
-        "backward": Key(_flag),
-        "device": Key(one_of(("cpu", "cuda"), "a device")),
-    },
-    lambda values: TaskSettings(**values),
-)
+_KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "dtypes": (
+        f"an array with names from {', '.join(_DTYPES)}",
+        lambda value: isinstance(value, list) and bool(value) and all(name in _DTYPES for name in value),
+    ),
+    "sizes": ("a table of integers of at least 0", _are_sizes),
+    "shapes": (
+        "an array of tables of integers of at least 0",
+        lambda value: _each(value) == value and all(map(_are_sizes, value)),
+    ),
+    "tolerance": ("a number above 0 and at most 0.1", lambda value: isinstance(value, float) and 0 < value <= 0.1),
+    "backward": ("true or false", lambda value: isinstance(value, bool)),
+    "device": ('"cpu" or "cuda"', lambda value: value in ("cpu", "cuda")),
+}
 
 
 def _parsed(source: str) -> ast.Module:

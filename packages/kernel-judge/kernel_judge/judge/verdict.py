@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from kernel_format.errors import ConfigError
+
+Notify = Callable[[str], None]
+"""Receives messages about the course of long work."""
 
 _ERROR = re.compile(r"\berror\b|Error\b", re.IGNORECASE)
 RIGHT, WRONG, NOT_JUDGED = "right", "wrong", "not judged"
@@ -35,24 +38,24 @@ class Speedup(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a candidate computes what its task asks for, and how fast. In JSON, keys have dashes for underscores.
+    """Whether a candidate computes its task, and its speed. In JSON, keys have dashes for underscores.
 
     Attributes:
         verdict: "right", "wrong", or "not judged" if this machine cannot build or run the candidate.
-        reason: Why it is not right, in one or two sentences that say what to change; empty if it is right.
+        reason: The reason and the correction to make, in one or two sentences; empty if it is right.
         rejected_as: The kind of failure, such as "wrong-result" or "input-changed"; None unless it is wrong.
-        failing_case: Of the first wrong case: "shapes", "dtypes", "seed", and what was found; None if there is none.
+        failing_case: Of the first wrong case: "shapes", "dtypes", "seed", and the difference; None if there is none.
         task: The name of the task.
         task_digest: SHA-256 of the task's files, in hexadecimal.
         candidate_digest: SHA-256 of the candidate's files, in hexadecimal.
-        sandbox: What confined the candidate: "bubblewrap", "landlock" or "process".
+        sandbox: The sandbox of the candidate: "bubblewrap", "landlock" or "process".
         device: The device's name.
-        seconds: What the whole verdict took, with the build.
+        seconds: The duration of the whole verdict, with the build.
         speed: "eager", "compile" and "max-autotune" -> speedup over that peer; a peer without a time is absent.
         missing_peers: The peers that were asked for and have no time, with the reason.
         share_of_copy_speed: The time of a copy of the inputs' and results' bytes divided by the candidate's.
         share_of_peak: Floating-point operations a second over the device's peak, where both are known.
-        suspicious: What a person should look at, in sentences. It does not make a candidate wrong.
+        suspicious: Facts to review, in sentences. It does not make a candidate wrong.
         cases: Of each timed shape: "shapes", and "milliseconds" of the candidate and its peers.
     """
 
@@ -83,6 +86,22 @@ class Verdict:
         """Whether the candidate may be used in place of the reference."""
         return self.verdict == RIGHT
 
+    def lines(self) -> list[str]:
+        """Return the verdict without its first word and its times, for a person or an agent."""
+        lines = []
+        if not self.is_right:
+            lines.append(f"{self.rejected_as}: {self.reason}" if self.rejected_as else self.reason)
+        if self.failing_case:
+            lines.append(f"case: {json.dumps(self.failing_case)}")
+        for peer, speed in self.speed.items():
+            lines.append(f"{speed.ratio:.2f} times the speed of {peer} ({speed.low:.2f} to {speed.high:.2f})")
+        lines += [f"not compared with {peer}: {reason}" for peer, reason in self.missing_peers.items()]
+        if self.share_of_copy_speed is not None:
+            lines.append(f"{self.share_of_copy_speed:.0%} of copy speed, the upper bound for a memory-bound kernel")
+        if self.share_of_peak is not None:
+            lines.append(f"{self.share_of_peak:.0%} of the speed of a large matrix product")
+        return lines + [f"suspicious: {fact}" for fact in self.suspicious]
+
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as `judge --json` prints it."""
         values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
@@ -95,7 +114,7 @@ class Verdict:
 
     @staticmethod
     def from_json(text: str) -> Verdict:
-        """Read what `to_json` wrote.
+        """Read the result of `to_json`.
 
         Raises:
             ConfigError: If the text is not a verdict.

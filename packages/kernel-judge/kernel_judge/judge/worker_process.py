@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import pickle
-import resource
 import secrets
 import select
 import signal
@@ -15,27 +14,33 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import kernel_builder
 import kernel_format
 import kernel_judge
 import kernel_sandbox
+from kernel_builder import api
 from kernel_format.files import temporary_directory
 from kernel_judge.judge.arena import Arena
+from kernel_judge.judge.process_tree import (
+    descendants,
+    disk_bytes,
+    memory_bytes,
+    signal_each,
+    suspend_descendants,
+)
 from kernel_judge.judge.worker import receive, send
 from kernel_sandbox import sandbox
 from kernel_sandbox.confine import LARGEST_FILE
 
 _LONGEST_ANSWER = 1 << 20
-_LONGEST_WORDS = 1500
+_LONGEST_OUTPUT = 1500
 _USER = "judge"
-_MOST_WALKS = 100
-# What the processes of one worker may use: half of the memory, and as much disk as a file of theirs may have.
+# Limits of the processes of one worker: half of the memory, and as much disk as a file of theirs may have.
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 MOST_PROCESSES = 1000
 MOST_DISK = LARGEST_FILE
@@ -64,7 +69,7 @@ class WorkerProcess:
     Args:
         kind: The sandbox.
         device: "cpu" or "cuda".
-        readable: What it may read beside the system and Python.
+        readable: Paths that it may read beside the system and Python.
         lent: Files for `torch.compile`, to start with.
         variables: More environment variables.
         arena_bytes: The size of each arena on a GPU.
@@ -99,12 +104,12 @@ class WorkerProcess:
             self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
             opened.callback(self.inputs.close)
             opened.callback(self.outputs.close)
-            self._words = opened.enter_context((self.scratch / "words").open("w+b"))
-            self._said = 0
+            self._output = opened.enter_context((self.scratch / "output").open("w+b"))
+            self._output_start = 0
             self._connection, other = socket.socketpair()
             opened.enter_context(self._connection)
-            packages = (kernel_builder, kernel_format, kernel_sandbox, kernel_judge)
-            own = [Path(str(package.__file__)).parent.parent for package in packages]
+            modules = (api, kernel_format, kernel_sandbox, kernel_judge)
+            own = [Path(str(module.__file__)).parent.parent for module in modules]
             paths = sandbox.readable([*readable, *([lent] if lent else []), *own])
             settings = {
                 "connection": other.fileno(),
@@ -122,8 +127,8 @@ class WorkerProcess:
                     cwd=self.scratch,
                     env=self._environment(own, variables or {}),
                     stdin=subprocess.DEVNULL,
-                    stdout=self._words,
-                    stderr=self._words,
+                    stdout=self._output,
+                    stderr=self._output,
                     pass_fds=[other.fileno(), *self.inputs.descriptors, *self.outputs.descriptors],
                     start_new_session=True,
                 )
@@ -150,7 +155,7 @@ class WorkerProcess:
     def start(self, command: str, *arguments: Any) -> None:
         """Send a command without waiting for its answer."""
         message = self._message(command, arguments)
-        self._said = os.fstat(self._words.fileno()).st_size
+        self._output_start = os.fstat(self._output.fileno()).st_size
         self.go_on()
         with suppress(OSError):  # it has died, which `wait` reports
             send(self._connection, message)
@@ -180,7 +185,7 @@ class WorkerProcess:
         if not known or answer.get("token") != self._tokens.popleft():
             raise WorkerFailure("forged-answer", "it writes into the judge's connection")
         if "failed" in answer:
-            words = self._words_since(self._said) if answer["failed"] == "raised" else ""
+            words = self._output_since(self._output_start) if answer["failed"] == "raised" else ""
             raise WorkerFailure(
                 answer["failed"], str(answer.get("text", "")) + (f"; it printed: {words}" if words else "")
             )
@@ -191,14 +196,12 @@ class WorkerProcess:
 
         The kernel ends them first if memory runs out before, which `confine` asks for.
         """
-        processes = {self.process.pid, *self._descendants()}
-        memory = sum(map(_resident, processes)) if len(processes) <= MOST_PROCESSES else 0
-        if memory > MOST_MEMORY:
-            memory = sum(map(_memory, processes))
+        processes = {self.process.pid, *descendants(self.process.pid)}
+        memory = memory_bytes(processes, MOST_MEMORY) if len(processes) <= MOST_PROCESSES else 0
         for name, used, most, unit in (
             ("processes", len(processes), MOST_PROCESSES, 1),
             ("GB of memory", memory, MOST_MEMORY, 1e9),
-            ("GB of disk", _disk(self.scratch), MOST_DISK, 1e9),
+            ("GB of disk", disk_bytes(self.scratch), MOST_DISK, 1e9),
         ):
             if used > most:
                 self._kill()
@@ -226,39 +229,23 @@ class WorkerProcess:
         return time.perf_counter() - started, value
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of the worker's processes so far, which other work on the machine does not add to."""
-        return sum(map(_cpu_seconds, {self.process.pid, *self._descendants()}))
+        """Return the CPU time of the processes of a worker that is stopped. Other work does not add to it."""
+        return sum(map(_cpu_seconds, {self.process.pid, *self._stopped}))
 
     def stop(self) -> None:
         """Suspend the worker's processes on a CPU until the next command, or `go_on`."""
         if self._device != "cpu":
             return
         self._signal(signal.SIGSTOP)
-        for _ in range(_MOST_WALKS):  # a process that is not stopped yet may start another
-            if not (new := self._descendants() - self._stopped):
-                break
-            self._stopped |= new
-            _signal_each(new, signal.SIGSTOP)
+        self._stopped = suspend_descendants(self.process.pid)
 
     def go_on(self) -> None:
         """Resume the worker."""
         if self._device != "cpu":
             return
         self._signal(signal.SIGCONT)
-        _signal_each(self._stopped, signal.SIGCONT)
+        signal_each(self._stopped, signal.SIGCONT)
         self._stopped.clear()
-
-    def _descendants(self) -> set[int]:
-        """Return the processes that the worker has started; they may have left its group."""
-        descendants: set[int] = set()
-        waiting = [self.process.pid]
-        while waiting:
-            with suppress(OSError):
-                for thread in Path(f"/proc/{waiting.pop()}/task").iterdir():
-                    children = [int(word) for word in (thread / "children").read_text().split()]
-                    descendants.update(children)
-                    waiting += children
-        return descendants
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -278,14 +265,14 @@ class WorkerProcess:
             return "it closed the judge's connection"
         if status < 0:
             return f"its process was killed by {signal.Signals(-status).name}"
-        words = self._words_since(0).splitlines()
+        words = self._output_since(0).splitlines()
         return f"its process ended with status {status}" + (f": {words[-1][:500]}" if words else "")
 
-    def _words_since(self, start: int) -> str:
-        """Return the end of what the worker printed after a place, such as the messages of a compiler that it ran."""
-        file = self._words.fileno()  # the worker has this file, too, and writes where it last stood
-        start = max(start, os.fstat(file).st_size - _LONGEST_WORDS)
-        return os.pread(file, _LONGEST_WORDS, start).decode(errors="replace").strip()
+    def _output_since(self, start: int) -> str:
+        """Return the end of the worker's output after an offset, such as the messages of a compiler that it ran."""
+        file = self._output.fileno()  # the worker has this file, too, and writes where it last stood
+        start = max(start, os.fstat(file).st_size - _LONGEST_OUTPUT)
+        return os.pread(file, _LONGEST_OUTPUT, start).decode(errors="replace").strip()
 
     def _environment(self, packages: Sequence[Path], more: dict[str, str]) -> dict[str, str]:
         scratch = str(self.scratch)
@@ -302,42 +289,12 @@ class WorkerProcess:
         return {**sandbox.environment(self.scratch), **own, **more}
 
 
-def _resident(process: int) -> int:
-    """Return what `_memory` is at most: what processes share counts for each. Linux need not look at each page."""
-    with suppress(OSError):
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
-    return 0
-
-
-def _memory(process: int) -> int:
-    """Return the memory of a process in bytes. What processes share is divided among them."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    return 0  # it has ended
-
-
-def _disk(directory: Path) -> int:
-    used = 0
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            with suppress(OSError):  # it has just been removed
-                used += os.lstat(os.path.join(parent, name)).st_blocks * 512  # noqa: PTH118
-    return used
-
-
 def _cpu_seconds(process: int) -> float:
+    """Return the CPU time of a process in nanoseconds' resolution; that of psutil is 10 ms, half of a timed run."""
     clock = ctypes.c_int()
     if ctypes.CDLL(None).clock_getcpuclockid(process, ctypes.byref(clock)):
         return 0.0  # it has ended
     return time.clock_gettime(clock.value)
-
-
-def _signal_each(processes: Iterable[int], number: int) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(process, number)
 
 
 def _link(lent: Path, here: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a sample of attempts says of the best of k attempts: counted with `math.comb`, since no library has it."""
+"""Unbiased estimates for the best of k attempts from a sample of attempts, which no library has."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Run a program that nobody has read, under limits of time, memory and disk.
+"""Run an untrusted program under limits of time, memory and disk.
 
 As a program (`python limited_process.py MARK MEMORY DISK CGROUP COMMAND...`), this file is the guard of one run: it
 starts the command under limits, and every process that the command leaves behind becomes the guard's child, whatever
-session, environment or parent it had. The guard ends all of them when the command ends, when it is told to, and when
+session, environment or parent it had. The guard ends all of them when the command ends, on SIGTERM, and when
 the search is killed.
 """
 
@@ -22,12 +22,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
+import psutil
+
+from kernel_judge.judge.process_tree import disk_bytes, end_descendants
 from kernel_sandbox.confine import keep_signals_inside
 
 # Seconds between two looks at a program: the first, and the longest, which they double to. `Popen.wait` with a timeout
 # starts again at half a millisecond each time, which took 1.7 % of a core for each agent that ran.
 _FIRST_POLL, _POLL = 0.002, 0.05
-# Between two walks through a workspace: seconds, and as a multiple of what the walk takes.
+# Between two walks through a workspace: seconds, and as a multiple of the duration of a walk.
 _DISK_POLL, _DISK_SHARE = 0.25, 100
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GUARD_SECONDS = 10  # to end all processes
@@ -37,7 +40,7 @@ MARK = "KERNEL_BUILDER_TRY"
 
 
 class Limits(NamedTuple):
-    """What one run of a program may use. Memory is that of each process; disk is the directory and each file."""
+    """The limits of one run of a program. Memory is that of each process; disk is the directory and each file."""
 
     seconds: float
     memory_bytes: int
@@ -142,21 +145,11 @@ def _wait(
         if now - started > limits.seconds:
             return "time"
         if now > next_walk:
-            if tree_bytes(directory) > limits.disk_bytes:
+            if disk_bytes(directory) > limits.disk_bytes:
                 return "disk"
             done = time.monotonic()
             next_walk = done + max(_DISK_POLL, _DISK_SHARE * (done - now))
     return "search" if is_stopping() else None  # it may have been killed for the end of the search
-
-
-def tree_bytes(directory: Path) -> int:
-    """Return the size of all files below a directory, in bytes on the disk."""
-    total = 0
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            with suppress(OSError):  # removed in the meantime
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512  # noqa: PTH118
-    return total
 
 
 def kill_marked(mark: str) -> None:
@@ -164,16 +157,13 @@ def kill_marked(mark: str) -> None:
 
     A process group would not do: programs make groups and sessions of their own, and so does each tool that they run.
     """
-    exact, inside = f"{MARK}={mark}\0".encode(), f"{MARK}={mark}/".encode()
     for _ in range(100):
         any_left = False
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            with suppress(OSError):  # another user's, or has just ended
-                content = b"\0" + (entry / "environ").read_bytes()
-                if b"\0" + exact in content or b"\0" + inside in content:
-                    os.kill(int(entry.name), signal.SIGKILL)
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # another user's, or has just ended
+                found = process.environ().get(MARK, "") if process.pid != os.getpid() else ""
+                if found == mark or found.startswith(f"{mark}/"):
+                    process.kill()
                     any_left = True
         if not any_left:
             return
@@ -197,12 +187,12 @@ def _guarded(mark: str, memory: str, disk: str, group: str, *command: str) -> in
             if ended == child:
                 return os.waitstatus_to_exitcode(status)
     finally:
-        _end_descendants()
+        end_descendants()
 
 
 def _give_up(*_: object) -> None:
     """End everything, for a limit or the end of the search."""
-    _end_descendants()
+    end_descendants()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -233,40 +223,8 @@ def _become(mark: str, memory: int, disk: int, group: Path, command: tuple[str, 
 
 def _own_tasks() -> int:
     """Return how many processes and threads this user has."""
-    tasks = 0
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
-                tasks += sum(1 for _ in (entry / "task").iterdir())
-    return tasks
-
-
-def _end_descendants() -> None:
-    """End all processes below this one. They are stopped first: one that runs could start another meanwhile."""
-    stopped: set[int] = set()
-    while running := _descendants() - stopped:
-        for process in running:
-            with suppress(OSError):
-                os.kill(process, signal.SIGSTOP)
-        stopped |= running
-    for process in stopped:
-        with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        while True:
-            os.wait()
-
-
-def _descendants() -> set[int]:
-    descendants: set[int] = set()
-    waiting = [os.getpid()]
-    while waiting:
-        with suppress(OSError):
-            for thread in Path(f"/proc/{waiting.pop()}/task").iterdir():
-                children = [int(word) for word in (thread / "children").read_text().split()]
-                descendants.update(children)
-                waiting += children
-    return descendants
+    processes = (process.info for process in psutil.process_iter(["uids", "num_threads"]))
+    return sum(info["num_threads"] or 0 for info in processes if info["uids"] and info["uids"].real == os.getuid())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from filelock import FileLock, Timeout
 
-from kernel_builder.cache_directory import default_cache
+from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
 
@@ -40,7 +40,7 @@ class Judged(NamedTuple):
 
     @staticmethod
     def from_dict(entry: Mapping[str, Any]) -> Judged:
-        """Read what `as_dict` returned."""
+        """Read the result of `as_dict`."""
         verdict = Verdict.from_json(json.dumps(entry["verdict"])) if entry["verdict"] else None
         return Judged(**{**entry, "verdict": verdict})
 
@@ -109,10 +109,10 @@ class LocalJudge:
 
 
 def _error(done: subprocess.CompletedProcess[str]) -> str:
-    """Return why the judge failed: what its JSON says, or else the end of its output."""
+    """Return the reason of a failure: the message in the judge's JSON, or else the end of its output."""
     with suppress(ValueError, AttributeError):
-        words = json.loads(done.stdout)
-        return ". ".join(str(words[key]) for key in ("message", "hint") if words.get(key))
+        failure = json.loads(done.stdout)
+        return ". ".join(str(failure[key]) for key in ("message", "hint") if failure.get(key))
     return (done.stderr.strip() or done.stdout.strip())[-_OUTPUT_TAIL:]
 
 

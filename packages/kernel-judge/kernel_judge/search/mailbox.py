@@ -1,7 +1,7 @@
-"""The agent `mailbox:DIR`: announces a workspace in a directory, and ends when somebody has written `DONE` there.
+"""The agent `mailbox:DIR`: announces a workspace in a directory, and ends when a file `DONE` is there.
 
-It is a command like any other agent, so limits of time and disk hold for who answers as well. People, and assistants
-that are no command, take part in a search by it.
+It is a command like any other agent, so limits of time and disk hold. People, and assistants that are not
+commands, take part in a search by it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _announced(workspace: Path, directory: Path) -> Iterator[None]:
     run, _, attempt, number, _ = workspace.parts[-5:]
     file = directory / f"{run}-{attempt}-{number}.json"
     prompt = workspace / "PROMPT.md"
-    said = {"workspace": str(workspace), "prompt": str(prompt), "done": str(workspace / DONE), "process": os.getpid()}
-    write_atomically(file, json.dumps(said, indent=1) + "\n")
+    letter = {"workspace": str(workspace), "prompt": str(prompt), "done": str(workspace / DONE), "process": os.getpid()}
+    write_atomically(file, json.dumps(letter, indent=1) + "\n")
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What searches have found, by agent, context and level: from their logs to figures."""
+"""The figures of searches by agent, context and level, computed from their logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_builder.measure.tables import Table
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import RIGHT, Verdict, cause
 from kernel_judge.search import best_kernel, estimators
@@ -17,19 +16,20 @@ from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, TRY_ENDED, Event, read_events
 from kernel_judge.search.workspace import Workspace
 
+Table = list[list[str]]
 THRESHOLDS = (1.0, 1.5, 2.0)  # of fast_p
 _NAME = 40  # characters of an agent's command in a table
 
 
 class TryResult(NamedTuple):
-    """What one call of an agent came to.
+    """The result of one call of an agent.
 
     Attributes:
         outcome: "right", "wrong", "no-candidate" or "no-verdict".
         reason: Why it is not right; empty if it is.
         verdict: The judge's; None without one.
-        code: What the agent wrote, a file or a directory; None if it is not there.
-        log: What the agent printed.
+        code: The agent's kernel, a file or a directory; None if it is missing.
+        log: The agent's output.
     """
 
     number: int
@@ -60,8 +60,8 @@ class TryResult(NamedTuple):
 class AttemptResult(NamedTuple):
     """The outcome of one attempt: the speed of its fastest right try, or None if none is right.
 
-    Times are in seconds; the supervisor's is CPU time. `tries` is how many tries the attempt has in the log, and
-    `details` what each came to.
+    Times are in seconds. `tries` is how many tries the attempt has in the log, and
+    `details` their results.
     """
 
     task: str
@@ -73,7 +73,6 @@ class AttemptResult(NamedTuple):
     first_right: int | None
     speed: float | None
     busy_seconds: float
-    supervisor_seconds: float
     details: Sequence[TryResult] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -87,7 +86,7 @@ class Group:
     """Figures of attempts that have something in common. Those of several tasks are means over the tasks.
 
     Attributes:
-        by: What they have in common: "all", "agent", "context" or "level".
+        by: The common property: "all", "agent", "context" or "level".
         name: Its value.
         tasks: The number of tasks.
         attempts: The number of attempts.
@@ -118,9 +117,8 @@ class RunReport:
     """The figures of one search or several.
 
     Attributes:
-        peer: What speeds are relative to.
+        peer: The peer that speeds are relative to.
         unfinished: Attempts that are planned and not in the log with all of their tries; they are left out.
-        overhead: The supervisor's CPU time as a share of the time of the attempts.
     """
 
     peer: str
@@ -128,14 +126,12 @@ class RunReport:
     groups: Sequence[Group]
     best: Sequence[Mapping[str, Any]]
     unfinished: int
-    overhead: float
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as `--json` prints it."""
         return {
             "peer": self.peer,
             "unfinished": self.unfinished,
-            "overhead": self.overhead,
             "best": list(self.best),
             "groups": [{key.replace("_", "-"): value for key, value in asdict(group).items()} for group in self.groups],
             "attempts": [attempt.as_dict() for attempt in self.attempts],
@@ -182,9 +178,7 @@ def make_report(runs: Iterable[Path], peer: str, ks: Sequence[int] = ()) -> RunR
         parts = _parted(attempts, key)
         if len(parts) > 1:
             groups += [_group(by, name, part, ks) for name, part in parts.items()]
-    busy = sum(attempt.busy_seconds for attempt in attempts)
-    overhead = sum(attempt.supervisor_seconds for attempt in attempts) / busy if busy else 0.0
-    return RunReport(peer, attempts, groups, best, planned - len(attempts), overhead)
+    return RunReport(peer, attempts, groups, best, planned - len(attempts))
 
 
 def _events(run: Path) -> list[Event]:
@@ -232,7 +226,6 @@ def _attempt(number: int, tries: Sequence[Event], settings: Event, peer: str, ru
         first_right=min(right, default=None),
         speed=max(speeds, default=None),
         busy_seconds=busy,
-        supervisor_seconds=sum(event["supervisor-seconds"] for event in tries),
         details=[_try(event, run) for event in tries],
     )
 
@@ -314,16 +307,22 @@ def summary_table(report: RunReport) -> Table:
     return table
 
 
+def format_table(table: Table) -> str:
+    """Return a table with aligned columns for a terminal."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    rows = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+    return "\n".join(f"{row[0]:<{widths[0]}}{line[widths[0] :]}" for row, line in zip(table, rows, strict=True))
+
+
 def shortened(name: str) -> str:
     """Return the name of an agent for a table; commands may be long."""
     return name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
 
 
 def notes(report: RunReport) -> list[str]:
-    """Return what a reader of the table must know, in sentences."""
+    """Return notes on the table, in sentences."""
     lines = [
         f"Speeds are relative to {report.peer}, and at least 1.0: where no kernel is faster, the reference is used.",
-        f"The supervisor's CPU time is {report.overhead:.2%} of the time of the attempts.",
     ]
     if report.unfinished:
         lines.append(f"{report.unfinished} planned attempts are not finished and left out.")
@@ -341,13 +340,13 @@ def notes(report: RunReport) -> list[str]:
 
 
 def best_remark(best: Mapping[str, Any]) -> str:
-    """Return what to say beside the best kernel: whether it is PyTorch alone."""
+    """Return a remark on the best kernel if it is PyTorch alone, else an empty string."""
     verdict = Judged.from_dict({"verdict": best["verdict"], "error": None, "seconds": 0.0, "waited": 0.0}).verdict
     return "; it has no kernel of its own" if verdict and verdict.is_plain_torch else ""
 
 
 def attempt_lines(report: RunReport) -> list[str]:
-    """Return what each try came to: its speed and interval or the reason, suspicious facts, code and log."""
+    """Return each try: its speed and interval or the reason, suspicious facts, code and log."""
     lines = []
     for attempt in report.attempts:
         for each in attempt.details:

@@ -1,4 +1,4 @@
-"""What a search is asked to do, and how its attempts follow from that."""
+"""The request of a search, and its attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIGABYTE = 10**9
 
 
 class PlannedAttempt(NamedTuple):
-    """One attempt: a number from 1, the agent's command, and what it is given besides the task."""
+    """One attempt: a number from 1, the agent's command, and its contexts."""
 
     number: int
     agent: str
@@ -36,9 +36,9 @@ class SearchRequest:
         agents: Commands, each as one string that is split as a shell does; attempts take them in turn.
         attempts: How many attempts there are in all.
         tries: How often an attempt's agent is called; each call knows the verdict on the one before.
-        contexts: What agents are given besides the task; attempts take these in turn, after each round of agents.
+        contexts: The contexts of the agents; attempts use these in turn, after each round of agents.
         jobs: The most attempts at a time.
-        limits: What one call of an agent may use.
+        limits: The limits of one call of an agent.
         repo_id: The Hub repository of the kernel; None for `local/` and the name of the task.
         skill: The directory of the skill that the context "skill" gives.
         references: The files that the context "reference" gives; without any, the code that `torch.compile` generates.
@@ -75,7 +75,7 @@ class SearchRequest:
         return {"command": list(self.judge), "seconds": self.judge_seconds, "ray": self.ray}
 
     def fixed(self) -> dict[str, Any]:
-        """Return what must not change when a search is continued, as the log has it."""
+        """Return the settings that must not change when a search is continued, as in the log."""
         return {
             "agents": list(self.agents),
             "tries": self.tries,
@@ -108,19 +108,19 @@ def agent_command(agent: str) -> list[str]:
     return [str(Path(path).absolute()), *arguments]
 
 
-def parse_context(words: str) -> tuple[str, ...]:
+def parse_context(text: str) -> tuple[str, ...]:
     """Read `skill,profile` or `none`.
 
     Raises:
-        ConfigError: If a word is not the name of a context.
+        ConfigError: If a name is not a context.
     """
-    chosen = [word.strip() for word in words.split(",") if word.strip()]
+    chosen = [name.strip() for name in text.split(",") if name.strip()]
     if chosen == ["none"]:
         return ()
-    for word in chosen:
-        if word not in CONTEXTS:
+    for name in chosen:
+        if name not in CONTEXTS:
             raise ConfigError(
-                f"{word!r} is not a context",
+                f"{name!r} is not a context",
                 where="--context",
                 hint=f"expected none, or names from {', '.join(CONTEXTS)} with commas between",
             )

@@ -9,11 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.progress import Progress
 from kernel_format.errors import ConfigError
 from kernel_format.files import locked
 from kernel_judge.judge.task import Task, read_task
-from kernel_judge.search import best_kernel, given
+from kernel_judge.judge.verdict import Notify
+from kernel_judge.search import agent_files, best_kernel
+from kernel_judge.search.best_project import write_best
 from kernel_judge.search.local_judge import judging_devices
 from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, RunLog
 from kernel_judge.search.search_judge import open_judge
@@ -25,7 +26,7 @@ _PATIENCE = 2.0  # seconds
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search has found. `best` is None if the reference is the best."""
+    """The result of a search. `best` is None if the reference is the best."""
 
     run: Path
     task: str
@@ -43,7 +44,7 @@ class SearchResult:
         }
 
 
-def search(request: SearchRequest, progress: Progress) -> SearchResult:
+def run_search(request: SearchRequest, notify: Notify) -> SearchResult:
     """Make the attempts that are left, verify the fastest right candidate, and write it to `best/`.
 
     Raises:
@@ -54,18 +55,18 @@ def search(request: SearchRequest, progress: Progress) -> SearchResult:
     task = read_task(request.task)
     for agent in request.agents:
         agent_command(agent)  # before anything is made
-    name = given.kernel_name(task.name)
+    name = agent_files.kernel_name(task.name)
     request = replace(request, run=request.run.absolute(), repo_id=request.repo_id or f"local/{name}")
     request.run.mkdir(parents=True, exist_ok=True)
     with _alone(request.run):
         log = RunLog(request.run / LOG)
         try:
-            return _search(request, task, log, progress)
+            return _search(request, task, log, notify)
         finally:
             log.close()
 
 
-def _search(request: SearchRequest, task: Task, log: RunLog, progress: Progress) -> SearchResult:
+def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> SearchResult:
     settings = request.fixed() | {"task": task.name, "task-digest": task.digest, "level": task.level}
     before = log.find(STARTED)
     for key, value in settings.items() if before else ():
@@ -76,17 +77,17 @@ def _search(request: SearchRequest, task: Task, log: RunLog, progress: Progress)
                 hint="go on with the same, or name another directory with --run",
             )
     backends = _backends(request, task)
-    given.prepare(request, backends)
+    agent_files.prepare(request, backends)
     judging = request.judge_settings()
     log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
-    with open_judge(judging, given.task_path(request.run), f"{request.run}/judge") as judge:
-        Supervisor(request, task.name, judge, log, progress).run()
+    with open_judge(judging, agent_files.task_path(request.run), f"{request.run}/judge") as judge:
+        Supervisor(request, task.name, judge, log, notify).run()
         chosen = best_kernel.choose(log, judge, request.run)
     best = None
     if chosen:
         contender, verdict = chosen
         assert request.repo_id
-        best_kernel.write(request.run, contender, verdict, repo_id=request.repo_id, backends=backends)
+        write_best(request.run, contender, verdict, repo_id=request.repo_id, backends=backends)
         best = {
             "attempt": contender.attempt,
             "try": contender.number,

@@ -1,6 +1,6 @@
-"""Run the attempts of a search: call the agents, judge what they write, and log it.
+"""Run the attempts of a search: call the agents, judge their kernels, and log the results.
 
-The log decides what is left to do. A try is in it twice: when its agent has ended and the candidate is frozen, and when
+The log decides which steps remain. A try is in it twice: when its agent has ended and the candidate is frozen, and when
 it has a verdict. A search that was killed therefore calls no agent again whose candidate it has, and judges nothing
 that has a verdict.
 """
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.progress import Progress
 from kernel_judge.judge.candidate_files import candidate_digest
-from kernel_judge.judge.verdict import RIGHT, WRONG, Verdict, cause
+from kernel_judge.judge.verdict import RIGHT, WRONG, Notify, Verdict, cause
 from kernel_judge.search import workspace as files
 from kernel_judge.search.limited_process import Ended, kill_marked, run_limited
 from kernel_judge.search.local_judge import Judge, Judged
@@ -43,7 +41,7 @@ class Supervisor:
     task_name: str
     judge: Judge
     log: RunLog
-    progress: Progress
+    notify: Notify
 
     def __post_init__(self) -> None:
         self._commands = {agent: agent_command(agent) for agent in self.request.agents}
@@ -88,8 +86,6 @@ class Supervisor:
                     return
 
     def _try(self, attempt: PlannedAttempt, number: int) -> None:
-        # CPU time: attempts run in parallel, and the time between two points says how busy the machine is.
-        started = time.thread_time()
         workspace = Workspace(self.request.run, attempt.number, number)
         ended = self._agent_ended(attempt, number, workspace)
         candidate, digest = workspace.frozen_candidate(), ended["candidate"]
@@ -105,10 +101,9 @@ class Supervisor:
             candidate=digest,
             **{"agent-seconds": ended["seconds"], "judged-as": origin},
             judged=judged.as_dict() if judged else None,
-            **{"supervisor-seconds": round(time.thread_time() - started, 4)},
         )
-        said = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
-        self.progress.say(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{said}")
+        summary = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
+        self.notify(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{summary}")
         speed = judged.verdict.speed.get(REFERENCE_PEER) if judged and judged.verdict else None
         if speed and speed.high > _UNCERTAIN * speed.low:
             self._warn(f"a speed was measured as {speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})")
@@ -117,7 +112,7 @@ class Supervisor:
         """Say once that times are uncertain, before agents have worked for hours."""
         if not self._has_warned:
             self._has_warned = True
-            self.progress.say(
+            self.notify(
                 f"Speeds will be uncertain: {why}. Which kernel is the fastest may be chance. Stop other work, or use "
                 "-j 1 if agents and the judge share the CPU."
             )
@@ -175,7 +170,7 @@ class Supervisor:
         return judged, None
 
     def _feedback(self, attempt: int, number: int) -> str:
-        """Return what the agent is told of its last try; empty before the first."""
+        """Return the report on the last try for the agent's prompt; empty before the first."""
         if number == 0:
             return ""
         key = {"attempt": attempt, "try": number}
@@ -212,5 +207,5 @@ def _speed(verdict: Verdict) -> str:
 def _reason(judged: Judged | None) -> str:
     if judged is None:
         return ""
-    said = judged.verdict.reason if judged.verdict else judged.error
-    return f": {cause(said or '')}"
+    reason = judged.verdict.reason if judged.verdict else judged.error
+    return f": {cause(reason or '')}"

@@ -1,10 +1,10 @@
-"""The directories of a search: what every agent is given, and the workspace of each try.
+"""The directories of a search: the files for all agents, and the workspace of each try.
 
 RUN/log.jsonl               everything that has happened
-RUN/given/                  what each workspace starts with: task/, kernel/, context/
+RUN/given/                  the initial files of each workspace: task/, kernel/, context/
 RUN/attempts/0001/1/workspace/   where the agent of try 1 of attempt 1 works
-RUN/attempts/0001/1/candidate    what it wrote: a copy, made when all of its processes had ended
-RUN/attempts/0001/1/agent.log    what it printed
+RUN/attempts/0001/1/candidate    a copy of its kernel, made after all of its processes ended
+RUN/attempts/0001/1/agent.log    its output
 RUN/best/                   the best kernel, as a project
 """
 
@@ -24,7 +24,7 @@ from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest
 
 _TEMPLATES = Path(__file__).parent / "templates"
-FILE, PROJECT = "candidate.py", "kernel"  # what an agent writes: one of them
+FILE, PROJECT = "candidate.py", "kernel"  # an agent writes one of them
 PROMPT = "PROMPT.md"
 
 
@@ -48,7 +48,7 @@ class Workspace:
         """Make the workspace anew.
 
         Args:
-            context: What of `given/context` the agent gets.
+            context: The directories of `given/context` for the agent.
             judge: The script with which the agent asks for a verdict.
             before: The candidate of the try before, with which the agent goes on.
         """
@@ -69,9 +69,9 @@ class Workspace:
         return (self.directory / PROMPT).is_file()
 
     def freeze(self) -> Path | None:
-        """Copy what the agent has written to where it no longer changes; return the copy.
+        """Copy the agent's kernel out of its reach; return the copy.
 
-        None if it has written nothing, or something that cannot be copied, such as a pipe or an unreadable file.
+        None if there is none, or if it cannot be copied, such as a pipe or an unreadable file.
         """
         try:
             candidate = written(self.directory, self.run / "given" / PROJECT)
@@ -91,12 +91,12 @@ class Workspace:
         return self.root / "candidate" / FILE
 
     def frozen_candidate(self) -> Path | None:
-        """Return what `freeze` copied, or None."""
+        """Return the copy that `freeze` made, or None."""
         return next((path for path in (self.frozen, self.frozen.parent / PROJECT) if path.exists()), None)
 
 
 def written(directory: Path, pristine: Path) -> Path | None:
-    """Return the candidate in a directory: a file, or a project that differs from what the agent was given."""
+    """Return the candidate in a directory: a file, or a project that differs from the initial one."""
     if (directory / FILE).is_file():
         return directory / FILE
     project = directory / PROJECT
@@ -106,7 +106,7 @@ def written(directory: Path, pristine: Path) -> Path | None:
 
 
 def prompt_text(request: SearchRequest, attempt: PlannedAttempt, task_name: str, feedback: str) -> str:
-    """Return what an agent reads on its standard input and in `PROMPT.md`."""
+    """Return the instructions of an agent, on its standard input and in `PROMPT.md`."""
     template = string.Template((_TEMPLATES / "PROMPT.md").read_text(encoding="utf-8"))
     explained = json.loads((_TEMPLATES / "contexts.json").read_text(encoding="utf-8"))
     return template.substitute(
@@ -118,31 +118,12 @@ def prompt_text(request: SearchRequest, attempt: PlannedAttempt, task_name: str,
 
 
 def judge_script(request: SearchRequest) -> str:
-    """Return the script `judge` of a workspace: a verdict in words on what the agent has written so far."""
+    """Return the script `judge` of a workspace: it prints a verdict on the current files."""
     command = [sys.executable, "-m", "kernel_judge.search.workspace_judge", str(request.run), "."]
     return f'#!/bin/sh\ncd "$(dirname "$0")" || exit 2\nexec {shlex.join(command)}\n'
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """Return a verdict in words, for an agent."""
-    lines = []
-    if verdict.is_right:
-        lines.append("The candidate is right.")
-    else:
-        kind = f" ({verdict.rejected_as})" if verdict.rejected_as else ""
-        lines.append(f"The candidate is wrong{kind}: {verdict.reason}")
-    if verdict.failing_case:
-        lines.append(f"The first failing case: {json.dumps(verdict.failing_case)}")
-    for peer, speed in verdict.speed.items():
-        lines.append(
-            f"Its speed is {speed.ratio:.2f} times that of {peer} (95 % interval {speed.low:.2f} to {speed.high:.2f})."
-        )
-    if verdict.share_of_copy_speed is not None:
-        lines.append(
-            f"It reaches {verdict.share_of_copy_speed:.0%} of copy speed, what to compare with if memory is the limit."
-        )
-    if verdict.share_of_peak is not None:
-        lines.append(f"It reaches {verdict.share_of_peak:.0%} of the device's peak arithmetic.")
-    lines += [f"Suspicious: {fact}" for fact in verdict.suspicious]
-    lines += [f"Times: {json.dumps(case)}" for case in verdict.cases]
-    return "\n".join(lines)
+    """Return a verdict for an agent."""
+    times = [f"times: {json.dumps(case)}" for case in verdict.cases]
+    return "\n".join([f"The candidate is {verdict.verdict}.", *verdict.lines(), *times])

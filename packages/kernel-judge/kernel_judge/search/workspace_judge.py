@@ -1,4 +1,4 @@
-"""`./judge` of a workspace: the verdict on what the agent has written so far, in words.
+"""`./judge` of a workspace: prints the verdict on the current files.
 
 It waits for a free device, as the search does. The search does not read the result: it judges again when the agent has
 ended.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kernel_format.errors import KernelBuilderError
 from kernel_judge.judge.candidate_files import copy_candidate
-from kernel_judge.search.given import task_path
+from kernel_judge.search.agent_files import task_path
 from kernel_judge.search.run_log import LOG, STARTED, read_events
 from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.workspace import PROJECT, verdict_text, written

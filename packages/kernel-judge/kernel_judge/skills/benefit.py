@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernel_builder.progress import Progress
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
-from kernel_judge.judge.verdict import RIGHT
+from kernel_judge.judge.verdict import RIGHT, Notify
 from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import LOG, TRY_ENDED, read_events
 from kernel_judge.search.search_request import SKILL, SearchRequest
+from kernel_judge.search.search_run import run_search
 from kernel_judge.search.workspace import Workspace
 from kernel_judge.skills.agent_usage import reported_tokens
 from kernel_judge.skills.catalog import Skill, digests
@@ -43,7 +43,7 @@ class SkillTry(NamedTuple):
 
 @dataclass(frozen=True)
 class Benefit:
-    """What a skill changes.
+    """The effect of a skill.
 
     Attributes:
         skill: The name of the skill.
@@ -69,7 +69,7 @@ class Benefit:
             }
             for name, compared in self.measures.items()
         }
-        rows = [{key.replace("_", "-"): value for key, value in made._asdict().items()} for made in self.tries]
+        rows = [{key.replace("_", "-"): value for key, value in result._asdict().items()} for result in self.tries]
         return {
             "skill": self.skill,
             "agent": self.agent,
@@ -104,7 +104,7 @@ def _is_problem(path: Path) -> bool:
 
 
 def measure_benefit(
-    skill: Skill, tasks: Sequence[Path], tries: int, template: SearchRequest, progress: Progress
+    skill: Skill, tasks: Sequence[Path], tries: int, template: SearchRequest, notify: Notify
 ) -> Benefit:
     """Let the agent try each task with and without the skill, and compare.
 
@@ -116,8 +116,6 @@ def measure_benefit(
         ConfigError: If a task cannot be read, or the directory is that of another evaluation.
         OSError: If the directory cannot be written.
     """
-    from kernel_judge.search.search_run import search
-
     _claim(template.run, skill, tries)
     results: list[SkillTry] = []
     for task in tasks:
@@ -125,13 +123,13 @@ def measure_benefit(
         request = replace(
             template, task=task, run=run, attempts=2 * tries, tries=1, contexts=((), (SKILL,)), skill=skill.directory
         )
-        search(request, progress)
+        run_search(request, notify)
         results += _tries(task.stem, run)
     return compare_tries(skill.name, template.agents[0], results, tries)
 
 
 def _claim(run: Path, skill: Skill, tries: int) -> None:
-    """Write down what is evaluated, or check that it is the same as before: groups of tries must not be mixed."""
+    """Record the evaluated skill, or check that it is the recorded one: groups of tries must not be mixed."""
     files = digests(skill.files())
     settings = json.dumps({"skill": skill.name, "files": files, "tries": tries}, indent=1)
     run.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from kernel_format.front_matter import parse, split
 from kernel_judge.skills.token_count import tokens_at_most
 
 SKILL_FILE = "SKILL.md"
-# Agents read SKILL.md as a whole; what not every task needs belongs to references.
+# Agents read SKILL.md as a whole; parts that only some tasks need belong to references.
 MOST_TOKENS = 550
 _BUILT_IN = Path(__file__).parent
 # The Agent Skills format: names are words of small letters and digits with dashes between, and name the directory.
@@ -28,7 +28,7 @@ class Skill:
 
     Attributes:
         name: From the front matter.
-        description: What it is for, from the front matter; agents choose skills by it.
+        description: Its purpose, from the front matter; agents choose skills by it.
         tokens: An upper estimate for SKILL.md.
         directory: Where it is.
     """
@@ -86,7 +86,7 @@ def read_skill(directory: Path) -> Skill:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", where=where) from error
     front, _ = split(text)
-    form = "begin it with front matter: `---`, `name: my-skill`, `description: what it is for`, `---`"
+    form = "begin it with front matter: `---`, `name: my-skill`, `description: its purpose`, `---`"
     if front is None:
         raise ConfigError("has no front matter", where=where, hint=form)
     try:
@@ -114,6 +114,6 @@ def read_skill(directory: Path) -> Skill:
         raise ConfigError(
             f"has up to {tokens} tokens; expected at most {MOST_TOKENS}",
             where=where,
-            hint="move what not every task needs to references/*.md",
+            hint="move parts that only some tasks need to references/*.md",
         )
     return Skill(name, description.strip(), tokens, directory)

@@ -1,8 +1,8 @@
 """A skill from the best traces of a search, kept only if it helps a student agent.
 
-WORK/traces/       what the writing agent is given: candidates with their logs and verdicts, and common mistakes
-WORK/skill/NAME/   what it writes
-WORK/agent.log     what it prints
+WORK/traces/       the input of the writing agent: candidates with their logs and verdicts, and common mistakes
+WORK/skill/NAME/   its output files
+WORK/agent.log     its log
 WORK/benefit/      the evaluation of the student
 """
 
@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.progress import Progress
 from kernel_format.errors import ConfigError
-from kernel_judge.judge.verdict import RIGHT
-from kernel_judge.search.given import task_path
+from kernel_judge.judge.verdict import RIGHT, Notify
+from kernel_judge.search.agent_files import task_path
 from kernel_judge.search.limited_process import run_limited
 from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import LOG, TRY_ENDED, Event, read_events
@@ -60,7 +59,7 @@ class DistilRequest:
 
 @dataclass(frozen=True)
 class Distilled:
-    """A skill that an agent wrote, and what it changes. `kept` is where it is; None if it does not help."""
+    """A skill that an agent wrote, and its effect. `kept` is its directory; None if it does not help."""
 
     skill: Skill
     benefit: Benefit
@@ -77,7 +76,7 @@ class Distilled:
         }
 
 
-def distil(request: DistilRequest, progress: Progress) -> Distilled:
+def distil(request: DistilRequest, notify: Notify) -> Distilled:
     """Let an agent write a skill, evaluate it, and put it to its place if it helps. Goes on where it was stopped.
 
     Raises:
@@ -89,7 +88,7 @@ def distil(request: DistilRequest, progress: Progress) -> Distilled:
     directory = work / "skill" / request.target.resolve().name
     if not (directory / SKILL_FILE).is_file():
         _gather(request.source, work / "traces")
-        progress.say(f"{request.writer} writes {directory / SKILL_FILE}")
+        notify(f"{request.writer} writes {directory / SKILL_FILE}")
         _write(request, work, directory)
     try:
         skill = read_skill(directory)
@@ -98,7 +97,7 @@ def distil(request: DistilRequest, progress: Progress) -> Distilled:
         raise
     tasks = request.tasks or (task_path(request.source),)
     template = replace(request.student, run=work / "benefit")
-    benefit = measure_benefit(skill, tasks, request.tries, template, progress)
+    benefit = measure_benefit(skill, tasks, request.tries, template, notify)
     if benefit.conclusion != HELPS:
         return Distilled(skill, benefit, None)
     try:

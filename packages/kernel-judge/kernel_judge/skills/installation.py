@@ -1,6 +1,6 @@
-"""Puts skills where coding agents look for them, and takes them away again.
+"""Installs skills into the directories of coding agents, and removes them.
 
-An installed skill has a record of what was installed. A file that differs from it is the user's own edit, which only
+An installed skill has a record of the installed files. A file that differs from it is the user's own edit, which only
 `force` overwrites or removes.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kernel_builder.package.swap import publish, staging
-from kernel_format.errors import ConfigError, PackageError
+from kernel_format.errors import ConfigError
+from kernel_format.files import replaced_directory
 from kernel_judge.skills.catalog import Skill, built_in, digests
 
 RECORD = ".kernel-builder.json"
@@ -39,12 +39,12 @@ AGENT_TOOLS = {
 
 @dataclass(frozen=True)
 class Installed:
-    """What is at the place of one skill.
+    """The state of one skill in a directory of skills.
 
     Attributes:
         path: The directory of the skill.
         state: "absent", "current", "outdated" (the builder has a newer text) or "edited".
-        edited: The files that differ from what was installed, or that are in the way.
+        edited: The files that differ from the installed ones, or that are in the way.
     """
 
     path: Path
@@ -62,7 +62,7 @@ def skill_directory(tool: str, *, globally: bool) -> Path:
 
 
 def inspect_skill(skill: Skill, directory: Path) -> Installed:
-    """Return what is at the place of a skill in a directory of skills."""
+    """Return the state of a skill in a directory of skills."""
     path = directory / skill.name
     if not path.exists() and not path.is_symlink():
         return Installed(path, ABSENT)
@@ -78,20 +78,20 @@ def inspect_skill(skill: Skill, directory: Path) -> Installed:
 
 
 def install_skill(skill: Skill, directories: Sequence[Path], *, force: bool) -> list[Installed]:
-    """Install a skill in directories of skills, in each as a whole; return what was there before.
+    """Install a skill in directories of skills, in each as a whole; return the previous states.
 
     Raises:
         ConfigError: If a place has edits and `force` is not given, and then nothing is changed; or if a place cannot
             be written, and then that place is as it was.
     """
-    there = [inspect_skill(skill, directory) for directory in directories]
-    for before in there:
+    states = [inspect_skill(skill, directory) for directory in directories]
+    for before in states:
         _check_edits(before, force)
-    for before in there:
+    for before in states:
         if before.state != CURRENT:
             record = json.dumps({"files": digests(skill.files())}, indent=1) + "\n"
             write_files({**skill.files(), RECORD: record.encode()}, before.path)
-    return there
+    return states
 
 
 def write_files(files: Mapping[str, bytes], path: Path) -> None:
@@ -101,29 +101,28 @@ def write_files(files: Mapping[str, bytes], path: Path) -> None:
         ConfigError: If it cannot be written.
     """
     try:
-        with staging(path, movable=lambda _: True) as staged:
+        with replaced_directory(path) as staged:
             for name, content in files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 (staged / name).write_bytes(content)
-            publish(staged, path, replace_all=[entry.name for entry in path.iterdir()] if path.exists() else [])
-    except PackageError as error:
-        raise _unwritable(error.message.rpartition(": ")[2], path) from error
+    except OSError as error:
+        raise _unwritable(error.strerror or str(error), path) from error
 
 
 def uninstall_skill(skill: Skill, directories: Sequence[Path], *, force: bool) -> list[Installed]:
-    """Remove a skill from directories of skills; return what was there before.
+    """Remove a skill from directories of skills; return the previous states.
 
     Raises:
         ConfigError: If a place has edits and `force` is not given, and then nothing is changed; or if a place cannot
             be written.
     """
-    there = [inspect_skill(skill, directory) for directory in directories]
-    for before in there:
+    states = [inspect_skill(skill, directory) for directory in directories]
+    for before in states:
         _check_edits(before, force)
-    for before in there:
+    for before in states:
         if before.state != ABSENT:
             _remove(before.path)
-    return there
+    return states
 
 
 def _remove(path: Path) -> None:
@@ -137,7 +136,7 @@ def _remove(path: Path) -> None:
 
 
 def installations(project: Path) -> list[tuple[str, str, Skill, Installed]]:
-    """Return what is installed in a project and for the user: (tool, "project" or "global", skill, what is there)."""
+    """Return the skills in a project and of the user: (tool, "project" or "global", skill, state)."""
     places = [(tool, "project", project / names.project) for tool, names in AGENT_TOOLS.items()]
     places += [(tool, "global", Path.home() / names.home) for tool, names in AGENT_TOOLS.items()]
     inspected = [
@@ -146,14 +145,14 @@ def installations(project: Path) -> list[tuple[str, str, Skill, Installed]]:
     return [entry for entry in inspected if entry[3].state != ABSENT]
 
 
-def _check_edits(there: Installed, force: bool) -> None:
-    if there.path.is_symlink() or (there.path.exists() and not there.path.is_dir()):
-        raise ConfigError("is not a directory", where=str(there.path), hint="move it away, or name another with --dest")
-    if there.state == EDITED and not force:
+def _check_edits(state: Installed, force: bool) -> None:
+    if state.path.is_symlink() or (state.path.exists() and not state.path.is_dir()):
+        raise ConfigError("is not a directory", where=str(state.path), hint="move it away, or name another with --dest")
+    if state.state == EDITED and not force:
         raise ConfigError(
-            f"has edits: {', '.join(there.edited[:5])}{', ...' if there.edited[5:] else ''}",
-            where=str(there.path),
-            hint="copy what you want to keep, then add --force to replace or remove it",
+            f"has edits: {', '.join(state.edited[:5])}{', ...' if state.edited[5:] else ''}",
+            where=str(state.path),
+            hint="copy the edits that you want to keep, then add --force to replace or remove it",
         )
 
 
@@ -163,7 +162,7 @@ def _contents(path: Path) -> dict[str, bytes]:
 
 
 def _recorded(path: Path) -> dict[str, str]:
-    """Return the digests of what was installed; nothing if the skill did not come from here."""
+    """Return the digests of the installed files; empty if another program installed the skill."""
     try:
         files = json.loads((path / RECORD).read_text(encoding="utf-8"))["files"]
         return {str(name): str(value) for name, value in files.items()}
@@ -175,5 +174,5 @@ def _unwritable(reason: str, path: Path) -> ConfigError:
     return ConfigError(
         f"cannot be written: {reason}",
         where=str(path),
-        hint="change the permissions, or name another directory with --dest; what was there is unchanged",
+        hint="change the permissions, or name another directory with --dest; the old files are unchanged",
     )

@@ -15,7 +15,7 @@ _LETTERS = 5  # in a token of a long word, at least
 
 
 def tokens_at_most(text: str) -> int:
-    """Return a number of tokens that is not below what tokenizers count."""
+    """Return a number of tokens that is not below the count of tokenizers."""
     return sum(
         len(piece.encode()) if not piece.isascii() else -(-len(piece) // _LETTERS) for piece in _PIECE.findall(text)
     )

@@ -119,7 +119,7 @@ def test_an_agent_asks_the_judge(tmp_path: Path) -> None:
     run = run_search(quick_request(tmp_path, asking)).run
     said = Workspace(run, 1, 1).log.read_text()
     assert "There is no candidate" in said
-    assert "The candidate is wrong (wrong-result): it is wrong on purpose" in said
+    assert "The candidate is wrong.\nwrong-result: it is wrong on purpose" in said
     assert "status 1" in said
 
 

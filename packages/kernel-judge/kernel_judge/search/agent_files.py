@@ -1,4 +1,4 @@
-"""What a search gives its agents, made once for all attempts: the task, a project to start from, the contexts."""
+"""The files that a search gives to its agents: the task, a new project, the contexts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kernel_builder import scaffold
+from kernel_builder.api import create_project
 from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import PROFILE, REFERENCE, SKILL, SearchRequest
 from kernel_judge.search.workspace import PROJECT
@@ -31,7 +31,7 @@ def task_path(run: Path) -> Path:
 
 
 def prepare(request: SearchRequest, backends: Sequence[str]) -> None:
-    """Make `given/` in the directory of a search. What another start of the search has made is kept.
+    """Create `given/` in the directory of a search, unless an earlier start of the search has created it.
 
     Raises:
         ConfigError: If a context lacks its files, or the reference cannot be run.
@@ -44,7 +44,7 @@ def prepare(request: SearchRequest, backends: Sequence[str]) -> None:
     settings = request.task.with_suffix(".toml")
     _copy([request.task, *([settings] if request.task.is_file() and settings.is_file() else [])], staged / "task")
     assert request.repo_id
-    scaffold.create(staged / PROJECT, request.repo_id, backends, license_name="apache-2.0")
+    create_project(staged / PROJECT, request.repo_id, backends, license_name="apache-2.0")
     wanted = {name for context in request.contexts for name in context}
     if SKILL in wanted:
         skill = request.skill
@@ -72,10 +72,10 @@ def _copy(sources: Iterable[Path], directory: Path) -> None:
             shutil.copyfile(source, directory / source.name)
 
 
-def _observe(task: Path, directory: Path, what: str) -> None:
-    """Run the reference in a process of its own, and keep what can be seen of it."""
+def _observe(task: Path, directory: Path, kind: str) -> None:
+    """Run the reference in another process, and save its generated code or its profile."""
     directory.mkdir(parents=True)
-    command = [sys.executable, "-m", "kernel_judge.judge.observed_reference", what, str(task), str(directory)]
+    command = [sys.executable, "-m", "kernel_judge.judge.reference_profile", kind, str(task), str(directory)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_PROFILE_SECONDS
@@ -85,5 +85,5 @@ def _observe(task: Path, directory: Path, what: str) -> None:
             f"the reference did not end in {_PROFILE_SECONDS} s", where=str(task), hint="leave out --context"
         ) from error
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ConfigError(f"the reference cannot be run: {said}", where=str(task), hint=json.dumps(command))
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ConfigError(f"the reference cannot be run: {message}", where=str(task), hint=json.dumps(command))

@@ -1,8 +1,8 @@
-"""What can be seen of a task's reference: the code that `torch.compile` generates for it, and its profile.
+"""Saves the code that `torch.compile` generates for a task's reference, and the reference's profile.
 
-    python -m kernel_judge.judge.observed_reference (code | profile | once | compiled) TASK DIRECTORY
+    python -m kernel_judge.judge.reference_profile (code | profile | once | compiled) TASK DIRECTORY
 
-The last two call the reference a single time, for what watches from outside.
+The last two call the reference a single time, for profilers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-from kernel_builder.cache_directory import default_cache
-from kernel_judge.judge import compiler_cache
 from kernel_judge.judge.task import read_task
 
 _NCU_KERNELS = 20
@@ -52,21 +50,14 @@ def _call(task: Path, *, compiled: bool) -> None:
 
 def _save_code(task: Path, directory: Path) -> None:
     """Write the code that `torch.compile` generates: C++ on the CPU, Triton on a GPU, with the Python that calls it."""
-    script = [sys.executable, "-m", "kernel_judge.judge.observed_reference", "compiled", str(task), str(directory)]
+    script = [sys.executable, "-m", "kernel_judge.judge.reference_profile", "compiled", str(task), str(directory)]
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "log")
-        # An empty cache: code that is taken from a cache is not logged. Torch looks for precompiled headers in the
-        # directory that the cache has by default, below that of temporary files.
-        cache = Path(scratch, "torchinductor_judge")
         settings = {
             "TORCH_LOGS": "output_code",
             "TORCH_LOGS_OUT": str(log),
-            "TORCHINDUCTOR_CACHE_DIR": str(cache),
-            "TMPDIR": scratch,
-            "LOGNAME": "judge",
+            "TORCHINDUCTOR_CACHE_DIR": scratch,  # code that is taken from a cache is not logged
         }
-        if prepared := compiler_cache.existing(default_cache()):
-            shutil.copytree(prepared, cache, copy_function=os.symlink)
         subprocess.run(script, env={**os.environ, **settings}, check=True)
         lines = [line.partition(_LOG_MARK)[2] for line in log.read_text(encoding="utf-8").splitlines()]
     code = "\n".join(line.removeprefix(" ") for line in lines if "Output code" not in line)
@@ -91,7 +82,7 @@ def _save_profile(task: Path, directory: Path) -> None:
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     (directory / "profile.txt").write_text(f"Three calls of the reference on {name}\n\n{shown}\n")
     if device == "cuda" and (ncu := shutil.which("ncu")):
-        again = [sys.executable, "-m", "kernel_judge.judge.observed_reference", "once", str(task), str(directory)]
+        again = [sys.executable, "-m", "kernel_judge.judge.reference_profile", "once", str(task), str(directory)]
         options = ["--target-processes", "all", "--launch-count", str(_NCU_KERNELS)]
         done = subprocess.run([ncu, *options, *again], capture_output=True, text=True, check=False)
         # Without the right to read the counters, this is ncu's explanation.
@@ -99,8 +90,8 @@ def _save_profile(task: Path, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    what, path, where = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    if what in ("once", "compiled"):
-        _call(path, compiled=what == "compiled")
+    action, path, where = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    if action in ("once", "compiled"):
+        _call(path, compiled=action == "compiled")
     else:
-        {"code": _save_code, "profile": _save_profile}[what](path, where)
+        {"code": _save_code, "profile": _save_profile}[action](path, where)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.measure.poison import POISON
+from kernel_builder.api import POISON
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference
 from kernel_judge.judge.outside_inputs import expected_results, outside_difference, outside_inputs
@@ -36,18 +36,18 @@ class RejectedError(Exception):
         self.kind, self.case = kind, case
 
 
-class Examination:
+class ResultChecks:
     """The checks of one candidate.
 
     Args:
         worker: Has the candidate's models, numbered as the references.
-        references: What to compare with.
+        references: The references of the models.
         tolerance: Of each element.
         seconds: Limit of a call.
 
     Attributes:
         rules: The errors of each reference's inputs.
-        suspicious: What was noticed that is not wrong.
+        suspicious: Notable facts that are not errors.
     """
 
     def __init__(
@@ -216,14 +216,14 @@ class Examination:
         except (TypeError, ValueError):
             strides = []
         if [len(stride) for stride in strides] != [len(shape) for shape, _ in results]:
-            raise RejectedError("forged-answer", "it changes what the judge's worker answers", case)
+            raise RejectedError("forged-answer", "it changes the answers of the judge's worker", case)
         for (shape, _), stride in zip(results, strides, strict=True):
             if _overlaps(shape, stride):
                 text = f"a result of shape {list(shape)} has strides {stride}, so that elements share memory"
                 raise RejectedError("wrong-strides", f"{text}; allocate all of it", case)
 
     def _named(self, wrong: Difference, number: int, results: Tensors, case: dict[str, Any]) -> RejectedError:
-        """Return the rejection, by the name of what happened."""
+        """Return the rejection, by the name of the failure."""
         case = case | wrong.facts
         stale = self._before.get(number)
         if stale and all(torch.allclose(a, b, 1e-3, 1e-5) for a, b in zip(results, stale, strict=True)):
@@ -267,7 +267,7 @@ class _Variety:
 
 
 def _read_parameters(loaded: Any) -> tuple[bool, float, list[list[float]]]:
-    """Return what a worker answers about its parameters; none, if it is no such answer."""
+    """Return a worker's answer about its parameters; an empty one if it is malformed."""
     try:
         agrees, elements, replaced = loaded
         return agrees is True, float(elements), [[float(length), float(old)] for length, old in replaced]
@@ -278,10 +278,10 @@ def _read_parameters(loaded: Any) -> tuple[bool, float, list[list[float]]]:
 def place(
     worker: WorkerProcess, reference: Reference, calls: Sequence[Arguments], *, append: bool = False
 ) -> tuple[list[Any], list[list[Any]]]:
-    """Copy the inputs of calls into a worker's arena, and make poisoned room for their results.
+    """Copy the inputs of calls into a worker's arena, and reserve poisoned memory for their results.
 
     Returns:
-        What the worker's commands take for each call: its arguments, and the slots of its results.
+        The arguments of the worker's commands for each call: its inputs, and the slots of its results.
     """
     placed, results = reserve(worker, reference, calls, append=append)
     fill(worker, placed, calls)
@@ -307,7 +307,7 @@ def reserve(
 
 
 def fill(worker: WorkerProcess, placed: Sequence[Any], calls: Sequence[Arguments]) -> None:
-    """Copy the inputs of calls to where `reserve` has made room for them."""
+    """Copy the inputs of calls to the slots that `reserve` returned."""
     for (_, slots, grads), given in zip(placed, calls, strict=True):
         for slot, tensor in zip([*slots, *(grads or ())], [*given.tensors, *(given.grads or ())], strict=True):
             worker.inputs.tensor(slot).copy_(tensor.detach())
@@ -324,7 +324,7 @@ def describe(reference: Reference, given: Arguments) -> dict[str, Any]:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the GPU, so that another process sees what was written."""
+    """Wait for the GPU, so that another process sees the written memory."""
     if device != "cpu":
         torch.cuda.synchronize()
 

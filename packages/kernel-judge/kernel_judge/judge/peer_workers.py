@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
-from kernel_builder.progress import Progress
 from kernel_format.errors import MeasureError
-from kernel_judge.judge.examination import place, synchronize
 from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.result_checks import place, synchronize
 from kernel_judge.judge.task import Task
+from kernel_judge.judge.verdict import Notify
 from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 EAGER, COMPILE = "eager", "compile"
@@ -19,7 +19,7 @@ COMPILED = (COMPILE, "max-autotune")
 _START_SECONDS = 120.0
 
 
-class Peers:
+class PeerWorkers:
     """Workers that run the reference. They start and compile while the candidate is checked.
 
     Args:
@@ -27,7 +27,7 @@ class Peers:
         references: The references to time; peers have their models by the same numbers.
         modes: Which peers are wanted; eager is started if there is any.
         make: Starts a worker.
-        progress: Told which peers are left out, and why.
+        notify: Called with the peers that are left out, and the reasons.
 
     Attributes:
         workers: Those that are timed.
@@ -40,10 +40,10 @@ class Peers:
         references: Sequence[Reference],
         modes: Sequence[str],
         make: Callable[[], WorkerProcess],
-        progress: Progress,
+        notify: Notify,
     ) -> None:
         self._stack = ExitStack()
-        self._progress = progress
+        self._notify = notify
         self._waiting: dict[str, int] = {}
         self.workers: dict[str, WorkerProcess] = {}
         self.missing: dict[str, str] = {}
@@ -64,7 +64,7 @@ class Peers:
                 self._waiting[mode] = 3 + 2 * len(references)
             self._stack = opened.pop_all()
 
-    def __enter__(self) -> Peers:
+    def __enter__(self) -> PeerWorkers:
         return self
 
     def __exit__(
@@ -111,6 +111,6 @@ class Peers:
         """
         if mode == EAGER:
             raise MeasureError(f"eager PyTorch fails in a process of its own: {failure}") from failure
-        self._progress.say(f"left out beside the candidate: {mode}: {failure}")
+        self._notify(f"left out beside the candidate: {mode}: {failure}")
         self.missing[mode] = str(failure)
         del self.workers[mode]

@@ -1,0 +1,81 @@
+"""The processes below one process, and the memory and disk space that they use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+_MOST_WALKS = 100
+
+
+def descendants(process: int) -> set[int]:
+    """Return the processes that a process has started, in whatever session or group they are."""
+    with suppress(psutil.NoSuchProcess):
+        return {child.pid for child in psutil.Process(process).children(recursive=True)}
+    return set()
+
+
+def suspend_descendants(process: int) -> set[int]:
+    """Stop all processes below a process, and return them. A process that still runs may start another meanwhile."""
+    stopped: set[int] = set()
+    for _ in range(_MOST_WALKS):
+        if not (running := descendants(process) - stopped):
+            break
+        signal_each(running, signal.SIGSTOP)
+        stopped |= running
+    return stopped
+
+
+def end_descendants() -> None:
+    """Kill all processes below this one, and wait until there is none."""
+    while True:
+        signal_each(suspend_descendants(os.getpid()), signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def signal_each(processes: Iterable[int], number: int) -> None:
+    """Send a signal to processes; skip those that have ended, or that belong to another user."""
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
+
+
+def memory_bytes(processes: Iterable[int], most: int) -> int:
+    """Return the memory of processes, with shared pages divided among the processes that share them.
+
+    This is an upper bound if that is at most `most`: the exact figure makes Linux look at each page.
+    """
+    known = []
+    for process in processes:
+        with suppress(psutil.Error):
+            known.append(psutil.Process(process))
+    return used if (used := _total(known, "memory_info", "rss")) <= most else _total(known, "memory_full_info", "pss")
+
+
+def _total(processes: Iterable[psutil.Process], method: str, field: str) -> int:
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += getattr(getattr(process, method)(), field)
+    return total
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return the space on the disk of all files below a directory."""
+    total = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):  # removed in the meantime
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512  # noqa: PTH118
+    return total
