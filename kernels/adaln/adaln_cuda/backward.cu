@@ -135,7 +135,7 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
   const RingLayout ring = ring_layout(problem);
   const bool rings = ring_takes(problem, ring), whole = all_aligned(problem);
   StridedBackward strided;
-  if (!as_strided(problem, &strided)) return launch_general(problem, whole, stream);
+  if (!as_strided(problem, &strided)) return launch_general(problem, stream);
   if (!rings && whole) {
     const ShortLayout layout = short_layout(problem);
     if (layout.rows > 0) {
@@ -143,7 +143,7 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
       return launch_short(problem, rows, layout, stream);
     }
   }
-  if (!rings || !whole) return launch_general(problem, whole, stream);
+  if (!rings || !whole) return launch_general(problem, stream);
   const RingBackward rows = ring_problem(problem, strided, ring);
   const Branch branch = kernel_branch(problem);
   cudaError_t error = cudaSuccess;
@@ -161,13 +161,17 @@ int partial_sums(const Backward& problem, int64_t* parts) {
   const cudaError_t error = sm_count(&sms);
   if (error != cudaSuccess) return error;
   const RingLayout ring = ring_layout(problem);
-  int64_t rows_at_once = ring_takes(problem, ring) ? ring.rows : short_layout(problem).rows, blocks = sms;
-  if (rows_at_once <= 0) {
-    rows_at_once = 1;
-    blocks = general_blocks(problem, sms);
+  int64_t rows_at_once = ring.rows;
+  if (!ring_takes(problem, ring)) {
+    rows_at_once = short_layout(problem).rows;
+    if (rows_at_once <= 0) {
+      Source sources[kOperands];
+      const BackwardGeneralConfig& config = kBackwardGeneralTable[general_row(problem.type)];
+      rows_at_once = general_layout(problem, config, problem.hidden % kDynamicWidth != 0, sources).rows;
+    }
   }
   const int64_t groups = problem.sums.groups, most = (problem.rows / groups + rows_at_once - 1) / rows_at_once;
-  *parts = std::max<int64_t>(1, std::min(blocks / groups, most));
+  *parts = std::max<int64_t>(1, std::min(sms / groups, most));
   return cudaSuccess;
 }
 

@@ -196,7 +196,7 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
   }
 };
 
-// Computes factors: (1 + scale) * weight, and the gate. Scale, gate and weight are first copied to shared memory,
+// Computes the factors (1 + scale) * weight, and the gate. Scale, gate and weight are first copied to shared memory,
 // together and before the rows, four columns at a time: scale and gate to the memory of the factors, the weight to the
 // stage that is still free.
 template <typename T, int kRow, Branch kBranch>
@@ -370,6 +370,13 @@ __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
   return {rstd, x_factor, constant, mean * rstd};
 }
 
+// Writes a vector of a result, `index` elements from its start.
+template <typename T, int kRow, Branch kBranch, int kWidth>
+__device__ __forceinline__ void write_vector(const RingPosition<T, kRow, kBranch>& at, void* to, int64_t index, int i,
+                                             const float (&total)[kWidth]) {
+  if (at.in_row(i)) store_streaming(static_cast<T*>(to) + index, encode_all<T>(total));
+}
+
 // Writes the gradients of a row, from its stage of the ring, and adds to the sums over rows.
 template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void finish_row(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
@@ -396,7 +403,7 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
       for (int j = 0; j < kWidth; ++j) total[j] += grad_sum[j];
     }
     const int64_t index = offset + i * at.column_step;
-    if (at.in_row(i)) store_streaming(static_cast<T*>(problem.grad_x) + index, encode_all<T>(total));
+    write_vector(at, problem.grad_x, index, i, total);
     if constexpr (kBranch == Branch::gated) {
       if (Types::kOptionalGate && problem.grad_branch == nullptr) continue;
       if (has(problem, kRingBranch)) {
@@ -408,7 +415,7 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
       const int group = computed_here(at.group);
       multiply_by_factors(at.factors + at.factor_bytes + i * kWidth / 4 * group * static_cast<int>(sizeof(float4)),
                           group, total);
-      if (at.in_row(i)) store_streaming(static_cast<T*>(problem.grad_branch) + index, encode_all<T>(total));
+      write_vector(at, problem.grad_branch, index, i, total);
     }
   }
 }

@@ -68,8 +68,20 @@ constexpr ForwardConfig kForwardTable[] = {
         .for_capabilities(kHopperAndBlackwell),
 };
 
-// Threads of a block of the general kernels, at most. They take the calls that no other kernel takes.
-constexpr int kGeneralThreads = 512;
+// Forward, general kernel: a row stays in shared memory, or is read again. Results are written with ordinary stores.
+struct ForwardGeneralConfig : kit::LaunchKey<ForwardGeneralConfig> {
+  LAUNCH_FIELD(int, vectors, 4)        // of a thread; longer rows have more
+  LAUNCH_FIELD(int, max_threads, 512)  // launch bounds
+  LAUNCH_FIELD(int, blocks_per_sm, 2)
+};
+constexpr ForwardGeneralConfig kForwardGeneralTable[] = {
+#if defined(__clang__)
+    // 48 registers, as nvcc takes. clang takes 60 if it may: up to 5 % more time for rows of 4097 elements (H100).
+    ForwardGeneralConfig().with_max_threads(320).with_blocks_per_sm(4),
+#else
+    ForwardGeneralConfig(),
+#endif
+};
 
 // Backward, fast path: rows pass through a ring buffer in shared memory. One block an SM. It takes rows of up to
 // max_threads * vectors * vector_bytes, of which each thread has at least all but one of its vectors. Results are
@@ -84,8 +96,8 @@ struct RingKernelConfig : kit::LaunchKey<RingKernelConfig> {
   LAUNCH_FIELD(int, share, 0)
   LAUNCH_FIELD(int, of, 1)
 };
-// A branch without gate has kernels of its own for these dtypes, in vectors of 16 bytes. Other dtypes and vectors take
-// the kernels for a gated branch: with more code, the package grows too large.
+// A branch without gate has kernels of its own for these dtypes, in vectors of 16 bytes. Other rows take the kernels
+// for a gated branch: with more code, the package grows too large.
 constexpr unsigned kPlainRingDtypes = kBfloat16;
 constexpr RingKernelConfig kRingKernelTable[] = {
     RingKernelConfig(),
@@ -157,6 +169,16 @@ constexpr ShortConfig kShortTable[] = {
     ShortConfig().for_variants(Inputs::mixed).for_capabilities(kHopperAndBlackwell),
 };
 
+// Backward, general kernel. One block an SM. Results are written with streaming stores.
+struct BackwardGeneralConfig : kit::LaunchKey<BackwardGeneralConfig> {
+  LAUNCH_FIELD(int, max_threads, 512)     // launch bound
+  LAUNCH_FIELD(int, max_stages, 3)        // of the ring, as many as fit; 3 at most
+  LAUNCH_FIELD(int64_t, max_vectors, 64)  // of a thread, of a row that stays in shared memory
+  LAUNCH_FIELD(int, max_piece, 2048)  // vectors of a piece of a longer row: the largest that fits, from min_piece on
+  LAUNCH_FIELD(int, min_piece, 64)
+};
+constexpr BackwardGeneralConfig kBackwardGeneralTable[] = {BackwardGeneralConfig()};
+
 // The gate by itself. A thread has one vector of each of its rows. Results are written with ordinary stores. Backward,
 // few large blocks leave few partial sums, and several rows of a thread keep enough loads in flight.
 struct GateConfig : kit::LaunchKey<GateConfig> {
@@ -180,7 +202,8 @@ struct ReduceConfig : kit::LaunchKey<ReduceConfig> {
 constexpr ReduceConfig kReduceTable[] = {ReduceConfig()};
 
 // Other kernels take what the ring and short kernels have no row for.
-static_assert(kit::serves_all(kGateTable) && kit::serves_all(kReduceTable),
+static_assert(kit::serves_all(kForwardGeneralTable) && kit::serves_all(kBackwardGeneralTable) &&
+                  kit::serves_all(kGateTable) && kit::serves_all(kReduceTable),
               "these tables need a row for every capability");
 
 }  // namespace adaln
