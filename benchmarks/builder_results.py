@@ -74,7 +74,7 @@ def _nothing_changed(values: Mapping[str, Any]) -> Row:
         "at most 0.5 s",
         f"{seconds['median']:.2f} s",
         seconds["median"] <= 0.5,
-        f"Median of {seconds['n']} processes, startup included; the builder is an installed wheel.",
+        f"Median of {seconds['n']} processes, startup included.",
     )
 
 

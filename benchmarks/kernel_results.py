@@ -147,6 +147,6 @@ def section(result: Result) -> dict[str, Any]:
         "plot": result.plot_name,
         "summary": tables.as_markdown(tables.summary(report.rows)),
         "groups": {heading: tables.as_markdown(tables.times(rows)) for heading, rows in tables.groups(report.rows)},
-        "hosts": tables.as_markdown(tables.hosts(report.hosts, YARDSTICK)) if report.hosts else "",
+        "hosts": tables.as_markdown(tables.hosts(report.hosts)) if report.hosts else "",
         "notes": tables.notes(report),
     }

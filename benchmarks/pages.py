@@ -77,10 +77,11 @@ def readme() -> Values:
     builder, models, generate = results("builder"), results("models-h200"), results("generate.h200")
     measured = [result for result in kernel_results.read_results() if result.machine == README_MACHINE]
     rows = builder_rows(builder["figures"])
+    names = [name for name in README_BUILDER if name in rows]
     return {
         "builder": builder,
-        "builder_rows": [rows[name] for name in README_BUILDER],
-        "builder_commits": _commits({name: builder["figures"][name]["commit"] for name in README_BUILDER}),
+        "builder_rows": [rows[name] for name in names],
+        "builder_commits": _commits({name: builder["figures"][name]["commit"] for name in names}),
         "kernels": [[f"[{result.kernel}](kernels/{result.kernel})", *_kernel_row(result)] for result in measured],
         "kernels_device": tables.device(measured[0].report),
         "kernels_commits": _commits({result.kernel: result.report.build["commit"] for result in measured}),
@@ -149,11 +150,25 @@ def models() -> Values:
         "targets_of_models": list(model_results.model_targets(report)),
         "titles": {case: title for case, title in model_results.TITLES.items() if case in report["time"]},
         "headings": model_results.HEADINGS,
-        "classes": results("model-classes")["models"],
+        **_classes(results("model-classes")["models"]),
         "generate": generate,
         "targets_of_generate": list(model_results.generate_targets(generate["cases"])),
         "title": model_results.generate_title,
         "speed": model_results.speed,
+    }
+
+
+def _classes(classes: Sequence[Mapping[str, Any]]) -> Values:
+    errors = {
+        dtype: {entry["class"]: entry["errors"][dtype][1] / entry["errors"][dtype][0] for entry in classes}
+        for dtype in ("float32", "bfloat16")
+    }
+    return {
+        "classes": len(classes),
+        "replaced": sum(entry["replaced"] for entry in classes),
+        "left": {entry["class"]: entry["left"] for entry in classes if entry["left"]},
+        "class_errors": {dtype: ratios.values() for dtype, ratios in errors.items()},
+        "large_errors": {name: ratio for name, ratio in errors["bfloat16"].items() if ratio > 1.1},
     }
 
 

@@ -1,4 +1,4 @@
-"""Writes the project of a single source of C++ or CUDA, whose functions become operators."""
+"""Creates a project from a single C++ or CUDA source, whose functions become operators."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _TEMPLATES = Path(__file__).parent / "templates" / "inline"
 
 
 def backend_of(source: str) -> str:
-    """Return the backend that a source is for: "cuda" where it has a kernel or launches one, else "cpu"."""
+    """Return the backend of a source: "cuda" if it has or launches a kernel, else "cpu"."""
     return "cuda" if re.search(r"__global__|<<<", source) else "cpu"
 
 
-def files(repo_id: str, source: str, functions: Sequence[str], *, licence: str = "apache-2.0") -> dict[str, str]:
+def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: str = "apache-2.0") -> dict[str, str]:
     """Return the files of the project: path -> content.
 
     Args:
         repo_id: The Hub repository; the part after the slash is the name of the kernel.
         source: The text that defines the functions.
         functions: Their names: C++ functions at file scope whose arguments and results are `Tensor`, `double`,
-            `int64_t`, `bool`, `std::string`, or `std::optional` or `std::vector` of these. An argument `Tensor&` is
-            one that the function writes. A function may return a `std::tuple`, or nothing.
-        licence: The SPDX name of the licence.
+            `int64_t`, `bool`, `std::string`, or `std::optional` or `std::vector` of these. The function may write to
+            arguments of type `Tensor&`. A function may return a `std::tuple`, or nothing.
+        license_name: The SPDX name of the license.
 
     Raises:
-        ConfigError: If there is no function, or a name is not one of C++.
+        ConfigError: If there is no function, or a name is not a C++ name.
     """
     if not functions:
-        raise ConfigError("no function is named", where="functions", hint="name those that become operators, as scale")
+        raise ConfigError("no function is named", where="functions", hint="name the functions that become operators")
     for function in functions:
         if not re.fullmatch(r"[A-Za-z]\w*", function):
-            raise ConfigError(f"{function!r} is not the name of a function at file scope", where="functions")
+            raise ConfigError(f"{function!r} is not the name of a C++ function", where="functions")
         if not re.search(rf"\b{function}\s*\(", source):
             raise ConfigError(f"the source defines no function {function!r}", where="functions")
     name = repo_id.rpartition("/")[2]
@@ -49,7 +49,7 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, licence: str =
 name = "{name}"
 version = 1
 edition = 5
-license = "{licence}"
+license = "{license_name}"
 backends = ["{backend}"]
 
 [general.hub]

@@ -1,8 +1,8 @@
 """Creates a kernel project from the templates in `templates/init`.
 
-A project is made from several template directories: `common`, and either `relu` and one for each backend, or `kit`. A
-file that several of them have is the concatenation of all. A project on the kit also gets the files of the kit that its
-`build.toml` names.
+A project combines several template directories: `common`, and either `relu` and one for each backend, or `kit`. A file
+that several of them have is the concatenation of all. A project on the kit also gets the files of the kit that its
+`build.toml` lists.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from kernel_format.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parent / "templates" / "init"
 _KIT = Path(__file__).parent / "templates" / "kit"
-# A public operator has to be usable as a name in Python and C++; these are names of the new project itself.
-_TAKEN = ("layers", "metadata", "op", "ops", "torch")
-# Marks what only the author can write. A publication warns of it.
+# Names that the new project itself defines.
+_RESERVED = ("layers", "metadata", "op", "ops", "torch")
+# Marks text that only the author can write. `upload` warns of it.
 NOT_WRITTEN = "Not written yet:"
 _PASSES = "forward and backward, for float32, float16 and bfloat16"
 
 
 class _Template(NamedTuple):
-    """What a template computes: Torch's module, the formula in words, and that in Torch, with the same gradients."""
+    """The operator of a template: Torch's module, the formula as text, and in Torch, with the same gradients."""
 
     module: str
     computed: str
@@ -55,7 +55,7 @@ def create(
     repo_id: str,
     wanted: Sequence[str],
     *,
-    licence: str,
+    license_name: str,
     operator: str | None = None,
     on_kit: bool = False,
     overwrite: bool = False,
@@ -66,8 +66,8 @@ def create(
         directory: Where to create it; None for a directory with the name of the kernel. Other files in it are kept.
         repo_id: The Hub repository, such as `org/my-kernel`; the part after the slash is the name of the kernel.
         wanted: The backends.
-        licence: The SPDX name of the licence.
-        operator: The name of the operator and of its function. None: that of what the template computes.
+        license_name: The SPDX name of the license.
+        operator: The name of the operator and of its function. None: the name of the template's operator.
         on_kit: Whether to start from an operator on the kit, which needs all backends of the kit.
         overwrite: Whether to replace existing files.
 
@@ -80,15 +80,15 @@ def create(
     name = kernel_name(repo_id)
     _check_backends(wanted, on_kit)
     _check_operator(operator)
-    if not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9.+]*", licence):
+    if not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9.+]*", license_name):
         raise ConfigError(
-            f"{licence!r} is not an SPDX name",
+            f"{license_name!r} is not an SPDX license name",
             where="--license",
             hint="use for example apache-2.0, mit or bsd-3-clause",
         )
     directory = directory or Path(name)
     chosen = [backend for backend in backends() if backend in wanted]
-    files = _render(repo_id, name, chosen, licence, operator, on_kit)
+    files = _render(repo_id, name, chosen, license_name, operator, on_kit)
     if on_kit:
         files |= _kit_files(directory, files)
     _place(directory, files, overwrite=overwrite)
@@ -108,18 +108,20 @@ def _place(directory: Path, files: Mapping[str, bytes | str | Path], *, overwrit
     there = [path for path in files if (directory / path).is_symlink() or (directory / path).exists()]
     if there and not overwrite:
         raise ConfigError(
-            f"has {', '.join(there)} already", where=str(directory), hint="name another PATH, or add --overwrite"
+            f"the directory already has {', '.join(there)}",
+            where=str(directory),
+            hint="use another PATH, or --overwrite",
         )
     for path in there:
         if (directory / path).is_dir() and not (directory / path).is_symlink():
-            raise ConfigError("is a directory; expected a file", where=str(directory / path), hint="move it away")
+            raise ConfigError("a directory, where a file is expected", where=str(directory / path), hint="move it away")
     try:
         _write(directory, files)
     except OSError as error:
         raise ConfigError(
-            f"cannot be written: {error.strerror}",
+            f"cannot write the project: {error.strerror}",
             where=str(error.filename2 or error.filename or directory),
-            hint="name another PATH",
+            hint="use another PATH",
         ) from error
 
 
@@ -132,13 +134,13 @@ def kernel_name(repo_id: str) -> str:
     name = repo_id.rpartition("/")[2]
     if not re.fullmatch(REPO_ID, repo_id):
         raise ConfigError(
-            f"{repo_id!r} is not the name of a Hub repository", where="--name", hint="write it as org/my-kernel"
+            f"{repo_id!r} is not the name of a Hub repository", where="--name", hint="the form is org/my-kernel"
         )
     if not re.fullmatch(NAME, name):
         raise ConfigError(
-            f"{name!r} is not a kernel's name: at least two small letters, digits and dashes, a letter first",
+            f"{name!r} is not a kernel's name: expected 2 or more lowercase letters, digits and dashes, a letter first",
             where="--name",
-            hint="write it as org/my-kernel",
+            hint="the form is org/my-kernel",
         )
     return name
 
@@ -149,28 +151,28 @@ def _check_backends(wanted: Sequence[str], on_kit: bool) -> None:
         if backend not in known:
             meant = nearest(backend, known)
             raise ConfigError(
-                f"there is no template for the backend {backend!r}; there is one for {' and '.join(known)}"
+                f"there is no template for the backend {backend!r}, only for {' and '.join(known)}"
                 if backend in known_backends.NAMES
                 else f"{backend!r} is not a backend; expected {' or '.join(known)}",
                 where="--backends",
                 hint=f"did you mean {meant}?"
                 if meant and backend not in known_backends.NAMES
-                else f"start with {known[0]}, and add the backend as docs/build-toml.md says",
+                else f"start with {known[0]}, and add the backend to build.toml (docs/build-toml.md)",
             )
     if not wanted:
-        raise ConfigError("names no backend", where="--backends", hint=f"choose from {', '.join(known)}")
+        raise ConfigError("no backend is named", where="--backends", hint=f"use {' or '.join(known)}")
     of_kit = _kit_backends() if on_kit else ()
     if set(of_kit) - set(wanted):
         titles = " and ".join(f"a {known_backends.get(name).title}" for name in of_kit)
         raise ConfigError(
-            f"a project on the kit has {titles} backend",
+            f"a project on the kit needs {titles} backend",
             where="--kit",
-            hint="leave out --backends, or delete a backend from the new project",
+            hint="remove --backends; delete a backend from the new project afterwards",
         )
 
 
 def _kit_backends() -> tuple[str, ...]:
-    """Return the backends of the kernels on the kit. Its `build.toml` is no TOML before the names are filled in."""
+    """Return the backends of the kernels on the kit. Its `build.toml` is not TOML until the names are filled in."""
     text = (_TEMPLATES / "kit" / "build.toml").read_text(encoding="utf-8")
     return tuple(re.findall(r'^backend = "(\w+)"', text, re.MULTILINE))
 
@@ -178,17 +180,17 @@ def _kit_backends() -> tuple[str, ...]:
 def _check_operator(operator: str | None) -> None:
     if operator is None:
         return
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", operator) or keyword.iskeyword(operator) or operator in _TAKEN:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", operator) or keyword.iskeyword(operator) or operator in _RESERVED:
         raise ConfigError(
-            f"{operator!r} cannot be the name of a function: expected small letters, digits and underscores, a letter "
-            f"first, and neither a word of Python nor one of {', '.join(_TAKEN)}",
+            f"{operator!r} cannot be the name of an operator: expected lowercase letters, digits and underscores, a "
+            f"letter first, and neither a Python keyword nor {', '.join(_RESERVED)}",
             where="--op",
-            hint="name it like swiglu or fused_add",
+            hint="use a name such as swiglu or fused_add",
         )
 
 
 def _render(
-    repo_id: str, name: str, wanted: Sequence[str], licence: str, operator: str | None, on_kit: bool
+    repo_id: str, name: str, wanted: Sequence[str], license_name: str, operator: str | None, on_kit: bool
 ) -> dict[str, str | Path]:
     """Return the files of the project, without those of the kit: path -> content."""
     computes = _TEMPLATE_ON_KIT if on_kit else _TEMPLATE
@@ -196,14 +198,14 @@ def _render(
         "name": name,
         "python_name": python_name(name),
         "repo_id": repo_id,
-        "license": licence,
+        "license": license_name,
         "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
         "device": max(wanted, key=lambda name: known_backends.get(name).preference),
         "directories": ", ".join(f"`{python_name(name)}_{backend}/`" for backend in wanted),
         **(
-            _of_another_op(operator, computes)
+            _placeholder_values(operator, computes)
             if operator not in (None, computes.module.lower())
-            else _of_torchs_op(computes)
+            else _template_values(computes)
         ),
     }
     # Variables in paths are written without `${}`, which would confuse formatters and linters.
@@ -218,8 +220,8 @@ def _render(
     return {**files}
 
 
-def _of_torchs_op(template: _Template) -> dict[str, str]:
-    """Return what the files say of a project that computes what the template does."""
+def _template_values(template: _Template) -> dict[str, str]:
+    """Return the values for a project with the template's own operator."""
     operator, layer = template.module.lower(), template.module
     return {
         "operator": operator,
@@ -235,8 +237,8 @@ def _of_torchs_op(template: _Template) -> dict[str, str]:
     }
 
 
-def _of_another_op(operator: str, template: _Template) -> dict[str, str]:
-    """Return what the files say of a project whose op the template does not know."""
+def _placeholder_values(operator: str, template: _Template) -> dict[str, str]:
+    """Return the values for a project with another operator, whose description the author has to write."""
     layer = "".join(map(str.capitalize, operator.split("_")))
     return {
         "operator": operator,
@@ -244,8 +246,8 @@ def _of_another_op(operator: str, template: _Template) -> dict[str, str]:
         "title": f"`{operator}`",
         "computed": template.computed,
         "formula": template.formula,
-        "returns": f"{NOT_WRITTEN} what it returns; so far `{template.computed}`, as a contiguous tensor.",
-        "summary": f"{NOT_WRITTEN} what `{operator}` computes, {_PASSES}.",
+        "returns": f"{NOT_WRITTEN} the result; so far `{template.computed}`, as a contiguous tensor.",
+        "summary": f"{NOT_WRITTEN} the computation of `{operator}`, {_PASSES}.",
         "replaces": f"{NOT_WRITTEN} the module that it replaces.",
         "card_of_layer": f"{NOT_WRITTEN} the module that `kernels.kernelize` can replace with `kernel.layers.{layer}`.",
         "replaced": f"eager  # {NOT_WRITTEN} the module that the layer replaces",
@@ -254,7 +256,7 @@ def _of_another_op(operator: str, template: _Template) -> dict[str, str]:
 
 def template_claims() -> tuple[tuple[str, str], ...]:
     """Return, for each template, the function that it defines and the sentence of its card about it."""
-    return tuple((of["operator"], of["summary"]) for of in map(_of_torchs_op, (_TEMPLATE, _TEMPLATE_ON_KIT)))
+    return tuple((of["operator"], of["summary"]) for of in map(_template_values, (_TEMPLATE, _TEMPLATE_ON_KIT)))
 
 
 def _kit_files(directory: Path, files: Mapping[str, str | Path]) -> dict[str, str | Path]:

@@ -1,8 +1,8 @@
-"""Check built packages; every finding names a file and says what to do.
+"""Check built packages; every finding names a file and the repair.
 
     report = checks.run(Path("kernels/rmsnorm/build/torch-stable-abi210-cpu-x86_64-linux"))
 
-A check is a function from a package to findings, in a file of its own. What it compares with is data.
+A check is a function from a package to findings, in a file of its own. Its reference is data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from kernel_builder.checks.authors_view import in_project, repeated
 from kernel_builder.checks.binary import check_binary
 from kernel_builder.checks.device_code import check_device_code
 from kernel_builder.checks.digest import check_digest
@@ -26,6 +25,7 @@ from kernel_builder.checks.ops import check_op_sources, check_ops
 from kernel_builder.checks.private_torch import check_private_torch
 from kernel_builder.checks.probe_process import ProbeProcess
 from kernel_builder.checks.process_end import check_process_end
+from kernel_builder.checks.project_findings import in_project, repeated
 from kernel_builder.checks.python_abi import check_python_abi
 from kernel_builder.checks.python_imports import check_python_imports
 from kernel_builder.checks.python_source import check_python_source
@@ -78,13 +78,13 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
 ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
 
 
-# What needs no binary, and what a load would stop at: a build checks this before it compiles.
+# Checks without a binary, of mistakes that stop a load: a build runs them before it compiles.
 BEFORE_COMPILING = ("python-source", "python-imports")
 
-# The checks that ask a process with Torch.
+# The checks that need a process with Torch.
 _LOADING = frozenset({"load", "ops"})
 
-# Without these, a package may not load, or not be what its metadata says, so their findings cannot be allowed.
+# Without these, a package may not load, or differ from its metadata, so their findings cannot be allowed.
 _REQUIRED = frozenset({"layout", "digest", "binary", "load"})
 ALLOWABLE = tuple(name for name in CHECKS if name not in _REQUIRED)
 
@@ -94,7 +94,7 @@ def require_allowable(names: Sequence[str]) -> None:
     for name in names:
         if name not in ALLOWABLE:
             raise ConfigError(
-                "the package would not load, or not be what it says, so this check cannot be allowed"
+                "the package would not load, or would differ from its metadata, so this check cannot be allowed"
                 if name in CHECKS
                 else "there is no such check",
                 where=f"--allow {name}",
@@ -103,7 +103,7 @@ def require_allowable(names: Sequence[str]) -> None:
 
 
 def read(directory: Path, policy: AbiPolicy | None = None) -> CheckedPackage:
-    """Read the package in `directory`, in whatever state it is; the checks report what is missing or wrong."""
+    """Read the package in `directory`, in any state; the checks report missing and wrong files."""
     try:
         variant = Variant.parse(directory.name)
     except VariantError:
@@ -144,7 +144,7 @@ def run_all(
         policy: The oldest systems to load on.
         allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
         project: The project that they were built from, whose files the findings then name.
-        loaders: What loads the packages; None for a new process.
+        loaders: The processes that load the packages; None for a new process.
     """
     loaders = loaders or Loaders()
     directories = [package.resolve() for package in packages]
@@ -156,7 +156,7 @@ def run_all(
         loading(directories if _LOADING.intersection(names) else (), replace(loaders, probe=process)) as load_answers,
     ):
         for directory in directories:
-            package = replace(read(directory, policy), load_answers=load_answers, project=project, probe=process)
+            package = replace(read(directory, policy), load_answers=load_answers, project=project)
             yield _report(package, names, frozenset(allow), left_out)
 
 

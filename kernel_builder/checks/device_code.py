@@ -1,6 +1,6 @@
-"""Check the device code of a binary, and the sources that it is made from, for what its devices would not run well.
+"""Check a binary's device code and its sources for code that its devices would not run well.
 
-What to look for is the back end's own.
+The back end defines the patterns.
 """
 
 from __future__ import annotations

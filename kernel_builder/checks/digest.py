@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kernels_data import Digest, DigestValidationError, DigestViolation, Metadata
+
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 
 NAME = "digest"
@@ -11,8 +13,6 @@ _HINT = "build the package again, and do not edit its files by hand"
 
 
 def check_digest(package: CheckedPackage) -> Iterator[Finding]:
-    from kernels_data import Digest, DigestValidationError, DigestViolation, Metadata
-
     if package.known_metadata.digest is None:
         yield Finding(NAME, "metadata.json", "has no `digest` of the package's files", "build the package again")
         return

@@ -1,31 +1,30 @@
-"""Whether the fakes of ops take the arguments of their schemas: `torch.compile` calls them with these."""
+"""Whether the fakes of ops take the arguments of their schemas, with which `torch.compile` calls them."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from kernel_builder.checks.findings import Finding
-from kernel_builder.checks.implementations import signature
 from kernel_builder.checks.python_files import Source
-from kernel_builder.checks.registrations import WrittenText
 from kernel_builder.plural import counted
 
 
-def compare(name: str, sources: Sequence[Source], written: Sequence[WrittenText]) -> Iterator[Finding]:
-    """Yield the fakes that cannot be called with the arguments of the schema in C++.
+def compare(name: str, sources: Sequence[Source], ops: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield the fakes that cannot be called with the arguments of a registered op.
 
-    Schemas with arguments by name alone are left out, and so are fakes that take any.
+    Ops with keyword-only arguments are left out, and so are fakes with variable arguments.
     """
-    schemas = {entry.name: entry.text for entry in written if entry.kind == "schema" and "*," not in entry.text}
+    arguments = {op["name"]: op["arguments"] for op in ops if op["arguments"] is not None}
     for source in sources:
         for node in source.nodes:
             if not isinstance(node, ast.FunctionDef) or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
                 continue
             for op in filter(None, map(_of_fake, node.decorator_list)):
-                if op not in schemas:
+                if op not in arguments:
                     continue
-                wanted = len(signature(schemas[op])[1])
+                wanted = arguments[op]
                 taken = len(node.args.posonlyargs) + len(node.args.args)
                 if not taken - len(node.args.defaults) <= wanted <= taken:
                     yield Finding(

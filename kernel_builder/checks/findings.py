@@ -7,19 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from kernel_builder import backends
+from kernel_builder import backends, elf
+from kernel_builder.backends import CompiledBackend
+from kernel_builder.checks import python_files
+from kernel_builder.checks.python_files import Source
+from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Release, TvmFfiAbi, Variant
-
-if TYPE_CHECKING:
-    from kernel_builder.backends import CompiledBackend
-    from kernel_builder.checks.probe_process import ProbeProcess
-    from kernel_builder.checks.python_files import Source
-    from kernel_builder.config.project import Project
-    from kernel_builder.elf import SharedObject
-    from kernel_format.metadata import PackageMetadata
-
+from kernel_builder.elf import SharedObject
+from kernel_format.metadata import PackageMetadata
 
 _SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
 # The oldest Python of the public client and of Torch.
@@ -32,7 +29,7 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem with one file, and what to do about it.
+    """One problem with one file, and its repair.
 
     Attributes:
         check: The name of the check.
@@ -67,9 +64,8 @@ class CheckedPackage:
     Attributes:
         variant: None if the directory's name is not a variant's.
         metadata: None if `metadata.json` is missing or is not a JSON object.
-        load_answers: Returns what `load.loading` answers for all packages that are checked together; None before that.
+        load_answers: Returns the answers of `load.loading` for all packages of the command; None before the load.
         project: The project that it was built from, if that is here.
-        probe: The process to ask what only Torch knows; None if it is not to be asked.
     """
 
     directory: Path
@@ -78,7 +74,6 @@ class CheckedPackage:
     policy: AbiPolicy = field(default_factory=AbiPolicy)
     load_answers: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
     project: Project | None = None
-    probe: ProbeProcess | None = None
 
     @property
     def is_on_tvm_ffi(self) -> bool:
@@ -92,8 +87,6 @@ class CheckedPackage:
         Raises:
             NotApplicable: If there is none, or one is not an ELF shared object, which the check `binary` reports.
         """
-        from kernel_builder import elf
-
         if not self.binary_paths:
             raise NotApplicable("the package has no binary")
         try:
@@ -109,8 +102,6 @@ class CheckedPackage:
     @cached_property
     def sources(self) -> tuple[Source, ...]:
         """The Python files of the package, sorted."""
-        from kernel_builder.checks import python_files
-
         return python_files.read(self.directory, self.policy.python)
 
     @property

@@ -1,7 +1,7 @@
 """Whether the C++ functions of a source fit the schemas that they implement.
 
 On the stable ABI, Torch does not compare them: a `double` that a function takes as `float` becomes another number. On
-the full ABI, it does so when a package is loaded, which many a machine cannot.
+the full ABI, Torch compares them when a package is loaded, which is not possible on every machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from kernel_builder.checks.findings import Finding
-from kernel_builder.checks.registrations import WrittenText, named_function
+from kernel_builder.checks.registrations import Schema, named_function
 
 _IMPL = re.compile(r"\.\s*impl\s*\(\s*\"(?P<op>\w+)(?P<overload>\.\w+)?\"\s*,")
 # A schema, also one that a macro completes, or a definition from a function.
@@ -34,44 +34,43 @@ _NO_TYPE = re.compile(r"\b(?:const|inline|static|extern|else|return|\w+::)\s*|[&
 
 
 def compare(
-    name: str, bare: Mapping[str, str], written: Sequence[WrittenText], python: Mapping[str, str]
+    name: str, bare: Mapping[str, str], schemas: Sequence[Schema], python: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yield the implementations that fit no schema.
 
     Args:
         name: The name of the check.
         bare: The sources and headers of a variant, by path, without comments.
-        written: The schemas in them.
+        schemas: The schemas in them.
         python: The Python files of the package that define ops.
     """
-    schemas: dict[str, set[str]] = {}
-    for entry in written:
-        if entry.kind == "schema":
-            schemas.setdefault(entry.name, set()).add(entry.text)
-            if entry.function:
-                yield from _compared(name, entry.source, entry.places[0][0], entry.text, entry.function, bare)
+    by_op: dict[str, set[str]] = {}
+    for schema in schemas:
+        by_op.setdefault(schema.name, set()).add(schema.text)
+        if schema.function:
+            yield from _compare_function(name, schema.source, schema.line, schema.text, schema.function, bare)
     for path, text in bare.items():
         for match in _IMPL.finditer(text):
             line = text.count("\n", 0, match.start("op")) + 1
             op = match["op"]
             defined = any(re.search(_DEFINED.format(op=op), other) for other in bare.values())
             if not defined and not any(re.search(rf"['\":]{op}\b", other) for other in python.values()):
-                close = difflib.get_close_matches(op, schemas, n=1)
+                close = difflib.get_close_matches(op, by_op, n=1)
                 yield Finding(
                     name,
                     path,
                     f"line {line}: there is an implementation of {op}, which no schema defines",
                     f"did you mean {close[0]}?" if close else f'define it: ops.def("{op}(Tensor x) -> Tensor")',
                 )
-            elif len(of_op := schemas.get(op + (match["overload"] or ""), set())) == 1:
-                (schema,) = of_op
-                yield from _compared(name, path, line, schema, named_function(text, match.end()), bare)
+            elif len(texts := by_op.get(op + (match["overload"] or ""), set())) == 1:
+                function = named_function(text, match.end())
+                yield from _compare_function(name, path, line, next(iter(texts)), function, bare)
 
 
-def _compared(
+def _compare_function(
     name: str, path: str, line: int, schema: str, function: str, texts: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yield in what a function differs from the schema, if exactly one definition of that name is found."""
+    """Yield the differences of a function from the schema, if there is exactly one definition of that name."""
     op, wanted, returned = signature(schema)
     definitions = list(_definitions(function, texts))
     if len(definitions) != 1:

@@ -26,7 +26,7 @@ class ImportStatement:
 
     Attributes:
         module: The module's name; empty for `from . import name`.
-        names: What is imported from it; empty for `import module`.
+        names: The names imported from it; empty for `import module`.
         level: How many packages up a relative import starts; 0 if it is absolute.
     """
 

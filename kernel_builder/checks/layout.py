@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import kernels_data
+
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.config.variant import Noarch, Variant
 from kernel_format.metadata import PackageMetadata
@@ -115,7 +117,6 @@ def _agreement(variant: Variant, metadata: PackageMetadata) -> Iterator[Finding]
 def _readable(path: Path) -> Iterator[Finding]:
     """Report a file that the public packages `kernels-data` or `kernels`, which may differ in age, cannot read."""
     import kernels
-    import kernels_data
 
     for reader, metadata in (("kernels-data", kernels_data.Metadata), ("kernels", kernels.Metadata)):
         try:

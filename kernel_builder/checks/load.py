@@ -26,7 +26,7 @@ NAME = "load"
 
 @dataclass(frozen=True)
 class Loaders:
-    """What loads packages: processes, and the kernels that packages may depend on.
+    """The processes that load packages, and the kernels that packages may depend on.
 
     Attributes:
         probe: The process for this machine's platform; None for a new one.
@@ -39,7 +39,7 @@ class Loaders:
     others: Mapping[str, Sequence[Path]] = field(default_factory=dict)
 
 
-# What the client says of a variant for another back end than Torch's.
+# The client's message about a variant for another back end than Torch's.
 _OTHER_BACKEND = re.compile(r"does not match selected backend \((\w+)\)")
 
 
@@ -183,23 +183,23 @@ def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping
 
 @cache
 def _known_rejections(python: str) -> dict[str, str | None]:
-    """Return what an interpreter has answered so far."""
+    """Return the answers of an interpreter so far."""
     return {}
 
 
 def probe(question: str, *arguments: str, python: str = sys.executable, seconds: float = SECONDS) -> Any:
-    """Ask one question of `probe.py` in a fresh process; see `ProbeProcess.ask`."""
+    """Ask one question of `probe` in a new process; see `ProbeProcess.ask`."""
     with ProbeProcess(python) as process:
         return process.ask(question, *arguments)(seconds)
 
 
-# What a failed load says -> what to do.
+# The message of a failed load -> the hint.
 _HINTS = (
     ("undefined symbol", "add the source that defines the symbol to `src` in build.toml"),
     (
         r"cannot import name '\w+' from (partially initialized module )?'[^'.]+'",
-        "`__init__.py` does not have it, or not yet: where modules import each other, move what both need into a third "
-        "one",
+        "`__init__.py` does not have it, or not yet: where modules import each other, move their shared "
+        "code into a third module",
     ),
     (
         r"from '\S+\._ops'",
@@ -216,9 +216,13 @@ _HINTS = (
     ("SystemExit", "raise an exception instead, such as ImportError: a library must not end its user's process"),
     (r"Tried to register an operator \(", "define the op once, in C++ or in Python, and give it one fake"),
     ("no answer after", "look at code that runs when the package is imported: it waits, or computes for too long"),
-    ("was killed by [A-Z]+: ", "a static initialiser or an op registration of the binary throws it"),
-    ("was killed by", "look at code that runs at load: static initialisers and op registrations"),
-    ("", "import the package's `__init__.py` by hand to see the full traceback"),
+    ("was killed by [A-Z]+: ", "a static initializer or an op registration of the binary throws it"),
+    (
+        "was killed by",
+        "look at code that runs at load: static initializers, and the schemas, namespaces and dispatch keys of op "
+        "registrations",
+    ),
+    ("", "run `python -m kernel_builder.checks.probe load DIR` on the package to see the full message"),
 )
 
 

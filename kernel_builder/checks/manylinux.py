@@ -9,6 +9,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from auditwheel.architecture import Architecture
+from auditwheel.libc import Libc
+from auditwheel.policy import WheelPolicies
+
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.demangle import demangle
 
@@ -54,10 +58,6 @@ def check_manylinux(package: CheckedPackage) -> Iterator[Finding]:
 
 @cache
 def _policies(machine: str) -> Any:
-    from auditwheel.architecture import Architecture
-    from auditwheel.libc import Libc
-    from auditwheel.policy import WheelPolicies
-
     return WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine))
 
 

@@ -1,153 +1,104 @@
 """Check that ops are registered as their schemas, the backend and `torch.compile` need them.
 
-Torch's own parser reads what the author wrote, through `torch.library`: before a build compiles anything, and in the
-check of the package. The registered ops are those of the loaded package.
+Functions and schemas are compared in the sources, since Torch does not compare them on the stable ABI. The registered
+ops are those of the loaded package.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from typing import Any
 
 from kernel_builder.checks import fakes, implementations, registrations
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
-from kernel_builder.checks.probe_process import ProbeProcess
-from kernel_builder.checks.registrations import PLAIN_SCHEMA, WrittenText
+from kernel_builder.checks.registrations import Schema
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 
 NAME = "ops"
 _BINARY = "the binary"
-_SECONDS = 60  # for the parser, which takes milliseconds
-_KEYS = ("CPU", "CUDA", "Meta", "Autograd", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 
 def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     answer = package.load_answers().get(str(package.directory), {}) if package.load_answers else {}
     texts = registrations.sources(package.project, package.variant) if package.project and package.variant else {}
-    written = registrations.read(texts)
+    schemas = registrations.read_schemas(texts)
     python = {source.name: source.text for source in package.sources if "define" in source.text}
-    findings = list(_in_texts(texts, python, package.probe))
-    if not findings:  # what is missing in the loaded package would be missing because of these
-        findings = [
-            *_in_libraries(written),
-            *_in_loaded(package, answer, written),
-            *fakes.compare(NAME, package.sources, written),
-        ]
+    findings = list(_in_sources(texts, schemas, python))
+    if not findings:  # an op may be missing in the loaded package because of these
+        ops = answer.get("ops") or ()
+        findings = [*_in_loaded(package, answer, schemas), *fakes.compare(NAME, package.sources, ops)]
     yield from findings
     if not findings and answer.get("outcome") != "loaded":
         raise NotApplicable(f"the package is not loaded: {answer.get('text') or 'it is not for this machine'}")
 
 
-def check_op_sources(project: Project, variant: Variant, probe: ProbeProcess) -> list[Finding]:
-    """Return what `check_ops` finds in a project's sources alone, before they are compiled.
-
-    Registrations that macros write are not covered, nor is what needs Torch on a machine without it.
-    """
+def check_op_sources(project: Project, variant: Variant) -> list[Finding]:
+    """Return the findings of `check_ops` in a project's sources, before they are compiled."""
     texts = registrations.sources(project, variant)
-    if not any(map(registrations.registers, texts.values())):
-        return []
     files = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in project.python_files}
     python = {name: text for name, text in files.items() if "define" in text}
-    findings = list(_in_libraries(registrations.read(texts)))
-    if not registrations.has_initialiser(texts):
-        registering = next(name for name, text in texts.items() if registrations.registers(text))
-        problem = "no source makes the binary a module of Python, so it cannot be imported"
-        hint = "put `REGISTER_EXTENSION(TORCH_EXTENSION_NAME)`, of registration.h, into one source"
-        findings.append(Finding(NAME, registering, problem, hint))
-    with suppress(NotApplicable):  # of the parser; the comparison with functions comes before it
-        for finding in _in_texts(texts, python, probe):
-            findings.append(finding)
-    return findings
+    return list(_in_sources(texts, registrations.read_schemas(texts), python))
 
 
-def _in_texts(texts: Mapping[str, str], python: Mapping[str, str], probe: ProbeProcess | None) -> Iterator[Finding]:
-    """Yield the functions that fit no schema, what is defined twice, and what Torch cannot parse."""
-    written = registrations.read(texts)
-    yield from implementations.compare(NAME, texts, written, python)
-    yield from _repeated(written)
-    parsed = _parsed(probe, [entry for entry in written if entry.kind in ("schema", "key")])
-    yield from (_wrong(entry, said) for entry, said in parsed.items())
-
-
-def _repeated(written: Sequence[WrittenText]) -> Iterator[Finding]:
-    """Yield the schemas of a name that has one already, if nothing but the file decides that both are compiled."""
-    firsts: dict[tuple[str, ...], WrittenText] = {}
-    for schema in (schema for schema in written if schema.kind == "schema"):
+def _in_sources(texts: Mapping[str, str], schemas: Sequence[Schema], python: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield the functions that do not fit a schema, and the schemas of an op that has one already."""
+    yield from implementations.compare(NAME, texts, schemas, python)
+    firsts: dict[tuple[str, ...], Schema] = {}
+    for schema in schemas:
         where = (schema.source, *map(str, schema.branch)) if schema.branch else ()
         first = firsts.setdefault((schema.library, schema.name, *where), schema)
         if first is not schema:
             yield Finding(
                 NAME,
                 schema.source,
-                f"line {schema.places[0][0]}: {schema.name} is defined again, after line {first.places[0][0]}"
+                f"line {schema.line}: {schema.name} is defined again, after line {first.line}"
                 + (f" of {first.source}" if first.source != schema.source else ""),
                 f"remove one, or make it an overload, such as {schema.name.partition('.')[0]}.other(...): Torch "
-                "refuses it, or keeps the first and says nothing",
+                "refuses it, or keeps the first without a message",
             )
 
 
-def _in_libraries(written: Sequence[WrittenText]) -> Iterator[Finding]:
-    """Yield what is wrong with the libraries that ops are registered in, and with how."""
-    libraries = [entry for entry in written if entry.kind == "library" and not entry.branch]
-    for entry in libraries[1:]:
-        first = libraries[0]
-        yield Finding(
-            NAME,
-            entry.source,
-            f"line {entry.places[0][0]}: defines the library again, after line {first.places[0][0]} of {first.source}: "
-            "Python aborts when the package is loaded",
-            f"use TORCH_LIBRARY_FRAGMENT({entry.text}, ops), or STABLE_TORCH_LIBRARY_FRAGMENT, here",
-        )
-    for entry in written:
-        if entry.kind == "namespace":
-            yield _fixed(entry.source, f"line {entry.places[0][0]}: ", "a library", entry.text)
-        elif entry.kind == "qualified":
-            yield Finding(
-                NAME,
-                entry.source,
-                f"line {entry.places[0][0]}: a name begins with {entry.text}::, and its library has another namespace: "
-                "Python aborts when the package is loaded",
-                f"leave out `{entry.text}::`: the library gives its ops the namespace",
-            )
-        elif entry.kind == "registry":
-            yield Finding(
-                NAME,
-                entry.source,
-                f"line {entry.places[0][0]}: {entry.text} registers ops by fixed names while the library is loaded: "
-                "Python aborts when a second version of the kernel is",
-                "write TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) with ops.def(schema, &function) in its body, "
-                "and take `ops` from `._ops` in Python",
-            )
-
-
-def _in_loaded(package: CheckedPackage, answer: Mapping[str, Any], written: Sequence[WrittenText]) -> Iterator[Finding]:
-    """Yield what is wrong with the ops that a loaded package has registered."""
-    lines = {entry.name: (entry.source, f"line {entry.places[0][0]}: ") for entry in written if entry.kind == "schema"}
-    fixed = {entry.text for entry in written if entry.kind == "namespace"}
-    ops = answer.get("ops", ())
+def _in_loaded(package: CheckedPackage, answer: Mapping[str, Any], schemas: Sequence[Schema]) -> Iterator[Finding]:
+    """Yield the wrong registrations among the ops of a loaded package."""
+    lines = {schema.name: (schema.source, f"line {schema.line}: ") for schema in schemas}
+    if answer.get("ops") is None:
+        return
+    ops = answer["ops"]
+    yield from _unregistered(schemas, {op["name"] for op in ops}, answer)
     if registered := {op["name"].partition(".")[0] for op in ops if not op["namespace"]}:
         yield from _misnamed(package, registered, answer["text"])
+    has_any = any(op["implemented"] for op in ops)
     for op in ops:
-        # What a failed load has left out is not missing.
-        if op["namespace"] not in fixed and (op["namespace"] or answer["outcome"] == "loaded"):
+        # A failed load leaves out the implementations after the failure.
+        if op["namespace"] or answer["outcome"] == "loaded":
             path, line = lines.get(op["name"], (_path(op), _line(op)))
-            forgotten = package.project is not None and not registrations.implemented_somewhere(
-                package.project, op["name"]
-            )
-            yield from _registered(
-                op, path, line, forgotten=forgotten or not any(other["implemented"] for other in ops)
+            yield from _registered(op, path, line, has_any=has_any)
+
+
+def _unregistered(
+    schemas: Sequence[Schema], registered: AbstractSet[str], answer: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Yield the schemas that Torch has refused: on the stable ABI, the load goes on without the op."""
+    for schema in schemas:
+        op = schema.name.partition(".")[0]
+        is_missing = answer["outcome"] == "loaded" or f"::{op} does not exist" in answer["text"]
+        if is_missing and schema.library == "TORCH_EXTENSION_NAME" and not (schema.branch or schema.name in registered):
+            yield Finding(
+                NAME,
+                schema.source,
+                f"line {schema.line}: Torch has not registered {schema.name}: it refuses the schema or its namespace",
+                "a schema is like `name(Tensor x, int[] sizes, float eps=1e-6, Tensor? bias=None) -> Tensor`, without "
+                "a namespace",
             )
 
 
-def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) -> Iterator[Finding]:
-    """Yield the names in the package's Python that are no registered op.
+def _misnamed(package: CheckedPackage, registered: AbstractSet[str], message: str) -> Iterator[Finding]:
+    """Yield the names in the package's Python that are not a registered op.
 
     They are errors if the load fails for them. Otherwise the code may be for another backend.
     """
@@ -166,68 +117,15 @@ def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) 
                     source.name,
                     f"line {node.lineno}: {use} the op {name}, which the package does not register",
                     f"did you mean {close[0]}?" if close else f"the ops are {', '.join(sorted(registered))}",
-                    "error" if re.search(rf"::{name} does not exist|_OpNamespace' .*'{name}'$", said) else "warning",
+                    "error" if re.search(rf"::{name} does not exist|_OpNamespace' .*'{name}'$", message) else "warning",
                 )
 
 
-def _parsed(probe: ProbeProcess | None, written: Sequence[WrittenText]) -> Mapping[WrittenText, str]:
-    """Return what Torch's parser says of the texts that it does not accept.
+def _registered(op: Mapping[str, Any], path: str, line: str, *, has_any: bool) -> Iterator[Finding]:
+    """Yield the problems of an op; `has_any` if another op of the package has an implementation.
 
-    It is not asked about common schemas and keys: a build would have to import Torch before it compiles.
-
-    Raises:
-        NotApplicable: If there is no Torch here.
-    """
-    written = [entry for entry in written if not _is_plain(entry)]
-    if not written or probe is None:
-        return {}
-    answer = probe.ask("parse", json.dumps([(entry.kind, entry.text) for entry in written]))(_SECONDS)
-    if not isinstance(answer, list) or len(answer) != len(written):
-        raise NotApplicable(f"Torch cannot parse the schemas here: {answer}")
-    return {entry: said for entry, said in zip(written, answer, strict=True) if said}
-
-
-def _is_plain(written: WrittenText) -> bool:
-    """Return whether Torch certainly accepts a schema or a dispatch key."""
-    return written.text in _KEYS if written.kind == "key" else bool(PLAIN_SCHEMA.fullmatch(written.text))
-
-
-def _wrong(written: WrittenText, said: str) -> Finding:
-    """Return the finding for a text that Torch cannot parse."""
-    if written.kind == "schema":
-        line, column = written.places[min(_column(said), len(written.places) - 1)]
-        return Finding(
-            NAME,
-            written.source,
-            f"line {line}, column {column}: the schema of {written.name} is wrong: {_reason(said)}",
-            "a schema is like `name(Tensor x, int[] sizes, float eps=1e-6, Tensor? bias=None) -> Tensor`",
-        )
-    line, column = written.places[0]
-    close = difflib.get_close_matches(written.text, _KEYS, n=1, cutoff=0.5)
-    return Finding(
-        NAME,
-        written.source,
-        f"line {line}, column {column}: Torch has no dispatch key {written.text}",
-        f"did you mean {close[0]}?" if close else f"use one of {', '.join(_KEYS)}",
-    )
-
-
-def _column(said: str) -> int:
-    """Return the offset of the place that Torch's parser marks with `~~~ <--- HERE`; the end if it marks none."""
-    marked = re.search(r"^( *)~+ <--- HERE", said, re.M)
-    return len(marked[1]) if marked else 1 << 30
-
-
-def _reason(said: str) -> str:
-    """Return what the parser says in one line, without advice for Torch's own developers."""
-    first = said.strip().split("\n")[0].rpartition("please report a bug to PyTorch. ")[2]
-    return re.sub(r"; for a full list.*|( here)?\s*:\s*$|\.\s*:?$", "", first).rstrip(" .:")
-
-
-def _registered(op: Mapping[str, Any], path: str, line: str, *, forgotten: bool) -> Iterator[Finding]:
-    """Yield what is wrong with an op; `forgotten` if no source of the project implements it, or no op of the package.
-
-    Public projects define all their ops for every backend and implement some for one alone, so that is a warning.
+    Public projects define all their ops for every backend and implement some for one backend alone, so a missing
+    implementation is a warning then.
     """
     name = op["name"]
     if op["namespace"]:
@@ -241,7 +139,7 @@ def _registered(op: Mapping[str, Any], path: str, line: str, *, forgotten: bool)
             f"{line}{name} has no implementation for {op['key']}, {others}",
             f"register one under {op['key']}, by the same name; or define the op only where it is implemented: "
             f"#if defined({op['key']}_KERNEL)",
-            "error" if op["keys"] or forgotten else "warning",
+            "error" if op["keys"] or not has_any else "warning",
         )
     elif not op["fake"]:
         yield Finding(
@@ -253,11 +151,11 @@ def _registered(op: Mapping[str, Any], path: str, line: str, *, forgotten: bool)
         )
 
 
-def _fixed(path: str, line: str, what: str, namespace: str) -> Finding:
+def _fixed(path: str, line: str, op: str, namespace: str) -> Finding:
     return Finding(
         NAME,
         path,
-        f"{line}{what} is registered in the fixed namespace {namespace!r}: two versions of the kernel could not be "
+        f"{line}{op} is registered in the fixed namespace {namespace!r}: two versions of the kernel could not be "
         "loaded in one process",
         "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
     )

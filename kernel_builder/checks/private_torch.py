@@ -52,7 +52,7 @@ def _private_names(source: Source) -> Iterator[tuple[int, str]]:
 def _up_to_private(name: str) -> str:
     """Return `torch._C` for `torch._C._log`; an empty text for a public name, or one that is not Torch's."""
     parts = name.split(".")
-    # `torch.ops.<namespace>.<op>` are named by whoever registers them.
+    # `torch.ops.<namespace>.<op>` are named by their registration.
     begin = 1 if parts[:2] != ["torch", "ops"] else 3 if parts[2:3] == ["aten"] else 4
     for index in range(begin, len(parts)):
         if parts[0] == "torch" and parts[index].startswith("_") and not parts[index].endswith("__"):

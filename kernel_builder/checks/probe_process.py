@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -16,22 +17,23 @@ from types import TracebackType
 from typing import Any
 
 from kernel_builder.steps.confinement import Confinement
+from kernel_format import files
 from kernel_format.files import temporary_directory
 from kernel_format.tree_digest import contents, is_unchanged
 from kernel_sandbox import sandbox
 
-# Of one question, unless the caller says otherwise.
-SECONDS = 300
+SECONDS = 300  # for the answer to a question, by default
+_PROBE = Path(__file__).with_name("probe")
 
 
 class ProbeProcess:
-    """Runs `probe.py` in an interpreter of its own, outside the current directory and without network.
+    """Runs `probe` in an interpreter of its own, outside the current directory and without network.
 
     Importing Torch takes seconds, so one process answers all questions of a command, and `start` begins the import
     before the first of them. A process that has died, or has not answered the question before, is replaced.
 
-    In a sandbox, the process sees copies of packages in a directory that it may write, and no other file of the user
-    than Python's, those in the Hub's cache and those of LOCAL_KERNELS.
+    In a sandbox, the process sees copies of packages in a directory that it may write, and of the user's files only
+    Python's, those in the Hub's cache and those of LOCAL_KERNELS. With KERNEL_BUILDER_DEBUG=keep it has the terminal.
 
     Args:
         python: The interpreter whose client and Torch are asked.
@@ -85,7 +87,7 @@ class ProbeProcess:
         self._ready()
 
     def ask(self, question: str, *arguments: str) -> Callable[[float], Any]:
-        """Send a question of `probe.py`, and return a function that waits some seconds for its answer.
+        """Send a question of `probe`, and return a function that waits some seconds for its answer.
 
         The function returns `("failed", reason)` if the process died or did not answer in time. It waits for the last
         question only.
@@ -129,24 +131,22 @@ class _Running:
     """
 
     def __init__(self, python: str, confinement: Confinement, copies: Path | None) -> None:
-        import multiprocessing  # takes 8 ms, and a build in which nothing changed starts no process
-
         self.is_asked = False
-        source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
+        terminal = files.debugging()
         with ExitStack() as stack:
             empty = Path(tempfile.mkdtemp(dir=copies)) if copies else stack.enter_context(temporary_directory())
-            self._words = stack.enter_context((empty / "words").open("w+", errors="replace"))
+            self._log = stack.enter_context((empty / "stderr").open("w+", errors="replace"))
             self.connection, other = multiprocessing.Pipe()
             stack.enter_context(self.connection)
             with other:
-                command = [python, "-X", "faulthandler", "-c", source, str(other.fileno())]
+                command = [python, "-X", "faulthandler", str(_PROBE), str(other.fileno())]
                 self.process = subprocess.Popen(
                     _confined(command, confinement, copies, empty) if copies else command,
                     cwd=empty,
                     env=_environment(empty) if copies else {**os.environ, **_kernels(), "HF_HUB_OFFLINE": "1"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._words,
+                    stdin=None if terminal else subprocess.DEVNULL,
+                    stdout=None if terminal else subprocess.DEVNULL,
+                    stderr=None if terminal else self._log,
                     pass_fds=[other.fileno()],
                 )
             self._opened = stack.pop_all()
@@ -166,9 +166,9 @@ class _Running:
         number = -status if status < 0 else status - 128
         if number in signal.valid_signals():
             return f"the process was killed by {signal.Signals(number).name}"
-        self._words.seek(0)
-        words = self._words.read().strip().splitlines()
-        return f"the process ended with status {status}" + (f": {words[-1]}" if words else "")
+        self._log.seek(0)
+        lines = self._log.read().strip().splitlines()
+        return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
 
 def _confined(command: list[str], confinement: Confinement, copies: Path, directory: Path) -> list[str]:
@@ -177,7 +177,7 @@ def _confined(command: list[str], confinement: Confinement, copies: Path, direct
     device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
     started = ["sh", "-c", 'cd "$0" && exec "$@"', str(directory), *command]
     local = [Path(entry.partition("=")[2]) for entry in "".join(_kernels().values()).split(":") if "=" in entry]
-    paths = sandbox.readable([Path(command[0]).parent.parent, _hub_cache(), *local])
+    paths = sandbox.readable([Path(command[0]).parent.parent, _PROBE, _hub_cache(), *local])
     return confinement.around(started, copies, map(Path, paths), device)
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from abi3info import DATAS, FUNCTIONS
+from abi3info.models import Symbol
+
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.config.variant import Release
 from kernel_builder.elf import SharedObject
@@ -25,9 +28,6 @@ def check_python_abi(package: CheckedPackage) -> Iterator[Finding]:
 
 
 def _symbols(binary: SharedObject, oldest: Release) -> Iterator[Finding]:
-    from abi3info import DATAS, FUNCTIONS
-    from abi3info.models import Symbol
-
     for symbol in binary.undefined:
         if symbol.version is not None or not symbol.name.startswith(("Py", "_Py")):
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import warnings
 from collections.abc import Mapping
@@ -60,7 +59,7 @@ class Source:
     def aliases(self) -> Mapping[str, str]:
         """Full names by the names that imports and assignments give them, for example `torch.library` by `tl`.
 
-        Scopes are not told apart. The name of `ops` from `._ops` is `torch.ops.<id>`.
+        Scopes are not distinguished. The name of `ops` from `._ops` is `torch.ops.<id>`.
         """
         aliases: dict[str, str] = {}
         for node in self.nodes:
@@ -84,19 +83,11 @@ class Source:
 
 def read(directory: Path, python: tuple[int, int]) -> tuple[Source, ...]:
     """Parse all Python files under `directory`, sorted, with the grammar of the release `python`."""
-    # Syntax trees are many objects that live long: the garbage collector takes three times as long as the parser.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return tuple(
-            _parse(path.relative_to(directory).as_posix(), path.read_bytes(), python)
-            for path in sorted(directory.rglob("*.py"))
-            if path.is_file()  # reading a pipe may never end; the check `layout` reports it
-        )
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
+    return tuple(
+        _parse(path.relative_to(directory).as_posix(), path.read_bytes(), python)
+        for path in sorted(directory.rglob("*.py"))
+        if path.is_file()  # reading a pipe may never end; the check `layout` reports it
+    )
 
 
 @lru_cache(maxsize=1024)  # the variants of a project have the same files
@@ -110,7 +101,7 @@ def _parse(name: str, data: bytes, python: tuple[int, int]) -> Source:
         return Source(name, text, None, f"line {error.lineno}: {error.msg}", _is_valid(text))
     except ValueError as error:
         return Source(name, "", None, str(error))
-    except (RecursionError, MemoryError):  # what the parser raises depends on the release of Python
+    except (RecursionError, MemoryError):  # the exception depends on the release of Python
         return Source(name, text, None, "an expression is nested too deeply for Python's parser")
 
 

@@ -1,8 +1,8 @@
-"""Check that a package imports its own modules relatively, and otherwise only what its users have.
+"""Check that a package imports its own modules relatively, and otherwise only modules that its users have.
 
-`present_modules.toml` lists what Torch and the client bring; `python-depends` adds to it. An import that every load
-executes must succeed everywhere, so it is an error if it may not. Any other import is a warning, and nothing is said of
-an import whose absence the code catches.
+`present_modules.toml` lists the requirements of Torch and of the client; `python-depends` adds to it. An import that
+every load executes must succeed everywhere, so a failure is an error. Any other import is a warning, and an import
+whose absence the code catches is not reported.
 """
 
 from __future__ import annotations

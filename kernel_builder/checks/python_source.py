@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+import vermin
+from vermin import rules
+
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.python_files import Source
 from kernel_builder.config.variant import Release
@@ -38,15 +41,13 @@ def _versions(source: Source, python: Release) -> Iterator[Finding]:
     """Report uses of the language and the standard library that are newer than `python`, by vermin's data."""
     if not _may_use_newer(source, python):
         return
-    import vermin
-
     config = vermin.Config()
     config.set_format(vermin.formats.ParsableFormat())
     # Tokenizing a file for its comments `# novm` and `# novermin` takes a third of vermin's time.
     config.set_parse_comments("nov" in source.text)
     visitor = vermin.visit(source.text, config)
     if not isinstance(visitor, vermin.SourceVisitor):
-        return  # vermin could not parse what this interpreter could
+        return  # vermin could not parse the file, and this interpreter could
     for text in visitor.output_text().splitlines():
         # <file>:<line>:<column>:<Python 2>:<Python 3>:<what>
         match = re.fullmatch(r"<unknown>:(\d+):\d*:[^:]*:(\d+\.\d+):(.*)", text)
@@ -97,9 +98,6 @@ def _used_words(tree: ast.Module) -> Iterator[str]:
 @cache
 def _newer_names(python: Release) -> tuple[frozenset[str], ...]:
     """Return the words of each module, member and keyword argument that is newer than `python`, by vermin's data."""
-    import vermin
-    from vermin import rules
-
     config = vermin.Config()
     names: list[tuple[str, ...]] = [("array", typecode) for typecode in _newer(rules.ARRAY_TYPECODE_REQS, python)]
     for name in [*_newer(rules.MOD_REQS(config), python), *_newer(rules.MOD_MEM_REQS(config), python)]:

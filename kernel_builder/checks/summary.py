@@ -16,7 +16,7 @@ def lines(reports: Mapping[str, CheckReport], severity: str, rest: str) -> list[
 
     Args:
         reports: By variant.
-        rest: What tells the findings for which there are no lines, for example "`--json` lists all".
+        rest: The place of the findings for which there are no lines, for example "`--json` lists all".
     """
     variants: dict[Finding, list[str]] = {}
     for name, report in reports.items():
@@ -33,7 +33,7 @@ def _of_check(
     by_hint: Mapping[str, Sequence[Finding]], variants: Mapping[Finding, Sequence[str]], packages: int, rest: str
 ) -> Iterator[str]:
     """Yield the lines of one check. A hint follows the findings that it is for."""
-    left, told = _LINES_PER_CHECK - 1, 0
+    left, printed = _LINES_PER_CHECK - 1, 0
     for hint, findings in by_hint.items():
         shown = findings[: max(0, left - 1)]
         for finding in shown:
@@ -42,10 +42,10 @@ def _of_check(
         if shown:
             yield f"    {hint}"
             left -= len(shown) + 1
-            told += len(shown)
+            printed += len(shown)
     total = sum(map(len, by_hint.values()))
-    if total > told:
-        yield f"... and {total - told} more; {rest}"
+    if total > printed:
+        yield f"... and {total - printed} more; {rest}"
 
 
 def _served(variants: Sequence[str], packages: int) -> str:

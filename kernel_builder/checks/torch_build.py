@@ -1,4 +1,4 @@
-"""What this machine's Torch was compiled for, found without importing it, which takes seconds."""
+"""The back end and release that this machine's Torch was compiled for, without importing it, which takes seconds."""
 
 from __future__ import annotations
 

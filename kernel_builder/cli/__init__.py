@@ -53,18 +53,21 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "emulate": "emulate_command.emulate",
         "compile-commands": "develop_command.compile_commands",
         "create-pyproject": "pyproject_command.create_pyproject",
-        "clean-pyproject": "pyproject_command.clean_pyproject",
     },
     "Less often": {
         "update-build": "config_command.update_build",
         "toolchain": "toolchain_command.toolchain",
         "check-abi": "check_command.check_abi",
-        "hash": "check_command.hash_builds",
         "fill-card": "card_command.fill_card",
-        "build-and-copy": "build_command.build_and_copy",
-        "build-and-upload": "upload_command.build_and_upload",
-        "completions": "completions_command.completions",
     },
+}
+# Commands for scripts of the public tool, which `--help` does not list.
+_HIDDEN = {
+    "build-and-copy": "build_command.build_and_copy",
+    "build-and-upload": "upload_command.build_and_upload",
+    "clean-pyproject": "pyproject_command.clean_pyproject",
+    "completions": "completions_command.completions",
+    "hash": "check_command.hash_builds",
 }
 # Command -> the distribution that adds it.
 _ELSEWHERE = dict.fromkeys(("judge", "search", "report", "skills"), "torch-kernel-judge")
@@ -114,7 +117,7 @@ def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> N
         click.secho(f"warning: {line}", fg="yellow", err=True)
     if others:
         names = [path.name for path in others]
-        click.secho(f"left out, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
+        click.secho(f"skipped, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
 
 
 @contextmanager
@@ -191,6 +194,7 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, is_set: bool)
 @click.group(
     cls=MainGroup,
     own={command: target for commands in _SECTIONS.values() for command, target in commands.items()},
+    hidden_commands=_HIDDEN,
     entry_points="kernel_builder.commands",
     elsewhere=_ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -5,19 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from kernel_builder.cli import torch_required
 from kernel_builder.cli.shared_options import directory_argument
 from kernel_builder.measure import plot, tables
-from kernel_builder.measure.results import OURS, WIDEST, BenchmarkReport
+from kernel_builder.measure.results import BenchmarkReport
 from kernel_builder.measure.selection import DTYPES
-from kernel_builder.measure.workloads import DEVICES, PASSES
-from kernel_builder.plural import counted
+from kernel_builder.measure.workloads import DEVICES
 from kernel_builder.progress import shown
-from kernel_format.errors import MeasureError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -53,9 +50,6 @@ def _print(report: BenchmarkReport) -> None:
     "--operation", "operations", multiple=True, metavar="NAME", help="Measure only this operation; may be repeated."
 )
 @click.option(
-    "--pass", "passes", multiple=True, type=click.Choice(PASSES), help="Measure only this pass; may be repeated."
-)
-@click.option(
     "--shapes",
     callback=_items,
     metavar="SHAPE,...",
@@ -71,12 +65,6 @@ def _print(report: BenchmarkReport) -> None:
     type=click.Choice(["device", "host"]),
     help="Measure only device times, or only host overhead. [default: both]",
 )
-@click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(min=1),
-    help="Processes that compile ahead for torch.compile. [default: one a core]",
-)
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Save the results to FILE, after each row.")
 @click.option(
     "--plot",
@@ -85,23 +73,17 @@ def _print(report: BenchmarkReport) -> None:
     metavar="FILE",
     help="Plot the shares of copy speed; the suffix selects the format (.svg, .png, .pdf).",
 )
-@click.option(
-    "--from", "source", type=_FILE, metavar="FILE", help="Measure nothing; show the results that --json saved."
-)
 def benchmark(
     directory: Path,
     against: tuple[str, ...] | None,
     operations: tuple[str, ...],
-    passes: tuple[str, ...],
     shapes: tuple[str, ...] | None,
     dtypes: tuple[str, ...],
     backend: str | None,
     rounds: int,
     only: str | None,
-    jobs: int | None,
     json_file: Path | None,
     plot_file: Path | None,
-    source: Path | None,
 ) -> None:
     """Measure a built kernel and compare it with its peers.
 
@@ -115,53 +97,31 @@ def benchmark(
     kernel-builder benchmark kernels/rmsnorm
     kernel-builder benchmark kernels/rmsnorm --against compile,liger --shapes 1x4096x2048,*x*x128
     kernel-builder benchmark kernels/rmsnorm --json rmsnorm.json --plot rmsnorm.svg
-    kernel-builder benchmark --from rmsnorm.json
     """
-    # What can fail is tried before the measurements.
+    # The errors of output files come before the measurements.
     for file in filter(None, (json_file, plot_file)):
         file.parent.mkdir(parents=True, exist_ok=True)
     if plot_file:
         with plot.reproducible(str(plot_file)):
             pass
-    if source:
-        report = BenchmarkReport.read(source)
-    else:
-        report = _measure(
-            project=directory,
-            command=shlex.join(["kernel-builder", *sys.argv[1:]]),
-            device=backend,
-            operations=operations,
-            passes=passes,
-            shapes=shapes or (),
-            dtypes=dtypes,
-            against=against,
-            rounds=rounds,
-            only=only,
-            jobs=jobs,
-            json=json_file,
-        )
+    with torch_required("kernels run in it"):
+        from kernel_builder.measure.run import BenchmarkRequest, run
+    request = BenchmarkRequest(
+        project=directory,
+        command=shlex.join(["kernel-builder", *sys.argv[1:]]),
+        device=backend,
+        operations=operations,
+        shapes=shapes or (),
+        dtypes=dtypes,
+        against=against,
+        rounds=rounds,
+        only=only,
+        json=json_file,
+    )
+    with shown(sys.stderr) as progress:
+        report = run(request, progress)
     _print(report)
     if plot_file:
-        _check_figure(report, plot_file)
         plot.save(report, plot_file)
     if report.wrong():
         sys.exit(1)
-
-
-def _check_figure(report: BenchmarkReport, file: Path) -> None:
-    """Refuse a figure for a card whose intervals are too wide."""
-    if file.absolute().parent.match("benchmarks/results") and (unsure := report.unsure()):
-        widest = max(row.shares[OURS].spread for row in unsure)
-        raise MeasureError(
-            f"a card shows no figure with an interval above {WIDEST:.0%}: {counted(len(unsure), 'row')} of "
-            f"{len(report.rows)} had a wider one, up to {widest:.0%}",
-            where=str(file),
-            hint="end other programs and measure again, as by --rounds 51; a file elsewhere may have any figure",
-        )
-
-
-def _measure(**arguments: Any) -> BenchmarkReport:
-    with torch_required("kernels run in it"):
-        from kernel_builder.measure.run import BenchmarkRequest, run
-    with shown(sys.stderr) as progress:
-        return run(BenchmarkRequest(**arguments), progress)

@@ -8,6 +8,9 @@ import click
 
 from kernel_builder.cli.shared_options import directory_argument
 from kernel_builder.config.project_files import read_project
+from kernel_builder.hub import card
+from kernel_builder.hub.package_api import Api
+from kernel_builder.hub.packages import HubPackage
 
 
 @click.command()
@@ -17,15 +20,11 @@ def fill_card(directory: Path, output: Path | None) -> None:
     """Print the card that `upload` would publish, or write it to FILE.
 
     DIR is the project (default: here). The card is CARD.md, followed by the API and the variants of the packages in
-    DIR/build, none of which is loaded.
+    DIR/build. The packages are read, not loaded.
 
     \b
     kernel-builder fill-card kernels/rmsnorm
     """
-    from kernel_builder.hub import card
-    from kernel_builder.hub.package_api import Api
-    from kernel_builder.hub.packages import HubPackage
-
     project = read_project(directory)
     built = sorted(path.parent for path in project.root.glob("build/[!.]*/metadata.json"))
     packages = {path.name: HubPackage(path) for path in built}

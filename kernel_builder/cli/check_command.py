@@ -11,10 +11,12 @@ from pathlib import Path
 import click
 
 from kernel_builder import checks
+from kernel_builder.checks.manylinux import policy_names
 from kernel_builder.cli.shared_options import ReleaseType, allow_option, cross_python_option, json_option
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_format.errors import CheckError
+from kernel_format.tree_digest import hash_tree
 
 _DIRECTORY = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]"
@@ -22,8 +24,6 @@ _DIRECTORY = click.argument(
 
 
 def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    from kernel_builder.checks.manylinux import policy_names
-
     if value not in policy_names():
         raise click.BadParameter(f"{value!r} is not one of {', '.join(policy_names())}", ctx, param)
     return value
@@ -53,7 +53,7 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
     "--torch-stable-abi",
     type=ReleaseType(),
     metavar="VERSION",
-    help="The oldest Torch to load in by its stable ABI.  [default: what a variant's name claims]",
+    help="The oldest Torch to load in by its stable ABI.  [default: the release in a variant's name]",
 )
 @json_option
 def check_abi(
@@ -110,8 +110,6 @@ def hash_builds(directory: Path, as_json: bool) -> None:
     \b
     kernel-builder hash kernels/rmsnorm
     """
-    from kernel_format.tree_digest import hash_tree
-
     digests = {package.name: hash_tree(package) for package in packages_of(directory)}
     if as_json:
         click.echo(json.dumps({name: dataclasses.asdict(digest) for name, digest in digests.items()}))

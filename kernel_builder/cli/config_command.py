@@ -12,15 +12,19 @@ from typing import Any
 
 import click
 
+from kernel_builder import toml_file
 from kernel_builder.backends.tools import Obstacle
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import json_option
+from kernel_builder.config import build_toml, conversion
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.steps import compile_steps
 from kernel_builder.steps.buildable import missing_dependency
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
+from kernel_format.files import write_atomically
 from kernel_format.release import Release, Version
 
 _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
@@ -65,7 +69,7 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _read_or_error(directory: Path) -> Project | ConfigError:
-    """Return the project in a directory, or what is wrong with it."""
+    """Return the project in a directory, or its error."""
     try:
         return _judged(directory)
     except ConfigError as error:
@@ -97,9 +101,7 @@ def _check_one(directory: Path, as_json: bool) -> None:
 
 
 def _print_missing(projects: Sequence[Project]) -> None:
-    """Print a warning for each header library that projects need and nobody has, once for all projects."""
-    from kernel_builder.toolchain import Toolchains
-
+    """Print a warning for each header library that projects need and no package index has, once for all projects."""
     toolchains = Toolchains()
     needing: dict[Obstacle, dict[str, None]] = {}
     for project in projects:
@@ -132,12 +134,12 @@ def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
 @click.command()
 @_DIRECTORIES
 @click.option("--check", "--dry-run", "check", is_flag=True, help="Change nothing; exit with 1 if a file would change.")
-@click.option("--license", "licence", metavar="NAME", help="The SPDX name of the licence of files that name none.")
-def update_build(directories: tuple[Path, ...], check: bool, licence: str | None) -> None:
-    """Rewrite the build.toml of every DIR (default: here) to edition 5, and show the difference.
+@click.option("--license", metavar="NAME", help="The SPDX license name for files without `license`.")
+def update_build(directories: tuple[Path, ...], check: bool, license: str | None) -> None:
+    """Convert the build.toml of every DIR (default: here) to edition 5, and show the difference.
 
-    Comments and formatting are kept. A file of edition 5 is left as it is. A file that would not be valid in edition 5
-    is not changed, and does not stop the others.
+    Comments and the order of keys are kept. A file of edition 5 is unchanged, and so is a file that would not be valid
+    in edition 5, which does not stop the others.
 
     \b
     kernel-builder update-build kernels/rmsnorm
@@ -148,7 +150,7 @@ def update_build(directories: tuple[Path, ...], check: bool, licence: str | None
     changed, failed = [], []
     for directory in paths:
         try:
-            if _updated(directory / FILE, licence, write=not check):
+            if _update(directory / FILE, license, write=not check):
                 changed.append(directory)
         except ConfigError as error:
             if len(paths) == 1:
@@ -156,7 +158,7 @@ def update_build(directories: tuple[Path, ...], check: bool, licence: str | None
             report_error(error, as_json=False)
             failed.append(directory)
     print_notices((), others)
-    done = "would be rewritten" if check else "rewritten"
+    done = "would be converted" if check else "converted"
     click.echo(f"{len(changed)} of {_count(len(paths), 'file')} {done}" + (f", {len(failed)} failed" if failed else ""))
     if failed:
         raise SystemExit(ConfigError.exit_code)
@@ -164,12 +166,11 @@ def update_build(directories: tuple[Path, ...], check: bool, licence: str | None
         raise SystemExit(1)
 
 
-def _updated(path: Path, licence: str | None, *, write: bool) -> bool:
-    """Show what changes in a file, and write it. Return whether anything changes."""
-    from kernel_builder.config.rewrite import rewritten
-    from kernel_format.files import write_atomically
-
-    old, new = rewritten(path, licence)
+def _update(path: Path, license: str | None, *, write: bool) -> bool:
+    """Show the changes of a file, and write it. Return whether it changes."""
+    old = build_toml.read_text(path)
+    new = conversion.converted(old, path, license)
+    build_toml.from_document(toml_file.parse(new, str(path)), str(path), path.parent)
     if old == new:
         return False
     _show_difference(old.splitlines(), new.splitlines(), str(path))

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 import click
 
-from kernel_builder.cli.shared_options import directory_argument, owner_option, public_shell_options, toolchain_options
+from kernel_builder.cli.shared_options import directory_argument, public_shell_options
+from kernel_builder.config.ownership import VARIABLE
+from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
+from kernel_builder.develop import choice, hardware_report, interpreter, shells
+from kernel_builder.develop import compile_commands as editor
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
+from kernel_builder.toolchain import Toolchains
+from kernel_format.cache_directory import default_cache
 
-if TYPE_CHECKING:
-    from kernel_builder.toolchain import Toolchains
+_variant_option = click.option(
+    "--variant", metavar="NAME", help="The variant to use. [default: the one that fits this machine]"
+)
 
 
 class _ShellCommand(click.Command):
@@ -30,29 +38,29 @@ class _ShellCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
+def _read(directory: Path) -> Project:
+    """Read the project as its owner publishes it, since a shell sets the repository's name in `LOCAL_KERNELS`."""
+    return read_project(directory, os.environ.get(VARIABLE))
+
+
 @click.command(cls=_ShellCommand)
 @directory_argument
-@click.option("--variant", metavar="NAME", help="The variant to compile. [default: the one that fits the machine]")
-@owner_option
+@_variant_option
 @public_shell_options
-@toolchain_options
-def devshell(
-    directory: Path, variant: str | None, owner: str | None, command: tuple[str, ...], **toolchain: Any
-) -> None:
+def devshell(directory: Path, variant: str | None, command: tuple[str, ...]) -> None:
     """Start a shell with the compilers and headers of a variant, or run COMMAND with them.
 
-    DIR is the project (default: here). The shell is $SHELL. nvcc of the pinned toolkit is on PATH; CUDA_HOME, CXX and
-    CPLUS_INCLUDE_PATH are set. The default variant is the one that the installed Torch would load, or else the newest.
+    DIR is the project (default: here). The shell is $SHELL. PATH has the nvcc of the pinned toolkit, or of $CUDA_HOME;
+    CUDA_HOME, CXX and CPLUS_INCLUDE_PATH are set. The default variant is the one that the installed Torch loads, or
+    else the newest.
 
     \b
     kernel-builder devshell kernels/rmsnorm
     kernel-builder devshell kernels/rmsnorm -- nvcc --version
     """
-    from kernel_builder.develop import choice, shells
-
-    project = read_project(directory, owner)
+    project = _read(directory)
     with shown(sys.stderr) as progress:
-        toolchains = _toolchains(progress=progress, **toolchain)
+        toolchains = Toolchains(progress=progress)
         chosen = choice.to_develop(project, variant, toolchains)
         environment = shells.development(project, chosen, toolchains)
     _enter(f"compilers and headers of {project.name} {chosen.name}", environment, command)
@@ -60,63 +68,31 @@ def devshell(
 
 @click.command(cls=_ShellCommand)
 @directory_argument
-@click.option("--variant", metavar="NAME", help="The variant to test. [default: the one that fits the machine]")
-@click.option(
-    "--torch-index",
-    metavar="URL",
-    help="Where pip finds Torch's builds, in URL/cpu, URL/cu130 and so on. [default: download.pytorch.org/whl]",
-)
-@owner_option
+@_variant_option
 @public_shell_options
-def testshell(
-    directory: Path, variant: str | None, torch_index: str | None, owner: str | None, command: tuple[str, ...]
-) -> None:
-    """Start a shell to test a variant that has been built, or run COMMAND in it.
+def testshell(directory: Path, variant: str | None, command: tuple[str, ...]) -> None:
+    """Start a shell to test a built variant, or run COMMAND in it.
 
     DIR is the project (default: here). The shell is $SHELL. Its `python` has a Torch that loads the variant, `kernels`
-    and pytest: it is the interpreter of kernel-builder if that has such a Torch, or else a virtual environment in the
-    cache. `get_kernel` loads the package in DIR/build in place of the published one.
+    and pytest: it is the interpreter of kernel-builder if its Torch loads the variant, or else a virtual environment in
+    the cache. `get_kernel` loads the package in DIR/build in place of the published one.
 
     \b
     kernel-builder testshell kernels/rmsnorm
     kernel-builder testshell kernels/rmsnorm -- python -m pytest kernels/rmsnorm/tests
     """
-    from kernel_builder.develop import choice, interpreter, shells
-    from kernel_format.cache_directory import default_cache
-
-    project = read_project(directory, owner)
+    project = _read(directory)
     chosen = choice.built(project, variant)
     with shown(sys.stderr) as progress:
-        python = interpreter.find(
-            project, chosen, default_cache(), progress, torch_index=torch_index or interpreter.TORCH_INDEX
-        )
+        python = interpreter.find(project, chosen, default_cache(), progress)
     _enter(f"{python} with {project.name} {chosen.name}", shells.testing(project, chosen, python), command)
 
 
 @click.command("test-report")
 @directory_argument
-@click.option("--variant", metavar="NAME", help="The variant to test. [default: the one for this machine's hardware]")
-@click.option(
-    "--torch-index",
-    metavar="URL",
-    help="Where pip finds Torch's builds, in URL/cpu, URL/rocm7.2 and so on. [default: download.pytorch.org/whl]",
-)
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write to this file, not to stdout.",
-)
-@owner_option
+@_variant_option
 @click.argument("pytest_arguments", metavar="[PYTEST_OPTION]...", nargs=-1, type=click.UNPROCESSED)
-def test_report(
-    directory: Path,
-    variant: str | None,
-    torch_index: str | None,
-    output: Path | None,
-    owner: str | None,
-    pytest_arguments: tuple[str, ...],
-) -> None:
+def test_report(directory: Path, variant: str | None, pytest_arguments: tuple[str, ...]) -> None:
     """Run the tests of a project on this machine's hardware, and print a report as JSON.
 
     DIR is the project (default: here). The variant is built first, and tested with a Torch that loads it, as in
@@ -124,28 +100,19 @@ def test_report(
     exit status is 1 if a test has failed.
 
     \b
-    kernel-builder test-report kernels/rmsnorm --output report.json
+    kernel-builder test-report kernels/rmsnorm > report.json
     kernel-builder test-report kernels/rmsnorm --variant torch-stable-abi210-rocm72-x86_64-linux -- -k forward
     """
-    from kernel_builder.develop import interpreter
-    from kernel_builder.develop.hardware_report import run
-
-    project = read_project(directory, owner)
+    project = _read(directory)
     with shown(sys.stderr) as progress:
-        toolchains = _toolchains(progress=progress)
-        index = torch_index or interpreter.TORCH_INDEX
-        report = run(project, variant, toolchains, progress, torch_index=index, arguments=pytest_arguments)
-    text = json.dumps(report, indent=2)
-    if output:
-        output.write_text(f"{text}\n", encoding="utf-8")
-    else:
-        click.echo(text)
+        report = hardware_report.run(
+            project, variant, Toolchains(progress=progress), progress, arguments=pytest_arguments
+        )
+    click.echo(json.dumps(report, indent=2))
     sys.exit(0 if report["status"] == 0 else 1)
 
 
 def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) -> NoReturn:
-    from kernel_builder.develop import shells
-
     if not command:
         click.echo(f"{title}; `exit` leaves this shell", err=True)
     shells.enter(environment, command)
@@ -153,16 +120,9 @@ def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) ->
 
 @click.command("compile-commands")
 @directory_argument
-@click.option("--variant", metavar="NAME", help="Take the commands of this variant only.")
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write to this file. [default: DIR/compile_commands.json]",
-)
-@toolchain_options
-def compile_commands(directory: Path, variant: str | None, output: Path | None, **toolchain: Any) -> None:
-    """Write compile_commands.json, with which clangd and other tools of editors understand a project's sources.
+@_variant_option
+def compile_commands(directory: Path, variant: str | None) -> None:
+    """Write DIR/compile_commands.json, from which clangd and other editor tools learn how to compile each source.
 
     DIR is the project (default: here). The commands are those of the variant that fits the installed Torch, or else of
     the newest one, and for sources of other backends those of the newest variant of that backend. They name the
@@ -173,20 +133,11 @@ def compile_commands(directory: Path, variant: str | None, output: Path | None, 
     kernel-builder compile-commands kernels/rmsnorm
     clangd --check=kernels/rmsnorm/rmsnorm_cuda/forward.cu
     """
-    from kernel_builder.develop import choice
-    from kernel_builder.develop import compile_commands as editor
-
     project = read_project(directory)
     with shown(sys.stderr) as progress:
-        toolchains = _toolchains(progress=progress, **toolchain)
+        toolchains = Toolchains(progress=progress)
         named = [choice.to_develop(project, variant, toolchains)] if variant else None
         variants = named or choice.of_each_backend(project, toolchains)
-        file = output or project.root / editor.NAME
+        file = project.root / editor.NAME
         count = editor.write(project, variants, toolchains, file)
     click.echo(f"{file}: {counted(count, 'file')}, as compiled for {', '.join(compiled.name for compiled in variants)}")
-
-
-def _toolchains(**options: Any) -> Toolchains:
-    from kernel_builder.toolchain import Toolchains
-
-    return Toolchains(**options)

@@ -5,13 +5,14 @@ A distribution adds a command by an entry point, whose name is the command's:
     [project.entry-points."kernel_builder.commands"]
     judge = "kernel_judge.cli.judge_command:judge"
 
-Entry points are looked up for what is no command of the builder itself, and for `--help`: a build does not pay for it.
+Entry points are looked up for `--help`, and for names that are not commands of the builder itself.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from importlib.metadata import entry_points as find_entry_points
 from typing import Any, NoReturn
 
 import click
@@ -24,31 +25,35 @@ class PluginGroup(click.Group):
 
     Attributes:
         own: Command -> the module and function of `kernel_builder.cli` that it runs, as `build_command.build`.
+        hidden_commands: The same for commands that `list_commands` leaves out.
         entry_points: The group of entry points that add commands.
         elsewhere: Command -> the distribution that adds it, for the error if it is not installed.
     """
 
     def __init__(
-        self, *args: Any, own: Mapping[str, str], entry_points: str, elsewhere: Mapping[str, str], **kwargs: Any
+        self,
+        *args: Any,
+        own: Mapping[str, str],
+        entry_points: str,
+        elsewhere: Mapping[str, str],
+        hidden_commands: Mapping[str, str] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.own = own
+        self.hidden_commands = hidden_commands or {}
         self.entry_points = entry_points
         self.elsewhere = elsewhere
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from importlib.metadata import entry_points
-
-        return [*self.own, *sorted(entry_points(group=self.entry_points).names)]
+        return [*self.own, *sorted(find_entry_points(group=self.entry_points).names)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name in self.own:
-            module, _, function = self.own[name].partition(".")
+        if target := self.own.get(name) or self.hidden_commands.get(name):
+            module, _, function = target.partition(".")
             command = getattr(importlib.import_module(f"kernel_builder.cli.{module}"), function)
         else:
-            from importlib.metadata import entry_points
-
-            plugins = tuple(entry_points(group=self.entry_points, name=name))
+            plugins = tuple(find_entry_points(group=self.entry_points, name=name))
             if not plugins:
                 if name not in self.elsewhere:
                     return None
@@ -72,7 +77,7 @@ class PluginGroup(click.Group):
 
 
 def _refusing(name: str, message: str, hint: str) -> click.Command:
-    """Return a command that only says why it cannot run, so that `--help` still lists the others."""
+    """Return a command that only reports why it cannot run, so that `--help` still lists the others."""
 
     def refuse() -> NoReturn:
         raise KernelBuilderError(message, hint=hint)
@@ -81,6 +86,6 @@ def _refusing(name: str, message: str, hint: str) -> click.Command:
         name,
         callback=refuse,
         help=f"Not available: {hint}.",
-        # Whatever follows is the command's own.
+        # The missing command parses its own arguments, so none of them is an error here.
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
     )

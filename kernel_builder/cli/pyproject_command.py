@@ -12,12 +12,12 @@ from kernel_builder.develop import wheel_backend
 
 @click.command()
 @directory_argument
-@click.option("--force", "-f", is_flag=True, help="Replace a pyproject.toml that is there already.")
+@click.option("--force", "-f", is_flag=True, help="Replace an existing pyproject.toml.")
 def create_pyproject(directory: Path, force: bool) -> None:
-    """Write a pyproject.toml with which pip builds and installs a project, by calling kernel-builder.
+    """Write a pyproject.toml, so that pip builds and installs a project by calling kernel-builder.
 
-    DIR is the project (default: here). pip builds the variant that fits the installed Torch. For an editable install,
-    `kernel-builder build` updates what `import` finds.
+    DIR is the project (default: here). pip builds the variant that fits the installed Torch. After an editable
+    install, `kernel-builder build` updates the imported package.
 
     \b
     kernel-builder create-pyproject my-kernel
@@ -28,12 +28,12 @@ def create_pyproject(directory: Path, force: bool) -> None:
 
 @click.command()
 @directory_argument
-@click.option("--dry-run", "-d", is_flag=True, help="Print what would be removed, and remove nothing.")
+@click.option("--dry-run", "-d", is_flag=True, help="Print the file that would be removed, and remove nothing.")
 @click.option("--force", "-f", is_flag=True, help="Remove the file even if it has been changed.")
 def clean_pyproject(directory: Path, dry_run: bool, force: bool) -> None:
-    """Remove the pyproject.toml that `create-pyproject` has written.
+    """Remove the pyproject.toml that `create-pyproject` writes.
 
-    DIR is the project (default: here). A file that has been changed since is kept, unless --force is given.
+    DIR is the project (default: here). A file with other content is kept, unless --force is given.
 
     \b
     kernel-builder clean-pyproject my-kernel

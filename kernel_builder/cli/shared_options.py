@@ -55,12 +55,11 @@ class BackendType(click.Choice[str]):
 
 directory_argument = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 owner_option = click.option(
     "--owner",
     metavar="NAME",
     envvar=VARIABLE,
-    help="The user or organization that publishes the project, and the kernels of the same owner that it loads. "
+    help="The user or organization that publishes the project and its kernel-depends of the same owner. "
     f"[default: ${VARIABLE}, or else the owner in [general.hub] repo-id]",
 )
 
@@ -98,7 +97,7 @@ index_url_option = click.option(
     "--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"
 )
 offline_option = click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
-# The arguments of `Toolchains` that are the same in all commands.
+# Arguments of `Toolchains`.
 toolchain_options = together(cuda_home_option, cuda_compiler_option, offline_option)
 
 

@@ -9,36 +9,39 @@ from typing import Any
 
 import click
 
+from kernel_builder import pipeline
 from kernel_builder.cli import print_notices
+from kernel_builder.cli.build_command import print_summary, run
 from kernel_builder.cli.shared_options import (
-    allow_option,
     backends_option,
     build_jobs_option,
     directory_argument,
+    json_option,
     load_option,
     owner_option,
     public_build_options,
-    quiet_option,
     together,
     variants_option,
     whole_option,
 )
 from kernel_builder.config.project_files import read_project
-from kernel_builder.hub.publication import BranchResult, Published, PublishRequest
+from kernel_builder.config.variant import this_platform
+from kernel_builder.hub.publication import OTHER_SOURCES, UNTESTED, BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 
 
 def _repo_type(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    """Accept the public builder's option with its default, the only type of repository that this one publishes to."""
+    """Accept the public tool's option with its default, the only type of repository that `upload` supports."""
     if value not in (None, "kernel"):
         raise ConfigError(
-            "kernels are published to repositories of the type kernel only",
+            "`upload` publishes to repositories of the type `kernel` only",
             where=f"--repo-type {value}",
-            hint="leave it out",
+            hint="remove the option",
         )
 
 
@@ -48,57 +51,52 @@ _publish_options = together(
         "--repo-id", metavar="ORG/NAME", help="The repository. [default: [general.hub] repo-id of build.toml]"
     ),
     owner_option,
-    click.option("--repo-type", callback=_repo_type, hidden=True, expose_value=False),
     click.option("--branch", metavar="NAME", help="The branch for the builds. [default: v<version>]"),
-    click.option("--private", is_flag=True, help="Make the repository private, if it is created."),
+    click.option("--private", is_flag=True, help="Make a new repository private."),
     click.option("--create-pr", is_flag=True, help="Open pull requests instead of committing."),
     click.option("--prune", is_flag=True, help="Delete the variants on the branch that are not in DIR/build."),
-    click.option("--message", metavar="TEXT", help="The first line of the commits."),
     click.option("--card-note", metavar="TEXT", help="A sentence for the card, such as how the packages were tested."),
-    click.option("--dry-run", is_flag=True, help="Check and compare, print what would be done, and write nothing."),
+    click.option("--dry-run", is_flag=True, help="Check and compare, print the changes, and write nothing."),
     load_option,
-    allow_option,
+    click.option(
+        "--allow",
+        multiple=True,
+        metavar="CHECK",
+        help=f"Report the errors of this check as warnings; may be repeated. `{UNTESTED}` publishes also packages that "
+        f"have not run on their hardware (ROCm), `{OTHER_SOURCES}` replaces another project's packages.",
+    ),
     click.option(
         "--allow-api-change",
         metavar="REASON",
-        help="Publish an API that breaks users of this version, with the reason in the card.",
+        help="Publish an API that breaks callers of this version; the card gives the reason.",
     ),
-    click.option(
-        "--untested",
-        is_flag=True,
-        help="Publish also packages that nothing has run, as their metadata says: those of ROCm.",
-    ),
-    click.option(
-        "--take-over",
-        is_flag=True,
-        help="Publish even if the packages of the repository come from other sources, as another project's do.",
-    ),
-    quiet_option,
-    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    json_option,
+    # Options of the public tool, accepted for scripts.
+    click.option("--repo-type", callback=_repo_type, hidden=True, expose_value=False),
+    click.option("--quiet", "-q", is_flag=True, hidden=True),
     click.option(
         "--output-json",
-        metavar="PATH",
         is_flag=False,
         flag_value="",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Write the result as JSON to PATH, as the public builder does. Without a PATH: as --json.",
+        hidden=True,
     ),
 )
 
 
 @click.command()
 @_publish_options
-@click.option("--build", is_flag=True, help="First build the packages that are in DIR/build again, where they changed.")
+@click.option("--build", is_flag=True, help="Rebuild the packages in DIR/build first, if their sources have changed.")
 def upload(directory: Path, build: bool, quiet: bool, as_json: bool, output_json: Path | None, **options: Any) -> None:
     """Publish the packages of a project to a Hub.
 
     DIR is the project (default: here). All checks run first. The packages become one commit on the branch of their
     version, the sources and the card one commit on main. Variants on the branch that are not in DIR/build are kept.
-    Files that the Hub has already are not sent again, so the same command completes an interrupted upload.
+    Files that the Hub already has are not sent again, so the same command completes an interrupted upload.
 
     Packages must be built from the sources that they are published with, and one version has one API.
 
-    The Hub is $HF_ENDPOINT, or else huggingface.co. The token is $HF_TOKEN, or else that of `hf auth login`.
+    The Hub is $HF_ENDPOINT, or else huggingface.co. The token is $HF_TOKEN, or else the token of `hf auth login`.
 
     \b
     kernel-builder upload kernels/rmsnorm --dry-run
@@ -109,16 +107,10 @@ def upload(directory: Path, build: bool, quiet: bool, as_json: bool, output_json
         print_notices([read_project(directory)])
     request = PublishRequest(directory, **options)
     if build:
-        _build(request, _buildable_here(directory), quiet=quiet or as_json or output_json == Path())
+        built = sorted(path.parent.name for path in directory.glob("build/[!.]*/metadata.json"))
+        here = tuple(name for name in built if not name.endswith("-linux") or name.endswith(this_platform()))
+        _build(request, here, quiet=quiet or as_json or output_json == Path())
     _upload(request, quiet=quiet, as_json=as_json, output_json=output_json)
-
-
-def _buildable_here(directory: Path) -> tuple[str, ...]:
-    """Return the packages of a project that are for this platform."""
-    from kernel_builder.config.variant import this_platform
-
-    names = sorted(path.parent.name for path in directory.glob("build/[!.]*/metadata.json"))
-    return tuple(name for name in names if not name.endswith("-linux") or name.endswith(this_platform()))
 
 
 @click.command()
@@ -155,17 +147,13 @@ def build_and_upload(
 
 def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, **options: Any) -> None:
     """Build variants of the project, and exit if one of them fails."""
-    from kernel_builder import pipeline
-    from kernel_builder.cli.build_command import print_summary, run
-    from kernel_builder.toolchain import Toolchains
-
     summary = run(
         pipeline.BuildRequest(
             directories=(request.directory,),
             variants=variants,
             owner=request.new_owner,
             load=request.load,
-            allow=request.allow,
+            allow=request.allowed_checks,
             **options,
         ),
         lambda progress: Toolchains(progress=progress),
@@ -194,23 +182,23 @@ def _upload(request: PublishRequest, *, quiet: bool, as_json: bool, output_json:
 
 
 def _print(published: Published) -> None:
-    for names, what in (
+    for names, action in (
         (published.variants, "would be published" if published.dry_run else "published"),
         (published.kept, "kept"),
         (published.removed, "removed"),
     ):
         for name in names:
             dirty = "  (sources or builder had uncommitted changes)" if name in published.dirty else ""
-            click.echo(f"{what:<10} {name}{dirty}")
+            click.echo(f"{action:<10} {name}{dirty}")
     for name, reason in sorted(published.left_out.items()):
-        click.secho(f"left out: {name}: {reason}; `--untested` publishes it", fg="yellow")
+        click.secho(f"not published: {name}: {reason}; `--allow {UNTESTED}` publishes it", fg="yellow")
     for reason in dict.fromkeys(published.not_loaded.values()):
         skipped = ", ".join(name for name, why in published.not_loaded.items() if why == reason)
         click.secho(f"not loaded here: {skipped}: {reason}", fg="yellow")
     if published.without_commit:
         click.secho(
-            f"warning: no commit has the sources of {', '.join(published.without_commit)}, so nobody can verify them; "
-            "commit the sources, build and upload again",
+            f"warning: no commit has the sources of {', '.join(published.without_commit)}, so users cannot verify "
+            "them; commit the sources, build and upload again",
             fg="yellow",
         )
     for line in published.card_findings:

@@ -6,15 +6,15 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kernel_builder.cli.shared_options import json_option
+from kernel_builder.hub.verification import VariantVerdict
+from kernel_builder.hub.verification import verify as check
+from kernel_builder.progress import shown
 from kernel_format.errors import VerificationError
-
-if TYPE_CHECKING:
-    from kernel_builder.hub.verification import VariantVerdict
 
 
 @click.command()
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--source",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="The kernel's project: build it again with an empty cache, and compare the bytes.",
+    help="The kernel's project: rebuild it with an empty cache, and compare the bytes.",
 )
 @click.option(
     "--signer",
@@ -38,18 +38,15 @@ if TYPE_CHECKING:
 def verify(name: str, source: Path | None, signers: tuple[str, ...], require_signature: bool, as_json: bool) -> None:
     """Check a published kernel.
 
-    The packages are downloaded. Every file is compared with the digest in the metadata, the signature is checked as
-    the public client does, and the provenance is shown. With --source, each variant that this machine can build is
-    built again at the commit that it names, with an empty cache, and compared byte by byte.
+    The command downloads the packages, compares every file with the digest in the metadata, checks the signature as the
+    public client does, and prints the provenance. With --source, it also rebuilds each variant that this machine can
+    build, at the commit that the variant names and with an empty cache, and compares the bytes.
 
     \b
     kernel-builder verify kernels-community/rmsnorm@v1
     kernel-builder verify kernels-community/rmsnorm@v1 --source kernels/rmsnorm
     kernel-builder verify my-org/rmsnorm@v1 --signer signing.pub --require-signature
     """
-    from kernel_builder.hub.verification import verify as check
-    from kernel_builder.progress import shown
-
     with shown(sys.stderr) as progress:
         verification = check(
             name, source=source, signers=signers, require_signature=require_signature, progress=progress
@@ -69,12 +66,12 @@ def _print(verdict: VariantVerdict) -> None:
     click.echo(f"{good}  {verdict.variant}")
     click.echo(f"  digest      {'; '.join(verdict.digest) or 'every file matches'}")
     click.echo(f"  signature   {verdict.signature}")
-    for part, what in (("kernel", "sources"), ("kernel-builder", "builder")):
-        click.echo(f"  {what:<10}  {_state(verdict.provenance[part])}")
+    for part, label in (("kernel", "sources"), ("kernel-builder", "builder")):
+        click.echo(f"  {label:<10}  {_state(verdict.provenance[part])}")
     if verdict.rebuilt is not None:
-        click.echo(f"  built again {verdict.rebuilt}{': ' if verdict.differing else ''}{', '.join(verdict.differing)}")
+        click.echo(f"  rebuilt     {verdict.rebuilt}{': ' if verdict.differing else ''}{', '.join(verdict.differing)}")
 
 
 def _state(state: Mapping[str, Any]) -> str:
-    words = [state[key] for key in ("version", "commit") if key in state]
-    return " ".join(words + ["with uncommitted changes"] * bool(state.get("dirty"))) or "not recorded"
+    parts = [state[key] for key in ("version", "commit") if key in state]
+    return " ".join(parts + ["with uncommitted changes"] * bool(state.get("dirty"))) or "not recorded"

@@ -15,15 +15,15 @@ from kernel_builder.cli.shared_options import (
     json_option,
     load_option,
     owner_option,
-    quiet_option,
 )
 from kernel_builder.progress import Lines, Silent
+from kernel_builder.wheel.project_wheels import WheelRequest, write_wheels
 
 
 @click.command()
 @directory_argument
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write. [default: DIR/dist]")
-@click.option("--name", metavar="NAME", help="The name in the package index. [default: that of build.toml]")
+@click.option("--name", metavar="NAME", help="The name in the package index. [default: the name in build.toml]")
 @click.option(
     "--version",
     metavar="N.M",
@@ -32,29 +32,26 @@ from kernel_builder.progress import Lines, Silent
 @owner_option
 @load_option
 @allow_option
-@quiet_option
 @json_option
-def wheel(directory: Path, quiet: bool, as_json: bool, **options: Any) -> None:
+def wheel(directory: Path, as_json: bool, **options: Any) -> None:
     """Write wheels of a project, for pip and uv.
 
-    DIR is the project (default: here). A wheel has all packages of DIR/build for one platform, and picks one at import
-    by the rule of get_kernel; it needs Torch, and not the client of the Hub. The packages are checked first, as
-    `upload` does. Equal packages give equal bytes.
+    DIR is the project (default: here). A wheel has all packages of DIR/build for one platform, and selects one at
+    import by the rule of get_kernel. It needs Torch, but not the Hub's client. `wheel` runs the checks of `upload`
+    first. Equal packages give equal bytes.
 
-    A package index takes each version once: give the next one with --version. `import my_kernel` and get_kernel may be
-    used in one process.
+    A package index accepts each version once: pass the next one as --version. One process can use both
+    `import my_kernel` and get_kernel.
 
     \b
     kernel-builder build kernels/rmsnorm
     kernel-builder wheel kernels/rmsnorm --version 1.3
     pip install --no-deps kernels/rmsnorm/dist/rmsnorm-1.3-py3-none-manylinux_2_28_x86_64.whl
     """
-    from kernel_builder.wheel.project_wheels import WheelRequest, write_wheels
-
-    written = write_wheels(WheelRequest(directory, **options), Silent() if quiet or as_json else Lines(sys.stderr))
+    written = write_wheels(WheelRequest(directory, **options), Silent() if as_json else Lines(sys.stderr))
     if as_json:
         click.echo(json.dumps({"wheels": [archive.as_dict() for archive in written]}, indent=2))
-    elif not quiet:
+    else:
         for archive in written:
             click.echo(f"wrote {archive.path}  ({archive.path.stat().st_size / 2**20:.2f} MiB)")
             click.echo(f"  {', '.join(archive.variants)}; needs {', '.join(archive.requires)}")

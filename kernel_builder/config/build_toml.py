@@ -1,6 +1,6 @@
 """The format of `build.toml`: its tables, their keys, and the values that each key takes.
 
-The tables are those of edition 5; `editions` says which older files are read with them.
+The tables are those of edition 5; `editions` reads older files. `json_schema` describes the same tables for editors.
 
 This module reads the text alone; `project_files` checks the files that it names.
 """
@@ -28,6 +28,7 @@ from kernel_format.errors import ConfigError
 from kernel_format.release import Release, Version
 
 FILE = "build.toml"
+SCHEMA_URL = "https://raw.githubusercontent.com/kernels-community/kernel-builder/main/docs/build.schema.json"
 NAME = r"[a-z][-a-z0-9]*[a-z0-9]"
 REPO_ID = r"[A-Za-z0-9][-.\w]*/[A-Za-z0-9][-.\w]*"
 # The longest build.toml on the Hub has 30 kB.
@@ -40,6 +41,18 @@ _CUTLASS = ("2_10", "3_5", "3_6", "3_8", "3_9", "4_0", "4_4", "4_5")
 KERNEL_DEPENDS = ("torch", *(f"cutlass_{version}" for version in _CUTLASS), "sycl_tla", "metal-cpp")
 
 
+_RELEASE_SCHEMA = toml_schema.release.schema
+_BACKEND_SCHEMA = {"enum": sorted(known_backends.NAMES)}
+
+
+@toml_schema.with_schema(
+    {
+        "anyOf": [
+            _RELEASE_SCHEMA,
+            {"type": "object", "propertyNames": _BACKEND_SCHEMA, "additionalProperties": _RELEASE_SCHEMA},
+        ]
+    }
+)
 def _stable_abi(value: Any, place: TomlPlace) -> dict[str, Release]:
     """Read one version for all backends, which has the key "", or a table of backend -> version."""
     if not isinstance(value, dict):
@@ -49,8 +62,7 @@ def _stable_abi(value: Any, place: TomlPlace) -> dict[str, Release]:
 
 
 def _kernel_dependency(value: Any, place: TomlPlace) -> KernelDependency:
-    keys = {"repo-id": Key(_repo_id, required=True), "version": Key(toml_schema.natural), "revision": Key(_word)}
-    dependency = KernelDependency(**toml_schema.table(keys)(value, place))
+    dependency = KernelDependency(**toml_schema.table(_DEPENDENCY)(value, place))
     if (dependency.version is None) == (dependency.revision is None):
         raise ConfigError(
             f"{dependency.repo_id!r} needs either `version` or `revision`",
@@ -63,20 +75,24 @@ def _kernel_dependency(value: Any, place: TomlPlace) -> KernelDependency:
 def _kernel(value: Any, place: TomlPlace) -> Kernel:
     """Read a `[kernel.<name>]` table, whose backend determines the keys that it may have."""
     name = _kernel_name(place.key, place.as_table())
-    given = value.get("backend") if isinstance(value, dict) else None
-    every = known_backends.of_format([given])
-    own = {backend.name: backend.kernel_keys for backend in every if backend.kernel_keys is not None}
-    one_of = Key(toml_schema.one_of(own, "a backend with compiled kernels"), required=True)
-    keys = {"backend": one_of, **_KERNEL, **(own.get(given, {}) if isinstance(given, str) else {})}
-
-    values: dict[str, Any] = toml_schema.table(keys)(value, place)
+    backend_name = value.get("backend") if isinstance(value, dict) else None
+    tables = _kernel_tables([backend_name])
+    keys = tables.get(backend_name) if isinstance(backend_name, str) else None
+    one_of = Key(toml_schema.one_of(tables, "a backend with compiled kernels"), required=True)
+    values: dict[str, Any] = toml_schema.table({**(keys or _KERNEL), "backend": one_of})(value, place)
     settings = {key: values.pop(key) for key in values.keys() - Kernel.__dataclass_fields__.keys()}
     backend = known_backends.get(values.pop("backend"))
     return Kernel(name, backend, **_with_includes(values), settings=settings)
 
 
+def _kernel_tables(mentioned: Sequence[object] = ()) -> dict[str, dict[str, Key]]:
+    """Return the keys of a `[kernel.<name>]` table besides `backend`, by backend."""
+    every = known_backends.of_format(mentioned)
+    return {backend.name: {**_KERNEL, **backend.kernel_keys} for backend in every if backend.kernel_keys is not None}
+
+
 def _with_includes(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a table with the project's directories that its flags name in `include`."""
+    """Return the values of a table; the project's directories in its flags (`-I`) are moved to `include`."""
     for key in values.keys() & set(kernel_sources.FLAGS):
         values[key], directories = compiler_flags.split_includes(values[key])
         if directories:
@@ -90,24 +106,33 @@ def _torch(values: dict[str, Any]) -> TorchFramework:
 
 def _general(value: Any, place: TomlPlace) -> dict[str, Any]:
     """Read `[general]`, in which backends have tables."""
-    tables: dict[str, Key] = {}
-    mentioned = [name for name in value if name not in _GENERAL] if isinstance(value, dict) else []
-    for backend in known_backends.of_format(mentioned):
-        if backend.python_depends is not None:
-            depends = {"python-depends": Key(_python_depends(backend.python_depends)), **backend.general_keys}
-            more = {"kernel-depends": Key(_kernel_depends)} if backend.kernel_depends else {}
-            tables[backend.name] = Key(toml_schema.table({**depends, **more}))
+    tables = _general_tables([name for name in value if name not in _GENERAL] if isinstance(value, dict) else [])
     general: dict[str, Any] = toml_schema.table({**_GENERAL, **tables})(value, place)
     general["by_backend"] = {known_backends.get(name): general.pop(name) for name in tables if name in general}
     return general
 
 
+def _general_tables(mentioned: Sequence[object] = ()) -> dict[str, Key]:
+    """Return the tables of backends in `[general]`."""
+    tables: dict[str, Key] = {}
+    for backend in known_backends.of_format(mentioned):
+        if backend.python_depends is not None:
+            depends = {"python-depends": Key(_python_depends(backend.python_depends)), **backend.general_keys}
+            more = {"kernel-depends": Key(_kernel_depends)} if backend.kernel_depends else {}
+            tables[backend.name] = Key(toml_schema.table({**depends, **more}))
+    return tables
+
+
 def _noarch(value: Any, place: TomlPlace) -> TorchNoarch:
+    return TorchNoarch(**toml_schema.table(_noarch_keys())(value, place))
+
+
+def _noarch_keys() -> dict[str, Key]:
     own = {name: key for backend in known_backends.of_format() for name, key in backend.noarch_keys.items()}
-    keys = {"pyext": Key(_pyext), **own}
-    return TorchNoarch(**toml_schema.table(keys)(value, place))
+    return {"pyext": Key(_pyext), **own}
 
 
+@toml_schema.with_schema({"type": "array", "minItems": 1, "items": _BACKEND_SCHEMA})
 def _backends(value: Any, place: TomlPlace) -> tuple[Backend, ...]:
     names = known_backends.names(value if isinstance(value, list) else ())
     one_of = toml_schema.one_of(names, "a backend")
@@ -133,7 +158,11 @@ _git_url = toml_schema.matching(
 _texts = toml_schema.list_of(toml_schema.text)
 _paths = toml_schema.list_of(toml_schema.inner_path)
 _pyext = toml_schema.list_of(toml_schema.matching(r"[^\W_][\w.-]*", 'a file name\'s ending without its dot, like "py"'))
-_kernel_depends = toml_schema.list_of(_kernel_dependency)
+_DEPENDENCY = {"repo-id": Key(_repo_id, required=True), "version": Key(toml_schema.natural), "revision": Key(_word)}
+_ONE_REVISION = {"oneOf": [{"required": ["version"]}, {"required": ["revision"]}]}
+_kernel_depends = toml_schema.list_of(
+    toml_schema.SchemaReader(_kernel_dependency, {**toml_schema.table_schema(_DEPENDENCY), **_ONE_REVISION})
+)
 _depend = toml_schema.one_of(KERNEL_DEPENDS, "a dependency", {"cutlass_sycl": "sycl_tla"})
 
 
@@ -145,8 +174,8 @@ def _python_depends(names: Sequence[str]) -> toml_schema.Reader:
 _GENERAL = {
     "name": Key(_name, required=True),
     "version": Key(toml_schema.natural, required=True),
-    "edition": Key(toml_schema.natural, required=True),
-    "license": Key(toml_schema.matching(r".*\S.*", 'a licence\'s SPDX name like "apache-2.0"'), required=True),
+    "edition": Key(toml_schema.SchemaReader(toml_schema.natural, {"const": editions.EDITION}), required=True),
+    "license": Key(toml_schema.matching(r".*\S.*", 'a license\'s SPDX name like "apache-2.0"'), required=True),
     "backends": Key(_backends, required=True),
     "upstream": Key(_git_url),
     "source": Key(_git_url),
@@ -178,6 +207,7 @@ _KERNEL = {
     "include": Key(_paths),
     "cxx-flags": Key(_texts),
 }
+# The schemas of tables whose keys depend on the backends are those of `json_schema`.
 _DOCUMENT = {
     "general": Key(_general, required=True),
     "kernel": Key(toml_schema.tables(_kernel)),
@@ -185,6 +215,28 @@ _DOCUMENT = {
     TorchNoarch.table: Key(_noarch),
     TvmFfi.table: Key(toml_schema.table(_TVM_FFI, lambda values: TvmFfi(**values))),
 }
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a `build.toml` for the backends of the builder."""
+    kernels = _kernel_tables()
+    by_backend = [
+        {
+            "if": {"properties": {"backend": {"const": name}}, "required": ["backend"]},
+            "then": toml_schema.table_schema({"backend": Key(toml_schema.text), **keys}),
+        }
+        for name, keys in kernels.items()
+    ]
+    required = ["backend", *(name for name, key in _KERNEL.items() if key.required)]
+    kernel = {"type": "object", "properties": {"backend": {"enum": list(kernels)}}, "required": required}
+    document = toml_schema.table_schema(_DOCUMENT)
+    document["properties"] |= {
+        "general": toml_schema.table_schema({**_GENERAL, **_general_tables()}),
+        "kernel": {"type": "object", "additionalProperties": {**kernel, "allOf": by_backend}},
+        TorchNoarch.table: toml_schema.table_schema(_noarch_keys()),
+    }
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "$id": SCHEMA_URL, "title": "build.toml"}
+    return {**head, **document, "oneOf": [{"required": [name]} for name in editions.FRAMEWORKS]}
 
 
 def read(path: Path, root: Path) -> Project:
@@ -209,7 +261,7 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
         ConfigError: If the document is not valid.
     """
     place = TomlPlace(where)
-    document, warnings = editions.as_edition_5(document, place)
+    document, warnings = editions.as_current(document, place)
     tables = toml_schema.table(_DOCUMENT)(document, place)
     frameworks = [table for table in tables.values() if isinstance(table, (TorchFramework, TorchNoarch, TvmFfi))]
     if len(frameworks) != 1:

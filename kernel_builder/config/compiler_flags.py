@@ -29,7 +29,7 @@ HOST = (
     r"--param=?[\w=-]*",
 )
 _INNER = r"--?[\w-]+(=[\w,.-]+)?|\d+"  # of ptxas and the like
-# What a shell changes between the double quotes that nvcc puts around a macro. nvcc doubles no backslash.
+# Characters that a shell changes between the double quotes that nvcc puts around a macro. nvcc doubles no backslash.
 _EXPANDED = re.compile(r'[$`]|\\(?!")')
 # The value of -Xcompiler has no quotes there.
 _PLAIN = re.compile(r"[\w=.:+/%-]*")
@@ -47,7 +47,7 @@ _REASONS = {
     r"-(shared|static|s|pie|rdynamic|nostdlib|Wl,|Xlinker|z|T|u)\b": "is for the link, whose options are the "
     "builder's: docs/linking.md",
     r"-(x\b|ObjC|fobjc)": "chooses a language, which the suffix of a source does",
-    r"-(c|E|S|o|M\w*|save-temps)\b": "says what the compiler writes, and the builder makes one object of each source",
+    r"-(c|E|S|o|M\w*|save-temps)\b": "chooses the compiler's output, which is one object for each source",
     r"[^-]": "is an input file",
 }
 _PROJECT_INCLUDE = re.compile(r"(?:-I|--include-path=?)(.*)")

@@ -24,7 +24,7 @@ _WITH_VALUE = re.compile(
 )
 
 
-# The fields of a kernel with flags, and those with what it is compiled for, where None is everything.
+# The fields of a kernel with flags, and those with its architectures, where None means all.
 FLAGS = ("cxx_flags", "cuda_flags", "hip_flags", "sycl_flags")
 _ARCHS = ("cuda_capabilities", "rocm_archs")
 
@@ -42,7 +42,7 @@ def of_backend(project: Project, backend: Backend, release: Release | None) -> t
 def disjoint(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Return the kernels with each source in one of them.
 
-    Sources that several kernels name get a kernel of their own, with what all of these kernels ask for.
+    Sources that several kernels name get a kernel of their own, with the settings of all of these kernels.
     """
     shared = _shared(kernel.src for kernel in kernels)
     moved = {path for paths in shared.values() for path in paths}
@@ -100,7 +100,7 @@ def options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence[Backend]) -> Iterator[str]:
-    """Yield what a reader of `build.toml` should know about its kernels: what is skipped or merged."""
+    """Yield notices about the kernels of a `build.toml`: skipped capabilities, and merged sources."""
     for kernel in kernels:
         yield from kernel.backend.notes(kernel)
     tables = [(f"[kernel.{kernel.name}]", kernel.backend, kernel.src) for kernel in kernels]

@@ -1,7 +1,7 @@
-"""Another owner for a project: the repositories that change their names, and the texts that name them.
+"""Another owner for a project: the renamed repositories, and the texts that name them.
 
 `build.toml` names a project's repository and those of the kernels that it loads. `owned_by` returns the project as
-another user or organisation publishes it. Its Python files stay the same, so packages of two owners differ only in
+another user or organization publishes it. Its Python files stay the same, so packages of two owners differ only in
 `metadata.json`.
 """
 
@@ -23,16 +23,16 @@ def owned_by(project: Project, owner: str | None, repo_id: str | None = None) ->
     The owner replaces that of the project's repository, and of the kernels that it loads from the same owner.
 
     Args:
-        owner: A user or organisation of the Hub. None: that of `build.toml`.
-        repo_id: The exact name of the project's repository, whoever owns the kernels that it loads. None: the
-            project's name among those of the owner.
+        owner: A user or organization of the Hub. None: that of `build.toml`.
+        repo_id: The exact name of the project's repository, independent of `owner`. None: the project's
+            name in the owner's namespace.
 
     Raises:
-        ConfigError: If that is no name of an owner.
+        ConfigError: If it is not an owner's name.
     """
     if owner is not None and not re.fullmatch(r"[A-Za-z0-9][-.\w]*", owner):
         raise ConfigError(
-            f"{owner!r} is not the name of a user or an organisation of the Hub",
+            f"{owner!r} is not the name of a user or an organization of the Hub",
             where=f"--owner or ${VARIABLE}",
             hint="write the part of a repository's name before its slash: `my-org` for my-org/my-kernel",
         )

@@ -1,6 +1,6 @@
 """A kernel project as a value, with its back ends: the content of its `build.toml`, and its Python files.
 
-A project does not depend on what can be built: whether a toolchain has the CUDA release it asks for is decided later.
+A project does not depend on the toolchains, which decide later whether there is the CUDA release that it names.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Backend(variant.Backend):
         return self.why_not
 
     def torch_index(self, release: Release | None) -> str:
-        """Return what PyTorch's own package index calls its builds of Torch for a release."""
+        """Return the directory of Torch's builds for a release in PyTorch's own package index."""
         return self.spelled(release)
 
     def published(self) -> Mapping[Release, Sequence[Release | None]]:
@@ -81,7 +81,7 @@ class Backend(variant.Backend):
         return releases
 
     def forbids(self, release: Release | None) -> str:
-        """Return what says that the settings of a project do not allow a release."""
+        """Return the message for a release that a project's settings do not allow."""
         return f"the project rules out {self.title} {release}"
 
     def representative(self, releases: Sequence[Release | None]) -> Sequence[Release | None]:
@@ -101,7 +101,7 @@ class Backend(variant.Backend):
         return True
 
     def notes(self, kernel: Kernel) -> Iterator[str]:
-        """Yield what the author of a `[kernel.<name>]` table should know of it."""
+        """Yield notices for the author of a `[kernel.<name>]` table."""
         return iter(())
 
     def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
@@ -230,7 +230,7 @@ class Project:
         backend_settings: Backend -> the other values of its table in `[general]`, such as `minver` of CUDA.
         renamed: Repositories that have another name than in `build.toml`, since another owner publishes them: that name
             -> their name; see `ownership`.
-        warnings: What is accepted in `build.toml` and still worth a word to its author.
+        warnings: Notices about accepted values of `build.toml`.
     """
 
     root: Path
@@ -265,5 +265,5 @@ def python_name(name: str) -> str:
 
 
 def distribution_name(dependency: str) -> str:
-    """Return what the package index calls an entry of `python-depends`."""
+    """Return the package index's name of an entry of `python-depends`."""
     return {"tvm-ffi": "apache-tvm-ffi", "onednn": "onednn-devel"}.get(dependency, dependency)

@@ -25,7 +25,7 @@ def read_project(directory: Path, owner: str | None = None, repo_id: str | None 
     """Read and validate the project in `directory`.
 
     Args:
-        owner: Who publishes it, and the kernels of the same owner that it loads. None: as `build.toml` says.
+        owner: The publisher of it, and of the kernels of the same owner that it loads. None: as in `build.toml`.
         repo_id: The name of its repository; see `ownership`.
 
     Raises:
@@ -46,10 +46,10 @@ def read_project(directory: Path, owner: str | None = None, repo_id: str | None 
 
 
 def sort_projects(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return which of the paths of a command to read as projects, and which to leave out.
+    """Return the paths of a command that are projects, and the other paths.
 
-    A shell expands `kernels-repo/*` to files and to directories without a `build.toml` too. Those are left out. What
-    does not exist is kept, and so is a path that stands alone: reading it says what is wrong.
+    A shell expands `kernels-repo/*` to files and to directories without a `build.toml` too, which are left out. A
+    missing path is kept, and so is a single path: reading it reports the error.
     """
     if len(paths) < 2:
         return tuple(paths), ()
@@ -90,7 +90,7 @@ def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], pla
 
 
 def _missing(root: Path, key: str, path: str) -> str:
-    """Return what to do about a file or directory that is not there."""
+    """Return the hint for a missing file or directory."""
     if "\\" in path:
         return f"write `/` between directories: {path.replace(chr(92), '/')}"
     for part in reversed((root / path).relative_to(root).parents):
@@ -152,7 +152,7 @@ def check_link(root: Path, path: Path, name: str, where: str) -> None:
         raise ConfigError(
             f"{name!r} is a symbolic link out of the project and of its git repository",
             where=where,
-            hint="copy what it points to into the project; links may only point into the git repository of the project",
+            hint="copy its target into the project; links may only point into the git repository of the project",
         )
 
 
@@ -183,7 +183,7 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
 
 
 def _check_regular(path: Path) -> None:
-    """Raise a ConfigError for what cannot be a package's file: reading a pipe or a device may never end."""
+    """Raise a ConfigError for a pipe, a device or a link: reading a pipe may never end."""
     if not path.is_file():
         raise ConfigError(
             "is not a file: a pipe, a socket, a device, a directory or a dangling link",

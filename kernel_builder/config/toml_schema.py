@@ -1,11 +1,12 @@
 """Readers of TOML values: tables with known keys, arrays, strings, versions, paths. Independent of kernels.
 
 A reader takes a parsed value and its `TomlPlace`, and returns the value that the program uses. It raises `ConfigError`
-if the value is not valid for its key.
+if the value is not valid for its key. Its `schema` is a JSON schema that accepts each value that the reader accepts.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -53,6 +54,27 @@ Reader = Callable[[Any, TomlPlace], Any]
 
 
 @dataclass(frozen=True)
+class SchemaReader:
+    """A function from a parsed value and its place to a value of the program, and the JSON schema of parsed values."""
+
+    read: Reader
+    schema: Mapping[str, Any]
+
+    def __call__(self, value: Any, place: TomlPlace) -> Any:
+        return self.read(value, place)
+
+
+def with_schema(schema: Mapping[str, Any]) -> Callable[[Reader], SchemaReader]:
+    """Return a decorator that adds a schema to a reader."""
+    return lambda read: SchemaReader(read, schema)
+
+
+def schema_of(read: Reader) -> Mapping[str, Any]:
+    """Return the schema of a reader; one that accepts all values if it has none."""
+    return read.schema if isinstance(read, SchemaReader) else {}
+
+
+@dataclass(frozen=True)
 class Key:
     """One key of a table: the reader of its value, and whether the key is required."""
 
@@ -60,10 +82,16 @@ class Key:
     required: bool = False
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` that `name` probably misspells."""
-    import difflib
+def table_schema(keys: Mapping[str, Key]) -> dict[str, Any]:
+    """Return the schema of a table with these keys and no others."""
+    required = sorted(name for name, key in keys.items() if key.required)
+    properties = {name: schema_of(key.read) for name, key in keys.items()}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
 
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the entry of `known` that `name` probably misspells."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
@@ -79,7 +107,7 @@ def _wrong_type(value: Any, place: TomlPlace, expected: str, hint: str | None = 
 def table(keys: Mapping[str, Key], make: Callable[[dict[str, Any]], Any] = dict) -> Reader:
     """Read a table with these keys and no others.
 
-    The reader returns what `make` makes of the values of the keys that are present, with `_` for `-` in their names.
+    The reader returns `make(values)`: the values of the present keys, with `_` for `-` in their names.
     """
 
     def read(value: Any, place: TomlPlace) -> Any:
@@ -103,7 +131,7 @@ def table(keys: Mapping[str, Key], make: Callable[[dict[str, Any]], Any] = dict)
             )
         return make({name.replace("-", "_"): keys[name].read(item, place.at(name)) for name, item in value.items()})
 
-    return read
+    return SchemaReader(read, table_schema(keys))
 
 
 def tables(read_one: Reader) -> Reader:
@@ -114,7 +142,7 @@ def tables(read_one: Reader) -> Reader:
             raise _wrong_type(value, place.as_table(), "a table")
         return {name: read_one(item, place.as_table().at(name)) for name, item in value.items()}
 
-    return read
+    return SchemaReader(read, {"type": "object", "additionalProperties": schema_of(read_one)})
 
 
 def list_of(read_one: Reader, *, least: int = 0, hint: str | None = None) -> Reader:
@@ -127,9 +155,11 @@ def list_of(read_one: Reader, *, least: int = 0, hint: str | None = None) -> Rea
             raise ConfigError("is an empty array", where=str(place), hint=hint)
         return tuple(read_one(item, place) for item in value)
 
-    return read
+    schema = {"type": "array", "items": schema_of(read_one)}
+    return SchemaReader(read, {**schema, "minItems": least} if least else schema)
 
 
+@with_schema({"type": "string"})
 def text(value: Any, place: TomlPlace) -> str:
     """Read any string."""
     if not isinstance(value, str):
@@ -146,26 +176,27 @@ def matching(pattern: str, expected: str) -> Reader:
             raise ConfigError(f"{value!r} is not {expected}", where=str(place), hint=f"write {expected}")
         return str(value)
 
-    return read
+    return SchemaReader(read, {"type": "string", "pattern": f"^(?:{pattern})$", "description": expected})
 
 
-def one_of(names: Iterable[str], what: str, former: Mapping[str, str] | None = None) -> Reader:
-    """Read one of these strings. `what` describes them, with its article; `former` maps old names to theirs."""
+def one_of(names: Iterable[str], kind: str, former: Mapping[str, str] | None = None) -> Reader:
+    """Read one of these strings. `kind` describes them, with an article; `former` maps old names to theirs."""
     known = tuple(names)
 
     def read(value: Any, place: TomlPlace) -> str:
         if text(value, place) not in known:
             meant = (former or {}).get(value) or nearest(value, known)
             raise ConfigError(
-                f"{value!r} is not {what}; expected one of {_listed(known)}",
+                f"{value!r} is not {kind}; expected one of {_listed(known)}",
                 where=str(place),
-                hint=f"did you mean `{meant}`?" if meant else f"choose {what} from the list",
+                hint=f"did you mean `{meant}`?" if meant else f"choose {kind} from the list",
             )
         return str(value)
 
-    return read
+    return SchemaReader(read, {"enum": list(known)})
 
 
+@with_schema({"type": "integer", "minimum": 0, "maximum": _LARGEST})
 def natural(value: Any, place: TomlPlace) -> int:
     """Read an integer of at least 0."""
     if not isinstance(value, int) or isinstance(value, bool):
@@ -177,17 +208,22 @@ def natural(value: Any, place: TomlPlace) -> int:
     return value
 
 
+_VERSION = r"[0-9]{1,9}(\.[0-9]{1,9})*"
+
+
+@with_schema({"type": "string", "pattern": f"^{_VERSION}$"})
 def version(value: Any, place: TomlPlace) -> Version:
     """Read a version of any number of parts, written as a string."""
     if not isinstance(value, str):
         raise _wrong_type(value, place, "a string", 'versions are strings: write "2.10", in quotes')
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})*", value):
+    if not re.fullmatch(_VERSION, value):
         raise ConfigError(
             f'{value!r} is not a version like "2.10"', where=str(place), hint="write numbers with dots between them"
         )
     return Version.parse(value)
 
 
+@with_schema({"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?$"})
 def release(value: Any, place: TomlPlace) -> Release:
     """Read a version whose major and minor number name a release, written as a string."""
     parts = version(value, place)
@@ -200,6 +236,7 @@ def release(value: Any, place: TomlPlace) -> Release:
     return Release(*parts)
 
 
+@with_schema({"type": "string", "minLength": 1})
 def inner_path(value: Any, place: TomlPlace) -> str:
     """Read a relative path without `..`. Return it without a leading `./`."""
     path = PurePosixPath(text(value, place))

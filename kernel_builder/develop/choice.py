@@ -1,4 +1,4 @@
-"""Which variant to develop or test when the user names none."""
+"""Selects the variant to develop or test if the user does not name one."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _NONE = Release(0, 0)
 
 
 def to_develop(project: Project, name: str | None, toolchains: Toolchains) -> Variant:
-    """Return the variant of this name, or else the one that the installed Torch would load, or else the newest.
+    """Return the variant of this name, or else the one that the installed Torch loads, or else the newest.
 
     Raises:
-        VariantError: If there is no such variant, or this machine cannot build it, or none.
+        VariantError: If there is no such variant, or this machine cannot build it.
     """
     if name:
         return buildable.named(project, [name], toolchains)[0]
-    asked_for, _ = buildable.available(project, toolchains)
+    offered, _ = buildable.available(project, toolchains)
     every, _ = buildable.available(project, toolchains, whole=True)
-    return newest(loadable(asked_for) or loadable(every) or asked_for)
+    return newest(loadable(offered) or loadable(every) or offered)
 
 
 def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
-    """Return the variant that `to_develop` chooses, and the newest one of each other backend.
+    """Return the variant that `to_develop` selects, and the newest variant of each other backend.
 
     Raises:
-        VariantError: If this machine can build none.
+        VariantError: If this machine cannot build any variant.
     """
     chosen = to_develop(project, None, toolchains)
     others, _ = buildable.available(project, toolchains)
@@ -47,20 +47,20 @@ def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
 
 
 def built(project: Project, name: str | None) -> Variant:
-    """Return the variant of this name, or else of those in `build` the one that the installed Torch would load.
+    """Return the built variant of this name, or else the one that the installed Torch loads.
 
-    Without a Torch that loads one, the newest that this machine has the hardware for.
+    If Torch loads none, this is the newest variant for this machine's hardware.
 
     Raises:
         VariantError: If the name is not a variant's.
-        PackageError: If it has not been built.
+        PackageError: If the variant has not been built.
     """
     build = project.root / "build"
     if name:
         variant = Variant.parse(name)
         if not (build / name / metadata.NAME).is_file():
             raise PackageError(
-                "has not been built",
+                "the variant has not been built",
                 where=str(build / name),
                 hint=f"build it first: kernel-builder build {project.root} --variant {name}",
             )
@@ -68,7 +68,7 @@ def built(project: Project, name: str | None) -> Variant:
     variants = [variant for variant in built_variants(project.root) if variant.platform in (None, this_platform())]
     if not variants:
         raise PackageError(
-            f"has no package for {this_platform()}",
+            f"there is no package for {this_platform()}",
             where=str(build),
             hint=f"build one first: kernel-builder build {project.root}",
         )
@@ -77,7 +77,7 @@ def built(project: Project, name: str | None) -> Variant:
 
 
 def built_variants(directory: Path) -> list[Variant]:
-    """Return the variants that have a package in the `build` of a project."""
+    """Return the variants that have a package in a project's `build`."""
     variants = []
     for file in sorted((directory / "build").glob(f"*/{metadata.NAME}")):
         with suppress(VariantError):
@@ -92,7 +92,7 @@ def loadable(variants: Sequence[Variant], python: str = sys.executable) -> list[
 
 
 def newest(variants: Sequence[Variant]) -> Variant:
-    """Return the one of these variants to develop or test: of the preferred backend, for its newest release."""
+    """Return the variant of the preferred backend, and of these for its newest release."""
 
     def rank(variant: Variant) -> tuple[int, Release, Release]:
         torch = _NONE if isinstance(variant.framework, Noarch) else variant.framework.release

@@ -1,7 +1,6 @@
-"""A build plan -> `compile_commands.json`, from which clangd and other editors' tools know how each file is compiled.
+"""Writes the compile commands of a build plan to `compile_commands.json`, for clangd and other editor tools.
 
-Commands of g++ keep their options. Tools for editors use clang, so a back end says what the command of its own compiler
-is for clang.
+Commands of g++ keep their options. Editor tools use clang, so a back end translates its own compiler's commands.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ NAME = "compile_commands.json"
 
 _TEMPLATES = str(Path(__file__).parents[1] / "templates")
 
-# Options of a step that serve the reproducibility of its output, and would make an editor's tool name other files.
+# Options that make a step's output reproducible; with them an editor tool would report wrong file names.
 _DROPPED = re.compile(r"-c$|-frandom-seed=|-fmacro-prefix-map=")
 
 
 def write(project: Project, variants: Sequence[Variant], toolchains: Toolchains, output: Path) -> int:
-    """Write the compile commands of a project's sources, and return how many there are.
+    """Write the compile commands of a project's sources, and return their number.
 
     Args:
         variants: A source of several variants gets the command of the first one.
@@ -42,7 +41,7 @@ def write(project: Project, variants: Sequence[Variant], toolchains: Toolchains,
     compiled = [variant for variant in variants if not isinstance(variant.framework, Noarch)]
     if not compiled:
         raise ConfigError(
-            "the project is Python only, so there is nothing to compile", where=str(project.root / "build.toml")
+            "the project is Python-only: it has no sources to compile", where=str(project.root / "build.toml")
         )
     steps: dict[str, CompileStep] = {}
     for step in plan([(project, compiled)], toolchains).compiles:

@@ -1,7 +1,7 @@
 """Builds a project's CUDA or ROCm kernels for the CPU, with the emulator of `templates/emulator`, and runs its tests.
 
-What is built is a project, too: a copy whose only back end is the CPU, with the emulator among its sources. The public
-client loads its package, so that tests and their choice of a device need not know of the emulator.
+The emulated project is a copy of the project whose only back end is the CPU, with the emulator among its sources. The
+public client loads its package, so that tests and their choice of a device do not depend on the emulator.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from pathlib import Path, PurePosixPath
 from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel, Project, TorchFramework
-from kernel_builder.develop.emulated_sources import STAND_INS, translate
+from kernel_builder.develop.emulated_sources import REPLACED_HEADERS, translate
 from kernel_builder.develop.local_build import build_for_device
 from kernel_format.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "emulator"
 SOURCES = sorted(path.name for path in _TEMPLATES.glob("*.cpp"))
-_DIRECTORY = "emulator"  # of the emulator's files in the copy
+_DIRECTORY = "emulator"  # directory of the emulator's files in the copy
 _DEVICE_SUFFIXES = frozenset({".cu", ".hip"})
 _SOURCE_SUFFIXES = _DEVICE_SUFFIXES | {".cc", ".cpp", ".cxx"}
 _NOT_COPIED = shutil.ignore_patterns("build", ".*", "__pycache__", "*.egg-info")
 
-# The emulator defines what these sanitizers call. -ftrivial-auto-var-init=pattern would find variables that nothing has
-# written, but with it g++ 12 clears bytes of structures that functions return.
+# The emulator defines the functions that these sanitizers call. -ftrivial-auto-var-init=pattern would find
+# uninitialized variables, but with it g++ 12 clears bytes of structures that functions return.
 FLAGS = ("-O1", "-fsanitize=bounds,alignment,integer-divide-by-zero,thread")
 
 
 def emulated(project: Project, backend: str | None, warp_size: int, directory: Path) -> None:
-    """Write a project that emulates one, and build its package for the installed Torch.
+    """Write the emulated copy of a project, and build its package for the installed Torch.
 
     Args:
-        backend: The name of a back end with `warp_sizes`; sources that it translates may stand in for its own. None:
-            whichever fits the project.
+        backend: The name of a back end with `warp_sizes`, or None to select one by the project's kernels. Sources that
+            a back end translates replace sources of its own.
         warp_size: One of these sizes.
-        directory: Where to write it. What is there is replaced, except for its packages.
+        directory: The directory of the copy. Earlier contents are replaced, except for packages.
 
     Raises:
         KernelBuilderError: If the project cannot be emulated or built.
@@ -51,13 +51,12 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
     kernels = _kernels(project, backend, warp_size)
     assert isinstance(project.framework, TorchFramework)
     chosen = backends.compiled(kernels[0].backend)
-    # The emulator stands in for CUDA's headers, also below those of other back ends.
+    # The emulator replaces CUDA's headers, also for other back ends.
     of_backend = dict.fromkeys((f"-D{chosen.name.upper()}_KERNEL", "-DUSE_CUDA", *chosen.defines))
-    stands_in: tuple[str, ...] = ()
+    translated_for: tuple[str, ...] = ()
     if chosen.translates and chosen not in project.backends:
-        stands_in = (f"-D{chosen.translates.name.upper()}_KERNEL",)
-    defines = ("-UCPU_KERNEL", *of_backend, *stands_in, "-DKERNEL_BUILDER_EMULATOR")
-    _check_directory(project, directory)
+        translated_for = (f"-D{chosen.translates.name.upper()}_KERNEL",)
+    defines = ("-UCPU_KERNEL", *of_backend, *translated_for, "-DKERNEL_BUILDER_EMULATOR")
     for old in directory.iterdir() if directory.is_dir() else ():
         if old.name != "build":
             shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -73,31 +72,19 @@ def emulated(project: Project, backend: str | None, warp_size: int, directory: P
             (directory / _renamed(name)).write_text(translated, encoding="utf-8", errors="surrogateescape")
     write_headers(directory / _DIRECTORY)
     (directory / "build.toml").write_text(_build_toml(project, project.framework, kernels, defines, warp_size))
-    build_for_device(directory, "cpu", load=False)  # its tests load it
-
-
-def _check_directory(project: Project, directory: Path) -> None:
-    """Refuse a directory that has anything but an earlier emulation, or is inside of what is copied to it."""
-    target = directory.resolve()
-    foreign = target.is_dir() and any(target.iterdir()) and not (target / _DIRECTORY / "emulator.cpp").is_file()
-    if foreign or target.is_relative_to(project.root):
-        raise ConfigError(
-            "is inside of the project" if target.is_relative_to(project.root) else "has other files",
-            where=f"--output {directory}",
-            hint="name a directory that does not exist yet",
-        )
+    build_for_device(directory, "cpu", load=False)  # the tests load it
 
 
 def write_headers(directory: Path) -> None:
-    """Write the emulator's sources, and the headers that it stands in for."""
+    """Write the emulator's sources, and its replacements of CUDA's and HIP's headers."""
     shutil.copytree(_TEMPLATES, directory, dirs_exist_ok=True)
-    for header in STAND_INS:
+    for header in REPLACED_HEADERS:
         (directory / header).parent.mkdir(parents=True, exist_ok=True)
         (directory / header).write_text('#include "emulator.h"\n')
 
 
 def default_directory(project: Project, backend: str | None, warp_size: int, cache: Path) -> Path:
-    """Return where a project is emulated if the user names no directory."""
+    """Return the directory of a project's emulated copy."""
     digest = hashlib.sha256(os.fsencode(project.root)).hexdigest()[:8]
     return cache / "emulated" / f"{project.name}-{digest}-{backend or 'any'}-{warp_size}"
 
@@ -114,10 +101,12 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
     """Return the kernels to emulate, of one back end."""
     where = str(project.root / "build.toml")
     if not isinstance(project.framework, TorchFramework):
-        raise ConfigError("has no sources for the emulator", where=where, hint="it compiles kernels of a [torch] table")
+        raise ConfigError(
+            "the project has no sources for the emulator", where=where, hint="the emulator needs a [torch] table"
+        )
     if not project.framework.stable_abi:
         raise ConfigError(
-            "it is on the full C++ ABI, whose functions for CUDA the emulator does not have",
+            "the project uses the full C++ ABI, whose CUDA functions the emulator does not have",
             where=where,
             hint='use the stable ABI: [torch] stable-abi = "2.10"',
         )
@@ -129,22 +118,22 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
         raise ConfigError(
             f"a warp of {known.title} has {' or '.join(map(str, known.warp_sizes))} threads",
             where=f"--warp-size {warp_size}",
-            hint=f"leave out --backend, or use --backend {' or '.join(known.name for known in able)}",
+            hint=f"remove --backend, or use --backend {' or '.join(known.name for known in able)}",
         )
     for emulating, written_for in _candidates(project, named):
         if kernels := [kernel for kernel in project.kernels if kernel.backend is written_for]:
             return [replace(kernel, backend=emulating) for kernel in kernels]
     raise ConfigError(
-        f"has no kernel for {backend or ' or '.join(known.name for known in every)} to emulate",
+        f"the project has no kernel for {backend or ' or '.join(known.name for known in every)} to emulate",
         where=where,
-        hint="name another --backend",
+        hint="use another --backend",
     )
 
 
 def _candidates(project: Project, able: Sequence[CompiledBackend]) -> Iterator[tuple[CompiledBackend, CompiledBackend]]:
     """Yield (back end to emulate, back end of the kernels) in the order of preference.
 
-    Sources of another back end may stand in for its own, as hipify would translate them.
+    Sources of another back end may replace its own, as hipify would translate them.
     """
     for known in sorted(able, key=lambda known: known.translates is not None):
         yield known, known
@@ -153,7 +142,7 @@ def _candidates(project: Project, able: Sequence[CompiledBackend]) -> Iterator[t
 
 
 def _has_plain_bodies(project: Project, backend: CompiledBackend) -> bool:
-    """Return whether sources that a back end translates have bodies for it beside inline assembly, as the kit has."""
+    """Return whether sources that a back end translates have code for it beside inline assembly, as the kit has."""
     kernels = (kernel for kernel in project.kernels if kernel.backend is backend.translates)
     files = (project.root / name for kernel in kernels for name in kernel.src)
     text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)

@@ -1,7 +1,7 @@
 """Turns sources of CUDA and HIP into C++ for the emulator in `templates/emulator`. Every line keeps its number.
 
-Macros and templates of the emulator's headers do most. What no macro can express is rewritten in the text: launches,
-declarations of shared memory, and what names the device that tensors are on.
+Macros and templates of the emulator's headers do most of the work. The rest is rewritten in the text: launches,
+declarations of shared memory, and names of the device that tensors are on.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 
 from kernel_format.errors import ConfigError
 
-# The header that every source gets, and with what sources of device code begin, as nvcc and hipcc include it.
+# The first lines of every source, and of device sources, for which nvcc and hipcc include CUDA's and HIP's headers.
 _FIRST = '#include "emulator_torch.h"\n'
 _FIRST_OF_DEVICE = f'{_FIRST}#include "emulator.h"\n'
 
-# Headers of CUDA and HIP that the emulator's own stands in for.
-STAND_INS = (
+# Headers of CUDA and HIP that the emulator replaces by its own.
+REPLACED_HEADERS = (
     *("cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cuda_fp16.h", "cuda_bf16.h"),
     *("hip/hip_runtime.h", "hip/hip_fp16.h", "hip/hip_bf16.h"),
 )
@@ -33,7 +33,7 @@ _SIMPLE = (
     (re.compile(r"(\.|->)is_cuda\(\)"), r"\1is_cpu()"),
     (re.compile(r"\bDeviceType::CUDA\b"), "DeviceType::CPU"),
     (re.compile(r"\b__noinline__\b(?!\s*\))"), "__attribute__((noinline))"),
-    # A kernel's parameters have to be known where it is launched.
+    # The emulator needs the types of the kernel's parameters at the launch.
     (re.compile(r"\breinterpret_cast\s*<\s*(?:const\s+)?void\s*(?:const\s*)?\*\s*>\s*\("), "emulator::erase("),
 )
 
@@ -42,10 +42,10 @@ def translate(name: str, text: str, *, is_device_source: bool, is_header: bool) 
     """Return a source or a header as C++ of the host.
 
     Args:
-        name: Its path in the project, which errors of compilers and of the emulator name.
+        name: The path in the project, for errors of compilers and of the emulator.
 
     Raises:
-        ConfigError: If a launch is not understood.
+        ConfigError: If a launch has another form than those in the error's hint.
     """
     text = _with_entries(_with_launches(name, text))
     text = _DYNAMIC.sub(_dynamic, text)
@@ -64,7 +64,7 @@ def _dynamic(match: re.Match[str]) -> str:
 
 
 def _static(match: re.Match[str]) -> str:
-    """Return a declaration of references to shared memory, in which each variable has its place."""
+    """Return declarations of references to shared memory, where each variable has a fixed offset."""
     alignment, declared = match[1], _split(match[2])
     if not (first := _FIRST_VARIABLE.fullmatch(declared[0])):
         return match[0]
@@ -79,7 +79,7 @@ def _static(match: re.Match[str]) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that are in no bracket."""
+    """Split at the commas outside of brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "([{<") - (character in ")]}>")
@@ -91,7 +91,7 @@ def _split(text: str) -> list[str]:
 
 
 def _closing(text: str, at: int) -> int:
-    """Return where the bracket at a place is closed, or -1."""
+    """Return the position of the bracket that closes the bracket at a position, or -1."""
     depth = 0
     for place in range(at, len(text)):
         depth += (text[place] in "([{") - (text[place] in ")]}")
@@ -101,7 +101,7 @@ def _closing(text: str, at: int) -> int:
 
 
 def _with_launches(name: str, text: str) -> str:
-    """Rewrite `kernel<<<configuration>>>(arguments)` as a call of a function with both."""
+    """Rewrite `kernel<<<configuration>>>(arguments)` as a call of `emulator::Launch`."""
     while (at := text.find("<<<")) >= 0:
         end = text.find(">>>", at)
         opening = text.find("(", end)
@@ -109,9 +109,9 @@ def _with_launches(name: str, text: str) -> str:
         begin = _kernel_begins(text, at)
         if closing < 0 or begin == at or text[end + 3 : opening].strip():
             raise ConfigError(
-                f"line {text.count(chr(10), 0, at) + 1}: a launch that the emulator does not understand",
+                f"line {text.count(chr(10), 0, at) + 1}: the emulator cannot parse this kernel launch",
                 where=name,
-                hint="write kernel<<<blocks, threads, bytes, stream>>>(arguments), or use cudaLaunchKernelEx",
+                hint="write it as kernel<<<blocks, threads, bytes, stream>>>(arguments), or use cudaLaunchKernelEx",
             )
         configuration, kernel = text[at + 3 : end], text[begin:at].strip()
         arguments = text[opening + 1 : closing]
@@ -122,7 +122,7 @@ def _with_launches(name: str, text: str) -> str:
 
 
 def _kernel_begins(text: str, end: int) -> int:
-    """Return where the name of the kernel begins that ends at a place."""
+    """Return the start of the kernel's name that ends at a position."""
     place = len(text[:end].rstrip())
     while place > 0:
         if text[place - 1] == ">":
@@ -143,7 +143,7 @@ def _kernel_begins(text: str, end: int) -> int:
 
 
 def _with_entries(text: str) -> str:
-    """Let each kernel begin with telling its name."""
+    """Insert a call that reports the kernel's name at the start of each kernel."""
     head, *kernels = re.split(r"(?=\b__global__\b)", text)
     for kernel in kernels:
         at = _body_begins(kernel)
@@ -152,7 +152,7 @@ def _with_entries(text: str) -> str:
 
 
 def _body_begins(text: str) -> int | None:
-    """Return the place after the first `{` that is in no parenthesis, or None if a `;` comes before it."""
+    """Return the position after the first `{` outside of parentheses, or None if a `;` precedes it."""
     depth = 0
     for place, character in enumerate(text):
         depth += (character == "(") - (character == ")")

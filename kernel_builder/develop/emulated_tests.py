@@ -1,4 +1,4 @@
-"""A plugin of pytest: the client loads packages for the CPU, whichever devices the installed Torch is for."""
+"""A pytest plugin: the client loads packages for the CPU, independent of the installed Torch's devices."""
 
 import functools
 

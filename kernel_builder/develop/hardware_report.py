@@ -1,4 +1,4 @@
-"""Runs the tests of a project on the hardware of a machine, and says in JSON what ran, where, and how it ended."""
+"""Runs the tests of a project on this machine's hardware, and reports hardware, versions and results as JSON."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.metadata import PackageMetadata
 
-# So many characters of what a failed test says are reported.
-_SAID = 4000
+_MAX_OUTPUT = 4000  # characters of a failed test's output in the report
 
-# What the interpreter of the tests says of the machine.
+# Run by the tests' interpreter, which may not be this one.
 _MACHINE = """
 import json, platform, torch
 about = {"system": platform.platform(), "python": platform.python_version(), "torch": torch.__version__}
@@ -47,26 +46,24 @@ def run(
     toolchains: Toolchains,
     progress: Progress,
     *,
-    torch_index: str,
     arguments: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Build a variant where its sources have changed, run the project's tests with it, and return the report.
+    """Build a variant if its sources have changed, run the project's tests with it, and return the report.
 
     Args:
-        name: The variant. None: the one for this machine's hardware, and for the installed Torch if that loads one.
-        torch_index: As of `interpreter.find`.
+        name: The variant. None: the variant for this machine's hardware, and for the installed Torch if it loads one.
         arguments: More arguments for pytest.
 
     Raises:
-        KernelBuilderError: If the variant cannot be built, there are no tests, or no Torch for it can be had.
+        KernelBuilderError: If the variant cannot be built, there are no tests, or no Torch for it can be installed.
     """
     tests = project.root / "tests"
     if not tests.is_dir():
-        raise ConfigError("the project has no tests", where=str(tests), hint="add tests for pytest there")
+        raise ConfigError("the project has no directory of tests", where=str(tests), hint="add pytest tests there")
     variant = _chosen(project, name, toolchains)
     progress.say(f"building {variant.name}")
     pipeline.build(pipeline.BuildRequest((project.root,), (variant.name,)), toolchains, progress).raise_error()
-    python = interpreter.find(project, variant, toolchains.cache, progress, torch_index=torch_index)
+    python = interpreter.find(project, variant, toolchains.cache, progress)
     environment = shells.testing(project, variant, python)
     machine = subprocess.run(
         [str(python), "-c", _MACHINE], env=environment, capture_output=True, text=True, check=False
@@ -83,7 +80,7 @@ def run(
         "version": project.version,
         "variant": variant.name,
         "package": metadata.to_dict() if metadata else None,
-        "machine": json.loads(machine.stdout) if machine.returncode == 0 else {"error": machine.stderr[-_SAID:]},
+        "machine": json.loads(machine.stdout) if machine.returncode == 0 else {"error": machine.stderr[-_MAX_OUTPUT:]},
         "status": done.returncode,
         "tests": outcome,
     }
@@ -98,19 +95,19 @@ def _chosen(project: Project, name: str | None, toolchains: Toolchains) -> Varia
 
 
 def summarized(results: str) -> dict[str, Any]:
-    """Return the results of pytest, from its XML: how many tests, how long, and what those said that failed."""
+    """Summarize pytest's XML: the number of tests by outcome, the time, and the output of failed tests."""
     cases = list(ElementTree.fromstring(results).iter("testcase"))  # written by the pytest that was run
-    said_by = [(case, [*case.iter("failure"), *case.iter("error")]) for case in cases]
-    failed = [(case, every) for case, every in said_by if every]
-    skipped = [said for case in cases for said in case.iter("skipped")]
+    outcomes = [(case, [*case.iter("failure"), *case.iter("error")]) for case in cases]
+    failed = [(case, failures) for case, failures in outcomes if failures]
+    skipped = [element for case in cases for element in case.iter("skipped")]
     return {
         "passed": len(cases) - len(failed) - len(skipped),
         "failed": len(failed),
         "skipped": len(skipped),
         "seconds": round(sum(float(case.get("time", 0)) for case in cases), 1),
         "failures": [
-            {"test": f"{case.get('classname')}::{case.get('name')}", "said": (said.text or "")[-_SAID:]}
-            for case, every in failed
-            for said in every
+            {"test": f"{case.get('classname')}::{case.get('name')}", "output": (failure.text or "")[-_MAX_OUTPUT:]}
+            for case, failures in failed
+            for failure in failures
         ],
     }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Fake(Protocol):
-    """Takes the arguments of a function, and returns empty tensors of the shapes of its results."""
+    """Takes the arguments of a function, and returns empty tensors with the shapes of its results."""
 
     def __call__(self, *arguments: Any, **by_name: Any) -> Tensor | Sequence[Tensor]: ...
 
@@ -32,32 +32,32 @@ def load(
     *,
     fakes: Mapping[str, Fake] | Fake | None = None,
 ) -> Any:
-    """Compile a source of C++ or CUDA for the Torch that is running, and return its functions.
+    """Compile a C++ or CUDA source for the running Torch, and return its functions.
 
-    The compiler is the builder's own, so a CUDA source needs no CUDA installation. The result is kept: the same source
-    is compiled once for each release of Torch. The source may use `Tensor`, `empty_like`, `stream_of` and what
-    `kernel_builder/templates/inline/inline.h` includes.
+    The compiler is the builder's own, so a CUDA source needs no CUDA installation. The result is cached: the same
+    source is compiled once for each Torch release. The source may use `Tensor`, `empty_like`, `stream_of` and the
+    includes of `kernel_builder/templates/inline/inline.h`.
 
     Args:
         source: The text, or the path of the file.
-        functions: The name of a function in the source, or several. `inline_project.files` says which types their
-            arguments may have. They are operators: positional arguments only, and no gradient.
-        fakes: What `torch.compile` needs to know of the results: for each function, one that returns empty tensors of
-            the right shapes for the same arguments, such as `lambda x, factor: torch.empty_like(x)`. A function by
-            itself for a single function. A function that returns nothing needs none.
+        functions: The name of a function in the source, or several. `inline_project.files` lists the types of their
+            arguments. They are operators: positional arguments only, and no gradient.
+        fakes: For `torch.compile`: for each function, a function that returns empty tensors with the shapes of the
+            results for the same arguments, such as `lambda x, factor: torch.empty_like(x)`. For a single function, its
+            fake itself. A function without results needs none.
 
     Returns:
         The function, or for several a namespace with one attribute for each.
 
     Raises:
         ConfigError: If the source does not have a function of that name.
-        BuildError: If it cannot be compiled; the message has the compiler's output.
+        BuildError: If the source does not compile; the message has the compiler's output.
     """
     text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
     names = [functions] if isinstance(functions, str) else list(functions)
     by_name = {names[0]: fakes} if callable(fakes) else dict(fakes or {})
     if unknown := [name for name in by_name if name not in names]:
-        raise ConfigError(f"{unknown[0]!r} is not one of the functions {', '.join(names)}", where="fakes")
+        raise ConfigError(f"{unknown[0]!r} is not one of the loaded functions ({', '.join(names)})", where="fakes")
     package = _package(text, names)
     _register_fakes(package, by_name)
     loaded = {name: getattr(package, name) for name in names}
@@ -65,7 +65,7 @@ def load(
 
 
 def _package(source: str, functions: Sequence[str]) -> Any:
-    """Return the package of the source, built if it was not."""
+    """Return the package of the source, and build it first if the cache does not have it."""
     from kernels import get_local_kernel
 
     from kernel_builder.develop.local_build import build_for_device

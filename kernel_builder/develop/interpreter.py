@@ -23,14 +23,11 @@ from kernel_format.errors import ToolchainError
 TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
-def find(project: Project, variant: Variant, cache: Path, progress: Progress, *, torch_index: str) -> Path:
-    """Return an interpreter with a Torch that loads the variant, the client, pytest and what the kernel depends on.
-
-    Args:
-        torch_index: The directory of the indices of Torch's builds, `cpu`, `cu130` and so on.
+def find(project: Project, variant: Variant, cache: Path, progress: Progress) -> Path:
+    """Return an interpreter with a Torch that loads the variant, the client, pytest and the kernel's dependencies.
 
     Raises:
-        ToolchainError: If a virtual environment is needed and cannot be made, or its Torch does not load the variant.
+        ToolchainError: If a virtual environment cannot be created, or its Torch does not load the variant.
     """
     if loadable([variant]):
         if importlib.util.find_spec("pytest") is None:
@@ -50,26 +47,17 @@ def find(project: Project, variant: Variant, cache: Path, progress: Progress, *,
             progress.say(f"installing Torch {torch} ({build}) in {directory}")
             shutil.rmtree(directory, ignore_errors=True)
             _run([sys.executable, "-m", "venv", str(directory)], "install Python's venv (Debian: python3-venv)")
-            pip = [
-                str(python),
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--extra-index-url",
-                f"{torch_index}/{build}",
-            ]
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             _run(
-                [*pip, *packages],
-                "make the package index reachable, or install a Torch that fits beside kernel-builder",
+                [*pip, "--extra-index-url", f"{TORCH_INDEX}/{build}", *packages],
+                "check the connection to the package index, or install a matching Torch beside kernel-builder",
             )
             (directory / "complete").touch()
     if not loadable([variant], str(python)):
         raise ToolchainError(
-            "the client does not load this variant into the Torch that pip installed",
+            "the client does not load this variant into the Torch that pip has installed",
             where=f"{variant.name}, {directory}",
-            hint=f"`{python} -m pip list` shows which it is; remove the directory to install it again",
+            hint=f"`{python} -m pip list` shows its version; delete the directory to install it again",
         )
     return python
 
@@ -90,9 +78,10 @@ def torch_build(variant: Variant) -> tuple[Release, str]:
     }
     if not fitting:
         raise ToolchainError(
-            f"the matrix has no Torch for {f'{backend.title} {variant.release}' if variant.release else backend.name}",
+            "the matrix has no Torch release for "
+            f"{f'{backend.title} {variant.release}' if variant.release else backend.name}",
             where=variant.name,
-            hint="install a Torch that loads it beside kernel-builder",
+            hint="install a Torch that loads the variant beside kernel-builder",
         )
     torch = max(fitting)
     return torch, backend.torch_index(fitting[torch][0])
@@ -101,5 +90,7 @@ def torch_build(variant: Variant) -> tuple[Release, str]:
 def _run(command: list[str], hint: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
-        told = done.stdout.strip().rpartition("\n")[2]
-        raise ToolchainError(f"ended with status {done.returncode}: {told}", where=shlex.join(command), hint=hint)
+        last_line = done.stdout.strip().rpartition("\n")[2]
+        raise ToolchainError(
+            f"the command failed with status {done.returncode}: {last_line}", where=shlex.join(command), hint=hint
+        )

@@ -1,4 +1,4 @@
-"""Build a project for the Torch that is installed here, or find that it has been built for it."""
+"""Builds a project for the installed Torch, or checks that it has been built for it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernel_format.errors import BuildError, VariantError
 
 
 def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[str] = (), load: bool = True) -> None:
-    """Build the variants of one backend that the installed Torch loads; without such, all of this backend.
+    """Build the variants of one backend that the installed Torch loads, or all of them if it loads none.
 
     Args:
         directory: The project. The packages are written to its `build/`.
         backend: "cpu" or "cuda".
-        capabilities: Compile for these only; empty for those that the project names.
+        capabilities: Compile only for these; empty for the capabilities of the project.
         load: Whether to load the package as a check, which imports Torch.
 
     Raises:
@@ -34,7 +34,7 @@ def build_for_device(directory: Path, backend: str, *, capabilities: Sequence[st
         raise summary.failures[0].errors[0]
     if not summary.packages:
         raise BuildError(
-            f"this machine builds no {backend} variant of the project",
+            f"this machine cannot build any {backend} variant of the project",
             where=str(directory),
             hint=f"add a [kernel] with backend = {backend!r}",
         )
@@ -50,7 +50,7 @@ def require_built(directory: Path, backend: str) -> None:
     if not loadable(built):
         names = ", ".join(variant.name for variant in built) or "none"
         raise VariantError(
-            f"has no package for {backend} that this machine loads (built: {names})",
+            f"there is no package for {backend} that this machine loads (built: {names})",
             where=str(directory / "build"),
             hint="build for the Torch and the CUDA of this machine",
         )

@@ -19,7 +19,7 @@ from kernel_format.errors import ConfigError
 
 
 def development(project: Project, variant: Variant, toolchains: Toolchains) -> dict[str, str]:
-    """Return the environment to compile a variant by hand: its nvcc or `zig clang`, its g++, and the headers.
+    """Return the environment to compile a variant manually: its nvcc or `zig clang`, its g++, and the headers.
 
     Raises:
         ToolchainError: If a compiler or header is missing.
@@ -74,23 +74,23 @@ def enter(environment: Mapping[str, str], command: Sequence[str]) -> NoReturn:
     Raises:
         ConfigError: If there is no such program.
     """
-    words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
-    program = shutil.which(words[0], path=environment["PATH"])
+    arguments = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
+    program = shutil.which(arguments[0], path=environment["PATH"])
     if program is None:
-        raise ConfigError("no such program", where=words[0], hint="name one that is on the PATH of the shell")
-    # Python ignores these two signals, and a program would inherit that.
+        raise ConfigError("no such program on the PATH of the shell", where=arguments[0], hint="check its name")
+    # Python ignores these two signals, and the program would inherit this.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    os.execve(program, words, environment)
+    os.execve(program, arguments, environment)
 
 
 def _local_kernels(project: Project, directory: Path) -> dict[str, str]:
-    """Return the variable by which the client finds a directory in place of the project's repository on the Hub."""
+    """Return the variable that makes the client use a directory in place of the project's repository on the Hub."""
     if not project.hub_repo_id:
         return {}
     if ":" in str(directory):
         raise ConfigError(
-            "the client separates the entries of LOCAL_KERNELS by colons, and this directory has one in its name",
+            "the directory's name contains a colon, which separates the entries of LOCAL_KERNELS",
             where=str(directory),
             hint="move the project to a directory without a colon",
         )

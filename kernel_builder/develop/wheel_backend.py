@@ -45,7 +45,7 @@ def create(directory: Path, *, overwrite: bool = False) -> Path:
     """
     file = read_project(directory).root / NAME
     if file.exists() and file.read_text() != CONTENT and not overwrite:
-        raise ConfigError("exists, with other content", where=str(file), hint="replace it with --force, or keep it")
+        raise ConfigError("the file exists, with other content", where=str(file), hint="use --force to replace it")
     files.write_atomically(file, CONTENT)
     return file
 
@@ -61,7 +61,7 @@ def clean(directory: Path, *, overwrite: bool = False, dry_run: bool = False) ->
         return None
     if file.read_text() != CONTENT and not overwrite:
         raise ConfigError(
-            "has other content than create-pyproject writes", where=str(file), hint="remove it with --force, or keep it"
+            "the file has other content than create-pyproject writes", where=str(file), hint="use --force to remove it"
         )
     if not dry_run:
         file.unlink()
@@ -95,9 +95,9 @@ def _build(settings: Mapping[str, Any]) -> tuple[Project, Path]:
     variant = choice.to_develop(project, settings.get("variant"), toolchains)
     if not choice.loadable([variant]):
         raise ToolchainError(
-            "the Torch of this interpreter, if it has one, does not load this variant",
+            "this interpreter has no Torch that loads the variant",
             where=f"{variant.name}, {sys.executable}",
-            hint="install Torch and kernel-builder first, then run pip with --no-build-isolation",
+            hint="install Torch and kernel-builder, then run pip with --no-build-isolation",
         )
     request = pipeline.BuildRequest((project.root,), variants=(variant.name,))
     summary = pipeline.build(request, toolchains, Lines(sys.stderr))

@@ -1,6 +1,6 @@
-"""API changes within a version that their publisher has allowed, with a reason.
+"""API changes within a version that the publisher has allowed, with a reason.
 
-The commit of the builds describes them, and every later card lists them: the history of the branch is the only record.
+The commits of the builds record them, and every later card lists them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LINE = "- "
 
 @dataclass(frozen=True)
 class AllowedApiChange:
-    """What changed for callers, and why that was allowed."""
+    """Changes for callers, with the reason that allows them."""
 
     reason: str
     lines: tuple[str, ...]
@@ -28,13 +28,13 @@ class AllowedApiChange:
 
 
 def allowed(changes: Sequence[str], reason: str | None) -> AllowedApiChange | None:
-    """Return the change that a publisher has allowed; None if callers lose nothing, or there is no reason."""
+    """Return the allowed change; None if no change breaks callers, or there is no reason."""
     breaking = tuple(" ".join(line.split()) for line in changes if breaks_callers(line))
     return AllowedApiChange(" ".join(reason.split()), breaking) if breaking and reason else None
 
 
 def read(messages: Iterable[str]) -> tuple[AllowedApiChange, ...]:
-    """Return the changes that commits describe, in the order of their messages."""
+    """Return the changes in commit messages, in the order of the messages."""
     changes = []
     for message in messages:
         _, mark, rest = message.partition(_REASON)

@@ -41,13 +41,13 @@ def render(
         packages: Every package on the branch of the builds, by variant.
         api: The API with its documentation.
         note: A sentence of the publisher, such as how the packages were tested.
-        api_changes: What has changed for callers within this version.
+        api_changes: Changes that break callers within this version.
 
     Raises:
-        ConfigError: If the front matter of `CARD.md`, or of `README.md` if there is no card, is not YAML, or the file
-            is a link out of the project.
+        ConfigError: If the front matter of `CARD.md`, or else of `README.md`, is not YAML, or the file is a link out of
+            the project.
     """
-    front, body = _authors_card(project)
+    front, body = _source_card(project)
     front.setdefault("library_name", "kernels")
     front.setdefault("license", project.license)
     front["tags"] = list(dict.fromkeys([*(front.get("tags") or []), "kernel"]))
@@ -64,12 +64,12 @@ def render(
     return front_matter.join(front, "\n\n".join(parts)) + "\n"
 
 
-def authors_text(project: Project) -> str:
-    """Return the text that the author wrote about a kernel, without front matter."""
-    return _authors_card(project)[1] + "\n"
+def source_text(project: Project) -> str:
+    """Return the author's text about a kernel, without front matter."""
+    return _source_card(project)[1] + "\n"
 
 
-def _authors_card(project: Project) -> tuple[dict[str, Any], str]:
+def _source_card(project: Project) -> tuple[dict[str, Any], str]:
     """Return the front matter and the text of `CARD.md`, or else of `README.md`, without generated sections."""
     files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]
     for file in files[:1]:
@@ -80,7 +80,7 @@ def _authors_card(project: Project) -> tuple[dict[str, Any], str]:
         values = front_matter.parse(front) if front and front.strip() else {}
     except ValueError as error:
         raise ConfigError(
-            f"its front matter {str(error).splitlines()[0]}",
+            f"the front matter {str(error).splitlines()[0]}",
             where=str(files[0]),
             hint="expected YAML between two lines of `---`",
         ) from error
@@ -123,7 +123,7 @@ def _variants(packages: Mapping[str, HubPackage]) -> str:
         needs = _needs(name)
         releases = [needs.get(title, _NONE if needs else "not known") for title in (_TORCH, *titles)]
         rows.append([f"`{name}`", *releases, archs, f"{package.size / 1024:.0f} KiB"])
-    # Of packages without capabilities, there is no column for them.
+    # Without capabilities, the table has no column for them.
     columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {_NONE}]
     table = [" | ".join(row) for row in zip(*columns, strict=True)]
     table.insert(1, " | ".join("---" for _ in columns))
@@ -134,7 +134,7 @@ def _variants(packages: Mapping[str, HubPackage]) -> str:
 
 
 def _by_status(packages: Mapping[str, HubPackage]) -> dict[str, list[str]]:
-    """Return the variants of which the builder says something, such as that they have never run."""
+    """Return the variants by status, such as "not run on AMD hardware"."""
     by_status: dict[str, list[str]] = {}
     for name, package in sorted(packages.items()):
         if status := package.metadata.status:
@@ -143,7 +143,7 @@ def _by_status(packages: Mapping[str, HubPackage]) -> dict[str, list[str]]:
 
 
 def _needs(name: str) -> dict[str, str]:
-    """Return the versions that a variant needs of Torch and of its backend; nothing for one that is not known."""
+    """Return the versions of Torch and of the backend that a variant needs; empty for an unknown variant."""
     try:
         variant = Variant.parse(name)
     except VariantError:
@@ -194,7 +194,7 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
         lines += ["", f"The sources or the builder had uncommitted changes: {_list(dirty)}."]
     unknown = [name for name, package in sorted(packages.items()) if not package.metadata.has_commit]
     if unknown:
-        lines += ["", f"These cannot be verified, since no commit has their sources: {_list(unknown)}."]
+        lines += ["", f"These cannot be verified, because no commit has their sources: {_list(unknown)}."]
     allowed = sorted({name for package in packages.values() for name in package.metadata.allowed_checks})
     if allowed:
         lines += ["", f"Findings of these checks were allowed when the packages were built: {_list(allowed)}."]
@@ -204,7 +204,7 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
         return "\n".join(lines)
     lines += [
         "",
-        "The same sources, builder and compiler give the same files, byte for byte. To build them again and compare:",
+        "The same sources, builder and compiler give the same files, byte for byte. To rebuild and compare:",
         "",
         "```",
         *_origin_commands(project, packages),

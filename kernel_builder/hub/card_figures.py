@@ -1,4 +1,4 @@
-"""The measurements that a kernel's card shows: `NAME.json` of `kernel-builder benchmark`, and its plot."""
+"""The measurements in a kernel's card: `NAME.json` of `kernel-builder benchmark`, and its plot."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import in_work_tree
 
-# The widest interval, to either side, of a share of copy speed that `benchmark` draws for a card, on a CPU.
-_WIDEST = 0.1
 # The directory of the measurements, in a project and in a published repository.
 RESULTS = "benchmarks/results"
 
@@ -32,19 +30,9 @@ class Measurement:
         return {f"{RESULTS}/{path.name}": path for path in (self.data, self.plot) if path}
 
     def value(self, key: str) -> str | None:
-        """Return a text field of the data, such as the `command` that produced it; None if there is none."""
+        """Return a text field of the data, such as `command`, or None."""
         value = self._document.get(key)
         return value if isinstance(value, str) else None
-
-    @property
-    def is_unsure(self) -> bool:
-        """Whether other programs took part of the CPU: `benchmark` draws no figure of it for a card."""
-        try:
-            shares = [row["shares"]["ours"] for row in self._document.get("rows", ()) if "ours" in row["shares"]]
-            wide = any((high - low) / median / 2 > _WIDEST for median, low, high in shares)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError):
-            return False
-        return wide and self._document.get("device") == "cpu"
 
     @property
     def _document(self) -> Mapping[str, Any]:
@@ -58,7 +46,7 @@ class Measurement:
 def find(project: Project) -> tuple[Measurement, ...]:
     """Find the measurements of a project, sorted by name.
 
-    They are in the project's `benchmarks/results`, or in that of the git repository around it. There they are named
+    They are in `benchmarks/results` of the project or of the git repository around it. In the latter they are named
     `<project>.<machine>`, and the plot is beside the data or below `docs`.
     """
     measurements: dict[str, Measurement] = {}

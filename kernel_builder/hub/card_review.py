@@ -1,4 +1,4 @@
-"""What a project's card and documentation say that its author has not written, or that its API does not have."""
+"""Finds text of `init` in a project's card and documentation, and names that its API does not have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from kernel_builder.config.project import Project
-from kernel_builder.hub import card, card_figures
+from kernel_builder.hub import card
 from kernel_builder.hub.package_api import Api
 from kernel_builder.scaffold import NOT_WRITTEN, template_claims
 
@@ -15,23 +15,20 @@ _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.S)
 
 
 def findings(project: Project, api: Api) -> Iterator[str]:
-    """Yield one line for each place, with what to do."""
-    text = card.authors_text(project)
+    """Yield one line for each finding, with a hint."""
+    text = card.source_text(project)
     file = "CARD.md" if (project.root / "CARD.md").is_file() else "README.md"
     for line in text.splitlines():
         if NOT_WRITTEN in line:
-            yield f"{file}: {line.strip()!r} is the text of `init`: write it, or remove it"
+            yield f"{file}: {line.strip()!r} is a placeholder of `init`: replace or remove it"
     for name, claim in template_claims():
         if claim in text and name not in api.members:
-            yield f"{file}: {claim!r} is the text of `init`, and there is no function {name}: write what there is"
+            yield f"{file}: {claim!r} is text of `init`, and there is no function {name}: describe the kernel's own"
     for name, member in sorted(api.members.items()):
         if NOT_WRITTEN in member.summary:
-            yield f"{name}: its documentation, {member.summary!r}, is the text of `init`: write it"
-    for run in card_figures.find(project):
-        if run.is_unsure:
-            yield f"{run.name}.json has intervals above 10%: measure again while the CPU has nothing else to do"
+            yield f"{name}: its documentation, {member.summary!r}, is a placeholder of `init`: replace it"
     for name in _missing(text, api):
-        yield f"{file}: names {name}, which the kernel does not have: correct it, or remove it"
+        yield f"{file}: the kernel does not have {name}: correct or remove the name"
 
 
 def _missing(text: str, api: Api) -> Iterator[str]:

@@ -14,7 +14,7 @@ def merge_pull_request(repo_id: str, number: int, *, endpoint: str | None = None
     Args:
         repo_id: The repository.
         number: The number of the pull request, as in `refs/pr/1`.
-        endpoint: The address of the Hub. None: the one that the Hub's own tools use.
+        endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
 
     Raises:
         HubError: If there is no such pull request, it cannot be merged, or the token may not merge it.
@@ -28,8 +28,8 @@ def merge_pull_request(repo_id: str, number: int, *, endpoint: str | None = None
     try:
         answer = requests.post(url, headers={"Authorization": f"Bearer {get_token()}"}, json={}, timeout=60)
         if answer.status_code != 200:
-            said = answer.headers.get("X-Error-Message") or answer.text[:200]
-            raise HubError(f"cannot merge pull request {number}: {said} (status {answer.status_code})", where=where)
+            message = answer.headers.get("X-Error-Message") or answer.text[:200]
+            raise HubError(f"cannot merge pull request {number}: {message} (status {answer.status_code})", where=where)
         return str(answer.json()["commitOid"])
     except (requests.RequestException, KeyError, TypeError) as error:
         raise HubError(

@@ -1,8 +1,8 @@
 """Reads the schemas of a package's operators from its files, without running code.
 
-In a binary, schemas are string constants, since Torch parses them at run time. In Python, they are arguments of calls
-of `torch.library`: the schema itself, or the annotated function from which Torch infers it. Schemas that Torch infers
-from C++ functions are not stored in any file and are not found.
+In a binary, schemas are string constants, because Torch parses them at run time. In Python, they are arguments of
+`torch.library` calls: the schema itself, or the annotated function from which Torch infers it. Schemas that Torch
+infers from C++ functions are not stored in any file and are not found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FROM_FUNCTIONS = ("custom_op", "triton_op")
 
 
 def read(package: Path) -> Mapping[str, str]:
-    """Return the schemas of a package's operators, by name. The namespace is left out: it differs in every build."""
+    """Return the schemas of a package's operators, by name. The namespace is omitted: it differs in every build."""
     schemas: dict[str, str] = {}
     for binary in sorted(package.rglob("*.so")):
         schemas.update(_in_binary(binary))
@@ -97,7 +97,7 @@ def _mutated(mutates_args: ast.expr | None) -> str:
 
 
 def _literal(node: ast.expr | None) -> str:
-    """Return the string that an expression is or ends with: `f"{namespace}::name"`, `prefixed("name")`."""
+    """Return the last string constant of an expression: `f"{namespace}::name"`, `prefixed("name")`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     parts = [_literal(part) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)] if node else []

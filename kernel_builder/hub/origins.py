@@ -1,8 +1,7 @@
 """Whether the packages of a repository come from the sources that are to be published to it.
 
-No package names the repository of its sources: equal sources give equal bytes, from every clone and without a remote.
-A package records the commit, and the project's own git repository knows whether it has that commit. It has it in every
-clone and fork, in every directory, and whatever the remotes are called.
+Packages do not record the repository of their sources: equal sources give equal bytes, from every clone and without a
+remote. They record the commit, and the project's git repository has that commit in every clone and fork.
 """
 
 from __future__ import annotations
@@ -15,27 +14,28 @@ from pathlib import Path
 from kernel_builder.checkouts import git_output
 from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.project import Project
+from kernel_builder.hub.publication import OTHER_SOURCES
 from kernel_builder.hub.remote_repository import Content, RemoteRepository
 from kernel_builder.plural import some_of
 from kernel_format.errors import HubError
 from kernel_format.metadata import NAME, PackageMetadata
 
-_NAMED = 3  # so many variants are named
+_NAMED = 3  # variants named in a message; the rest is counted
 
 
 def require_same_sources(
     repository: RemoteRepository, project: Project, branch: str, contents: Mapping[str, Content]
 ) -> None:
-    """Raise if the repository has packages, and none of them comes from the sources of the project.
+    """Raise if the repository has packages, and none of them comes from the project's sources.
 
-    One that does is enough: the others were there before somebody gave `--take-over`.
+    One such package is enough: after `--allow other-sources`, packages of the earlier sources may remain.
 
     Args:
         branch: The branch of the builds.
         contents: The packages to publish: path in the repository -> content.
 
     Raises:
-        HubError: Names both origins.
+        HubError: Names the origins of both.
     """
     heads = repository.branches()
     others: dict[str, list[str]] = {}
@@ -55,54 +55,38 @@ def require_same_sources(
             others.setdefault(origin, []).append(f"{variant}@{name}")
     if others:
         listed = "".join(f"\n  {some_of(names, _NAMED)}: {origin}" for origin, names in others.items())
+        commit = _git(project.root, "rev-parse", "--verify", "HEAD")
+        own = f"commit {commit[:12]} of {project.root}" if commit else f"{project.root}, without a commit"
+        shallow = _git(project.root, "rev-parse", "--is-shallow-repository") == "true"
         raise HubError(
-            f"its packages come from other sources:{listed}\n  those to publish: {_own_origin(project.root)}",
+            f"the repository's packages come from other sources:{listed}\n  the packages to publish: {own}",
             where=repository.url,
-            hint=f"{_unshallow(project.root)}publish to an owner of yours by --owner NAME or ${VARIABLE}; or give "
-            "--take-over, and the repository has these sources from now on",
+            hint=f"{'run `git fetch --unshallow` first, since this clone may lack the commit; or ' if shallow else ''}"
+            f"publish to another owner with --owner NAME or ${VARIABLE}; or replace them with --allow {OTHER_SOURCES}",
         )
 
 
 def _other_origin(metadata: PackageMetadata, project: Project) -> str | None:
-    """Describe where a package comes from, unless it is, or may be, the project."""
-    sources = [address for url in (metadata.source, project.source) if (address := _address(url or ""))]
-    if len(sources) == 2 and sources[0] == sources[1]:
+    """Describe the origin of a package, or return None if it is, or may be, the project."""
+    theirs, own = _address(metadata.source or ""), _address(project.source or "")
+    if theirs and theirs == own:
         return None
-    of = f" of {address}" if (address := _address(metadata.source or "")) else ""
+    of = f" of {theirs}" if theirs else ""
     if commit := metadata.origin("kernel").get("commit"):
-        return None if _has_commit(project.root, commit) else f"commit {commit[:12]}{of}"
+        known = _git(project.root, "cat-file", "-e", f"{commit}^{{commit}}") is not None
+        return None if known else f"commit {commit[:12]}{of}"
     if not metadata.recorded_sources:
-        return f"built from sources{of} that are not recorded, by another builder"
-    # Files that were in no commit say nothing of where they come from.
-    return f"files without a commit{of}" if len(sources) == 2 else None
-
-
-def _has_commit(directory: Path, commit: str) -> bool:
-    return _git(directory, "cat-file", "-e", f"{commit}^{{commit}}") is not None
-
-
-def _own_origin(directory: Path) -> str:
-    """Describe where the project comes from. Of a remote's address, its credentials are left out."""
-    commit = _git(directory, "rev-parse", "--verify", "HEAD")
-    if commit is None:
-        return f"{directory}, which is in no commit"
-    address = _address(_git(directory, "remote", "get-url", "origin") or "")
-    return f"commit {commit[:12]} of {address or directory}"
-
-
-def _unshallow(directory: Path) -> str:
-    """Return what to do first in a clone that lacks earlier commits."""
-    if _git(directory, "rev-parse", "--is-shallow-repository") != "true":
-        return ""
-    return "this clone is shallow and may lack the commit: try again after `git fetch --unshallow`. Otherwise "
+        return f"another builder, which did not record the sources{of}"
+    # Nothing states the origin of files without a commit.
+    return f"files without a commit{of}" if theirs and own else None
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        printed = git_output(directory, *arguments)
+        output = git_output(directory, *arguments)
     except FileNotFoundError:
         return None
-    return None if printed is None else os.fsdecode(printed).strip()
+    return None if output is None else os.fsdecode(output).strip()
 
 
 def _address(url: str) -> str:

@@ -1,7 +1,7 @@
 """The API of a package: the public names of its module with their parameters, and its operators' schemas.
 
-`read` parses the files without loading them, so it works for packages of other machines and of other tools. Packages
-are compared by it. `loaded` inspects the module itself, if this machine can load it; cards show that.
+`read` parses the files without loading them, so it works for packages of other machines and of other tools; comparisons
+use it. `loaded` inspects the module itself, if this machine can load it; cards use it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import griffe
+
+from kernel_builder.checks.load import asked_for, probe
 from kernel_builder.hub import op_schemas
 from kernel_format.errors import PackageError
 from kernel_format.files import temporary_directory
-
-if TYPE_CHECKING:
-    import griffe
 
 _NEW = " is new"
 Kind = Literal["function", "class", "module", "attribute"]
@@ -31,8 +31,8 @@ class ApiMember:
 
     Attributes:
         kind: The kind of the object.
-        call: A function's parameters with their names, kinds and defaults. Without types, since one type can be
-            written in several ways.
+        call: A function's parameters with their names, kinds and defaults, without types: a type can have several
+            spellings.
         signature: A function's parameters and result for people, with types.
         summary: The first line of its documentation.
     """
@@ -51,44 +51,42 @@ class Api:
     ops: Mapping[str, str]
 
     def differences(self, newer: Api) -> tuple[str, ...]:
-        """Describe what `newer` changes, one line for each name; empty if callers cannot tell the two apart."""
+        """Describe the changes in `newer`, one line for each name; empty if callers see no difference."""
         return (
-            *_differences({name: _spelled(name, member) for name, member in self.members.items()},
-                          {name: _spelled(name, member) for name, member in newer.members.items()}),
+            *_differences({name: _described(name, member) for name, member in self.members.items()},
+                          {name: _described(name, member) for name, member in newer.members.items()}),
             *_differences(self.ops, newer.ops, "operator "),
         )  # fmt: skip
 
 
 def breaks_callers(difference: str) -> bool:
-    """Return whether a line of `Api.differences` is more than a new name, which nobody calls yet."""
+    """Return whether a line of `Api.differences` describes more than a new name."""
     return not difference.endswith(_NEW)
 
 
-def _spelled(name: str, member: ApiMember) -> str:
+def _described(name: str, member: ApiMember) -> str:
     return f"{name}{member.call}" if member.kind == "function" else f"{member.kind} {name}"
 
 
-def _differences(older: Mapping[str, str], newer: Mapping[str, str], what: str = "") -> Iterator[str]:
+def _differences(older: Mapping[str, str], newer: Mapping[str, str], kind: str = "") -> Iterator[str]:
     for name in sorted({*older, *newer}):
         if name not in newer:
-            yield f"{what}{older[name]} is gone"
+            yield f"{kind}{older[name]} is gone"
         elif name not in older:
-            yield f"{what}{newer[name]}{_NEW}"
+            yield f"{kind}{newer[name]}{_NEW}"
         elif older[name] != newer[name]:
-            yield f"{what}{older[name]} becomes {newer[name]}"
+            yield f"{kind}{older[name]} becomes {newer[name]}"
 
 
 def read(package: Path) -> Api:
     """Read the API of a package from its Python files and binaries, without running code.
 
-    `op_schemas` says which operators are found.
+    `op_schemas` describes the operators that it finds.
 
     Raises:
-        PackageError: If a file is no Python, or nested too deeply.
+        PackageError: If a file is not Python, or is nested too deeply.
     """
-    import griffe
-
-    logging.getLogger("griffe").disabled = True  # what it logs with a traceback, it raises as well
+    logging.getLogger("griffe").disabled = True  # it also raises the errors that it logs
     # Older builders put the whole package into an inner directory.
     inner = next((path.parent for path in sorted(package.glob("*/__init__.py"))), package)
     top = package if (package / "__init__.py").is_file() else inner
@@ -109,17 +107,17 @@ def read(package: Path) -> Api:
                 members = dict(_members(module, ""))
             except (griffe.GriffeError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 raise PackageError(
-                    f"its Python cannot be read: {str(error) or 'it is nested too deeply'}",
+                    f"the package's Python files cannot be parsed: {str(error) or 'they are nested too deeply'}",
                     where=str(package),
-                    hint="correct it and build again; a package of a Hub's that nobody can load can be deleted there",
+                    hint="correct the sources and rebuild; a broken package on a Hub can be deleted there",
                 ) from error
     return Api(members, op_schemas.read(package))
 
 
 def _is_compatibility_folder(path: Path) -> bool:
-    """Return whether a directory only leads old clients to the package that it is in.
+    """Return whether a directory only redirects old clients to the package around it.
 
-    Builders give it the kernel's name. It is no submodule, and must not hide a function of the same name.
+    It has the kernel's name. It is not a submodule, and must not hide a function of the same name.
     """
     init = path / "__init__.py"
     if not init.is_file() or [entry for entry in path.iterdir() if entry.name not in (init.name, "__pycache__")]:
@@ -128,22 +126,18 @@ def _is_compatibility_folder(path: Path) -> bool:
 
 
 def loaded(package: Path) -> Api | None:
-    """Inspect the API of a package's loaded module; None if this machine cannot load it.
+    """Inspect the API of a package's loaded module; None if this machine cannot load the package.
 
     The public client loads the module in a separate process.
     """
-    from kernel_builder.checks.load import asked_for, probe
-
     directory = package.resolve()
-    outcome, told = probe("describe", str(directory), asked_for(directory.name)[0] or "")
+    outcome, described = probe("describe", str(directory), asked_for(directory.name)[0] or "")
     if outcome != "loaded":
         return None
-    return Api({name: ApiMember(call="", **member) for name, member in told["members"].items()}, told["ops"])
+    return Api({name: ApiMember(call="", **member) for name, member in described["members"].items()}, described["ops"])
 
 
 def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple[str, ApiMember]]:
-    import griffe
-
     for name in sorted({*_exported(owner)}):
         try:
             member = owner[name]
@@ -163,7 +157,7 @@ def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple
 
 
 def _exported(owner: griffe.Module | griffe.Class) -> list[str]:
-    """Return the names of `__all__`, and those that are public without it."""
+    """Return the names in `__all__`, or else the public names."""
     if owner.is_class or owner.exports is None:
         return _public(owner)
     # griffe does not read `__all__ = sorted([...])` or `__all__.append(...)`.
@@ -171,13 +165,13 @@ def _exported(owner: griffe.Module | griffe.Class) -> list[str]:
 
 
 def _texts_of_all(module: griffe.Module | griffe.Class) -> Iterator[str]:
-    """Yield the texts in the statements about `__all__` that are names of the module."""
+    """Yield the strings in statements about `__all__` that are names of the module."""
     assert isinstance(module.filepath, Path)
     for statement in ast.walk(ast.parse(module.filepath.read_bytes())):
         if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)):
             nodes = list(ast.walk(statement))
             if any(isinstance(node, ast.comprehension) for node in nodes):
-                continue  # its texts are conditions
+                continue  # its strings are conditions
             if any(isinstance(node, ast.Name) and node.id == "__all__" for node in nodes):
                 texts = (node.value for node in nodes if isinstance(node, ast.Constant))
                 yield from (text for text in texts if isinstance(text, str) and text in module.members)
@@ -186,14 +180,12 @@ def _texts_of_all(module: griffe.Module | griffe.Class) -> Iterator[str]:
 def _public(owner: griffe.Module | griffe.Class) -> list[str]:
     """Return the names without a leading underscore that a class defines, or a module without `__all__`.
 
-    Those that a module imports from its own submodules are among them.
+    They include the names that a module imports from its own submodules.
     """
     return [name for name, member in owner.members.items() if not name.startswith("_") and _is_own(owner, member)]
 
 
 def _is_own(owner: griffe.Module | griffe.Class, member: griffe.Object | griffe.Alias) -> bool:
-    import griffe
-
     if isinstance(member, griffe.Alias) and not member.target_path.startswith(f"{owner.path}."):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Packages on their way to a Hub, and packages downloaded from one."""
+"""Packages to be published to a Hub, and packages downloaded from a Hub."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kernel_format.metadata import PackageMetadata
 
 @dataclass(frozen=True)
 class Purpose:
-    """What packages are checked for, as errors say it.
+    """Text of errors for one use of packages.
 
     Attributes:
-        verb: What is done with a package.
-        needs_all: Who asks for every capability.
-        beside: Which sources the packages must be built from.
-        command: A command that builds packages again where their sources have changed, if there is one.
+        verb: The past participle for a package: "published".
+        needs_all: The clause that says why every capability is needed.
+        beside: The sources that the packages must be built from.
+        command: A command that rebuilds packages if their sources have changed, if there is one.
     """
 
     verb: str
@@ -37,8 +37,8 @@ class Purpose:
     command: str | None = None
 
 
-FOR_UPLOAD = Purpose("published", "the Hub asks", "those that would be published beside them", "upload")
-FOR_WHEELS = Purpose("written", "those who install the wheel ask", "those of the project")
+FOR_UPLOAD = Purpose("published", "the Hub needs", "the sources to publish", "upload")
+FOR_WHEELS = Purpose("written", "a wheel needs", "the project's sources")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class HubPackage:
     Attributes:
         directory: The directory.
         loads: Whether this machine has loaded it.
-        load_skipped: Why it has not tried to, if it was to.
+        load_skipped: The reason if the load check was skipped.
     """
 
     directory: Path
@@ -68,7 +68,7 @@ class HubPackage:
 
     @cached_property
     def metadata(self) -> PackageMetadata:
-        """The content of `metadata.json`; empty if the package has none, as packages of older tools do."""
+        """The content of `metadata.json`; empty if there is none, as in packages of older tools."""
         return PackageMetadata.read(self.directory) or PackageMetadata()
 
     @property
@@ -109,15 +109,15 @@ class HubPackage:
 
 
 def named_backend(variant: str) -> Backend:
-    """Return the back end in the name of a variant, or the preferred one if there is none."""
+    """Return the back end in a variant's name, or the preferred one if the name has none."""
     return known_backends.named(variant) or max(known_backends.compiled_for(), key=lambda known: known.preference)
 
 
 def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:
-    """Return the API of the loaded module, or of the files if this machine can load none of the packages."""
+    """Return the API of the loaded module, or of the files if this machine cannot load any of the packages."""
     loads = next((package for package in packages.values() if package.loads), None)
-    told = package_api.loaded(loads.directory) if loads else None
-    return told or next(iter(packages.values())).api
+    api = package_api.loaded(loads.directory) if loads else None
+    return api or next(iter(packages.values())).api
 
 
 def checked_packages(
@@ -130,18 +130,18 @@ def checked_packages(
         progress: Receives a line for each package.
         load: Check that each package loads, if this machine can load it.
         allow: Names of checks whose errors do not count.
-        purpose: What the packages are for.
+        purpose: The use of the packages, for errors.
 
     Raises:
         CheckError: If there is no package, or one fails a check.
         PackageError: If a package differs from the project in name, version or license, if the APIs differ, or if a
-            package was built for some of its capabilities only.
+            package was built for only some of its capabilities.
     """
     build = project.root / "build"
-    again = f"build again: kernel-builder build {project.root}"
+    again = f"rebuild: kernel-builder build {project.root}"
     directories = [path for path in sorted(build.glob("[!.]*")) if path.is_dir()]
     if not directories:
-        raise CheckError("there is no package", where=str(build), hint=again.replace(" again", " it"))
+        raise CheckError("there is no package", where=str(build), hint=again.replace("rebuild", "build"))
     _refuse_limited(directories, project, purpose)
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
@@ -152,7 +152,7 @@ def checked_packages(
     if not all(report.ok for report in reports.values()):
         lines = summary.lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
         raise CheckError(
-            f"nothing is {purpose.verb}, since packages fail their checks:\n  " + "\n  ".join(lines),
+            f"nothing is {purpose.verb}, because packages fail their checks:\n  " + "\n  ".join(lines),
             where=str(build),
             hint=f"`kernel-builder check-builds {project.root}` has details; then {again}",
         )
@@ -166,18 +166,18 @@ def checked_packages(
 
 
 def without_untested(packages: Mapping[str, HubPackage], hint: str) -> dict[str, HubPackage]:
-    """Return the packages without those whose metadata says that nothing like them has run on its hardware.
+    """Return the packages without those whose metadata states that they have not run on their hardware.
 
     Args:
-        hint: What to do if no package is left.
+        hint: The hint of the error.
 
     Raises:
-        CheckError: If there is no other package.
+        CheckError: If no package remains.
     """
     kept = {name: package for name, package in packages.items() if not package.metadata.status}
     if not kept:
         name, package = next(iter(packages.items()))
-        raise CheckError(f"no package is left: {package.metadata.status}", where=name, hint=hint)
+        raise CheckError(f"no package remains: {package.metadata.status}", where=name, hint=hint)
     return kept
 
 
@@ -185,7 +185,7 @@ def _refuse_limited(directories: Sequence[Path], project: Project, purpose: Purp
     for directory in directories:
         if only := HubPackage(directory).metadata.only_capabilities:
             raise PackageError(
-                f"was built with --capability {', '.join(only)}; {purpose.needs_all} for all of the project's",
+                f"the package was built with --capability {', '.join(only)}; {purpose.needs_all} all of the project's",
                 where=str(directory),
                 hint=f"build without --capability: kernel-builder build {project.root} --variant {directory.name}",
             )
@@ -199,7 +199,7 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
         for key, expected in (("name", project.name), ("version", project.version), ("license", project.license)):
             if (actual := getattr(package.metadata, key)) != expected:
                 raise PackageError(
-                    f"`{key}` is {actual!r}, in build.toml it is {expected!r}",
+                    f"`{key}` is {actual!r}, and in build.toml {expected!r}",
                     where=str(package.directory / "metadata.json"),
                     hint=again,
                 )
@@ -208,28 +208,28 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
             raise PackageError(
                 f"its API differs from that of {first.variant}:\n  " + "\n  ".join(differences),
                 where=str(package.directory),
-                hint=f"they were built from different sources; {again}",
+                hint=f"the packages were built from different sources; {again}",
             )
 
 
 def _check_owner(project: Project, package: HubPackage) -> None:
-    """Raise if the package loads the kernels of another owner. Nothing but its metadata says whose they are."""
+    """Raise if the package loads the kernels of another owner, which only its metadata names."""
     depends = (*project.kernel_depends, *project.backend_kernel_depends.get(package.backend, ()))
     wanted = {depend.repo_id for depend in depends}
     loaded = {str(depend.get("repo-id")) for depend in package.metadata.kernel_depends}
     if wanted != loaded and {name.partition("/")[2] for name in wanted} == {name.partition("/")[2] for name in loaded}:
         owner = (project.hub_repo_id or "").partition("/")[0]
         raise PackageError(
-            f"was built for another owner: it loads {', '.join(sorted(loaded - wanted))}, and that of {owner} has to "
-            f"load {', '.join(sorted(wanted - loaded))}",
+            f"the package was built for another owner: it loads {', '.join(sorted(loaded - wanted))}, and for {owner} "
+            f"it has to load {', '.join(sorted(wanted - loaded))}",
             where=str(package.directory),
-            hint=f"build it for that owner, which compiles nothing again: kernel-builder build {project.root}"
+            hint=f"build it for {owner}, which compiles no file again: kernel-builder build {project.root}"
             f"{f' --owner {owner}' if project.renamed else ''}",
         )
 
 
 def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str, purpose: Purpose) -> None:
-    """Raise unless all packages were built from the sources of the project as it is."""
+    """Raise unless all packages were built from the project's current sources."""
     stale: dict[tuple[str, ...], list[str]] = {}
     for name, package in packages.items():
         recorded = package.metadata.recorded_sources
@@ -239,9 +239,9 @@ def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: 
     if stale:
         listed = "".join(f"\n  {', '.join(names)}:" + "".join(f"\n    {x}" for x in of) for of, names in stale.items())
         raise PackageError(
-            f"packages were built from other sources than {purpose.beside}:{listed}",
+            f"packages were not built from {purpose.beside}:{listed}",
             where=str(project.root / "build"),
-            hint=f"{again}, or let the {purpose.command} do it: kernel-builder {purpose.command} {project.root} --build"
+            hint=f"{again}, or rebuild in the same command: kernel-builder {purpose.command} {project.root} --build"
             if purpose.command
             else again,
         )

@@ -17,9 +17,9 @@ from kernel_builder.hub.remote_repository import Content, RemoteFile
 def published_files(root: Path) -> dict[str, Content]:
     """Return the files of a project that are published on `main`, by path.
 
-    Hidden files, builds, wheels, bytecode and the compile commands of this machine are left out, and in a git
-    repository also the files that git ignores. Symbolic links are published as the files that they lead to, so that the
-    published project needs no other directory.
+    Hidden files, builds, wheels, bytecode and compile commands are excluded, and in a git repository also the files
+    that git ignores. Symbolic links are published as the files that they point to, so that the published project needs
+    no other directory.
     """
     root = Path(os.path.realpath(root))
     return {
@@ -35,9 +35,9 @@ def published_files(root: Path) -> dict[str, Content]:
 
 
 def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[str, Content]:
-    """Return the files with the names that repositories have for the owner, in `build.toml` and texts.
+    """Return the files with the owner's repository names in `build.toml` and Markdown files.
 
-    What is built from the published project then loads the kernels of the same owner.
+    Packages built from the published project then load the kernels of the same owner.
     """
     named = dict(files)
     for path in files if project.renamed else ():
@@ -48,7 +48,7 @@ def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[
 
 
 def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
-    """Yield the names in the project of everything in a directory, which the project calls `name`."""
+    """Yield the project paths of all entries in a directory, whose own path in the project is `name`."""
     try:
         answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
         listed = os.fsdecode(answer or b"").split("\0")
@@ -57,7 +57,7 @@ def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path,
     for entry in [entry for entry in listed if entry] or [str(p.relative_to(directory)) for p in directory.rglob("*")]:
         path, target = directory / entry, Path(os.path.realpath(directory / entry))
         yield name / entry
-        # A link to a directory above it would have no end.
+        # A link to a directory above itself would be followed forever.
         endless = any(parent.is_relative_to(target) for parent in (directory, *above))
         if path.is_symlink() and path.is_dir() and in_work_tree(root, path) and not endless:
             yield from _listed(root, target, name / entry, (*above, directory))

@@ -1,4 +1,4 @@
-"""What to publish, and the result of a publication."""
+"""The request for a publication, and its result."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from typing import Any
 
 from kernel_builder.hub.remote_repository import Content
 
+# Names in `PublishRequest.allow` beside those of checks.
+UNTESTED = "untested"
+OTHER_SOURCES = "other-sources"
+
 
 @dataclass(frozen=True)
 class PublishRequest:
-    """What to publish, and where.
+    """The packages to publish, and their repository.
 
     Attributes:
         directory: The project; its packages are in `build`.
-        repo_id: The repository. None: that of `[general.hub]`, with the owner if one is given. `ORG/` gives the owner.
-        owner: Who publishes the project and the kernels of the same owner that it loads. None: as `build.toml` says.
-        branch: The branch of the builds. None: that of `[general.hub]`, or else `v<version>`.
+        repo_id: The repository; `ORG/` gives only its owner. None: `[general.hub] repo-id` of `build.toml`.
+        owner: The owner of the project, and of its `kernel-depends` of the same owner. None: as in `build.toml`.
+        branch: The branch of the builds. None: `[general.hub] branch`, or else `v<version>`.
         private: Make the repository private, if it is created.
         create_pr: Open pull requests instead of committing to the branches.
         prune: Delete the variants on the branch that are not among the packages.
         card_note: A sentence for the card, such as how the packages were tested.
         dry_run: Check and compare only; write nothing.
-        message: The first line of the commits. None: one that names the project and its version.
         load: Check that each package loads, if this machine can load it.
-        allow: Names of checks whose errors do not stop the publication.
-        untested: Publish also packages whose metadata says that nothing like them has run on its hardware.
-        take_over: Publish even if the packages of the repository come from other sources.
-        allow_api_change: Why an API that breaks callers may replace the published one of the same version. None: it
-            may not.
-        endpoint: The address of the Hub. None: the one that the Hub's own tools use.
-        token: The token. None: the one that the Hub's own tools use.
+        allow: Names of checks whose errors do not stop the publication. `untested`: publish also packages whose
+            metadata states that they have not run on their hardware. `other-sources`: publish even if the packages of
+            the repository come from other sources.
+        allow_api_change: The reason for an API that breaks callers of this version. None: such an API is refused.
+        endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
+        token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`.
     """
 
     directory: Path
@@ -44,31 +46,33 @@ class PublishRequest:
     prune: bool = False
     card_note: str | None = None
     dry_run: bool = False
-    message: str | None = None
     load: bool = True
     allow: tuple[str, ...] = ()
-    untested: bool = False
-    take_over: bool = False
     allow_api_change: str | None = None
     endpoint: str | None = None
     token: str | None = None
 
     @property
     def new_owner(self) -> str | None:
-        """Who publishes, if not the owner that `build.toml` names."""
+        """The owner in place of the owner in `build.toml`, if any."""
         return self.repo_id[:-1] if self.repo_id and self.repo_id.endswith("/") else self.owner
+
+    @property
+    def allowed_checks(self) -> tuple[str, ...]:
+        """The names in `allow` that are names of checks."""
+        return tuple(name for name in self.allow if name not in (UNTESTED, OTHER_SOURCES))
 
 
 @dataclass(frozen=True)
 class BranchChange:
-    """The difference between a branch and its wanted content.
+    """The difference between a branch and its new content.
 
     Attributes:
         add: Path in the repository -> content to upload.
         size: Size in bytes of the distinct contents in `add`.
-        unchanged: Number of files that the branch has already.
+        unchanged: Number of files that the branch already has.
         delete: Paths to delete.
-        inherited: Those of `delete` that the branch only has because a Hub starts a branch as a copy of `main`.
+        inherited: The paths in `delete` that the branch has only because a Hub starts a branch as a copy of `main`.
     """
 
     add: Mapping[str, Content]
@@ -83,7 +87,7 @@ class BranchChange:
 
 @dataclass(frozen=True)
 class BranchResult:
-    """What was, or in a dry run would be, done to one branch. `revision` and `url` are of the commit, if any."""
+    """The changes to one branch; in a dry run, the planned ones. `revision` and `url` are the commit's, if any."""
 
     branch: str
     sent: tuple[str, ...] = ()
@@ -103,15 +107,16 @@ class Published:
         variants: The published variants.
         kept: Variants on the branch that this publication does not touch.
         removed: Variants that it deletes.
-        dirty: Those of `variants` and `kept` whose sources or builder had uncommitted changes.
-        without_commit: Those of `variants` and `kept` whose sources are in no commit, so that nobody can verify them.
-        not_loaded: Those of `variants` that this machine has not loaded, and why.
-        left_out: Packages that are not published, and why.
-        api_changes: Differences of the API from that of the variants that were on the branch.
-        builds: What was done to the branch of the builds.
-        main: What was done to `main`. None if `main` belongs to a newer version.
+        dirty: Variants in `variants` and `kept` whose sources or builder had uncommitted changes.
+        without_commit: Variants in `variants` and `kept` whose sources are in no commit, so that users cannot verify
+            them.
+        not_loaded: Variants in `variants` that this machine has not loaded, with the reason.
+        left_out: Packages that are not published, with the reason.
+        api_changes: Differences between the API and that of the variants on the branch.
+        builds: Changes to the branch of the builds.
+        main: Changes to `main`. None if `main` belongs to a newer version.
         note: Why `main` was left unchanged, if it was.
-        card_findings: What the card says that the author has not written, or that the API does not have.
+        card_findings: Text of the card that is `init`'s, or that names members that the API does not have.
     """
 
     repo_id: str
@@ -142,10 +147,10 @@ class Published:
         return asdict(self, dict_factory=with_dashes)
 
     def as_public_summary(self) -> dict[str, Any]:
-        """Return the result as the file of the public builder's `--output-json` has it, with our keys besides."""
+        """Return the result with the keys of the public tool's `--output-json` beside those of `as_dict`."""
         branches = [result for result in (self.main, self.builds) if result]
-        requests = [{"branch": done.branch, "url": done.pull_request} for done in branches if done.pull_request]
-        changed = any(done.revision for done in branches)
+        requests = [{"branch": result.branch, "url": result.pull_request} for result in branches if result.pull_request]
+        changed = any(result.revision for result in branches)
         return {
             **self.as_dict(),
             "status": "pull_request_created" if requests else "uploaded" if changed else "no_changes",

@@ -1,8 +1,8 @@
 """Publishing a project: packages to the branch of their version, sources and card to `main`.
 
 Nothing is sent before all checks have passed. The packages become one commit on top of the branch as it was read. If
-the branch has moved meanwhile, it is read and compared again. Files that the branch has already are not sent again, so
-a repeated command completes an interrupted publication.
+another publisher has moved the branch, it is read and compared again. Files that the branch already has are not sent
+again, so a repeated command completes an interrupted publication.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.hub import api_changes, card, card_figures, card_review, origins, project_sources
 from kernel_builder.hub.package_api import Api, breaks_callers
 from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend, without_untested
-from kernel_builder.hub.publication import BranchChange, BranchResult, Published, PublishRequest
+from kernel_builder.hub.publication import (
+    OTHER_SOURCES,
+    UNTESTED,
+    BranchChange,
+    BranchResult,
+    Published,
+    PublishRequest,
+)
 from kernel_builder.hub.remote_repository import Conflict, Content, RemoteCommit, RemoteFile, RemoteRepository
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
@@ -26,12 +33,12 @@ from kernel_format.errors import ConfigError, HubError
 from kernel_format.tree_digest import SIGNATURE
 
 _ATTEMPTS = 5
-# Files that Hubs create in a repository themselves.
-_HUBS_OWN = (".gitattributes",)
+# Files that a Hub creates in a repository.
+_CREATED_BY_HUB = (".gitattributes",)
 
 
 @dataclass(frozen=True)
-class _Work:
+class _Publication:
     """A publication in progress."""
 
     request: PublishRequest
@@ -82,11 +89,11 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
     )
 
 
-def _prepared(request: PublishRequest, progress: Progress) -> _Work:
+def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
     """Read the project, check its packages, and hash their files."""
     if request.allow_api_change is not None and not request.allow_api_change.strip():
         raise ConfigError(
-            "expected a reason, which the card shows to the users of the kernel",
+            "is empty; expected the reason for the change, which the card shows",
             where="--allow-api-change",
             hint='for example: --allow-api-change "the removed class never worked"',
         )
@@ -96,42 +103,42 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Work:
         raise ConfigError(
             "there is no repository to publish to",
             where=f"{project.root / 'build.toml'}: [general.hub] repo-id",
-            hint='add repo-id = "organisation/name" there, or give --repo-id or --owner',
+            hint='add repo-id = "organization/name" there, or use --repo-id or --owner',
         )
     branch = request.branch or project.hub_branch or f"v{project.version}"
     _check_branch(branch, project)
     repository = RemoteRepository(project.hub_repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
         repository.require_write()
-    elif doubt := repository.token_doubt():
-        progress.say(f"warning: {doubt}")
-    checked = checked_packages(project, progress, load=request.load, allow=request.allow)
-    packages = checked if request.untested else without_untested(checked, "`--untested` publishes it nevertheless")
+    checked = checked_packages(project, progress, load=request.load, allow=request.allowed_checks)
+    packages = checked
+    if UNTESTED not in request.allow:
+        packages = without_untested(checked, f"`--allow {UNTESTED}` publishes it")
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
-    if not request.take_over:
+    if OTHER_SOURCES not in request.allow:
         origins.require_same_sources(repository, project, branch, contents)
     left_out = {name: str(checked[name].metadata.status) for name in checked.keys() - packages.keys()}
     api = documented_api(packages)
-    return _Work(request, project, packages, left_out, api, contents, repository, branch, progress)
+    return _Publication(request, project, packages, left_out, api, contents, repository, branch, progress)
 
 
 def _check_branch(branch: str, project: Project) -> None:
     number = branch[1:]
     if branch == "main":
         raise ConfigError(
-            "main holds the sources and the card; builds are on the branch of their version",
+            "`main` holds the sources and the card; packages belong on the branch of their version",
             where="--branch or [general.hub] branch",
-            hint=f"leave it out for v{project.version}",
+            hint=f"remove it to publish to v{project.version}",
         )
     if branch.startswith("v") and number.isdecimal() and int(number) != project.version:
         raise ConfigError(
-            f"the branch is for version {number}, the project is version {project.version}",
+            f"the branch {branch} is for version {number}, and the project's version is {project.version}",
             where="--branch or [general.hub] branch",
-            hint="set `version` in build.toml and build again, or leave the branch out",
+            hint="set `version` in build.toml and build again, or remove the branch",
         )
 
 
-def _ensure_branch(work: _Work) -> bool:
+def _ensure_branch(work: _Publication) -> bool:
     """Create the repository and the branch of the builds if they do not exist, except in a dry run.
 
     Returns:
@@ -141,18 +148,18 @@ def _ensure_branch(work: _Work) -> bool:
     private = repository.is_private()
     if request.private and private is False:
         raise HubError(
-            "exists and is public; --private is for new repositories",
+            "the repository exists and is public; --private applies to new repositories only",
             where=repository.url,
-            hint="make it private in its settings, or leave --private out",
+            hint="make it private in its settings, or remove --private",
         )
     if private is None and not request.dry_run:
         work.progress.say(f"creating {repository.url}")
         repository.create(private=request.private)
         if repository.is_private() is None:
             raise HubError(
-                "the Hub says that this name is taken, but has no kernel of this name that the token may see",
+                "the Hub reports that this name is taken, but shows no kernel repository of this name to the token",
                 where=repository.url,
-                hint="another type of repository or another owner may have the name; give another name by --repo-id",
+                hint="another type of repository or another owner may have the name; use another name with --repo-id",
             )
     if work.branch not in repository.branches() and not request.dry_run:
         repository.create_branch(work.branch)
@@ -162,22 +169,22 @@ def _ensure_branch(work: _Work) -> bool:
 _Result = TypeVar("_Result")
 
 
-def _retried(work: _Work, branch: str, write: Callable[[_Work], _Result]) -> _Result:
-    """Call `write` until no other publisher has moved the branch meanwhile."""
+def _retried(work: _Publication, branch: str, write: Callable[[_Publication], _Result]) -> _Result:
+    """Call `write` again as long as another publisher moves the branch during the call."""
     for _ in range(_ATTEMPTS):
         try:
             return write(work)
         except Conflict as error:
             conflict = error
-            work.progress.say(f"{branch} has moved meanwhile; reading it again")
+            work.progress.say(f"another publisher has changed {branch}; reading it again")
     raise conflict
 
 
-def _write_builds(work: _Work) -> tuple[BranchResult, tuple[str, ...], tuple[str, ...]]:
+def _write_builds(work: _Publication) -> tuple[BranchResult, tuple[str, ...], tuple[str, ...]]:
     """Update the branch of the builds.
 
     Returns:
-        What was done, the deleted variants, and the differences of the API.
+        The changes to the branch, the deleted variants, and the differences of the API.
     """
     heads = work.repository.branches()
     there = work.repository.files(heads[work.branch]) if work.branch in heads else {}
@@ -189,7 +196,7 @@ def _write_builds(work: _Work) -> tuple[BranchResult, tuple[str, ...], tuple[str
     if not _variants(there) and work.branch == f"v{work.project.version}" and "main" in heads:
         # The new branch of a version starts as a copy of main.
         on_main = work.repository.files(heads["main"])
-        inherited = frozenset(p for p, file in there.items() if p not in _HUBS_OWN and on_main.get(p) == file)
+        inherited = frozenset(p for p, file in there.items() if p not in _CREATED_BY_HUB and on_main.get(p) == file)
     change = replace(_change(work.contents, there, [*outdated, *inherited]), inherited=inherited)
     message = f"Build of {work.project.name} {work.project.version}"
     allowed = api_changes.allowed(changes, work.request.allow_api_change)
@@ -199,7 +206,7 @@ def _write_builds(work: _Work) -> tuple[BranchResult, tuple[str, ...], tuple[str
 
 
 def _write_main(
-    work: _Work, changes: Sequence[str]
+    work: _Publication, changes: Sequence[str]
 ) -> tuple[BranchResult | None, Mapping[str, HubPackage], str | None]:
     """Update `main`, after the builds.
 
@@ -207,8 +214,8 @@ def _write_main(
         changes: The differences between the API that was on the branch and the published one.
 
     Returns:
-        What was done, the packages on the branch of the builds that are not of this publication, and why `main` was
-        left unchanged, if it was.
+        The changes to `main`, the packages on the branch of the builds that are not part of this publication, and the
+        reason if `main` was left unchanged.
     """
     project, repository = work.project, work.repository
     heads = repository.branches()
@@ -237,7 +244,7 @@ def _write_main(
 
 
 def _write_branch(
-    work: _Work, branch: str, head: str | None, change: BranchChange, message: str, description: str = ""
+    work: _Publication, branch: str, head: str | None, change: BranchChange, message: str, description: str = ""
 ) -> BranchResult:
     request, repository = work.request, work.repository
     removed = tuple(path for path in change.delete if path not in change.inherited)
@@ -245,36 +252,36 @@ def _write_branch(
     if not change or request.dry_run:
         return result
     if head is None:
-        raise Conflict("existed a moment ago and has been deleted", where=f"{repository.repo_id}@{branch}")
+        raise Conflict("the branch was deleted during the publication", where=f"{repository.repo_id}@{branch}")
     work.progress.say(f"{branch}: sending {counted(len(change.add), 'file')}, {change.size / 2**20:.1f} MiB")
-    done = repository.commit(
+    commit = repository.commit(
         branch,
         head,
         add=change.add,
         delete=change.delete,
-        message=request.message or message,
+        message=message,
         description=description,
         create_pr=request.create_pr,
     )
     if not request.create_pr:
-        _check_arrived(repository, done, change)
-    return replace(result, revision=done.revision, url=done.url, pull_request=done.pull_request)
+        _check_arrived(repository, commit, change)
+    return replace(result, revision=commit.revision, url=commit.url, pull_request=commit.pull_request)
 
 
-def _check_arrived(repository: RemoteRepository, done: RemoteCommit, change: BranchChange) -> None:
-    """Raise unless the commit has all files that were sent: a Hub drops files that a `.gitignore` there names."""
-    there = repository.files(done.revision)
+def _check_arrived(repository: RemoteRepository, commit: RemoteCommit, change: BranchChange) -> None:
+    """Raise unless the commit has all files that were sent: a Hub drops files that `.gitignore` lists."""
+    there = repository.files(commit.revision)
     lost = [path for path, content in change.add.items() if not content.is_in(there.get(path))]
     if lost:
         raise HubError(
             f"the commit lacks {len(lost)} of the files sent, the first is {lost[0]}",
-            where=f"{repository.repo_id}@{done.revision}",
+            where=f"{repository.repo_id}@{commit.revision}",
             hint="delete the .gitignore of the repository, if it has one, and run the same command again",
         )
 
 
-def _check_version(work: _Work, revision: str, there: Mapping[str, RemoteFile]) -> tuple[str, ...]:
-    """Refuse to give the users of a version another API, or another API on one machine than on the next.
+def _check_version(work: _Publication, revision: str, there: Mapping[str, RemoteFile]) -> tuple[str, ...]:
+    """Refuse to change the API of a version, or to have different APIs in the variants of a version.
 
     Returns:
         The differences between the API on the branch and the published one.
@@ -297,18 +304,18 @@ def _check_version(work: _Work, revision: str, there: Mapping[str, RemoteFile]) 
             for differences, names in unlike.items()
         )
         raise HubError(
-            f"variants on the branch that this publication does not replace have another API:{listed}",
+            f"variants that stay on the branch have another API:{listed}",
             where=where,
-            hint=f"{again}; or publish these variants too, or delete them with --prune",
+            hint=f"{again}; or also publish these variants, or delete them with --prune",
         )
     changes = tuple(dict.fromkeys(line for differences in unlike for line in differences))
     breaking = [line for line in changes if breaks_callers(line)]
     if breaking and work.request.allow_api_change is None:
         raise HubError(
-            f"the API of version {work.project.version} would change for those who use it:"
+            f"the API of version {work.project.version} would break its callers:"
             + "".join(f"\n  {line}" for line in breaking),
             where=where,
-            hint=f'{again}; or publish it nevertheless, with a reason for the card: --allow-api-change "REASON"',
+            hint=f'{again}; or publish it with a reason for the card: --allow-api-change "REASON"',
         )
     return changes
 
@@ -321,7 +328,7 @@ def _variants(there: Mapping[str, RemoteFile]) -> set[str]:
 def _downloaded(repository: RemoteRepository, revision: str, names: Iterable[str]) -> dict[str, HubPackage]:
     """Download packages of a revision; the Hub's client caches them.
 
-    Names that no variant has are left out: they would be patterns of other files here, and markup in the card.
+    Names that are not valid names of variants are skipped: they would be glob patterns here, and markup in the card.
     """
     names = sorted(name for name in names if re.fullmatch(r"[\w.+-]+", name, re.ASCII))
     if not names:
@@ -330,13 +337,13 @@ def _downloaded(repository: RemoteRepository, revision: str, names: Iterable[str
     return {name: HubPackage(root / "build" / name) for name in names}
 
 
-def _is_unchanged(work: _Work, name: str, there: Mapping[str, RemoteFile]) -> bool:
+def _is_unchanged(work: _Publication, name: str, there: Mapping[str, RemoteFile]) -> bool:
     """Return whether the branch has the local package. Its metadata holds the digests of all other files."""
     path = f"build/{name}/metadata.json"
     return path in work.contents and work.contents[path].is_in(there.get(path))
 
 
-def _outdated(work: _Work, there: Mapping[str, RemoteFile], removed: Sequence[str]) -> Iterator[str]:
+def _outdated(work: _Publication, there: Mapping[str, RemoteFile], removed: Sequence[str]) -> Iterator[str]:
     """Yield the files on the branch that this publication deletes."""
     for path in there:
         top, _, rest = path.partition("/")

@@ -26,22 +26,18 @@ if TYPE_CHECKING:
 
 _TYPE = "kernel"
 _WRITES_KERNELS = Version("2.3")
-# Exceptions of the HTTP libraries that versions of the client use, where nothing listens or the name does not resolve.
+# Exceptions of HTTP libraries if no server listens, or the name does not resolve.
 _UNREACHED = ("ConnectError", "ConnectTimeout")
-_NO_SUCH_ROUTE = 404  # of a Hub that does not tell who its callers are
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
-
-
-# Of one revision.
-MAX_FILES = 100_000
-# The client keeps blocks of this size in files of its own.
-_TRANSFER_BYTES = 128 << 20
-_AT_ONCE = 8
-_NAMING_FILES = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
+MAX_FILES = 100_000  # in one revision
+_TRANSFER_BYTES = 128 << 20  # size of the client's temporary files beside a download
+_AT_ONCE = 8  # downloads
+# Headers that become paths of files in the client's cache.
+_PATH_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
 
 
 class Conflict(HubError):
-    """The branch has moved since it was read, or is being written by others; nothing has been committed."""
+    """Another publisher has changed the branch since it was read; nothing has been committed."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +84,14 @@ class RemoteCommit:
     pull_request: str | None
 
 
-def _check_headers(answer: Any) -> None:
-    """Refuse an answer whose headers lead elsewhere: the Hub's client makes paths of its cache from them."""
-    for header in _NAMING_FILES:
-        value = answer.headers.get(header, "").removeprefix("W/").strip('"')
+def _check_headers(response: Any) -> None:
+    """Refuse a response with path traversal in its headers: the Hub's client uses them as paths in its cache."""
+    for header in _PATH_HEADERS:
+        value = response.headers.get(header, "").removeprefix("W/").strip('"')
         if value in {".", ".."} or not {"/", "\\"}.isdisjoint(value):
-            raise VerificationError(f"its header {header} leads elsewhere: {ascii(value)[:100]}", where=str(answer.url))
+            raise VerificationError(
+                f"the header {header} is not a file name: {ascii(value)[:100]}", where=str(response.url)
+            )
 
 
 class RemoteRepository:
@@ -102,9 +100,9 @@ class RemoteRepository:
     Every method raises `HubError` if the Hub refuses or cannot be reached.
 
     Args:
-        repo_id: Organisation or user, and name: `kernels-community/rmsnorm`.
+        repo_id: Organization or user, and name: `kernels-community/rmsnorm`.
         endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
-        token: The token. None: `$HF_TOKEN`, or else that of `hf auth login`. False: no token.
+        token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`. False: no token.
 
     Raises:
         HubError: If `repo_id` is not a valid name.
@@ -117,13 +115,12 @@ class RemoteRepository:
         try:
             validate_repo_id(repo_id)
             if repo_id.count("/") != 1:
-                raise HFValidationError("it has no organisation")
+                raise HFValidationError("the organization is missing")
         except HFValidationError as error:
             raise HubError(
-                f"not a valid name of a repository: {error}",
+                f"not a valid repository name: {error}",
                 where=repr(repo_id),
-                hint="names are like my-org/my-kernel; `upload` takes that of --repo-id, or of [general.hub] in "
-                "build.toml",
+                hint="expected a name such as my-org/my-kernel in --repo-id, or in [general.hub] of build.toml",
             ) from error
         self.repo_id = repo_id
         self.api: HfApi = HfApi(endpoint=endpoint, token=token, library_name="kernel-builder")
@@ -146,44 +143,16 @@ class RemoteRepository:
             )
         if not self.api.token and not huggingface_hub.get_token():
             raise HubError(
-                "there is no token to write with",
+                "no token for writing is set",
                 where=self.api.endpoint,
-                hint="run `hf auth login`, or set HF_TOKEN to a token that may write to the organisation",
+                hint="run `hf auth login`, or set HF_TOKEN to a token with write access to the organization",
             )
-
-    def token_doubt(self) -> str | None:
-        """Return why the token may not suffice for an upload, if so. Raise if the Hub says that it cannot write."""
-        import huggingface_hub
-        from huggingface_hub.errors import HfHubHTTPError
-
-        if not self.api.token and not huggingface_hub.get_token():
-            return "there is no token, which an upload needs: run `hf auth login`, or set HF_TOKEN"
-        with self._answers("write with this token"):
-            try:
-                told = self.api.whoami()
-            except HfHubHTTPError as error:
-                if error.response.status_code == _NO_SUCH_ROUTE:
-                    return None
-                raise
-        role = told.get("auth", {}).get("accessToken", {}).get("role")
-        if role == "read":
-            raise HubError(
-                f"the token of {told.get('name')} can read and not write",
-                where=self.api.endpoint,
-                hint="run `hf auth login`, or set HF_TOKEN, with a token that may write to the organisation",
-            )
-        owner = self.repo_id.partition("/")[0]
-        if role == "admin":  # of a Hub of one's own: the token is for every owner
-            return None
-        if owner not in (told.get("name"), *(organisation.get("name") for organisation in told.get("orgs", ()))):
-            return f"the Hub lists {owner} neither as the owner of the token nor among its organisations"
-        return None
 
     def is_private(self) -> bool | None:
-        """Return whether the repository is private; None if there is none, or none that this token may see."""
+        """Return whether the repository is private; None if it does not exist, or the token has no access to it."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
-        with self._answers("look at the repository"):
+        with self._translated_errors("read the repository"):
             try:
                 return bool(self.api.repo_info(self.repo_id, repo_type=_TYPE).private)
             except RepositoryNotFoundError:
@@ -193,7 +162,7 @@ class RemoteRepository:
         """Return the branches and the commits that they point to; empty if there is no repository."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
-        with self._answers("list its branches"):
+        with self._translated_errors("list its branches"):
             try:
                 refs = self.api.list_repo_refs(self.repo_id, repo_type=_TYPE)
             except RepositoryNotFoundError:
@@ -201,22 +170,24 @@ class RemoteRepository:
         try:
             return {checked_text(branch.name): checked_text(branch.target_commit) for branch in refs.branches}
         except UnsafePath as error:
-            raise VerificationError(f"a branch: {error}", where=f"{self.repo_id} on {self.api.endpoint}") from error
+            raise VerificationError(
+                f"unsafe name of a branch: {error}", where=f"{self.repo_id} on {self.api.endpoint}"
+            ) from error
 
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
         """Return every file of a revision, by path.
 
         Raises:
-            VerificationError: If paths lead elsewhere, cannot be in one directory, or are too many.
+            VerificationError: If paths are unsafe, conflict with each other, or are too many.
         """
         from huggingface_hub.hf_api import RepoFile
 
-        with self._answers(f"list the files of {revision}"):
+        with self._translated_errors(f"list the files of {revision}"):
             tree = self.api.list_repo_tree(self.repo_id, recursive=True, revision=revision, repo_type=_TYPE)
             entries = [entry for entry in islice(tree, MAX_FILES + 1) if isinstance(entry, RepoFile)]
         where = f"{self.repo_id}@{revision} on {self.api.endpoint}"
         if len(entries) > MAX_FILES:
-            raise VerificationError(f"it lists more than {MAX_FILES} files", where=where)
+            raise VerificationError(f"the revision lists more than {MAX_FILES} files", where=where)
         try:
             checked_tree(entry.path for entry in entries)
         except UnsafePath as error:
@@ -228,23 +199,23 @@ class RemoteRepository:
 
     def commit_messages(self, revision: str) -> Sequence[str]:
         """Return the descriptions of the commits of a revision, newest first."""
-        with self._answers(f"list the commits of {revision}"):
+        with self._translated_errors(f"list the commits of {revision}"):
             commits = self.api.list_repo_commits(self.repo_id, repo_type=_TYPE, revision=revision)
             return [commit.message for commit in commits]
 
     def download(self, revision: str, patterns: Sequence[str]) -> Path:
         """Download the files of a revision that match into the Hub's cache, and return their directory."""
-        with self._answers(f"download from {revision}"):
+        with self._translated_errors(f"download from {revision}"):
             directory = self.api.snapshot_download(
                 self.repo_id, repo_type=_TYPE, revision=revision, allow_patterns=list(patterns)
             )
             return Path(str(directory))
 
     def download_into(self, directory: Path, revision: str, files: Mapping[str, RemoteFile]) -> None:
-        """Download files that `files` has listed, and no others.
+        """Download the listed files, and no others.
 
         Raises:
-            VerificationError: If the Hub sends more than it has listed.
+            VerificationError: If the Hub sends more bytes than it has listed.
         """
         largest = max((remote.size for remote in files.values()), default=0)
 
@@ -253,7 +224,7 @@ class RemoteRepository:
 
         try:
             with (
-                self._answers(f"download from {revision}"),
+                self._translated_errors(f"download from {revision}"),
                 size_limit(largest + _TRANSFER_BYTES),
                 ThreadPoolExecutor(_AT_ONCE) as pool,
             ):
@@ -267,17 +238,17 @@ class RemoteRepository:
             if error.errno != errno.EFBIG:
                 raise
             raise VerificationError(
-                "the Hub sends more than it lists", where=f"{self.repo_id}@{revision} on {self.api.endpoint}"
+                "the Hub sends more bytes than it lists", where=f"{self.repo_id}@{revision} on {self.api.endpoint}"
             ) from error
 
     def create(self, *, private: bool) -> None:
         """Create the repository, if it does not exist."""
-        with self._answers("create the repository"):
+        with self._translated_errors("create the repository"):
             self.api.create_repo(self.repo_id, repo_type=_TYPE, private=private, exist_ok=True)
 
     def create_branch(self, name: str) -> None:
         """Create a branch at the head of `main`, if it does not exist."""
-        with self._answers(f"create the branch {name}"):
+        with self._translated_errors(f"create the branch {name}"):
             self.api.create_branch(self.repo_id, repo_type=_TYPE, branch=name, exist_ok=True)
 
     def commit(
@@ -309,7 +280,7 @@ class RemoteRepository:
         """
         from huggingface_hub import CommitOperationDelete
 
-        with self._answers(f"commit to {branch}"):
+        with self._translated_errors(f"commit to {branch}"):
             self._choose_transfer()
             additions = _additions(add)
             self.api.preupload_lfs_files(
@@ -320,7 +291,7 @@ class RemoteRepository:
                 create_pr=create_pr,
                 free_memory=False,
             )
-            done = self.api.create_commit(
+            commit = self.api.create_commit(
                 self.repo_id,
                 [*additions, *(CommitOperationDelete(path, is_folder=False) for path in sorted(delete))],
                 repo_type=_TYPE,
@@ -330,10 +301,10 @@ class RemoteRepository:
                 commit_description=description,
                 create_pr=create_pr,
             )
-        return RemoteCommit(done.oid, done.commit_url, done.pr_url if create_pr else None)
+        return RemoteCommit(commit.oid, commit.commit_url, commit.pr_url if create_pr else None)
 
     def _choose_transfer(self) -> None:
-        """Disable the client's Xet uploads if the Hub does not support them: the client does not check."""
+        """Disable the client's Xet uploads if the Hub does not support them, which the client does not check."""
         from huggingface_hub import constants
 
         if not constants.HF_HUB_DISABLE_XET and not self._has_xet:
@@ -344,12 +315,12 @@ class RemoteRepository:
         from huggingface_hub.utils import build_hf_headers, get_session
 
         route = f"{self.api.endpoint}/api/{_TYPE}s/{self.repo_id}/xet-write-token/main"
-        answer = get_session().get(route, headers=build_hf_headers(token=self.api.token))
-        return bool(answer.status_code == 200)
+        response = get_session().get(route, headers=build_hf_headers(token=self.api.token))
+        return bool(response.status_code == 200)
 
     @contextmanager
-    def _answers(self, doing: str) -> Iterator[None]:
-        """Turn exceptions of the Hub's client into errors that say what to do."""
+    def _translated_errors(self, action: str) -> Iterator[None]:
+        """Turn exceptions of the Hub's client into errors with a hint."""
         from huggingface_hub import get_session
         from huggingface_hub.errors import (
             HfHubHTTPError,
@@ -368,34 +339,34 @@ class RemoteRepository:
             yield
         except RepositoryNotFoundError as error:
             raise HubError(
-                f"cannot {doing}: there is no such repository, or the token may not see it",
+                f"cannot {action}: the repository does not exist, or the token has no access to it",
                 where=where,
                 hint="check the name, and the token with `hf auth whoami`",
             ) from error
         except RevisionNotFoundError as error:
-            raise HubError(f"cannot {doing}: there is no such revision", where=where) from error
+            raise HubError(f"cannot {action}: the revision does not exist", where=where) from error
         except HfHubHTTPError as error:
-            raise _refused(error.response.status_code, error, doing, where) from error
+            raise _refused(error.response.status_code, error, action, where) from error
         except (network, ConnectionError, LocalEntryNotFoundError, RuntimeError, ValueError) as error:
             cause = error.__cause__ or error
             if isinstance(cause, ConnectionError) or type(cause).__name__ in _UNREACHED:
                 raise HubError(
-                    f"cannot {doing}: no connection to {self.api.endpoint}",
+                    f"cannot {action}: no connection to {self.api.endpoint}",
                     where=self.repo_id,
-                    hint=f"is the Hub running at {self.api.endpoint}? $HF_ENDPOINT names another one; when it runs, "
-                    "run the same command again: uploaded files are kept",
+                    hint="check that the Hub is running, or set $HF_ENDPOINT to another one; then run the same command "
+                    "again: uploaded files are kept",
                 ) from error
             status = getattr(getattr(cause, "response", None), "status_code", None)
             if status is not None:
-                raise _refused(status, cause, doing, where) from error
+                raise _refused(status, cause, action, where) from error
             if not self.api.endpoint.startswith(("http://", "https://")):
                 raise HubError(
-                    f"cannot {doing}: {self.api.endpoint!r} is no address of a Hub",
+                    f"cannot {action}: {self.api.endpoint!r} is not an address of a Hub",
                     where=self.repo_id,
-                    hint="begin $HF_ENDPOINT with http:// or https://",
+                    hint="start $HF_ENDPOINT with http:// or https://",
                 ) from error
             raise HubError(
-                f"cannot {doing}: {_first_line(cause)}",
+                f"cannot {action}: {_first_line(cause)}",
                 where=where,
                 hint="run the same command again: uploaded files are kept, and nothing is published partially",
             ) from error
@@ -415,9 +386,9 @@ def _additions(add: Mapping[str, Content]) -> list[CommitOperationAdd]:
         addition = CommitOperationAdd(path, source)
         if addition.upload_info.sha256.hex() != content.sha256:
             raise HubError(
-                "has changed since it was checked; nothing has been published",
+                "the file has changed since the checks; nothing has been published",
                 where=str(content.source),
-                hint="a build may be running; run the same command again when it has ended",
+                hint="if a build is running, wait for its end and run the same command again",
             )
         additions.append(addition)
     return additions
@@ -428,21 +399,21 @@ def _one_of_each(additions: Sequence[CommitOperationAdd]) -> list[CommitOperatio
     return list({addition.upload_info.sha256: addition for addition in reversed(additions)}.values())
 
 
-def _refused(status: int, error: BaseException, doing: str, where: str) -> HubError:
-    said = getattr(error, "server_message", None) or _first_line(error)
+def _refused(status: int, error: BaseException, action: str, where: str) -> HubError:
+    message = getattr(error, "server_message", None) or _first_line(error)
     if status in _STALE:
         return Conflict(
-            f"cannot {doing}: {said}",
+            f"cannot {action}: {message}",
             where=where,
             hint="another publisher has changed the branch; run the same command again",
         )
     hint = {
-        401: "the Hub does not know the token: run `hf auth login`, or set HF_TOKEN",
-        403: "use a token that may write to this organisation, or --create-pr",
+        401: "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN",
+        403: "use a token with write access to this organization, or --create-pr",
         413: "the Hub does not accept files of this size",
         507: "the Hub has no space left; uploaded files are kept, run the same command again when there is space",
     }.get(status, "run the same command again: uploaded files are kept" if status >= 500 else None)
-    return HubError(f"cannot {doing}: {said} (status {status})", where=where, hint=hint)
+    return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=hint)
 
 
 def _first_line(error: BaseException) -> str:

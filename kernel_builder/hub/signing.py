@@ -1,8 +1,8 @@
-"""Signing packages: by Sigstore, as the public client's `kernels verify-signature` reads it, or by a key of one's own.
+"""Signs packages by Sigstore, as the public client's `kernels verify-signature` reads it, or by the user's key.
 
 The signed file is `metadata.json`, whose digest covers every other file. Sigstore needs no key: it issues a certificate
-that is valid for minutes, for an identity that an OpenID provider confirms. In continuous integration that is the
-workflow's.
+that is valid for minutes, for an identity that an OpenID provider confirms. In continuous integration this is the
+workflow's identity.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Signed:
     Attributes:
         identity: The identity of the signatures, or the key's fingerprint; None if nothing had to be signed.
         signed: Variants that were signed.
-        unchanged: Variants that had a signature of the same metadata already.
+        unchanged: Variants that already had a signature of the same metadata.
     """
 
     identity: str | None
@@ -50,13 +50,13 @@ class Signed:
 def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: PrivateKey | None = None) -> Signed:
     """Sign all of the packages, or none; each signature is written beside the package's metadata.
 
-    A package has one signature. The one that is there is replaced if it is of other metadata, or by another key.
+    A package has one signature. An existing one is replaced if it is of other metadata, or by another key.
 
     Args:
         packages: The directories of the packages.
-        identity_token: A token of an OpenID provider that Sigstore trusts. None: the one that the machine offers, as
-            runners of GitHub and GitLab, and machines of Google and Buildkite do.
-        key: The key to sign with, in place of Sigstore.
+        identity_token: A token of an OpenID provider that Sigstore trusts. None: the machine's own token, as on GitHub
+            and GitLab runners and on Google and Buildkite machines.
+        key: The key to sign with instead of Sigstore.
 
     Raises:
         CheckError: If the files of a package do not match its digest.
@@ -69,9 +69,9 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: Pr
         if not report.passed:
             reasons = [f"{f.path} {f.message}" for f in report.findings] or list(report.skipped.values())
             raise CheckError(
-                f"the package is not signed, since it does not match its digest: {'; '.join(reasons)}",
+                f"the package does not match its digest: {'; '.join(reasons)}",
                 where=str(package),
-                hint="build the package again; nothing has been signed",
+                hint="rebuild the package; nothing has been signed",
             )
         (unchanged if _is_signed(package, key) else wanted).append(package)
     names = tuple(package.name for package in unchanged)
@@ -114,10 +114,10 @@ def _ambient_token() -> str:
         ) from error
     if token is None:
         raise VerificationError(
-            "this machine has no identity provider, so nothing can be signed",
+            "this machine has no identity provider, so Sigstore cannot sign",
             where="sign",
-            hint="sign in continuous integration, in a job that may request an identity (`id-token: write` on GitHub), "
-            "or give a token by --identity-token or $SIGSTORE_ID_TOKEN, or sign with a key of your own by --key",
+            hint="sign in a job with the permission to request an identity (`id-token: write` on GitHub), or set "
+            "$SIGSTORE_ID_TOKEN to a token, or sign with your own key: --key FILE",
         )
     return token
 
@@ -138,13 +138,13 @@ def _signatures(contents: Sequence[bytes], raw_token: str) -> tuple[str, list[st
     return token.identity, _call_sigstore(signed, "sign")
 
 
-def _call_sigstore(function: Callable[[], Any], doing: str) -> Any:
-    """Call Sigstore, and turn any exception into an error: it also raises those of its own dependencies."""
+def _call_sigstore(function: Callable[[], Any], action: str) -> Any:
+    """Call Sigstore, and turn any exception into an error: it also raises exceptions of its dependencies."""
     try:
         return function()
     except Exception as error:
         raise VerificationError(
-            f"cannot {doing}: {str(error) or type(error).__name__}",
+            f"cannot {action}: {str(error) or type(error).__name__}",
             where="sigstore",
-            hint="nothing has been signed; check the token and the connection to Sigstore, then run the command again",
+            hint="nothing has been signed; check the token and the connection to Sigstore, and run the command again",
         ) from error

@@ -1,7 +1,7 @@
-"""Export of repositories to one file, and import of that file into a Hub behind an air gap.
+"""Transfer of repositories between Hubs: directly, or by a file across an air gap.
 
 The file is a tar archive: `manifest.json`, then each distinct content once, as `files/<sha256>`. The manifest maps the
-paths of each repository's branches to contents. The newest commit of each branch is transferred, its history is not.
+paths of each repository's branches to contents. The newest commit of each branch is transferred, without its history.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from kernels_data import Digest, DigestValidationError, Metadata
 
-from kernel_builder.hub.remote_repository import Content, RemoteRepository
+from kernel_builder.hub.remote_repository import Conflict, Content, RemoteFile, RemoteRepository
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
-from kernel_format.errors import ConfigError, HubError, VerificationError
+from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import replacing, temporary_directory
 from kernel_format.untrusted_paths import checked_text, checked_tree
 
@@ -32,30 +32,33 @@ _FORMAT = 2
 _MANIFEST_BYTES = 64 << 20
 MAX_BYTES = 10 * 10**9
 _BLOCK = 1 << 20
+_ATTEMPTS = 5  # to commit to a branch that another publisher moves
 
 
 @dataclass(frozen=True)
 class Transferred:
-    """What was exported or imported of one repository.
+    """The result of an export or an import for one repository.
 
     Attributes:
         repo_id: The repository.
         branches: Branch -> its commit, in the exported or the importing repository.
-        files: The number of distinct contents.
+        updated: The branches that the import has changed; for an export, all.
+        files: The number of distinct contents that were transferred.
         size: Their size in bytes.
     """
 
     repo_id: str
     branches: Mapping[str, str]
+    updated: Sequence[str]
     files: int
     size: int
 
 
 def kernels_of(organization: str, *, endpoint: str | None = None, token: str | bool | None = None) -> list[str]:
-    """List the kernels of an organisation, as far as the token may see them.
+    """List the kernels of an organization, as far as the token may see them.
 
     Raises:
-        HubError: If the Hub does not list kernels, cannot be reached, or has none of this organisation.
+        HubError: If the Hub does not list kernels, cannot be reached, or has none of this organization.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -74,10 +77,10 @@ def kernels_of(organization: str, *, endpoint: str | None = None, token: str | b
             where=api.endpoint,
             hint="name one kernel, as ORG/NAME",
         ) from error
-    mine = [repo_id for repo_id in kernels if repo_id.startswith(f"{organization}/")]
-    if not mine:
+    kernels = [repo_id for repo_id in kernels if repo_id.startswith(f"{organization}/")]
+    if not kernels:
         raise HubError(f"{organization} has no kernels, or none that the token may see", where=api.endpoint)
-    return mine
+    return kernels
 
 
 def export_kernels(
@@ -86,7 +89,6 @@ def export_kernels(
     *,
     endpoint: str | None = None,
     token: str | Literal[False] | None = None,
-    branches: Sequence[str] = (),
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> tuple[Transferred, ...]:
@@ -97,12 +99,11 @@ def export_kernels(
         archive: The file to write.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
         token: The token. None: the one that the Hub's own tools use. False: none, not even that one.
-        branches: The branches; by default all.
-        max_bytes: How much to download.
+        max_bytes: The most bytes to download.
         progress: Receives a line for each branch.
 
     Raises:
-        HubError: If the Hub refuses, or has no such repository or branch.
+        HubError: If the Hub refuses, or has no such repository.
         VerificationError: If a file does not match the Hub's listing, a package does not match its digest, or there is
             more than `max_bytes`.
     """
@@ -114,44 +115,59 @@ def export_kernels(
         contents.mkdir()
         for repo_id in repo_ids:
             repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
-            described = _download(repository, branches, contents, max_bytes, progress)
+            described = _download(repository, contents, max_bytes, progress)
             manifest["from"] = repository.api.endpoint
             manifest["repositories"][repo_id] = described
-            done.append(_transferred(repo_id, described, {n: b["commit"] for n, b in described["branches"].items()}))
+            commits = {name: branch["commit"] for name, branch in described["branches"].items()}
+            done.append(_transferred(repo_id, described, commits, tuple(commits)))
         _write(archive, manifest, contents)
     return tuple(done)
 
 
-def _download(
-    repository: RemoteRepository, branches: Sequence[str], contents: Path, max_bytes: int, progress: Progress
-) -> dict[str, Any]:
-    """Download and verify branches; move each distinct content to `contents`, and return what the manifest says."""
-    there = repository.branches()
-    if not there:
-        raise HubError("there is no such repository, or the token may not see it", where=repository.url)
-    if missing := [name for name in branches if name not in there]:
-        raise HubError(f"there is no branch {missing[0]!r}; expected one of {', '.join(there)}", where=repository.url)
+def _download(repository: RemoteRepository, contents: Path, max_bytes: int, progress: Progress) -> dict[str, Any]:
+    """Download and verify all branches; move each distinct content to `contents`, and return the manifest's entry."""
     described: dict[str, Any] = {"private": bool(repository.is_private()), "branches": {}}
-    for name in branches or there:
-        commit = there[name]
+    for name, commit in _branches(repository).items():
         where = f"{repository.repo_id}@{name}"
         progress.say(f"{where} ({commit[:12]})")
-        with tempfile.TemporaryDirectory(dir=contents.parent) as temporary:
-            directory, files = Path(temporary), {}
-            listed = repository.files(commit)
-            there_already = sum(content.stat().st_size for content in contents.iterdir())
-            _check_size(there_already + sum(remote.size for remote in listed.values()), max_bytes, where)
-            repository.download_into(directory, commit, listed)
-            for path, remote in listed.items():
-                content = Content(directory / path)
-                if not content.is_in(remote):
-                    raise VerificationError("does not match the Hub's listing", where=f"{where}: {path}")
-                files[path] = {"sha256": content.sha256, "size": content.size}
-            _verify_variants(directory, files, where)
-            for path, file in files.items():
-                (directory / path).replace(contents / str(file["sha256"]))
-        described["branches"][name] = {"commit": commit, "files": dict(sorted(files.items()))}
+        fetched = _fetch(repository, commit, repository.files(commit), contents, max_bytes, where)
+        files = {path: {"sha256": content.sha256, "size": content.size} for path, content in sorted(fetched.items())}
+        described["branches"][name] = {"commit": commit, "files": files}
     return described
+
+
+def _branches(repository: RemoteRepository) -> Mapping[str, str]:
+    if not (branches := repository.branches()):
+        raise HubError("there is no such repository, or the token may not see it", where=repository.url)
+    return branches
+
+
+def _fetch(
+    repository: RemoteRepository,
+    commit: str,
+    listed: Mapping[str, RemoteFile],
+    contents: Path,
+    max_bytes: int,
+    where: str,
+) -> dict[str, Content]:
+    """Download listed files and verify them and their packages; the contents are in `contents`, by SHA-256."""
+    _check_size(sum(remote.size for remote in listed.values()) + _size_of(contents), max_bytes, where)
+    fetched: dict[str, Content] = {}
+    with tempfile.TemporaryDirectory(dir=contents.parent) as temporary:
+        directory = Path(temporary)
+        repository.download_into(directory, commit, listed)
+        for path, remote in listed.items():
+            content = fetched[path] = Content(directory / path)
+            if not content.is_in(remote):
+                raise VerificationError("does not match the Hub's listing", where=f"{where}: {path}")
+        _verify_variants(directory, listed, where)
+        for path, content in fetched.items():
+            content.source = (directory / path).replace(contents / content.sha256)
+    return fetched
+
+
+def _size_of(contents: Path) -> int:
+    return sum(content.stat().st_size for content in contents.iterdir())
 
 
 def _check_size(size: int, most: int, where: str) -> None:
@@ -159,13 +175,15 @@ def _check_size(size: int, most: int, where: str) -> None:
         raise VerificationError(
             f"there are {size / 1e9:.1f} GB; at most {most / 1e9:.1f} GB are transferred without asking",
             where=where,
-            hint=f"--max-size {math.ceil(size / 1e9)} permits them, if the disk has room for twice as much",
+            hint=f"--max-size {math.ceil(size / 1e9)} permits them, if the disk has space for twice as much",
         )
 
 
-def _transferred(repo_id: str, described: Mapping[str, Any], branches: Mapping[str, str]) -> Transferred:
-    sizes = {file["sha256"]: file["size"] for b in described["branches"].values() for file in b["files"].values()}
-    return Transferred(repo_id, branches, len(sizes), sum(sizes.values()))
+def _transferred(
+    repo_id: str, described: Mapping[str, Any], branches: Mapping[str, str], updated: Sequence[str]
+) -> Transferred:
+    sizes = {file["sha256"]: file["size"] for name in updated for file in described["branches"][name]["files"].values()}
+    return Transferred(repo_id, branches, updated, len(sizes), sum(sizes.values()))
 
 
 def _write(archive: Path, manifest: Mapping[str, Any], contents: Path) -> None:
@@ -187,11 +205,9 @@ def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
 def import_kernels(
     archive: Path,
     *,
-    repo_id: str | None = None,
     organization: str | None = None,
     endpoint: str | None = None,
     token: str | None = None,
-    private: bool = False,
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> tuple[Transferred, ...]:
@@ -201,16 +217,13 @@ def import_kernels(
 
     Args:
         archive: A file that `export_kernels` wrote.
-        repo_id: The repository to publish to, if the archive has a single one. None: that of the archive.
-        organization: The organisation to publish all repositories to. None: those of the archive.
+        organization: The organization to publish all repositories to. None: those of the archive.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
         token: The token. None: the one that the Hub's own tools use.
-        private: Make repositories private, if they are created.
-        max_bytes: How much to extract.
+        max_bytes: The most bytes to extract.
         progress: Receives a line for each branch.
 
     Raises:
-        ConfigError: If the archive has several repositories, and `repo_id` is given.
         VerificationError: If the file is not an export, is truncated, or was changed, or has more than `max_bytes`.
         HubError: If the Hub refuses.
     """
@@ -220,28 +233,124 @@ def import_kernels(
         contents.mkdir()
         manifest = _read(archive, contents, max_bytes)
         repositories: Mapping[str, Mapping[str, Any]] = manifest["repositories"]
-        if repo_id is not None and len(repositories) != 1:
-            raise ConfigError(
-                f"the archive has {counted(len(repositories), 'repository')}, which cannot have one name",
-                where="--repo-id",
-                hint="--organization publishes all of them to one organisation",
-            )
         for source, described in repositories.items():
             for name, branch in described["branches"].items():
                 _verify_branch(branch, contents, f"{archive}: {source}@{name}")
         done = []
         for source, described in repositories.items():
-            name = repo_id or (f"{organization}/{source.partition('/')[2]}" if organization else source)
-            target = RemoteRepository(name, endpoint=endpoint, token=token)
+            target = RemoteRepository(_target_name(source, organization), endpoint=endpoint, token=token)
             target.require_write()
-            target.create(private=private or bool(described.get("private")))
-            published = {}
-            for branch in sorted(described["branches"], key=lambda name: (name != "main", name)):
-                progress.say(f"{target.repo_id}@{branch}")
-                origin = f"{source}@{branch} at {described['branches'][branch]['commit'][:12]}, from {manifest['from']}"
-                published[branch] = _publish_branch(target, branch, described["branches"][branch], contents, origin)
-            done.append(_transferred(target.repo_id, described, published))
+            target.create(private=bool(described.get("private")))
+            commits, updated = {}, []
+            for name in sorted(described["branches"], key=_main_first):
+                branch = described["branches"][name]
+                wanted = {path: Content(contents / file["sha256"]) for path, file in branch["files"].items()}
+                progress.say(f"{target.repo_id}@{name}")
+                origin = f"{source}@{name} at {branch['commit'][:12]}, from {manifest['from']}"
+                commits[name], is_new = _publish_branch(target, name, wanted, origin)
+                updated += [name] if is_new else []
+            done.append(_transferred(target.repo_id, described, commits, updated))
     return tuple(done)
+
+
+def copy_kernels(
+    repo_ids: Sequence[str],
+    *,
+    origin: str,
+    organization: str | None = None,
+    endpoint: str | None = None,
+    token: str | None = None,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> tuple[tuple[Transferred, ...], tuple[KernelBuilderError, ...]]:
+    """Copy the branches of another Hub's repositories that differ; unchanged files are not transferred.
+
+    A repository's changes are verified before any of them is sent. A failure concerns one repository: the others are
+    copied. The call can be repeated after an error, and several processes may copy the same repositories.
+
+    Args:
+        repo_ids: The repositories of the other Hub, which are read without a token.
+        origin: The address of the other Hub.
+        organization: The organization to publish to. None: the same as on the other Hub.
+        endpoint: The address of the Hub to publish to. None: the one that the Hub's own tools use.
+        token: The token to publish with. None: the one that the Hub's own tools use.
+        max_bytes: The most bytes to download of one repository.
+        progress: Receives a line for each branch that differs.
+
+    Returns:
+        The results, and the errors of the repositories that could not be copied.
+    """
+    done, errors = [], []
+    for repo_id in repo_ids:
+        source = RemoteRepository(repo_id, endpoint=origin, token=False)
+        target = RemoteRepository(_target_name(repo_id, organization), endpoint=endpoint, token=token)
+        try:
+            done.append(_copy(source, target, max_bytes, progress or Silent()))
+        except KernelBuilderError as error:
+            errors.append(error)
+    return tuple(done), tuple(errors)
+
+
+def _copy(source: RemoteRepository, target: RemoteRepository, max_bytes: int, progress: Progress) -> Transferred:
+    branches = _branches(source)
+    commits = dict(target.branches())
+    changes: dict[str, Mapping[str, Content | RemoteFile]] = {}
+    with temporary_directory() as temporary:
+        contents = temporary / "contents"
+        contents.mkdir()
+        for name in sorted(branches, key=_main_first):
+            listed = source.files(branches[name])
+            present = target.files(commits[name]) if name in commits else {}
+            needed = _needed(listed, present)
+            if name not in commits or needed or present.keys() - listed.keys():
+                where = f"{source.repo_id}@{name}"
+                progress.say(f"{where} ({branches[name][:12]})")
+                changes[name] = {
+                    **listed,
+                    **_fetch(source, branches[name], needed, contents, max_bytes, where),
+                }
+        if changes:
+            target.require_write()
+            target.create(private=False)
+        updated = []
+        for name, wanted in changes.items():
+            message = f"{source.repo_id}@{name} at {branches[name][:12]}, from {source.api.endpoint}"
+            commits[name], is_new = _publish_branch(target, name, wanted, message)
+            updated += [name] if is_new else []
+        files = len(list(contents.iterdir()))
+        return Transferred(
+            target.repo_id, {name: commits[name] for name in branches}, updated, files, _size_of(contents)
+        )
+
+
+def _needed(listed: Mapping[str, RemoteFile], present: Mapping[str, RemoteFile]) -> dict[str, RemoteFile]:
+    """Return the files to download: those that differ, and all files of their packages, which are verified whole."""
+    differing = {path for path in listed.keys() | present.keys() if not _is_there(listed.get(path), present.get(path))}
+    packages = {package for path in differing if (package := _package_of(path)) is not None}
+    return {path: remote for path, remote in listed.items() if path in differing or _package_of(path) in packages}
+
+
+def _package_of(path: str) -> str | None:
+    parts = path.split("/")
+    return parts[1] if parts[0] == "build" and len(parts) > 2 else None
+
+
+def _is_there(wanted: Content | RemoteFile | None, present: RemoteFile | None) -> bool:
+    if isinstance(wanted, Content):
+        return wanted.is_in(present)
+    if wanted is None or present is None or wanted.size != present.size:
+        return False
+    if wanted.sha256 is None and present.sha256 is None:
+        return wanted.blob == present.blob
+    return wanted.sha256 == present.sha256
+
+
+def _target_name(repo_id: str, organization: str | None) -> str:
+    return f"{organization}/{repo_id.partition('/')[2]}" if organization else repo_id
+
+
+def _main_first(branch: str) -> tuple[bool, str]:
+    return branch != "main", branch
 
 
 def _verify_branch(branch: Mapping[str, Any], contents: Path, where: str) -> None:
@@ -254,18 +363,32 @@ def _verify_branch(branch: Mapping[str, Any], contents: Path, where: str) -> Non
 
 
 def _publish_branch(
-    target: RemoteRepository, name: str, branch: Mapping[str, Any], contents: Path, message: str
-) -> str:
-    if name not in target.branches():
-        target.create_branch(name)
-    head = target.branches()[name]
-    there = target.files(head)
-    wanted = {path: Content(contents / file["sha256"]) for path, file in branch["files"].items()}
-    add = {path: content for path, content in wanted.items() if not content.is_in(there.get(path))}
-    delete = [path for path in there if path not in wanted]
-    if not add and not delete:
-        return head
-    return target.commit(name, head, add=add, delete=delete, message=message).revision
+    target: RemoteRepository, name: str, wanted: Mapping[str, Content | RemoteFile], message: str
+) -> tuple[str, bool]:
+    """Commit the files that differ to a branch, and return its commit, and whether the branch has changed.
+
+    Files that are not a `Content` were equal before; if another publisher has changed one, the copy fails.
+    """
+    created = False
+    for _ in range(_ATTEMPTS):
+        head = target.branches().get(name)
+        if head is None:
+            target.create_branch(name)
+            created = True
+            continue
+        present = target.files(head)
+        add = {path: content for path, content in wanted.items() if not _is_there(content, present.get(path))}
+        delete = [path for path in present if path not in wanted]
+        if not add and not delete:
+            return head, created
+        contents = {path: content for path, content in add.items() if isinstance(content, Content)}
+        if len(contents) < len(add):
+            break
+        try:
+            return target.commit(name, head, add=contents, delete=delete, message=message).revision, True
+        except Conflict:
+            continue
+    raise Conflict(f"another publisher changes the branch {name}", where=target.url, hint="run the same command again")
 
 
 class _InPieces(io.FileIO):
@@ -322,7 +445,7 @@ def _read(archive: Path, contents: Path, max_bytes: int) -> dict[str, Any]:
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(keys := dict(pairs)) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return keys
 
 
@@ -331,7 +454,7 @@ def _sizes(manifest: dict[str, Any]) -> dict[str, int]:
     if manifest["format"] != _FORMAT:
         raise ValueError(f"format {manifest['format']!r}; this version reads 1 and {_FORMAT}")
     if not manifest["repositories"]:
-        raise ValueError("there is no repository in it")
+        raise ValueError("it has no repository")
     checked_text(manifest["from"])
     sizes: dict[str, int] = {}
     for repo_id, described in manifest["repositories"].items():
@@ -349,7 +472,7 @@ def _sizes(manifest: dict[str, Any]) -> dict[str, int]:
     return sizes
 
 
-def _verify_variants(directory: Path, files: Mapping[str, Mapping[str, Any]], where: str) -> None:
+def _verify_variants(directory: Path, files: Iterable[str], where: str) -> None:
     """Compare every variant with the digest in its metadata, if there is one."""
     for path in files:
         parts = PurePosixPath(path).parts

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernel_builder import checks, pipeline
 from kernel_builder.checkouts import ForgedObjectError, committed_files, git_output
@@ -17,16 +17,14 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.plural import counted
+from kernel_builder.progress import Progress
 from kernel_builder.steps.buildable import obstacle
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
 from kernel_format.metadata import PackageMetadata
 from kernel_format.signatures import Signers, read_signers, signature_verdict
 from kernel_format.tree_digest import hash_tree
-
-if TYPE_CHECKING:
-    from kernel_builder.progress import Progress
-    from kernel_builder.toolchain import Toolchains
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,10 @@ class VariantVerdict:
     Attributes:
         variant: The name of the variant.
         digest: Differences between the files and the digest in the metadata; empty if there are none.
-        signature: `valid`, `none`, or what is wrong with it.
-        provenance: The commit of the sources (`kernel`) and the builder (`kernel-builder`), as the metadata states.
-        rebuilt: `equal`, `differs`, or why the variant was not built again. None if no new build was requested.
-        differing: The files whose bytes differ from those of the new build.
+        signature: `valid`, `none`, or the error.
+        provenance: The commit of the sources (`kernel`) and the builder (`kernel-builder`), from the metadata.
+        rebuilt: `equal`, `differs`, or the reason why the variant was not rebuilt. None if no rebuild was requested.
+        differing: The files whose bytes differ from the rebuilt ones.
     """
 
     variant: str
@@ -92,14 +90,14 @@ def verify(
 
     Args:
         name: `ORG/NAME` for the newest version, or `ORG/NAME@REVISION`.
-        source: The directory of the kernel's project, to build the variants again and compare. In a git repository,
-            each variant is built at the commit that it names; otherwise from the files as they are.
-        signers: Who may have signed: workflows, as `https://github.com/ORG/REPO/.github/workflows/FILE@REF`, and files
-            with public keys. Empty: the workflows that the public client trusts.
+        source: The directory of the kernel's project, to rebuild the variants and compare. In a git repository, each
+            variant is built at the commit that it names; otherwise from the current files.
+        signers: Trusted signers: workflows, as `https://github.com/ORG/REPO/.github/workflows/FILE@REF`, and files with
+            public keys. Empty: the workflows that the public client trusts.
         require_signature: Fail variants without a signature.
-        progress: Receives reports about downloads of toolchains, and the steps of new builds.
-        endpoint: The address of the Hub. None: the one that the Hub's own tools use.
-        token: The token. None: the one that the Hub's own tools use.
+        progress: Receives messages about toolchain downloads and rebuilds.
+        endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
+        token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`.
 
     Raises:
         HubError: If there is no such kernel, or the Hub cannot be reached.
@@ -134,7 +132,7 @@ def _commit(repository: RemoteRepository, revision: str | None) -> str:
     if revision is None:
         if not versions:
             raise HubError(
-                "there is no such kernel, or it has no version",
+                "the kernel does not exist, or has no version",
                 where=f"{repository.repo_id} on {repository.api.endpoint}",
                 hint="check the name, the token with `hf auth whoami`, and $HF_ENDPOINT",
             )
@@ -144,13 +142,13 @@ def _commit(repository: RemoteRepository, revision: str | None) -> str:
 
 def _verdict(package: Path, signers: Signers, require_signature: bool) -> VariantVerdict:
     report = checks.run(package, only=("digest",))
-    wrong = tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
+    differences = tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
     metadata = PackageMetadata.read(package) or PackageMetadata()
     recorded = {part: metadata.origin(part) for part in ("kernel", "kernel-builder")}
     signature = signature_verdict(package, signers)
     if signature == "none" and require_signature:
         signature = "missing, but required"
-    return VariantVerdict(package.name, wrong, signature, recorded)
+    return VariantVerdict(package.name, differences, signature, recorded)
 
 
 def _rebuild(
@@ -161,27 +159,27 @@ def _rebuild(
     temporary: Path,
     progress: Progress | None,
 ) -> list[VariantVerdict]:
-    """Build the variants that this machine can build again, with an empty cache, and compare them."""
+    """Rebuild the variants that this machine can build, with an empty cache, and compare them."""
     groups: dict[str | None, list[VariantVerdict]] = {}
     repository = _git_repository(source)
     for verdict in verdicts:
         commit = verdict.provenance["kernel"].get("commit")
         groups.setdefault(commit if repository else None, []).append(verdict)
-    done: dict[str, VariantVerdict] = {}
+    results: dict[str, VariantVerdict] = {}
     for number, (commit, group) in enumerate(groups.items()):
         directory = source
         if progress:
             at = f" at commit {commit[:12]}" if commit else ""
-            progress.say(f"[{number + 1}/{len(groups)}] building {counted(len(group), 'variant')} again{at}")
+            progress.say(f"[{number + 1}/{len(groups)}] rebuilding {counted(len(group), 'variant')}{at}")
         if repository and commit:
             try:
                 directory = _checkout(repository, commit, temporary / f"source-{number}")
             except VerificationError as error:
-                done |= {verdict.variant: replace(verdict, rebuilt=f"not built: {error}") for verdict in group}
+                results |= {verdict.variant: replace(verdict, rebuilt=f"not built: {error}") for verdict in group}
                 continue
         compared = _build_and_compare(group, published, directory, owner, temporary / f"built-{number}", progress)
-        done |= {verdict.variant: verdict for verdict in compared}
-    return [done[verdict.variant] for verdict in verdicts]
+        results |= {verdict.variant: verdict for verdict in compared}
+    return [results[verdict.variant] for verdict in verdicts]
 
 
 def _git_repository(source: Path) -> tuple[Path, str] | None:
@@ -197,18 +195,18 @@ def _git_repository(source: Path) -> tuple[Path, str] | None:
 
 
 def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
-    """Write the project as a commit has it to a new directory, which leaves the user's files alone."""
+    """Write the project at a commit to a new directory, so that the user's files stay unchanged."""
     top, prefix = repository
     try:
         with committed_files(top, commit) as committed:
             committed.write(target)
     except (ForgedObjectError, OSError) as error:
         raise VerificationError(
-            f"the commit {commit[:12]} cannot be checked out: {error}",
+            f"cannot check out the commit {commit[:12]}: {error}",
             where=str(top),
             hint="fetch the commit that the package names into this repository",
         ) from error
-    (target / ".git").mkdir()  # links may lead to all of the repository
+    (target / ".git").mkdir()  # symbolic links may point to files of the whole repository
     return target / prefix
 
 
@@ -220,13 +218,13 @@ def _build_and_compare(
     target: Path,
     progress: Progress | None,
 ) -> list[VariantVerdict]:
-    fresh = _fresh(target / "cache", progress)
+    fresh = _toolchains_with_empty_cache(target / "cache", progress)
     reasons: dict[str, str] = {}
     project = read_project(source)
     for verdict in verdicts:
-        its = (PackageMetadata.read(published / verdict.variant) or PackageMetadata()).python_name
-        if its and its != project.python_name:
-            reasons[verdict.variant] = f"not built: --source has the kernel {project.python_name}, not {its}"
+        name = (PackageMetadata.read(published / verdict.variant) or PackageMetadata()).python_name
+        if name and name != project.python_name:
+            reasons[verdict.variant] = f"not built: --source has the kernel {project.python_name}, not {name}"
             continue
         try:
             variant = Variant.parse(verdict.variant)
@@ -236,11 +234,11 @@ def _build_and_compare(
             continue
         if missing := obstacle(project, variant, fresh):
             reasons[verdict.variant] = f"not built: {missing.reason}"
-        elif other := _other_way(published / verdict.variant, variant):
-            reasons[verdict.variant] = f"not built: {other}"
+        elif reason := _cross_compilation_difference(published / verdict.variant, variant):
+            reasons[verdict.variant] = f"not built: {reason}"
     names = tuple(verdict.variant for verdict in verdicts if verdict.variant not in reasons)
     if names:
-        # Without loading: whether this machine can run the packages does not matter for the comparison.
+        # The comparison does not need the packages to load on this machine.
         metadata = [PackageMetadata.read(published / name) or PackageMetadata() for name in names]
         allow = tuple(
             {check for package in metadata for check in package.allowed_checks}.intersection(checks.ALLOWABLE)
@@ -264,20 +262,18 @@ def _build_and_compare(
     ]
 
 
-def _other_way(package: Path, variant: Variant) -> str | None:
-    """Return why a new build here has other bytes: one of the two builds is cross-compiled, the other is not."""
+def _cross_compilation_difference(package: Path, variant: Variant) -> str | None:
+    """Return why a rebuild here has other bytes: only one of the two builds is cross-compiled."""
     was_crossed = (PackageMetadata.read(package) or PackageMetadata()).is_cross_compiled
     if was_crossed == (variant.platform not in (None, this_platform())):
         return None
     if was_crossed:
         return f"it was cross-compiled, and this machine is {this_platform()}; verify it on another platform"
-    return f"it was compiled on a machine that is {variant.platform}; verify it on one"
+    return f"it was compiled on {variant.platform}; verify it on that platform"
 
 
-def _fresh(cache: Path, progress: Progress | None) -> Toolchains:
+def _toolchains_with_empty_cache(cache: Path, progress: Progress | None) -> Toolchains:
     """Return the user's toolchains with an empty build cache."""
-    from kernel_builder.toolchain import Toolchains
-
     store = Toolchains().store.root
     store.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True)
@@ -286,7 +282,7 @@ def _fresh(cache: Path, progress: Progress | None) -> Toolchains:
 
 
 def _compared(verdict: VariantVerdict, published: Path, built: Path) -> VariantVerdict:
-    """Compare two packages. The provenance in the metadata may differ, since it names the builder."""
+    """Compare two packages. The provenance in the metadata may differ, because it names the builder."""
     first, second = hash_tree(published).files, hash_tree(built).files
     differing = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]
     if "metadata.json" in differing and _without_provenance(published) == _without_provenance(built):
@@ -295,7 +291,7 @@ def _compared(verdict: VariantVerdict, published: Path, built: Path) -> VariantV
 
 
 def _without_provenance(package: Path) -> object:
-    """Return the JSON of a package's metadata without its provenance. Unknown keys are kept, so they are compared."""
+    """Return the JSON of a package's metadata without its provenance; unknown keys are compared too."""
     try:
         described = json.loads((package / "metadata.json").read_bytes())
     except (OSError, ValueError, RecursionError):

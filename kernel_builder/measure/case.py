@@ -12,13 +12,13 @@ import torch
 from kernel_builder.measure.accuracy import deviation, fault
 from kernel_builder.measure.estimates import estimate
 from kernel_builder.measure.poison import poisoned
-from kernel_builder.measure.results import COPY, OURS, WIDEST, YARDSTICK, HostOverhead, Point, Row
+from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row
 from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, on_one_core, sets_needed
 from kernel_format.errors import MeasureError
 
 
 class Function(Protocol):
-    """What is measured: an operation of the package or of a peer."""
+    """An operation of the package or of a peer."""
 
     def __call__(self, *inputs: Any) -> Any: ...
 
@@ -28,8 +28,6 @@ Tensors = Sequence[torch.Tensor]
 # How many times eager's error is allowed. Peers get more, since some round where models do not.
 _ALLOWED = 1.1
 ALLOWED_PEERS = 4.0
-# How often a row is measured again on a CPU that other programs use, until its interval is narrow enough.
-_REPEATS = 2
 
 
 class Case:
@@ -163,23 +161,14 @@ def _measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: 
             run()
             runs[name] = run
         except Exception as problem:
-            row.faults[name] = _said(problem, name, row.point, workload.device)
+            row.faults[name] = _message(problem, name, row.point, workload.device)
     if OURS not in runs:
         return
     samples = interleaved(runs, rounds)
-    for _ in range(_REPEATS if workload.device == "cpu" else 0):
-        if _spread(samples) <= WIDEST:
-            break
-        samples = min(samples, interleaved(runs, rounds), key=_spread)
     for name, taken in samples.items():
         row.times[name] = estimate(taken)
         row.shares[name] = estimate([copy / time for copy, time in zip(samples[COPY], taken, strict=True)])
         row.ratios[name] = estimate([time / ours for ours, time in zip(samples[OURS], taken, strict=True)])
-
-
-def _spread(samples: Mapping[str, Sequence[float]]) -> float:
-    """Return how uncertain the kernel's share of copy speed is."""
-    return estimate([copy / ours for copy, ours in zip(samples[COPY], samples[OURS], strict=True)]).spread
 
 
 def measure_host(workload: Any, host: HostOverhead, functions: Mapping[str, Function], rounds: int) -> None:
@@ -192,7 +181,7 @@ def measure_host(workload: Any, host: HostOverhead, functions: Mapping[str, Func
             runs[name] = host_series(case.call(function), workload.device)
             runs[name]()
         except Exception as problem:
-            host.faults[name] = _said(problem, name, host.point, workload.device)
+            host.faults[name] = _message(problem, name, host.point, workload.device)
             runs.pop(name, None)
     # On the CPU the operation itself needs the other cores.
     with on_one_core() if workload.device == "cuda" else contextlib.nullcontext():
@@ -247,7 +236,7 @@ def _call(
         if name == OURS and not all(map(_equal, case.inputs, given)):
             row.faults[name] = "it changes its inputs"
     except Exception as problem:
-        row.faults[name] = _said(problem, name, row.point, case.workload.device)
+        row.faults[name] = _message(problem, name, row.point, case.workload.device)
     finally:
         case.restore(given)
 
@@ -257,24 +246,24 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(((left == right) | (left.isnan() & right.isnan())).all())
 
 
-def _said(problem: Exception, name: str, point: Point, device: str) -> str:
+def _message(problem: Exception, name: str, point: Point, device: str) -> str:
     """Return an exception's message as one line.
 
     Raises:
         MeasureError: If the GPU is unusable for this process from now on, as after an illegal memory access.
     """
     lines = str(problem).strip().splitlines()
-    said = f"{type(problem).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    message = f"{type(problem).__name__}: {lines[0] if lines else ''}".rstrip(": ")
     if device == "cuda":
         try:
             torch.cuda.synchronize()
         except RuntimeError:
             raise MeasureError(
-                f"{name} made the GPU fail: {said}",
+                f"{name} made the GPU fail: {message}",
                 where=str(point),
                 hint="find the access with compute-sanitizer, or the call with CUDA_LAUNCH_BLOCKING=1",
             ) from problem
-    return said
+    return message
 
 
 def copies(moved: int, sets: int, device: str, clock: Clock) -> tuple[Run, str]:

@@ -20,7 +20,7 @@ EAGER = "eager"
 COMPILE = "compile"
 # Measured with every host overhead, so that runs on different hosts can be compared.
 YARDSTICK = "F.rms_norm"
-# The widest interval of a share of copy speed on a CPU, to either side, that a card shows.
+# The widest interval of a share of copy speed, to either side, that is not reported as uncertain.
 WIDEST = 0.1
 
 
@@ -116,7 +116,7 @@ class BenchmarkReport:
         return [row for row in self.rows if OURS in row.faults]
 
     def unsure(self) -> list[Row]:
-        """Return the rows, measured on a CPU, whose interval is too wide for the figure of a card."""
+        """Return the rows, measured on a CPU, whose interval is wider than `WIDEST`."""
         if self.device != "cpu":
             return []
         return [row for row in self.rows if OURS in row.shares and row.shares[OURS].spread > WIDEST]

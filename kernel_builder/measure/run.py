@@ -45,7 +45,6 @@ class BenchmarkRequest:
     device: str | None = None
     """"cuda" or "cpu"; None for "cuda" if there is a GPU, else "cpu"."""
     operations: Sequence[str] = ()
-    passes: Sequence[str] = ()
     shapes: Sequence[str] = ()
     dtypes: Sequence[str] = ("bfloat16",)
     against: Sequence[str] | None = None
@@ -54,8 +53,6 @@ class BenchmarkRequest:
     """Samples of each time."""
     only: str | None = None
     """"device" leaves out host overhead; "host" measures nothing else, without correctness; None does both."""
-    jobs: int | None = None
-    """Processes that compile ahead for torch.compile; None for one a CPU core."""
     json: Path | None = None
     """Where to save the report after each row."""
 
@@ -73,13 +70,13 @@ def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkRep
     """
     device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = operations(declarations.load(request.project), request.operations)
-    todo = points(chosen, device, passes=request.passes, shapes=request.shapes, dtypes=request.dtypes)
+    todo = points(chosen, device, shapes=request.shapes, dtypes=request.dtypes)
     kernel = _load(request.project, device)
     peers = _Peers(request, chosen, device)
     report = _report(request, device, kernel, peers.absent)
     costs = _host_points(todo, chosen) if request.only != "device" else []
     todo = todo if request.only != "host" else []
-    jobs = request.jobs or len(os.sched_getaffinity(0))
+    jobs = len(os.sched_getaffinity(0))
     if peers.compile and jobs > 1:
         ahead = [*costs, *todo]
         for done, _ in enumerate(compile_ahead(request.project, ahead, peers.importable, device, jobs), 1):

@@ -1,4 +1,4 @@
-"""Select the operations, passes, shapes and dtypes that a run measures."""
+"""Select the operations, shapes and dtypes that a run measures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def points(
     workloads: Mapping[str, type[Any]],
     device: str,
     *,
-    passes: Sequence[str] = (),
     shapes: Sequence[str] = (),
     dtypes: Sequence[str] = ("bfloat16",),
 ) -> list[Point]:
@@ -39,21 +38,18 @@ def points(
     Args:
         workloads: Operation -> its workload.
         device: "cuda" or "cpu".
-        passes: The passes to measure; empty for all that are declared.
         shapes: A shape such as `1x4096x2048` is measured for each operation that takes as many sizes. A pattern such
             as `*x2048` selects the declared shapes that match. Empty for all that are declared.
         dtypes: Names of Torch dtypes.
 
     Raises:
-        ConfigError: If a shape is malformed or fits no operation, or if nothing is left to measure.
+        ConfigError: If a shape is malformed or fits no operation, or if no shape is declared for the device.
     """
     wanted = [_parse(text) for text in shapes]
     used: set[tuple[str, ...]] = set()
     selected: dict[Point, None] = {}
     for operation, workload in workloads.items():
         for name, declared in workload.shapes.items():
-            if passes and name not in passes:
-                continue
             here = [tuple(shape) for shape in declared.get(device, ())]
             chosen = here
             if wanted:
@@ -73,7 +69,7 @@ def points(
                 where="--shapes",
             )
     if not selected:
-        raise ConfigError(f"nothing is declared for {' or '.join(passes) or 'any pass'} on {device}", where="--passes")
+        raise ConfigError(f"no shape is declared for {device}", where="benchmarks/benchmark.py")
     return list(selected)
 
 

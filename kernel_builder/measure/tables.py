@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from kernel_builder.measure.results import (
     COPY,
-    EAGER,
     OURS,
     WIDEST,
     YARDSTICK,
@@ -20,8 +19,8 @@ from kernel_builder.measure.results import (
 from kernel_builder.plural import counted
 
 Table = list[list[str]]
-# The load average of a machine on which nothing else computes.
-_LOAD_AT_REST = 0.5
+# The load average of an idle machine.
+_IDLE_LOAD = 0.5
 
 
 def groups(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
@@ -66,19 +65,13 @@ def _precision(row: Row) -> list[str]:
     return [f"{share.low:.2f}-{share.high:.2f}", f"{row.bytes / row.times[OURS].median / 1e9:.0f}"]
 
 
-def hosts(measured: Sequence[HostOverhead], unit: str = EAGER) -> Table:
-    """Return the host overhead of each operation and implementation, in microseconds.
-
-    Args:
-        unit: What the kernel is compared with: the same operation in eager PyTorch, or `YARDSTICK`, which is one
-            operation for all kernels and is left out otherwise.
-    """
+def hosts(measured: Sequence[HostOverhead]) -> Table:
+    """Return the host overhead of each operation and implementation in microseconds, and the kernel's / `YARDSTICK`."""
     names = list(dict.fromkeys(name for host in measured for name in host.times))
-    names = [name for name in names if name != YARDSTICK or unit == YARDSTICK]
-    table = [["operation", "pass", *names, f"ours / {unit}"]]
+    table = [["operation", "pass", *names, f"ours / {YARDSTICK}"]]
     for host in measured:
         cells = [f"{host.times[name].median * 1e6:.1f}" if name in host.times else "-" for name in names]
-        relative = host.relative(unit)
+        relative = host.relative(YARDSTICK)
         table.append([host.point.operation, host.point.passes, *cells, "-" if relative is None else f"{relative:.2f}"])
     return table
 
@@ -97,7 +90,7 @@ def summary(rows: Iterable[Row]) -> Table:
 
 
 def notes(report: BenchmarkReport) -> list[str]:
-    """Return what the tables leave out: absent peers, wrong results, other timing methods, the spread of samples."""
+    """Return notes on absent peers, wrong results, other timing methods, and the spread of samples."""
     lines = [f"{name} is absent: {reason}" for name, reason in report.absent.items()]
     for row in report.rows:
         lines += [f"{row.point}: {name}: {reason}" for name, reason in row.faults.items()]
@@ -110,19 +103,14 @@ def notes(report: BenchmarkReport) -> list[str]:
         lines.append(
             f"95% intervals of times: half are within {widths[len(widths) // 2]:.1%}, all within {widths[-1]:.1%}"
         )
-    lines += _rest(report)
-    return lines
-
-
-def _rest(report: BenchmarkReport) -> Iterator[str]:
-    """Yield what says that other programs used the CPU during the run."""
     before, after = report.machine.get("load") or (0.0, 0.0)
     unsure = report.unsure()
-    if report.device == "cpu" and (unsure or before > _LOAD_AT_REST):
-        yield (
-            f"the machine was not at rest: load average {before:.1f} before the run, {after:.1f} after it; "
+    if report.device == "cpu" and (unsure or before > _IDLE_LOAD):
+        lines.append(
+            f"other programs used the CPU: load average {before:.1f} before the run, {after:.1f} after it; "
             f"intervals of {len(unsure)} of {counted(len(report.rows), 'row')} exceed {WIDEST:.0%}"
         )
+    return lines
 
 
 def as_text(table: Table) -> str:

@@ -338,7 +338,7 @@ class _Checker:
         """Return the registrations of ops that Torch does not accept."""
         if not self.request.load or "ops" in self.request.allow:
             return ()
-        return checks.check_op_sources(target.selection.project, target.planned.variant, self.probe)
+        return checks.check_op_sources(target.selection.project, target.planned.variant)
 
     def packages(self, targets: Sequence[Target], staged: Path) -> list[Target | FailedVariant]:
         """Run all checks on the staged packages of a project."""

@@ -86,10 +86,10 @@ def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWhee
         packages.checked_packages(
             project, progress, load=request.load, allow=request.allow, purpose=packages.FOR_WHEELS
         ),
-        "publish it to a Hub: `kernel-builder upload --untested`",
+        "publish it to a Hub: `kernel-builder upload --allow untested`",
     )
     variants = {name: Variant.parse(name) for name in checked}
-    text = card.authors_text(project)
+    text = card.source_text(project)
     # All metadata first: a mistake in the name or the version leaves no wheel of one platform.
     wheels = []
     for platform in sorted({variant.platform or "" for variant in variants.values()}):

@@ -1,3 +1,5 @@
+"""The settings of the kernels' tests: each kernel links to this file."""
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ pytest.register_assert_rewrite(
     "reference_norm_rotary",
     "reference_rmsnorm",
     "reference_rope3d",
+    "testing",
 )
 
 # Most tensors are so small that more threads cost more time than they save, 20 times as much on a busy machine.

@@ -1,6 +1,6 @@
-"""`kernel_builder.load` compiles one source, and `init --from` makes a project of it.
+"""`kernel_builder.load` compiles one source, and `init --from` creates a project from it.
 
-A failure means that somebody who tries one function gets no result, a wrong one, or an error that does not say why.
+A failure means that a user who tries one function gets no result, a wrong result, or an error without a reason.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def test_functions_are_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(kernel_builder.load(SOURCE, ["scaled", "double_in_place", "copies"]).scaled(x, 1.0, None), x)
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_errors_name_the_mistake() -> None:
     with pytest.raises(ConfigError, match="defines no function 'other'"):
         kernel_builder.load(SOURCE, "other")
-    with pytest.raises(ConfigError, match="'other' is not one of the functions scaled"):
+    with pytest.raises(ConfigError, match="'other' is not one of the loaded functions"):
         kernel_builder.load(SOURCE, "scaled", fakes={"other": torch.empty_like})
     with pytest.raises(BuildError, match=r"inline_functions\.h:2:.*nothing_like_this"):
         kernel_builder.load("\nTensor broken(const Tensor& x) { return nothing_like_this(x); }\n", "broken")
@@ -78,8 +78,8 @@ def test_the_example_of_the_page() -> None:
     exec(ON_CPU, {})
 
 
-def test_a_project_is_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CUDA source of the page compiles, and its command makes a project."""
+def test_a_project_is_created_from_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CUDA source of the page compiles, and its command creates a project."""
     (source,) = re.findall(r'load\(\s*r"""(.*?)"""', ON_CUDA, re.DOTALL)
     (command,) = re.findall(r"kernel-builder (init .*)", PAGE)
     monkeypatch.chdir(tmp_path)

@@ -331,7 +331,7 @@ def test_python_of_a_hub_that_is_none_is_refused(
     """A branch has packages of others beside those of a publication, whose API is compared."""
     for name in ("__init__.py", "_ops.py"):
         (tmp_path / name).write_bytes(source if isinstance(source, bytes) else source.encode())
-    with pytest.raises(PackageError, match="its Python cannot be read"):
+    with pytest.raises(PackageError, match="the package's Python files cannot be parsed"):
         package_api.read(tmp_path)
     assert not caplog.records
 

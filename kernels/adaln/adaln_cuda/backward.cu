@@ -47,17 +47,6 @@ bool all_aligned(const Backward& problem) {
          aligned(problem.grad_bias);
 }
 
-// Whether the rows of each block are aligned alike, in all tensors.
-bool alike_in_blocks(const Backward& problem) {
-  const auto alike = [&](const Rows& tensor) {
-    return same_alignment(tensor, problem.grad_x, problem.hidden, bytes_of(problem.type));
-  };
-  return (problem.rows / problem.sums.groups <= problem.sums.parts ||
-          problem.sums.parts % alignment_period(problem) == 0) &&
-         alike(problem.grad) && alike(problem.x) && alike(problem.grad_sum) && alike(problem.branch) &&
-         aligned(problem.grad_x) && aligned(problem.grad_branch);
-}
-
 // The rows of a problem that are evenly strided.
 struct StridedBackward {
   StridedRows x, grad, grad_sum, branch, scale, gate;
@@ -146,7 +135,7 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
   const RingLayout ring = ring_layout(problem);
   const bool rings = ring_takes(problem, ring), whole = all_aligned(problem);
   StridedBackward strided;
-  if (!as_strided(problem, &strided)) return launch_general(problem, stream);
+  if (!as_strided(problem, &strided)) return launch_general(problem, whole, stream);
   if (!rings && whole) {
     const ShortLayout layout = short_layout(problem);
     if (layout.rows > 0) {
@@ -154,7 +143,7 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
       return launch_short(problem, rows, layout, stream);
     }
   }
-  if (!rings || !(whole || (ring.unaligned && alike_in_blocks(problem)))) return launch_general(problem, stream);
+  if (!rings || !whole) return launch_general(problem, whole, stream);
   const RingBackward rows = ring_problem(problem, strided, ring);
   const Branch branch = kernel_branch(problem);
   cudaError_t error = cudaSuccess;
@@ -172,22 +161,13 @@ int partial_sums(const Backward& problem, int64_t* parts) {
   const cudaError_t error = sm_count(&sms);
   if (error != cudaSuccess) return error;
   const RingLayout ring = ring_layout(problem);
-  int64_t rows_at_once = ring.rows;
-  if (!ring_takes(problem, ring)) {
-    rows_at_once = short_layout(problem).rows;
-    if (rows_at_once <= 0) {
-      Source sources[kOperands];
-      const BackwardGeneralConfig& config = kBackwardGeneralTable[general_row(problem.type)];
-      rows_at_once = general_layout(problem, config, problem.hidden % kDynamicWidth != 0, sources).rows;
-    }
+  int64_t rows_at_once = ring_takes(problem, ring) ? ring.rows : short_layout(problem).rows, blocks = sms;
+  if (rows_at_once <= 0) {
+    rows_at_once = 1;
+    blocks = general_blocks(problem, sms);
   }
   const int64_t groups = problem.sums.groups, most = (problem.rows / groups + rows_at_once - 1) / rows_at_once;
-  *parts = std::max<int64_t>(1, std::min(sms / groups, most));
-  if (ring.rows > 0 && ring.unaligned) {
-    const int64_t period = alignment_period(problem);
-    const auto whole_periods = [&](int64_t count) { return std::max<int64_t>(count / period, 1) * period; };
-    *parts = std::min({whole_periods(sms / groups), whole_periods(most + period - 1), problem.rows / groups});
-  }
+  *parts = std::max<int64_t>(1, std::min(blocks / groups, most));
   return cudaSuccess;
 }
 

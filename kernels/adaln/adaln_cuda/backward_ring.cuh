@@ -14,7 +14,6 @@
 
 #include "adaln_cuda/device_limits.cuh"
 #include "adaln_cuda/strided_rows.cuh"
-#include "kit/unaligned_rows.cuh"
 #include "kit/vectors.cuh"
 
 namespace adaln {
@@ -22,9 +21,6 @@ namespace {
 
 constexpr int kMaxRows = 15;                   // of a block: named barriers 1 to 15
 constexpr size_t kRingStaticBytes = 2 * 1024;  // of shared memory, at most
-
-// Elements of bfloat16 in a 32-byte sector. The threads of an unaligned row begin at a multiple of them.
-constexpr int kSectorWidth = 16;
 
 enum RingTensor : int { kRingX, kRingGrad, kRingGradSum, kRingBranch, kRingTensors };
 
@@ -56,12 +52,11 @@ constexpr int ring_tensors(Branch branch) { return branch == Branch::none ? 2 : 
 template <typename T, int kRow, Branch kBranch>
 struct RingTypes {
   static constexpr RingKernelConfig kConfig = kRingKernelTable[kRow];
-  static constexpr bool kUnaligned = kConfig.is(RowStart::unaligned);
   static constexpr int kWidth = kConfig.vector_bytes / static_cast<int>(sizeof(T)), kVectors = kConfig.vectors;
   static constexpr int kLast = kVectors - 1, kQuads = kVectors * kWidth / 4;
   static constexpr int kTensors = ring_tensors(kBranch), kSums = kBranch == Branch::gated ? 3 : 2;
   // Whether the kernel takes problems without a gate, too, because no other kernel takes such rows.
-  static constexpr bool kOptionalGate = kUnaligned || (kPlainRingDtypes & dtype_bit(kTypeOf<T>)) == 0;
+  static constexpr bool kOptionalGate = (kPlainRingDtypes & dtype_bit(kTypeOf<T>)) == 0;
   static constexpr int kMaxWarps = kConfig.max_threads / kWarp;
   using Slot = typename Word<sizeof(T) * kWidth>::Type;
   // Sums of warps, in two halves that rows alternate between. A row's warps are padded to a multiple of four.
@@ -71,24 +66,17 @@ struct RingTypes {
 };
 
 // The position of a thread's part of its rows. Blocks are (threads of a row, rows).
-//
-// Unaligned rows begin and end within a vector, all rows of a block at the same offset. Elements outside the row count
-// as zero and are not written.
 template <typename T, int kRow, Branch kBranch>
 struct RingPosition : RingTypes<T, kRow, kBranch> {
   using Types = RingTypes<T, kRow, kBranch>;
-  using Types::kUnaligned, Types::kWidth, Types::kLast, Types::kVectors, Types::kTensors, Types::kQuads;
+  using Types::kWidth, Types::kLast, Types::kVectors, Types::kTensors, Types::kQuads;
   using Slot = typename Types::Slot;
 
   int hidden, group, threads, thread, lane;
   int padded_warps;               // of a row, a multiple of four
-  int misalignment;               // elements of the first vector before the row
   int first_column, column_step;  // of the first vector; to the next one
   bool whole;                     // the last vector is in the row; else it is zero, and is not written
   uint32_t rows_group, part;      // rows_group: the group of rows, as of a span
-  int left;                       // columns for the last vector
-  bool begins, ends;              // the first vector begins before an unaligned row; the last one ends after it
-  uint32_t last_row;              // the row whose last vector ends past the tensors
   uint32_t first_row, stride;
   // Shared memory: [quads of a thread][threads of a row] of factors, twice with a branch; the rings,
   // [rows][stages][tensors][vectors of a thread][threads of a row].
@@ -106,15 +94,9 @@ struct RingPosition : RingTypes<T, kRow, kBranch> {
     padded_warps = (group / kWarp + 3) / 4 * 4;
     rows_group = blockIdx.x / problem.parts;
     part = blockIdx.x - rows_group * problem.parts;
-    misalignment =
-        kUnaligned ? static_cast<int>((rows_group * problem.group_rows + part) * problem.hidden % kSectorWidth) : 0;
-    first_column = threadIdx.x * kWidth - misalignment;
+    first_column = threadIdx.x * kWidth;
     column_step = group * kWidth;
     whole = first_column + kLast * column_step < hidden;
-    left = hidden - first_column - kLast * column_step;
-    begins = kUnaligned && first_column < 0;
-    ends = kUnaligned && whole && left < kWidth;
-    last_row = ends && blockIdx.x + problem.parts >= gridDim.x ? problem.group_rows - 1 : UINT32_MAX;
     first_row = part + threadIdx.y * problem.parts;
     stride = problem.parts * blockDim.y;
     slot_bytes = group * sizeof(Slot);
@@ -143,7 +125,7 @@ template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void prefetch_first(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at) {
   using Types = RingTypes<T, kRow, kBranch>;
   if (threadIdx.x != 0) return;
-  if (!Types::kUnaligned && threadIdx.y == 0) {
+  if (threadIdx.y == 0) {
     const auto prefetch = [&](const void* data, Type type, int64_t begin) {
       if (data == nullptr) return;
       prefetch_row_to_l2(static_cast<const char*>(data) + begin * size_of<T>(type), at.hidden * size_of<T>(type));
@@ -184,14 +166,13 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
     }
   }
 
-  // Starts the copies of the next row. A last vector that ends past the tensors is left to fetch_tail.
+  // Starts the copies of the next row.
   __device__ __forceinline__ void fetch(SharedAddress to) {
 #pragma unroll
     for (int k = 0; k < kTensors; ++k) {
       if (next_row < problem.group_rows && has(problem, k)) {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          if (Types::kUnaligned && i == kLast && next_row == at.last_row) continue;
           if (at.in_row(i)) cp_async<Slot>(to + (k * kVectors + i) * at.slot_bytes, next[k] + i * at.slot_bytes);
         }
       }
@@ -205,20 +186,6 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
     for (uint32_t stage = 1; stage < problem.stages; ++stage) fetch(at.ring + (stage - 1) * at.stage_bytes);
   }
 
-  __device__ __forceinline__ void fetch_tail(SharedAddress slot, uint32_t row) const {
-    if constexpr (Types::kUnaligned) {
-      if (row != at.last_row) return;
-#pragma unroll 1
-      for (int k = 0; k < kTensors; ++k) {
-        const T* const from = problem.rows[k].template at<T>(at.rows_group, row) + at.hidden - at.left;
-        if (has(problem, k)) {
-          copy_zero_filled<Slot>(slot + (k * kVectors + kLast) * at.slot_bytes, from,
-                                 at.left * static_cast<int>(sizeof(T)));
-        }
-      }
-    }
-  }
-
   // Waits for the oldest row in flight.
   __device__ __forceinline__ void wait() const {
     if (problem.stages == kConfig.stages) {
@@ -229,44 +196,9 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
   }
 };
 
-// Computes factors, (1 + scale) * weight and the gate, of unaligned rows.
-template <typename T, int kRow, Branch kBranch>
-__device__ __forceinline__ void load_factors_unaligned(const RingBackward& problem,
-                                                       const RingPosition<T, kRow, kBranch>& at, float4* memory) {
-  using Types = RingTypes<T, kRow, kBranch>;
-  constexpr int kWidth = Types::kWidth;
-#pragma unroll 1
-  for (int i = threadIdx.y; i < Types::kVectors; i += blockDim.y) {
-    float factor[kWidth];
-#pragma unroll
-    for (float& value : factor) value = 1.0f;
-#pragma unroll 1
-    for (int k = 0; k < 3; ++k) {
-      const void* const data = k == 0 ? problem.scale.data : k == 1 ? problem.weight : problem.gate.data;
-      const Type type = k == 0 ? problem.scale_type : k == 1 ? problem.weight_type : problem.gate_type;
-      const int64_t begin = k == 0 ? problem.scale.span_stride : k == 1 ? 0 : problem.gate.span_stride;
-      if (data != nullptr) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          const int column = min(max(at.first_column + i * at.column_step + j, 0), at.hidden - 1);
-          float value[1];
-          load_mixed<T>(data, type, at.rows_group * begin + column, value);
-          factor[j] = k == 0 ? 1.0f + value[0] : k == 1 ? factor[j] * value[0] : value[0];
-        }
-      }
-      if (k == 0) continue;
-#pragma unroll
-      for (int j = 0; j < kWidth; j += 4) {
-        memory[((k - 1) * Types::kQuads + (i * kWidth + j) / 4) * at.group + threadIdx.x] =
-            make_float4(factor[j], factor[j + 1], factor[j + 2], factor[j + 3]);
-      }
-    }
-  }
-}
-
-// Computes the same factors of aligned rows. Scale, gate and weight are first copied to shared memory, together and
-// before the rows, four columns at a time: scale and gate to the memory of the factors, the weight to the stage that is
-// still free.
+// Computes factors: (1 + scale) * weight, and the gate. Scale, gate and weight are first copied to shared memory,
+// together and before the rows, four columns at a time: scale and gate to the memory of the factors, the weight to the
+// stage that is still free.
 template <typename T, int kRow, Branch kBranch>
 struct RingFactors : RingTypes<T, kRow, kBranch> {
   using Types = RingTypes<T, kRow, kBranch>;
@@ -402,16 +334,9 @@ __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
                                                     typename RingTypes<T, kRow, kBranch>::Elements& x,
                                                     typename RingTypes<T, kRow, kBranch>::Elements& slope) {
   using Types = RingTypes<T, kRow, kBranch>;
-  constexpr int kVectors = Types::kVectors, kWidth = Types::kWidth, kLast = Types::kLast;
+  constexpr int kVectors = Types::kVectors, kWidth = Types::kWidth;
   float mean, variance, all[4];
   for (bool again = false;; again = true) {
-    if (Types::kUnaligned && (at.begins || at.ends)) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        if (at.begins && at.first_column + j < 0) x[0][j] = slope[0][j] = 0.0f;
-        if (at.ends && j >= at.left) x[kLast][j] = slope[kLast][j] = 0.0f;
-      }
-    }
     float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of x, its squares, slopes, and their products with x
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -445,26 +370,6 @@ __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
   return {rstd, x_factor, constant, mean * rstd};
 }
 
-// Writes a vector of a result, `index` elements from its start.
-template <typename T, int kRow, Branch kBranch, int kWidth>
-__device__ __forceinline__ void write_vector(const RingPosition<T, kRow, kBranch>& at, void* to, int64_t index, int i,
-                                             const float (&total)[kWidth]) {
-  if constexpr (RingTypes<T, kRow, kBranch>::kUnaligned) {
-    T* const row = static_cast<T*>(to) + index;
-    const auto vector = encode_all<T>(total);
-    if (i == 0 ? at.begins : at.ends) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        if (i == 0 ? at.first_column + j >= 0 : j < at.left) row[j] = vector.elements[j];
-      }
-    } else if (at.in_row(i)) {
-      store_streaming(row, vector);
-    }
-  } else {
-    if (at.in_row(i)) store_streaming(static_cast<T*>(to) + index, encode_all<T>(total));
-  }
-}
-
 // Writes the gradients of a row, from its stage of the ring, and adds to the sums over rows.
 template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void finish_row(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
@@ -491,7 +396,7 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
       for (int j = 0; j < kWidth; ++j) total[j] += grad_sum[j];
     }
     const int64_t index = offset + i * at.column_step;
-    write_vector(at, problem.grad_x, index, i, total);
+    if (at.in_row(i)) store_streaming(static_cast<T*>(problem.grad_x) + index, encode_all<T>(total));
     if constexpr (kBranch == Branch::gated) {
       if (Types::kOptionalGate && problem.grad_branch == nullptr) continue;
       if (has(problem, kRingBranch)) {
@@ -503,7 +408,7 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
       const int group = computed_here(at.group);
       multiply_by_factors(at.factors + at.factor_bytes + i * kWidth / 4 * group * static_cast<int>(sizeof(float4)),
                           group, total);
-      write_vector(at, problem.grad_branch, index, i, total);
+      if (at.in_row(i)) store_streaming(static_cast<T*>(problem.grad_branch) + index, encode_all<T>(total));
     }
   }
 }
@@ -522,8 +427,7 @@ __device__ __forceinline__ void share_sums(const RingBackward& problem, const Ri
       if (k < problem.sum_count && at.in_row(i)) {
 #pragma unroll
         for (int j = 0; j < Types::kWidth; j += 4) {
-          memory[(k * rows + threadIdx.y) * vectors +
-                 (at.misalignment + at.first_column + i * at.column_step + j) / 4] =
+          memory[(k * rows + threadIdx.y) * vectors + (at.first_column + i * at.column_step + j) / 4] =
               make_float4(sums[k][i][j], sums[k][i][j + 1], sums[k][i][j + 2], sums[k][i][j + 3]);
         }
       }
@@ -532,37 +436,23 @@ __device__ __forceinline__ void share_sums(const RingBackward& problem, const Ri
 }
 
 // Adds up the sums of the block's rows and writes them.
-template <bool kUnaligned, typename Position>
+template <typename Position>
 __device__ __forceinline__ void add_shared_sums(const Position& at, int sum_count, int vectors, const float4* memory,
                                                 float* partial) {
   const int rows = blockDim.y;
-  if constexpr (kUnaligned) {
-    const float* row_sums = reinterpret_cast<const float*>(memory) + at.misalignment;
 #pragma unroll 1
-    for (int k = 0; k < sum_count; ++k, row_sums += rows * 4 * vectors) {
-#pragma unroll 2
-      for (int column = at.thread; column < at.hidden; column += at.threads) {
-        float sum = row_sums[column];
-#pragma unroll 1
-        for (int row = 1; row < rows; ++row) sum += row_sums[row * 4 * vectors + column];
-        partial[k * at.hidden + column] = sum;
-      }
-    }
-  } else {
-#pragma unroll 1
-    for (int vector = at.thread; vector < vectors * sum_count; vector += at.threads) {
-      const float4* const row_sums = memory + vector + vector / vectors * (rows - 1) * vectors;
-      float4 sum = row_sums[0];
+  for (int vector = at.thread; vector < vectors * sum_count; vector += at.threads) {
+    const float4* const row_sums = memory + vector + vector / vectors * (rows - 1) * vectors;
+    float4 sum = row_sums[0];
 #pragma unroll 4
-      for (int row = 1; row < rows; ++row) {
-        const float4 other = row_sums[row * vectors];
-        sum.x += other.x;
-        sum.y += other.y;
-        sum.z += other.z;
-        sum.w += other.w;
-      }
-      reinterpret_cast<float4*>(partial)[vector] = sum;
+    for (int row = 1; row < rows; ++row) {
+      const float4 other = row_sums[row * vectors];
+      sum.x += other.x;
+      sum.y += other.y;
+      sum.z += other.z;
+      sum.w += other.w;
     }
+    reinterpret_cast<float4*>(partial)[vector] = sum;
   }
 }
 
@@ -572,9 +462,8 @@ __device__ __forceinline__ void store_sums(const RingBackward& problem, const Ri
                                            bool missed, const typename RingTypes<T, kRow, kBranch>::Sums& sums,
                                            float4* memory) {
   using Types = RingTypes<T, kRow, kBranch>;
-  constexpr int kWidth = Types::kWidth;
   float* const partial = problem.partial + static_cast<int64_t>(blockIdx.x) * problem.sum_count * at.hidden;
-  if (!Types::kUnaligned && blockDim.y == 1) {
+  if (blockDim.y == 1) {
 #pragma unroll
     for (int k = 0; k < Types::kSums; ++k) {
 #pragma unroll
@@ -586,8 +475,7 @@ __device__ __forceinline__ void store_sums(const RingBackward& problem, const Ri
     }
     return;
   }
-  const int vectors =
-      Types::kUnaligned ? (at.misalignment + at.hidden + kWidth - 1) / kWidth * (kWidth / 4) : at.hidden / 4;
+  const int vectors = at.hidden / 4;
   if (missed) {  // the barriers of the missing row
     synchronize_row(threadIdx.y, at.group);
     if (problem.centered) synchronize_row(threadIdx.y, at.group);
@@ -595,7 +483,7 @@ __device__ __forceinline__ void store_sums(const RingBackward& problem, const Ri
   __syncthreads();
   share_sums<T, kRow, kBranch>(problem, at, vectors, sums, memory);
   __syncthreads();
-  add_shared_sums<Types::kUnaligned>(at, problem.sum_count, vectors, memory, partial);
+  add_shared_sums(at, problem.sum_count, vectors, memory, partial);
 }
 
 template <typename T, int kRow, Branch kBranch>
@@ -613,16 +501,11 @@ __global__ void __launch_bounds__(kRingKernelTable[kRow].max_threads)
   trigger_next_grid();
   const char* next[kTensors];
   RingLoader<T, kRow, kBranch> loader(problem, at, next);
-  if constexpr (Types::kUnaligned) {
-    loader.fetch_first();
-    load_factors_unaligned(problem, at, memory);
-  } else {
-    const RingFactors<T, kRow, kBranch> factors(problem, at);
-    factors.fetch();
-    loader.fetch_first();
-    loader.wait();
-    factors.compute(memory);
-  }
+  const RingFactors<T, kRow, kBranch> factors(problem, at);
+  factors.fetch();
+  loader.fetch_first();
+  loader.wait();
+  factors.compute(memory);
   __syncthreads();
   if (!at.whole) {
     for (uint32_t i = 0; i < problem.stages * kTensors; ++i) {
@@ -638,7 +521,6 @@ __global__ void __launch_bounds__(kRingKernelTable[kRow].max_threads)
   for (uint32_t row = at.first_row; row < problem.group_rows; row += at.stride) {
     loader.fetch(free_slot);
     free_slot = slot;
-    loader.fetch_tail(slot, row);
     loader.wait();
     typename Types::Elements x, slope;  // slope: the gradient of the normed row
 #pragma unroll

@@ -4,6 +4,7 @@
 // Must not: depend on what a kernel computes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,6 +47,12 @@ cudaError_t allow_shared_bytes(Kernel kernel, size_t bytes, size_t static_bytes)
   if (bytes + static_bytes <= kDefaultSharedBytes) return cudaSuccess;
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(bytes));
+}
+
+// Threads of a block of a general kernel, which has a row at a time: whole warps.
+inline int general_threads(int64_t hidden, int width) {
+  const int64_t warps = (hidden / width + kWarp - 1) / kWarp;
+  return static_cast<int>(std::min<int64_t>(std::max<int64_t>(warps, 1) * kWarp, kGeneralThreads));
 }
 
 // Whether a call that moves this many bytes prefetches its input into the L2 cache during the preceding kernel.

@@ -44,12 +44,9 @@ cudaError_t launch_rows(const Gate& problem, cudaStream_t stream) {
     return launch_with_pdl(gate_kernel<T, kRow>, dim3(blocks), dim3(layout.columns * layout.rows), 0, stream, strided,
                            layout);
   }
-  // An unaligned row has parts of vectors at both ends.
-  const int64_t vectors = problem.hidden / kWidth + 2, iterations = (vectors + kConfig.threads - 1) / kConfig.threads;
-  const int64_t threads = ((vectors + iterations - 1) / iterations + kWarp - 1) / kWarp * kWarp;
+  const int threads = std::min(general_threads(problem.hidden, 1), kConfig.threads);
   return launch_in_parts(problem.rows, problem.span, [&](unsigned blocks, const FirstRow& first) {
-    return launch_with_pdl(gate_general_kernel<T, kRow>, dim3(blocks), dim3(static_cast<unsigned>(threads)), 0, stream,
-                           problem, first);
+    return launch_with_pdl(gate_general_kernel<T, kRow>, dim3(blocks), dim3(threads), 0, stream, problem, first);
   });
 }
 

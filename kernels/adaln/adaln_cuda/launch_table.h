@@ -68,27 +68,14 @@ constexpr ForwardConfig kForwardTable[] = {
         .for_capabilities(kHopperAndBlackwell),
 };
 
-// Forward, general kernel: a row stays in shared memory, or is read again. Results are written with ordinary stores.
-struct ForwardGeneralConfig : kit::LaunchKey<ForwardGeneralConfig> {
-  LAUNCH_FIELD(int, vectors, 4)        // of a thread; longer rows have more
-  LAUNCH_FIELD(int, max_threads, 512)  // launch bounds
-  LAUNCH_FIELD(int, blocks_per_sm, 2)
-};
-constexpr ForwardGeneralConfig kForwardGeneralTable[] = {
-#if defined(__clang__)
-    // 48 registers, as nvcc takes. clang takes 60 if it may: up to 5 % more time for rows of 4097 elements (H100).
-    ForwardGeneralConfig().with_max_threads(320).with_blocks_per_sm(4),
-#else
-    ForwardGeneralConfig(),
-#endif
-};
+// Threads of a block of the general kernels, at most. They take the calls that no other kernel takes.
+constexpr int kGeneralThreads = 512;
 
 // Backward, fast path: rows pass through a ring buffer in shared memory. One block an SM. It takes rows of up to
 // max_threads * vectors * vector_bytes, of which each thread has at least all but one of its vectors. Results are
 // written with streaming stores (evict-first).
-enum class RowStart : unsigned { aligned = 8, unaligned = 16 };
 struct RingKernelConfig : kit::LaunchKey<RingKernelConfig> {
-  LAUNCH_FIELD(int, vector_bytes, 16)  // 8 or 16; unaligned rows need 16
+  LAUNCH_FIELD(int, vector_bytes, 16)  // 8 or 16
   LAUNCH_FIELD(int, vectors, 2)        // of a thread
   LAUNCH_FIELD(int, max_threads, 512)  // launch bound
   LAUNCH_FIELD(int, stages, 2)         // of the ring, up to max_stages: one row is processed, the others are in flight
@@ -97,26 +84,18 @@ struct RingKernelConfig : kit::LaunchKey<RingKernelConfig> {
   LAUNCH_FIELD(int, share, 0)
   LAUNCH_FIELD(int, of, 1)
 };
-// A branch without gate has kernels of its own for these dtypes, in aligned rows and vectors of 16 bytes. Other rows
-// take the kernels for a gated branch: with more code, the package grows too large.
+// A branch without gate has kernels of its own for these dtypes, in vectors of 16 bytes. Other dtypes and vectors take
+// the kernels for a gated branch: with more code, the package grows too large.
 constexpr unsigned kPlainRingDtypes = kBfloat16;
 constexpr RingKernelConfig kRingKernelTable[] = {
-    RingKernelConfig().for_variants(RowStart::aligned),
+    RingKernelConfig(),
     // 12 elements a thread need 4/3 of the threads that 16 need. That pays off where fewer threads are idle.
-    RingKernelConfig()
-        .for_variants(RowStart::aligned)
-        .for_dtypes(kTwoByteDtypes)
-        .with_vector_bytes(8)
-        .with_vectors(3)
-        .with_share(40)
-        .with_of(33),
-    // Other dtypes and capabilities take the general kernel: with more code, the package grows too large.
-    RingKernelConfig().for_variants(RowStart::unaligned).for_dtypes(kBfloat16).for_capabilities(kHopperAndBlackwell),
+    RingKernelConfig().for_dtypes(kTwoByteDtypes).with_vector_bytes(8).with_vectors(3).with_share(40).with_of(33),
 };
 
 // Whether a row of the table has kernels of their own for a branch without gate.
 constexpr bool has_plain_ring(const RingKernelConfig& config, unsigned dtype) {
-  return config.is(RowStart::aligned) && config.vector_bytes == 16 && (kPlainRingDtypes & dtype) != 0;
+  return config.vector_bytes == 16 && (kPlainRingDtypes & dtype) != 0;
 }
 
 // The number of rows that a block of the ring kernel processes at a time, and the number of stages. The branch is that
@@ -140,15 +119,14 @@ struct RingScheduleConfig : kit::LaunchKey<RingScheduleConfig> {
 };
 // Reasons:
 //   long_bytes_per_sm     In long inputs, blocks drift out of step, and memory is slower the more loads are in flight.
-//   long_bytes_in_flight  Rows with a branch are long: it is faster to have fewer of them in deeper rings. Unaligned
-//                         rows have no deeper rings for long inputs.
+//   long_bytes_in_flight  Rows with a branch are long: it is faster to have fewer of them in deeper rings.
 //   few_iterations        384 threads leave registers for a block of the second reduction stage, which then waits on
 //                         the SM already. That is worth more than a full block where there are few iterations. float32
 //                         and vectors of 8 bytes take fewer registers a thread, so they need no limit.
 //   fewest_iterations     With 288 threads, some rows are in flight while others are processed.
 constexpr RingScheduleConfig kRingScheduleTable[] = {
     RingScheduleConfig()
-        .for_variants(RowStart::aligned, Branch::gated)
+        .for_variants(Branch::gated)
         .for_dtypes(kTwoByteDtypes)
         .with_vector_bytes(16)
         .with_max_threads(384)
@@ -156,16 +134,11 @@ constexpr RingScheduleConfig kRingScheduleTable[] = {
         .with_few_iterations(7)
         .with_fewest_iterations(4),
     RingScheduleConfig()
-        .for_variants(RowStart::aligned)
         .for_dtypes(kTwoByteDtypes)
         .with_vector_bytes(16)
         .with_few_iterations(7)
         .with_fewest_iterations(4),
-    RingScheduleConfig()
-        .for_variants(RowStart::aligned, Branch::gated)
-        .with_max_threads(384)
-        .with_long_bytes_in_flight(32 * 1024),
-    RingScheduleConfig().for_variants(Branch::gated).with_max_threads(384),
+    RingScheduleConfig().for_variants(Branch::gated).with_max_threads(384).with_long_bytes_in_flight(32 * 1024),
     RingScheduleConfig(),
 };
 
@@ -183,16 +156,6 @@ constexpr ShortConfig kShortTable[] = {
     // On other capabilities, other dtypes take the general kernel: with more code, the package grows too large.
     ShortConfig().for_variants(Inputs::mixed).for_capabilities(kHopperAndBlackwell),
 };
-
-// Backward, general kernel. One block an SM. Results are written with streaming stores.
-struct BackwardGeneralConfig : kit::LaunchKey<BackwardGeneralConfig> {
-  LAUNCH_FIELD(int, max_threads, 512)     // launch bound
-  LAUNCH_FIELD(int, max_stages, 3)        // of the ring, as many as fit; 3 at most
-  LAUNCH_FIELD(int64_t, max_vectors, 64)  // of a thread, of a row that stays in shared memory
-  LAUNCH_FIELD(int, max_piece, 2048)  // vectors of a piece of a longer row: the largest that fits, from min_piece on
-  LAUNCH_FIELD(int, min_piece, 64)
-};
-constexpr BackwardGeneralConfig kBackwardGeneralTable[] = {BackwardGeneralConfig()};
 
 // The gate by itself. A thread has one vector of each of its rows. Results are written with ordinary stores. Backward,
 // few large blocks leave few partial sums, and several rows of a thread keep enough loads in flight.
@@ -217,8 +180,7 @@ struct ReduceConfig : kit::LaunchKey<ReduceConfig> {
 constexpr ReduceConfig kReduceTable[] = {ReduceConfig()};
 
 // Other kernels take what the ring and short kernels have no row for.
-static_assert(kit::serves_all(kForwardGeneralTable) && kit::serves_all(kBackwardGeneralTable) &&
-                  kit::serves_all(kGateTable) && kit::serves_all(kReduceTable),
+static_assert(kit::serves_all(kGateTable) && kit::serves_all(kReduceTable),
               "these tables need a row for every capability");
 
 }  // namespace adaln

@@ -20,42 +20,33 @@ struct RingLayout {
   int row;          // of kRingKernelTable
   int group, rows;  // threads of a row; rows of a block. No rows: the kernel does not take the problem.
   int stages;
-  bool unaligned;
   size_t shared_bytes;  // of a block
 };
-
-// The number of rows after which unaligned rows are aligned alike.
-int64_t alignment_period(const Backward& problem) { return kit::alignment_period(problem.hidden, kSectorWidth); }
 
 // Threads of a row for a row of the table, or 0 when the kernel does not take such rows: each thread has at least all
 // but one of its vectors.
 int ring_threads(const RingKernelConfig& config, int64_t hidden, int64_t element) {
   const int64_t width = config.vector_bytes / element;
-  // The length of an unaligned row includes the rest of its first and last vectors, at most.
-  const int64_t columns = config.is(RowStart::unaligned) ? hidden + kSectorWidth + width - 2 : hidden;
   const int64_t warp_vectors = config.vectors * kWarp;
-  const auto threads = static_cast<int>((columns / width + warp_vectors - 1) / warp_vectors * kWarp);
-  const bool fits = columns <= config.vectors * width * config.max_threads;
+  const auto threads = static_cast<int>((hidden / width + warp_vectors - 1) / warp_vectors * kWarp);
+  const bool fits = hidden <= config.vectors * width * config.max_threads;
   return fits && hidden / width >= (config.vectors - 1) * threads ? threads : 0;
 }
 
-// The branch of the kernel that takes a problem. The kernels for unaligned rows are compiled for a gated branch only,
-// and take all problems.
+// The branch of the kernel that takes a problem.
 Branch kernel_branch(const Backward& problem) {
   if (problem.grad_branch != nullptr) return Branch::gated;
   if (problem.grad_sum.data == nullptr) return Branch::none;
-  const bool own = (kPlainRingDtypes & dtype_bit(problem.type)) != 0;
-  return own && problem.hidden % (kVectorBytes / bytes_of(problem.type)) == 0 ? Branch::plain : Branch::gated;
+  return (kPlainRingDtypes & dtype_bit(problem.type)) != 0 ? Branch::plain : Branch::gated;
 }
 
 // Selects a kernel and the threads of a row. Returns false when no kernel takes the problem.
 bool select_ring_kernel(const Backward& problem, RingLayout* layout) {
   const int64_t element = bytes_of(problem.type);
-  layout->unaligned = problem.hidden % (kVectorBytes / element) != 0;
+  if (problem.hidden % (kVectorBytes / element) != 0) return false;
   const bool plain = kernel_branch(problem) == Branch::plain;
-  const RowStart start = layout->unaligned ? RowStart::unaligned : RowStart::aligned;
   int first_threads = 0;
-  const LaunchCall call{compiled_capability(), problem.type, start};
+  const LaunchCall call{compiled_capability(), problem.type};
   for (int row = 0; row < static_cast<int>(std::size(kRingKernelTable)); ++row) {
     const RingKernelConfig& config = kRingKernelTable[row];
     if (!config.serves(call) || (plain && config.vector_bytes != kVectorBytes)) continue;
@@ -74,15 +65,15 @@ bool select_ring_kernel(const Backward& problem, RingLayout* layout) {
 
 // Shared memory that a row takes.
 struct RingBytes {
-  int factors;    // of a block
-  int row, read;  // of a stage; that are read into it
-  int most;       // that a block has for rings
+  int factors;  // of a block
+  int row;      // of a stage
+  int most;     // that a block has for rings
 };
 
 // Selects rows and stages for a long input: few bytes in flight.
 void fill_for_long_input(const RingScheduleConfig& schedule, const RingKernelConfig& kernel, const RingBytes& bytes,
                          int most_rows, RingLayout* layout) {
-  const int ring_bytes = std::min(schedule.long_ring_bytes / bytes.read * bytes.row, bytes.most);
+  const int ring_bytes = std::min(schedule.long_ring_bytes / bytes.row * bytes.row, bytes.most);
   layout->rows = std::max(1, std::min(ring_bytes / (kernel.stages * bytes.row), most_rows));
   const int rows = schedule.long_bytes_in_flight / ((kernel.max_stages - 1) * bytes.row);
   if (schedule.long_bytes_in_flight > 0 && rows * bytes.row >= schedule.long_work_bytes &&
@@ -108,9 +99,8 @@ RingLayout ring_layout(const Backward& problem) {
   if (!select_ring_kernel(problem, &layout)) return layout;
   const RingKernelConfig& kernel = kRingKernelTable[layout.row];
   const Branch branch = kernel_branch(problem);
-  const RowStart start = layout.unaligned ? RowStart::unaligned : RowStart::aligned;
   const int schedule_row = find_row(
-      kRingScheduleTable, {compiled_capability(), problem.type, {start, branch}},
+      kRingScheduleTable, {compiled_capability(), problem.type, branch},
       [&](const RingScheduleConfig& row) { return row.vector_bytes == 0 || row.vector_bytes == kernel.vector_bytes; });
   int sms;
   if (schedule_row < 0 || sm_count(&sms) != cudaSuccess) return layout;
@@ -118,9 +108,8 @@ RingLayout ring_layout(const Backward& problem) {
   const int element = static_cast<int>(bytes_of(problem.type));
   const int columns = layout.group * kernel.vectors * (kernel.vector_bytes / element);
   RingBytes bytes;
-  bytes.factors = columns * static_cast<int>(sizeof(float)) * (branch == Branch::gated || layout.unaligned ? 2 : 1);
-  bytes.read = columns * element * ring_tensors(branch);
-  bytes.row = layout.unaligned ? columns * element * 4 : bytes.read;
+  bytes.factors = columns * static_cast<int>(sizeof(float)) * (branch == Branch::gated ? 2 : 1);
+  bytes.row = columns * element * ring_tensors(branch);
   bytes.most = static_cast<int>(max_shared_bytes_per_block() - kRingStaticBytes) - bytes.factors;
   const int most_rows = std::min(std::max(1, schedule.max_threads / layout.group), kMaxRows);
   layout.stages = kernel.stages;
@@ -155,9 +144,7 @@ cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, B
   constexpr unsigned kDtype = dtype_bit(kTypeOf<T>);
   return launch_row<kRingKernelTable, kDtype>(layout.row, [&](auto row) {
     constexpr RingKernelConfig kConfig = kRingKernelTable[row()];
-    if constexpr (kConfig.is(RowStart::aligned)) {
-      if (branch == Branch::none) return launch_ring<T, row(), Branch::none>(problem, layout, blocks, stream);
-    }
+    if (branch == Branch::none) return launch_ring<T, row(), Branch::none>(problem, layout, blocks, stream);
     if constexpr (has_plain_ring(kConfig, kDtype)) {
       if (branch == Branch::plain) return launch_ring<T, row(), Branch::plain>(problem, layout, blocks, stream);
     }

@@ -1,18 +1,11 @@
-"""References, tensors and assertions that the tests of adaln share.
-
-The kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
-else on the CPU.
-"""
+"""References, tensors and assertions that the tests of adaln share."""
 
 from pathlib import Path
 
-import pytest
 import torch
-from kernels import get_local_kernel
+from testing import load, random
 
 PROJECT = Path(__file__).resolve().parents[1]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EPS = 1e-6
 # One element, less and more than a vector, odd, not a multiple of a vector, several rows per warp, one per warp and per
 # block, with one and more vectors per thread, and rows longer than the registers hold.
@@ -21,20 +14,8 @@ LONG = 120001  # more 16-bit elements than shared memory holds
 MODULATIONS = ["[B, 1, C]", "[B, C]", "[C]", "[B, S, C]"]
 
 
-def load(project):
-    """Return the package as built. Without one, skip the test, or the module that is imported."""
-    try:
-        return get_local_kernel(project)
-    except FileNotFoundError:
-        pytest.skip(f"not built: kernel-builder build {project} --backend {DEVICE}", allow_module_level=True)
-
-
 kernel = load(PROJECT)
 ops = kernel._ops.ops
-
-
-def random(*shape, dtype, requires_grad=False):
-    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
 
 
 def modulations(kind, batch, length, hidden, dtype, count=2):
@@ -96,34 +77,6 @@ def ada_norm(x, scale, shift, weight=None, bias=None, eps=EPS, layer=True):
     return kernel.ada_rms_norm(x, scale, shift, weight, eps)
 
 
-def assert_as_good(actual, reference, expected):
-    """Assert that the error of `actual` is at most 1.1 times that of `reference`."""
-    assert actual.dtype == reference.dtype and actual.shape == reference.shape
-    if actual.numel() == 0:
-        return
-    scale = expected.abs().max().item()
-    slack = {torch.float32: 2e-6, torch.float16: 1e-4, torch.bfloat16: 1e-3}[actual.dtype] * max(scale, 1.0)
-    error = (actual.double() - expected).abs().max().item()
-    allowed = 1.1 * (reference.double() - expected).abs().max().item() + slack
-    assert error <= allowed
-
-
-def gradients(function, inputs, grads):
-    outputs = function(*inputs)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    wanted = [i for i in inputs if i is not None and i.requires_grad]
-    return torch.autograd.grad(outputs, wanted, [g.to(o.dtype) for g, o in zip(grads, outputs)])
-
-
-def assert_gradients(function, eager_function, exact_function, inputs, grads):
-    doubles = [None if i is None else i.detach().double().requires_grad_(i.requires_grad) for i in inputs]
-    expected = gradients(exact_function, doubles, grads)
-    reference = gradients(eager_function, inputs, grads)
-    actual = gradients(function, inputs, grads)
-    for a, r, e in zip(actual, reference, expected):
-        assert_as_good(a, r, e)
-
-
 def leaves(*tensors):
     return [t.detach().requires_grad_() for t in tensors]
 
@@ -150,6 +103,3 @@ def fused(norm_function, gate_function, norm):
         return total, norm_function(total, scale, shift, weight, bias, EPS, norm == "layer")
 
     return function
-
-
-gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -3,12 +3,10 @@
 import pytest
 import torch
 from reference_adaln import (
-    DTYPES,
     EPS,
     HIDDEN,
     MODULATIONS,
     ada_norm,
-    assert_gradients,
     eager,
     eager_gated,
     exact,
@@ -18,9 +16,9 @@ from reference_adaln import (
     leaves,
     modulations,
     ops,
-    random,
     views,
 )
+from testing import DTYPES, assert_gradients, random
 
 
 @pytest.mark.kernels_ci

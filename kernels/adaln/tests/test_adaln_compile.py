@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_adaln import DEVICE, DTYPES, EPS, MODULATIONS, kernel, leaves, modulations, ops, random
+from reference_adaln import EPS, MODULATIONS, kernel, leaves, modulations, ops
+from testing import DEVICE, DTYPES, assert_compiles, assert_compiles_with_inductor, random
 
 
 @pytest.mark.parametrize(
@@ -35,24 +36,16 @@ def test_compile(kind):
         total, normed = kernel.add_ada_norm(total, normed, scale, shift)
         return kernel.gate_residual(total, kernel.ada_layer_norm(normed, scale, shift), gate)
 
-    torch._dynamo.reset()
-    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
-    for batch in (4, 9):
-        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
-            inputs = [random(batch, 3, 48, dtype=torch.float32, requires_grad=True) for _ in range(2)]
-            inputs += leaves(*modulations(kind, batch, 3, 48, torch.float32, 3))
-            expected, actual = block(*inputs), compiled(*inputs)
-            torch.testing.assert_close(actual, expected)
-            grad = torch.randn_like(expected)
-            torch.testing.assert_close(
-                torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad)
-            )
+    def inputs_of(batch):
+        inputs = [random(batch, 3, 48, dtype=torch.float32, requires_grad=True) for _ in range(2)]
+        return [*inputs, *leaves(*modulations(kind, batch, 3, 48, torch.float32, 3))]
+
+    assert_compiles(block, inputs_of)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the CPU runs compile another backend")
 def test_compile_inductor():
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, s: kernel.ada_layer_norm(x + 1, s, s) * 2, fullgraph=True, dynamic=True)
-    for batch in (4, 9):
-        x, scale = random(batch, 7, 256, dtype=torch.bfloat16), random(batch, 1, 256, dtype=torch.bfloat16)
-        torch.testing.assert_close(compiled(x, scale), kernel.ada_layer_norm(x + 1, scale, scale) * 2)
+    assert_compiles_with_inductor(
+        lambda x, scale: kernel.ada_layer_norm(x + 1, scale, scale) * 2,
+        lambda batch: [random(batch, tokens, 256, dtype=torch.bfloat16) for tokens in (7, 1)],
+    )

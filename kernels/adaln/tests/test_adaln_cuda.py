@@ -2,38 +2,14 @@
 
 import pytest
 import torch
-from reference_adaln import (
-    DEVICE,
-    EPS,
-    ada_norm,
-    assert_as_good,
-    assert_gradients,
-    eager,
-    eager_gated,
-    exact,
-    exact_gated,
-    fused,
-    gpu,
-    kernel,
-    leaves,
-    modulations,
-    random,
-)
+from reference_adaln import EPS, ada_norm, eager, eager_gated, exact, exact_gated, fused, kernel, leaves, modulations
+from testing import DEVICE, assert_as_good, assert_gradients, assert_replays, assert_waits_for_stream, gpu, random
 
 
 @gpu
 def test_stream():
     x, scale = random(4, 1024, 4096, dtype=torch.bfloat16), random(4, 4096, dtype=torch.bfloat16)
-    expected = kernel.gate_residual_ada_norm(x, x, scale, scale, scale)
-    stream = torch.cuda.Stream()
-    late = torch.zeros_like(x)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        late.copy_(x)
-        actual = kernel.gate_residual_ada_norm(late, late, scale, scale, scale)
-    stream.synchronize()
-    assert all(torch.equal(a, e) for a, e in zip(actual, expected))
+    assert_waits_for_stream(lambda late: kernel.gate_residual_ada_norm(late, late, scale, scale, scale), x)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -62,18 +38,7 @@ def test_graph():
     def step():
         return torch.autograd.grad(kernel.gate_residual_ada_norm(*inputs), inputs, grads)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    with torch.no_grad():
-        inputs[0].copy_(random(2, 64, 1000, dtype=torch.float16))
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(captured, step()))
+    assert_replays(step, inputs[0])
 
 
 @gpu

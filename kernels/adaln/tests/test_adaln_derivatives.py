@@ -3,7 +3,8 @@
 import pytest
 import torch
 from differentiate import assert_derivatives
-from reference_adaln import DTYPES, EPS, MODULATIONS, formula, gated, kernel, modulations, random
+from reference_adaln import EPS, MODULATIONS, formula, gated, kernel, modulations
+from testing import DTYPES, random
 
 
 @pytest.mark.kernels_ci

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_adaln import DEVICE, kernel
+from reference_adaln import kernel
+from testing import DEVICE
 
 
 @pytest.mark.kernels_ci

@@ -4,14 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference_adaln import (
-    DTYPES,
     EPS,
     HIDDEN,
     LONG,
     MODULATIONS,
     ada_norm,
-    assert_as_good,
-    assert_gradients,
     eager,
     eager_gated,
     exact,
@@ -20,9 +17,9 @@ from reference_adaln import (
     leaves,
     modulations,
     ops,
-    random,
     views,
 )
+from testing import DTYPES, assert_as_good, assert_gradients, random
 
 
 @pytest.mark.kernels_ci

@@ -12,7 +12,8 @@ from kernels import (
     use_kernel_forward_from_hub,
     use_kernel_mapping,
 )
-from reference_adaln import DEVICE, DTYPES, PROJECT, kernel, leaves, random
+from reference_adaln import PROJECT, kernel, leaves
+from testing import DEVICE, DTYPES, random
 
 
 class FP32LayerNorm(torch.nn.LayerNorm):

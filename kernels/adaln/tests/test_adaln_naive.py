@@ -1,7 +1,8 @@
 """Compare the naive kernel with float64."""
 
 import pytest
-from reference_adaln import DTYPES, EPS, HIDDEN, PROJECT, assert_as_good, eager, exact, gpu, load, modulations, random
+from reference_adaln import EPS, HIDDEN, PROJECT, eager, exact, modulations
+from testing import DTYPES, assert_as_good, gpu, load, random
 
 
 @gpu

@@ -140,45 +140,71 @@ __device__ __forceinline__ float* part_of(float* parts, int64_t head, int split,
   return parts + (head * splits + split) * (elements + 2);
 }
 
+// The block's heads and split, and the place of a thread in its warp's tiles.
+//
 // Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of
 // tokens 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's
 // keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
-// `stages` tiles of a warp have room in shared memory: 2 or 1.
-template <typename T, int kChunks, bool kWide>
-__global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 1)
-    attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division, int stages,
-                     bool constant_cache) {
-  constexpr int kWarps = kWarpsFor<kChunks>, kThreads = kWarps * kWarp;
-  constexpr int kRowVectors = 8 * kChunks;             // of 16 bytes, in a row of a tile
-  constexpr int kTileVectors = kTokens * kRowVectors;  // of keys, or of values
-  extern __shared__ uint4 ring[];                      // [stages][kWarps][keys and values][kTokens][kRowVectors]
-  trigger_next_grid();
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int g = lane / 4, t = lane % 4;
-  const int64_t batch = blockIdx.z, key_head = blockIdx.y / division.head_blocks;
-  const int head_block = static_cast<int>(blockIdx.y) % division.head_blocks;
-  const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
-  const int heads = min(division.heads, per_key_head - head_block * division.heads);
-  const int64_t first_head = key_head * per_key_head + head_block * division.heads;
-  const auto tokens = static_cast<int>(problem.tokens), elements = static_cast<int>(problem.elements);
-  const auto split = static_cast<int>(blockIdx.x);
-  constexpr int kBytes = sizeof(T);
+template <typename T, int kChunks>
+struct Tiles {
+  static constexpr int kBytes = sizeof(T), kWarps = kWarpsFor<kChunks>;
+  static constexpr int kRowVectors = 8 * kChunks;             // of 16 bytes, in a row of a tile
+  static constexpr int kTileVectors = kTokens * kRowVectors;  // of keys, or of values
+
+  const Attention& problem;
+  uint4* const ring;  // [stages][kWarps][keys and values][kTokens][kRowVectors]
+  int warp, lane, g, t;
+  int64_t batch, key_head, first_head;
+  int head_block, heads;  // heads: of the block
+  int tokens, elements;
+
+  __device__ __forceinline__ Tiles(const Attention& problem, const Division& division, uint4* ring)
+      : problem(problem), ring(ring) {
+    warp = static_cast<int>(threadIdx.x) / kWarp;
+    lane = static_cast<int>(threadIdx.x) % kWarp;
+    g = lane / 4;
+    t = lane % 4;
+    batch = blockIdx.z;
+    key_head = blockIdx.y / division.head_blocks;
+    head_block = static_cast<int>(blockIdx.y) % division.head_blocks;
+    const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
+    heads = min(division.heads, per_key_head - head_block * division.heads);
+    first_head = key_head * per_key_head + head_block * division.heads;
+    tokens = static_cast<int>(problem.tokens);
+    elements = static_cast<int>(problem.elements);
+  }
 
   // The last elements of a head, or the last token, in place of ones past the end: no load has a condition, so that all
   // are in flight at once.
-  const auto vector_at = [&](const char* from, int element) {
+  __device__ __forceinline__ const uint4* vector_at(const char* from, int element) const {
     return reinterpret_cast<const uint4*>(from + min(element, elements - 8) * kBytes);
-  };
-  const auto row = [&](const Heads& of, int token) { return at(of, batch, key_head, min(token, tokens - 1), kBytes); };
+  }
+  __device__ __forceinline__ const char* row(const Heads& of, int token) const {
+    return at(of, batch, key_head, min(token, tokens - 1), kBytes);
+  }
+
   // A copy of a warp reads whole rows and writes them next to each other: half a row at a time takes 20 % longer. The
   // vectors of a row are permuted, so that loads of a warp hit different banks.
-  const auto key_at = [&](int stage, int r, int v) {
+  __device__ __forceinline__ uint4* key_at(int stage, int r, int v) const {
     return ring + (stage * kWarps + warp) * 2 * kTileVectors + r * kRowVectors + (v ^ ((r & 1) << 2 | (r >> 1 & 3)));
-  };
-  const auto value_at = [&](int stage, int r, int v) {
+  }
+  __device__ __forceinline__ uint4* value_at(int stage, int r, int v) const {
     return ring + ((stage * kWarps + warp) * 2 + 1) * kTileVectors + r * kRowVectors + (v ^ (r >> 1 & 3) << 1);
-  };
-  const auto copy = [&](int tile, int stage) {
+  }
+
+  // The vectors that this lane multiplies: of the keys, i and j count rows and products; of the values, rows and
+  // chunks.
+  __device__ __forceinline__ uint4* key_vector(int stage, int i, int j) const {
+    return key_at(stage, i * 8 + g, j * 4 + t);
+  }
+  __device__ __forceinline__ uint4* value_vector(int stage, int i, int j) const {
+    return value_at(stage, i / 2 * 8 + 2 * t + i % 2, j * 8 + g);
+  }
+  // The token of which this lane has score i.
+  __device__ __forceinline__ int token_of_score(int tile, int i) const { return tile + i / 2 * 8 + 2 * t + i % 2; }
+
+  // Starts the copies of a tile.
+  __device__ __forceinline__ void copy(int tile, int stage) const {
 #pragma unroll
     for (int c = 0; c < kTileVectors; c += kWarp) {
       const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
@@ -189,123 +215,111 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
       const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
       cp_async(value_at(stage, r, v), vector_at(row(problem.value, tile + r), v * 8));
     }
-  };
-  // What this lane multiplies: of the keys, i and j count rows and products; of the values, rows and chunks.
-  const auto key_vector = [&](int stage, int i, int j) { return key_at(stage, i * 8 + g, j * 4 + t); };
-  const auto value_vector = [&](int stage, int i, int j) {
-    return value_at(stage, i / 2 * 8 + 2 * t + i % 2, j * 8 + g);
-  };
-
-  // Neighbouring tiles belong to different blocks, so that all have as much to do where a mask includes the first
-  // tokens only. The first tile is copied without waiting for its mask.
-  const int step = kWarps * division.splits * kTokens;
-  const int first_tile = (warp * division.splits + split) * kTokens;
-  if (!constant_cache) grid_wait();
-  if (stages > 1) {
-    if (first_tile < tokens) copy(first_tile, 0);
-    cp_async_commit();
   }
-  if (constant_cache) grid_wait();
 
-  const int64_t position = problem.position == nullptr ? -1 : *problem.position;
-  const bool* const mask = problem.mask == nullptr ? nullptr : problem.mask + batch * problem.mask_stride;
-  // Bit i is that of token i / 2 * 8 + 2 * t + i % 2 of the tile, of which this lane has scores.
-  const auto included_of = [&](int tile) {
+  // Bit i: the mask includes the token of score i.
+  __device__ __forceinline__ uint32_t included(const bool* mask, int tile) const {
     uint32_t bits = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int token = tile + i / 2 * 8 + 2 * t + i % 2;
+      const int token = token_of_score(tile, i);
       bits |= static_cast<uint32_t>(token < tokens && (mask == nullptr || mask[token])) << i;
     }
     return bits;
-  };
-  const char* const new_key = at(problem.new_key, batch, key_head, 0, kBytes);
-  const char* const new_value = at(problem.new_value, batch, key_head, 0, kBytes);
-  uint4 query[2 * kChunks], high_query[kWide ? 2 * kChunks : 1]{};
-#pragma unroll
-  for (int i = 0; i < 2 * kChunks; ++i) {
-    const int element = i * 32 + t * 8;
-    const auto of_head = [&](int head) {
-      const char* const from = at(problem.query, batch, first_head + min(head, heads - 1), 0, kBytes);
-      const uint4 word = load_word(vector_at(from, element));
-      return head < heads && element < elements ? word : uint4{};
-    };
-    query[i] = of_head(g);
-    if (kWide) high_query[i] = of_head(g + 8);
   }
-  const bool rotates = problem.rotary.cos != nullptr;
-  if (rotates) {
-    rotate<T, kChunks>(query, problem.rotary, problem.rotary.query_weight, batch, t);
-    if constexpr (kWide) rotate<T, kChunks>(high_query, problem.rotary, problem.rotary.query_weight, batch, t);
-  }
-  float sums[kChunks][8][4]{};
-  float largest[2]{-INFINITY, -INFINITY}, weights[2]{};
-  const float scale = problem.scale * 1.4426950408889634f;  // log2(e)
+};
 
-  uint32_t next_included = included_of(first_tile);
-  uint32_t copied_included = stages > 1 ? included_of(first_tile + step) : next_included;  // of the tile copied next
-  int stage = 0;
-  for (int tile = first_tile; tile < tokens; tile += step) {
-    const int copied = tile + (stages - 1) * step;
-    __syncwarp();  // the tile before has been read
-    if (copied < tokens && __any_sync(kAllLanes, copied_included != 0)) copy(copied, stages > 1 ? stage ^ 1 : 0);
-    cp_async_commit();
-    const uint32_t included = stages > 1 ? next_included : copied_included;
-    const int here = stage;
-    next_included = copied_included;
-    copied_included = included_of(copied + step);
-    if (stages > 1) stage ^= 1;
-    const bool has_position = position >= tile && position < tile + kTokens;
-    if (!__any_sync(kAllLanes, included != 0) && !has_position) continue;
-    if (stages > 1) {
-      cp_async_wait<1>();
-    } else {
-      cp_async_wait<0>();
-    }
-    __syncwarp();
-    // The new key and value go to the cache, and take the place of what was read there: the copies do not wait for the
-    // position.
-    if (has_position) {
-      uint4 vectors[2 * kChunks];
+// The queries of a lane's heads g and g + 8, normalized and rotated.
+template <typename T, int kChunks, bool kWide>
+struct Queries {
+  uint4 low[2 * kChunks], high[kWide ? 2 * kChunks : 1]{};
+
+  __device__ __forceinline__ explicit Queries(const Tiles<T, kChunks>& tiles) {
+    const Attention& problem = tiles.problem;
 #pragma unroll
-      for (int j = 0; j < 2 * kChunks; ++j) vectors[j] = load_word(vector_at(new_key, j * 32 + t * 8));
-      if (rotates) rotate<T, kChunks>(vectors, problem.rotary, problem.rotary.key_weight, batch, t);
-      const auto store = [&](const Heads& cache, int element, uint4 vector) {
-        char* const to = const_cast<char*>(at(cache, batch, key_head, position, kBytes));
-        if (element < elements && head_block == 0) store_word(reinterpret_cast<uint4*>(to + element * kBytes), vector);
+    for (int i = 0; i < 2 * kChunks; ++i) {
+      const int element = i * 32 + tiles.t * 8;
+      const auto of_head = [&](int head) {
+        const char* const from =
+            at(problem.query, tiles.batch, tiles.first_head + min(head, tiles.heads - 1), 0, sizeof(T));
+        const uint4 word = load_word(tiles.vector_at(from, element));
+        return head < tiles.heads && element < tiles.elements ? word : uint4{};
       };
-#pragma unroll
-      for (int j = 0; j < 2 * kChunks; ++j) {
-        if (g == j % 8) store(problem.key, j * 32 + t * 8, vectors[j]);
-        if (position == tile + g) *key_vector(here, 0, j) = vectors[j];
-        if (position == tile + 8 + g) *key_vector(here, 1, j) = vectors[j];
-      }
-      store(problem.value, lane * 8, load_word(vector_at(new_value, lane * 8)));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (position != tile + i / 2 * 8 + 2 * t + i % 2) continue;
-#pragma unroll
-        for (int j = 0; j < kChunks; ++j) {
-          *value_vector(here, i, j) = load_word(vector_at(new_value, j * kChunk + g * 8));
-        }
-      }
+      low[i] = of_head(tiles.g);
+      if (kWide) high[i] = of_head(tiles.g + 8);
     }
+    if (problem.rotary.cos == nullptr) return;
+    rotate<T, kChunks>(low, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
+    if constexpr (kWide) rotate<T, kChunks>(high, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
+  }
+};
 
-    float scores[2][4]{};
+// Writes the new key and value to the cache, and in place of the copies in the tile: these do not wait for the
+// position.
+template <typename T, int kChunks>
+__device__ __forceinline__ void write_new_token(const Tiles<T, kChunks>& tiles, int64_t position, int tile, int stage) {
+  const Attention& problem = tiles.problem;
+  const int g = tiles.g, t = tiles.t, lane = tiles.lane;
+  const char* const new_key = at(problem.new_key, tiles.batch, tiles.key_head, 0, sizeof(T));
+  const char* const new_value = at(problem.new_value, tiles.batch, tiles.key_head, 0, sizeof(T));
+  uint4 vectors[2 * kChunks];
 #pragma unroll
-    for (int j = 0; j < 2 * kChunks; ++j) {
-      const uint4 high = kWide ? high_query[j] : uint4{};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 key = *key_vector(here, i, j);
-        multiply<T>(scores[i], query[j].x, high.x, query[j].y, high.y, key.x, key.y);
-        multiply<T>(scores[i], query[j].z, high.z, query[j].w, high.w, key.z, key.w);
-      }
+  for (int j = 0; j < 2 * kChunks; ++j) vectors[j] = load_word(tiles.vector_at(new_key, j * 32 + t * 8));
+  if (problem.rotary.cos != nullptr) {
+    rotate<T, kChunks>(vectors, problem.rotary, problem.rotary.key_weight, tiles.batch, t);
+  }
+  const auto store = [&](const Heads& cache, int element, uint4 vector) {
+    char* const to = const_cast<char*>(at(cache, tiles.batch, tiles.key_head, position, sizeof(T)));
+    if (element < tiles.elements && tiles.head_block == 0) {
+      store_word(reinterpret_cast<uint4*>(to + element * sizeof(T)), vector);
     }
-    // scores[i][2 * h + j]: head g + 8 * h, token 8 * i + 2 * t + j.
-    float exponents[2][4];
+  };
 #pragma unroll
-    for (int h = 0; h < (kWide ? 2 : 1); ++h) {
+  for (int j = 0; j < 2 * kChunks; ++j) {
+    if (g == j % 8) store(problem.key, j * 32 + t * 8, vectors[j]);
+    if (position == tile + g) *tiles.key_vector(stage, 0, j) = vectors[j];
+    if (position == tile + 8 + g) *tiles.key_vector(stage, 1, j) = vectors[j];
+  }
+  store(problem.value, lane * 8, load_word(tiles.vector_at(new_value, lane * 8)));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (position != tiles.token_of_score(tile, i)) continue;
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      *tiles.value_vector(stage, i, j) = load_word(tiles.vector_at(new_value, j * kChunk + g * 8));
+    }
+  }
+}
+
+// Multiplies the queries with a tile's keys. scores[i][2 * h + j]: head g + 8 * h, token 8 * i + 2 * t + j.
+template <typename T, int kChunks, bool kWide>
+__device__ __forceinline__ void multiply_keys(const Tiles<T, kChunks>& tiles, const Queries<T, kChunks, kWide>& queries,
+                                              int stage, float (&scores)[2][4]) {
+#pragma unroll
+  for (int j = 0; j < 2 * kChunks; ++j) {
+    const uint4 low = queries.low[j], high = kWide ? queries.high[j] : uint4{};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 key = *tiles.key_vector(stage, i, j);
+      multiply<T>(scores[i], low.x, high.x, low.y, high.y, key.x, key.y);
+      multiply<T>(scores[i], low.z, high.z, low.w, high.w, key.z, key.w);
+    }
+  }
+}
+
+// A thread's sums over the tokens of its warp, for heads g and g + 8: weighted values; the largest score; and weights
+// relative to it.
+template <typename T, int kChunks, bool kWide>
+struct WarpSums {
+  static constexpr int kHalves = kWide ? 2 : 1;
+
+  float values[kChunks][8][4]{};
+  float largest[2]{-INFINITY, -INFINITY}, weights[2]{};
+
+  // Replaces the scores of a tile by its tokens' weights, and scales the sums if the largest score has grown.
+  __device__ __forceinline__ void add_weights(uint32_t included, float scale, float (&scores)[2][4]) {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
       float overall = largest[h];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -319,72 +333,89 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
       weights[h] *= factor;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float weight = factor_of(scores[i / 2][2 * h + i % 2], overall);
-        exponents[i / 2][2 * h + i % 2] = weight;
-        weights[h] += weight;
+        float& score = scores[i / 2][2 * h + i % 2];
+        score = factor_of(score, overall);
+        weights[h] += score;
       }
 #pragma unroll
       for (int j = 0; j < kChunks; ++j) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          sums[j][i][2 * h] *= factor;
-          sums[j][i][2 * h + 1] *= factor;
+          values[j][i][2 * h] *= factor;
+          values[j][i][2 * h + 1] *= factor;
         }
       }
     }
-    const uint32_t low0 = pack<T>(exponents[0][0], exponents[0][1]), low1 = pack<T>(exponents[1][0], exponents[1][1]);
-    const uint32_t high0 = kWide ? pack<T>(exponents[0][2], exponents[0][3]) : 0;
-    const uint32_t high1 = kWide ? pack<T>(exponents[1][2], exponents[1][3]) : 0;
+  }
+
+  // Adds a tile's values, times the weights of their tokens.
+  __device__ __forceinline__ void add_values(const Tiles<T, kChunks>& tiles, int stage, uint32_t included,
+                                             const float (&weights)[2][4]) {
+    const uint32_t low0 = pack<T>(weights[0][0], weights[0][1]), low1 = pack<T>(weights[1][0], weights[1][1]);
+    const uint32_t high0 = kWide ? pack<T>(weights[0][2], weights[0][3]) : 0;
+    const uint32_t high1 = kWide ? pack<T>(weights[1][2], weights[1][3]) : 0;
 #pragma unroll
     for (int j = 0; j < kChunks; ++j) {
-      uint4 values[4];
+      uint4 rows[4];
       // A value that is excluded may be anything, also NaN, whose product with 0 is NaN.
 #pragma unroll
-      for (int i = 0; i < 4; ++i) values[i] = (included >> i & 1) != 0 ? *value_vector(here, i, j) : uint4{};
+      for (int i = 0; i < 4; ++i) rows[i] = (included >> i & 1) != 0 ? *tiles.value_vector(stage, i, j) : uint4{};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t a = word_at(values[0], i), b = word_at(values[1], i);
-        const uint32_t c = word_at(values[2], i), d = word_at(values[3], i);
-        multiply<T>(sums[j][2 * i], low0, high0, low1, high1, __byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410));
-        multiply<T>(sums[j][2 * i + 1], low0, high0, low1, high1, __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x7632));
+        const uint32_t a = word_at(rows[0], i), b = word_at(rows[1], i);
+        const uint32_t c = word_at(rows[2], i), d = word_at(rows[3], i);
+        multiply<T>(values[j][2 * i], low0, high0, low1, high1, __byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410));
+        multiply<T>(values[j][2 * i + 1], low0, high0, low1, high1, __byte_perm(a, b, 0x7632),
+                    __byte_perm(c, d, 0x7632));
       }
     }
   }
-  cp_async_wait<0>();
 
-  // Adds up the warps of the block, in the memory of the ring.
-  constexpr int kRow = kSumRow<kChunks>;
-  auto* const warp_sums = reinterpret_cast<float*>(ring);  // [kWarps][kMostHeads or less][kRow]
-  constexpr int kRows = kWide ? kMostHeads : kMostHeads / 2;
+  // Puts the weighted values of the block's heads into shared memory, [kWarps][kRows][kSumRow].
+  __device__ __forceinline__ void share_values(const Tiles<T, kChunks>& tiles, float* warp_sums) const {
+    constexpr int kRows = kWide ? kMostHeads : kMostHeads / 2;
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        if (tiles.g + 8 * h >= tiles.heads) continue;
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          float* const to = warp_sums + (tiles.warp * kRows + tiles.g + 8 * h) * kSumRow<kChunks> + j * kChunk +
+                            (2 * tiles.t + column) * 8;
+#pragma unroll
+          for (int i = 0; i < 8; i += 4) {
+            *reinterpret_cast<float4*>(to + i) =
+                make_float4(values[j][i][2 * h + column], values[j][i + 1][2 * h + column],
+                            values[j][i + 2][2 * h + column], values[j][i + 3][2 * h + column]);
+          }
+        }
+      }
+    }
+  }
+};
+
+// Adds up the warps of the block, in the memory of the ring, and writes the result, or the split's part of it.
+template <typename T, int kChunks, bool kWide>
+__device__ __forceinline__ void write_sums(const Tiles<T, kChunks>& tiles, const WarpSums<T, kChunks, kWide>& sums,
+                                           const Division& division) {
+  constexpr int kWarps = kWarpsFor<kChunks>, kRows = kWide ? kMostHeads : kMostHeads / 2;
   __shared__ float warp_largest[kWarps][kMostHeads], warp_weights[kWarps][kMostHeads];
+  const Attention& problem = tiles.problem;
+  const int elements = tiles.elements, heads = tiles.heads;
+  auto* const warp_sums = reinterpret_cast<float*>(tiles.ring);
 #pragma unroll
   for (int h = 0; h < (kWide ? 2 : 1); ++h) {
-    const float weight = over_lanes_of_row(weights[h], false);
-    if (t == 0) {
-      warp_largest[warp][g + 8 * h] = largest[h];
-      warp_weights[warp][g + 8 * h] = weight;
+    const float weight = over_lanes_of_row(sums.weights[h], false);
+    if (tiles.t == 0) {
+      warp_largest[tiles.warp][tiles.g + 8 * h] = sums.largest[h];
+      warp_weights[tiles.warp][tiles.g + 8 * h] = weight;
     }
   }
   __syncthreads();  // no warp reads its tiles any more
-#pragma unroll
-  for (int j = 0; j < kChunks; ++j) {
-#pragma unroll
-    for (int h = 0; h < (kWide ? 2 : 1); ++h) {
-      if (g + 8 * h >= heads) continue;
-#pragma unroll
-      for (int column = 0; column < 2; ++column) {
-        float* const to = warp_sums + (warp * kRows + g + 8 * h) * kRow + j * kChunk + (2 * t + column) * 8;
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-          *reinterpret_cast<float4*>(to + i) =
-              make_float4(sums[j][i][2 * h + column], sums[j][i + 1][2 * h + column], sums[j][i + 2][2 * h + column],
-                          sums[j][i + 3][2 * h + column]);
-        }
-      }
-    }
-  }
+  sums.share_values(tiles, warp_sums);
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < heads * elements; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < heads * elements; i += kWarps * kWarp) {
     const int h = i / elements, element = i % elements;
     float overall = -INFINITY, weight = 0.0f, sum = 0.0f;
 #pragma unroll
@@ -393,20 +424,75 @@ __global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 
     for (int w = 0; w < kWarps; ++w) {
       const float factor = factor_of(warp_largest[w][h], overall);
       weight = fmaf(factor, warp_weights[w][h], weight);
-      sum = fmaf(factor, warp_sums[(w * kRows + h) * kRow + element], sum);
+      sum = fmaf(factor, warp_sums[(w * kRows + h) * kSumRow<kChunks> + element], sum);
     }
-    const int64_t head = batch * problem.query_heads + first_head + h;
+    const int64_t head = tiles.batch * problem.query_heads + tiles.first_head + h;
     if (division.splits == 1) {
       static_cast<T*>(problem.out)[head * elements + element] = encode<T>(weight > 0.0f ? sum / weight : 0.0f);
       continue;
     }
-    float* const part = part_of(problem.parts, head, split, division.splits, elements);
+    float* const part = part_of(problem.parts, head, static_cast<int>(blockIdx.x), division.splits, elements);
     part[element] = sum;
     if (element == 0) {
       part[elements] = overall;
       part[elements + 1] = weight;
     }
   }
+}
+
+// `stages` tiles of a warp fit in shared memory: 2 or 1.
+template <typename T, int kChunks, bool kWide>
+__global__ void __launch_bounds__(kWarpsFor<kChunks>* kWarp, kChunks == 1 ? 2 : 1)
+    attention_kernel(const __grid_constant__ Attention problem, const __grid_constant__ Division division, int stages,
+                     bool constant_cache) {
+  extern __shared__ uint4 ring[];
+  trigger_next_grid();
+  const Tiles<T, kChunks> tiles(problem, division, ring);
+  // Neighbouring tiles belong to different blocks, so that all have as much to do where a mask includes the first
+  // tokens only. The first tile is copied without waiting for its mask.
+  const int tokens = tiles.tokens, step = kWarpsFor<kChunks> * division.splits * kTokens;
+  const int first_tile = (tiles.warp * division.splits + static_cast<int>(blockIdx.x)) * kTokens;
+  if (!constant_cache) grid_wait();
+  if (stages > 1) {
+    if (first_tile < tokens) tiles.copy(first_tile, 0);
+    cp_async_commit();
+  }
+  if (constant_cache) grid_wait();
+
+  const int64_t position = problem.position == nullptr ? -1 : *problem.position;
+  const bool* const mask = problem.mask == nullptr ? nullptr : problem.mask + tiles.batch * problem.mask_stride;
+  const Queries<T, kChunks, kWide> queries(tiles);
+  WarpSums<T, kChunks, kWide> sums;
+  const float scale = problem.scale * 1.4426950408889634f;  // log2(e)
+  uint32_t next_included = tiles.included(mask, first_tile);
+  uint32_t copied_included = stages > 1 ? tiles.included(mask, first_tile + step) : next_included;  // of the next copy
+  int stage = 0;
+  for (int tile = first_tile; tile < tokens; tile += step) {
+    const int copied = tile + (stages - 1) * step;
+    __syncwarp();  // the tile before has been read
+    if (copied < tokens && __any_sync(kAllLanes, copied_included != 0)) tiles.copy(copied, stages > 1 ? stage ^ 1 : 0);
+    cp_async_commit();
+    const uint32_t included = stages > 1 ? next_included : copied_included;
+    const int here = stage;
+    next_included = copied_included;
+    copied_included = tiles.included(mask, copied + step);
+    if (stages > 1) stage ^= 1;
+    const bool has_position = position >= tile && position < tile + kTokens;
+    if (!__any_sync(kAllLanes, included != 0) && !has_position) continue;
+    if (stages > 1) {
+      cp_async_wait<1>();
+    } else {
+      cp_async_wait<0>();
+    }
+    __syncwarp();
+    if (has_position) write_new_token(tiles, position, tile, here);
+    float scores[2][4]{};
+    multiply_keys(tiles, queries, here, scores);
+    sums.add_weights(included, scale, scores);
+    sums.add_values(tiles, here, included, scores);
+  }
+  cp_async_wait<0>();
+  write_sums(tiles, sums, division);
 }
 
 // Adds up the parts of a query head: a block for each. Lane i of a warp has the factor of split i.

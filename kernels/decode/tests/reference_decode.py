@@ -1,38 +1,19 @@
-"""References, tensors and assertions that the tests of decode share.
-
-The kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
-else on the CPU.
-"""
+"""References, tensors and assertions that the tests of decode share."""
 
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
-from kernels import get_local_kernel
+from testing import DEVICE, load
 
 PROJECT = Path(__file__).resolve().parents[1]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3}  # with their numbers in the ops
 # One input, less and more than a vector, not a multiple of one, and those of models.
 WIDTHS = [1, 7, 8, 100, 1000] + ([4096, 14336] if DEVICE == "cuda" else [])
 
 
-def load(project):
-    """Return the package as built. Without one, skip the test, or the module that is imported."""
-    try:
-        return get_local_kernel(project)
-    except FileNotFoundError:
-        pytest.skip(f"not built: kernel-builder build {project} --backend {DEVICE}", allow_module_level=True)
-
-
 kernel = load(PROJECT)
 ops = kernel._ops.ops
-
-
-def random(*shape, dtype, requires_grad=False):
-    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
 
 
 def eager_linear(x, weight, bias=None, residual=None):
@@ -68,10 +49,6 @@ def eager_rotary(x, weight, cos, sin, eps, offset=0.0, rounding="last"):
     return x * cos[:, None, None] + torch.cat((-b, a), -1) * sin[:, None, None]
 
 
-def doubles(tensors):
-    return [None if tensor is None else tensor.detach().double() for tensor in tensors]
-
-
 def assert_as_good(actual, reference, expected, factor=1.1):
     """Assert that the error of `actual` is at most `factor` times that of `reference`, and that it is contiguous."""
     assert actual.dtype == reference.dtype and actual.shape == reference.shape and actual.is_contiguous()
@@ -82,6 +59,3 @@ def assert_as_good(actual, reference, expected, factor=1.1):
     error = (actual.double() - expected).abs().max().item()
     allowed = factor * (reference.double() - expected).abs().max().item() + slack
     assert error <= allowed
-
-
-gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

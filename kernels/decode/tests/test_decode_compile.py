@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_decode import ACTIVATIONS, DEVICE, kernel, ops, random
+from reference_decode import ACTIVATIONS, kernel, ops
+from testing import DEVICE, random
 
 
 def test_opcheck():

@@ -2,22 +2,15 @@
 
 import pytest
 import torch
-from reference_decode import DEVICE, assert_as_good, doubles, eager_attention, eager_linear, gpu, kernel, random
+from reference_decode import assert_as_good, eager_attention, eager_linear, kernel
 from test_decode_compile import step, step_inputs
+from testing import DEVICE, assert_waits_for_stream, capture, doubles, gpu, random
 
 
 @gpu
 def test_stream():
     x, weight = random(1, 8192, dtype=torch.bfloat16), random(4096, 8192, dtype=torch.bfloat16)
-    expected = kernel.linear(x, weight)
-    stream, late = torch.cuda.Stream(), torch.zeros_like(x)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        late.copy_(x)
-        out = kernel.linear(late, weight)
-    stream.synchronize()
-    assert torch.equal(out, expected)
+    assert_waits_for_stream(lambda late: kernel.linear(late, weight), x)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -38,14 +31,7 @@ def test_second_device():
 def test_graph():
     """A replay reads the position and the token that are there then."""
     x, weights, key, value, position = step_inputs(4, 300, torch.bfloat16)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step(x, weights, key, value, position)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step(x, weights, key, value, position)
+    graph, captured = capture(lambda: step(x, weights, key, value, position))
     for at in (10, 299):
         x.copy_(random(4, 1, 64, dtype=torch.bfloat16))
         position.fill_(at)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_decode import DEVICE, gpu, kernel, ops
+from reference_decode import kernel, ops
+from testing import DEVICE, gpu
 
 # Those of float16 are served by the kernel on every device.
 F16, F32 = torch.float16, torch.float32

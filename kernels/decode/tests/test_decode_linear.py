@@ -3,18 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference_decode import (
-    ACTIVATIONS,
-    DEVICE,
-    DTYPES,
-    WIDTHS,
-    assert_as_good,
-    doubles,
-    eager_gated,
-    eager_linear,
-    kernel,
-    random,
-)
+from reference_decode import ACTIVATIONS, WIDTHS, assert_as_good, eager_gated, eager_linear, kernel
+from testing import DEVICE, DTYPES, doubles, random
 
 ROWS = range(1, 9)
 

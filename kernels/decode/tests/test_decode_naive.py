@@ -1,18 +1,8 @@
 """Compare the naive kernels with float64."""
 
 import pytest
-from reference_decode import (
-    DTYPES,
-    PROJECT,
-    assert_as_good,
-    doubles,
-    eager_attention,
-    eager_gated,
-    eager_linear,
-    gpu,
-    load,
-    random,
-)
+from reference_decode import PROJECT, assert_as_good, eager_attention, eager_gated, eager_linear
+from testing import DTYPES, doubles, gpu, load, random
 
 
 @gpu

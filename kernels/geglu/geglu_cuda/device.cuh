@@ -124,26 +124,24 @@ struct KernelConfig {
   using InputRows = std::conditional_t<kStrided, OutputRows, NdRows<T, kWidth>>;
 };
 
-// Calls `launch(row)` with the row of the launch table for a call, as a std::integral_constant, and returns whether
-// there is one.
+// Calls `launch(row)` with the row of the launch table for a call, as a std::integral_constant.
 template <Pass kPass, Access kAccess, typename T, typename Launch>
-bool dispatch_row(int64_t rows, int64_t hidden, const Launch& launch) {
+void dispatch_row(int64_t hidden, const Launch& launch) {
   constexpr Variants kVariants{kPass, kAccess};
-  const int row = find_row(kLaunchTable, {compiled_capability(), kTypeOf<T>, kVariants, hidden},
-                           [&](const LaunchConfig& config) { return rows * hidden >= config.min_elements; });
-  return with_row<kLaunchTable, dtype_bit(kTypeOf<T>), kVariants.bits>(row, launch);
+  const int row = find_row(kLaunchTable, {compiled_capability(), kTypeOf<T>, kVariants, hidden});
+  with_row<kLaunchTable, dtype_bit(kTypeOf<T>), kVariants.bits>(row, launch);
 }
 
 template <Pass kPass, typename T, typename Launch>
-void dispatch_access(bool vectors, bool strided, int64_t rows, int64_t hidden, const Launch& launch) {
+void dispatch_access(bool vectors, bool strided, int64_t hidden, const Launch& launch) {
   if (vectors && strided) {
-    dispatch_row<kPass, Access::vectors, T>(rows, hidden, launch);
+    dispatch_row<kPass, Access::vectors, T>(hidden, launch);
   } else if (vectors) {
-    dispatch_row<kPass, Access::vectors_nd, T>(rows, hidden, launch);
+    dispatch_row<kPass, Access::vectors_nd, T>(hidden, launch);
   } else if (strided) {
-    dispatch_row<kPass, Access::elements, T>(rows, hidden, launch);
+    dispatch_row<kPass, Access::elements, T>(hidden, launch);
   } else {
-    dispatch_row<kPass, Access::elements_nd, T>(rows, hidden, launch);
+    dispatch_row<kPass, Access::elements_nd, T>(hidden, launch);
   }
 }
 

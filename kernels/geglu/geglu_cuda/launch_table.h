@@ -16,33 +16,21 @@ enum class Pass : unsigned { forward = 1, backward = 2 };
 enum class Access : unsigned {
   vectors = 4,  // rows are 16-byte aligned: one vector per load
   vectors_nd = 8,
-  unaligned = 16,  // forward only, inputs at any alignment: aligned vectors, shifted in registers
-  elements = 32,   // rows at any alignment: one element per load
-  elements_nd = 64,
+  elements = 16,  // rows at any alignment: one element per load
+  elements_nd = 32,
 };
 
 // widths: elements of a row; contiguous rows count as one.
 struct LaunchConfig : kit::LaunchKey<LaunchConfig> {
-  LAUNCH_FIELD(int64_t, min_elements, 0)  // of the call; part of the key
-
   LAUNCH_FIELD(int, threads, 256)  // per block, a multiple of 32
-  LAUNCH_FIELD(int, loads, 1)      // vectors or elements per thread and input; always 1 for Access::unaligned
+  LAUNCH_FIELD(int, loads, 1)      // vectors or elements per thread and input
 };
 
-// A call that no row of Access::unaligned serves is launched with Access::elements.
-//
 // Tuned on an H100 80GB HBM3 in bfloat16. "Reaches" is the share of copy speed there.
 constexpr LaunchConfig kLaunchTable[] = {
     // One vector per thread: blocks are short, and PDL hides their start. Reaches 1.00 to 1.04 (24 MB to 1.3 GB).
     LaunchConfig().for_variants(Access::vectors),
     LaunchConfig().for_variants(Access::vectors_nd),
-
-    // From 512 elements per row on, few vectors span two rows. From 65536 elements on (32 blocks with 16-bit dtypes)
-    // there are enough threads with a vector each. Reaches 1.02 (4096x4097).
-    LaunchConfig()
-        .for_variants(Pass::forward, Access::unaligned)
-        .for_widths(512, int64_t{1} << 24)
-        .with_min_elements(65536),
 
     // Several elements per thread, since each load is small. The backward pass reaches 0.93 (4096x4097).
     LaunchConfig().for_variants(Access::elements).with_loads(4),
@@ -53,9 +41,8 @@ constexpr LaunchConfig kLaunchTable[] = {
 
 // Whether calls of every size find a row.
 constexpr bool is_complete(Access access) {
-  const auto no_least = [](const LaunchConfig& config) { return config.min_elements == 0; };
-  return kit::serves_all(kLaunchTable, {Pass::forward, access}, no_least) &&
-         kit::serves_all(kLaunchTable, {Pass::backward, access}, no_least);
+  return kit::serves_all(kLaunchTable, {Pass::forward, access}) &&
+         kit::serves_all(kLaunchTable, {Pass::backward, access});
 }
 static_assert(is_complete(Access::vectors) && is_complete(Access::vectors_nd) && is_complete(Access::elements) &&
                   is_complete(Access::elements_nd),

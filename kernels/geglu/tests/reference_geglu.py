@@ -1,31 +1,16 @@
-"""References, tensors and assertions that the tests of geglu share.
-
-The kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
-else on the CPU.
-"""
+"""References, tensors and assertions that the tests of geglu share."""
 
 from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
-from kernels import get_local_kernel
+from testing import DEVICE, load
 
 PROJECT = Path(__file__).resolve().parents[1]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2}  # with their numbers in the ops
 GATES = ["second", "first"]
 # One element, less and more than a vector, odd, not a multiple of a vector, and more than a block takes.
 HIDDEN = [1, 3, 8, 17, 64, 100, 1000, 1280, 4097, 20001]
-
-
-def load(project):
-    """Return the package as built. Without one, skip the test, or the module that is imported."""
-    try:
-        return get_local_kernel(project)
-    except FileNotFoundError:
-        pytest.skip(f"not built: kernel-builder build {project} --backend {DEVICE}", allow_module_level=True)
 
 
 kernel = load(PROJECT)
@@ -63,25 +48,9 @@ def of_pair(gate, up, activation="gelu"):
     return kernel.geglu_pair(gate, up, "tanh" if activation == "gelu_tanh" else "none")
 
 
-def assert_as_good(actual, reference, expected):
-    """Assert that the error of `actual` is at most 1.1 times that of `reference`."""
-    assert actual.dtype == reference.dtype and actual.shape == reference.shape
-    if actual.numel() == 0:
-        return
-    scale = expected.abs().max().item()
-    slack = {torch.float32: 1e-6, torch.float16: 1e-4, torch.bfloat16: 1e-3}[actual.dtype] * max(scale, 1.0)
-    error = (actual.double() - expected).abs().max().item()
-    allowed = 1.1 * (reference.double() - expected).abs().max().item() + slack
-    assert error <= allowed
-
-
 def gradients(function, inputs, grad):
     output = function(*inputs)
     return torch.autograd.grad(output, inputs, grad.to(output.dtype))
-
-
-def doubles(tensors):
-    return [t.detach().double().requires_grad_() for t in tensors]
 
 
 def units_apart(a, b):
@@ -89,6 +58,3 @@ def units_apart(a, b):
     ordered = [t.view(torch.int16).int() for t in (a, b)]
     ordered = [torch.where(bits < 0, -(bits & 0x7FFF), bits) for bits in ordered]
     return (ordered[0] - ordered[1]).abs()
-
-
-gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

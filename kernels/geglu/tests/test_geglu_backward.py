@@ -3,21 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference_geglu import (
-    ACTIVATIONS,
-    DTYPES,
-    GATES,
-    HIDDEN,
-    assert_as_good,
-    doubles,
-    eager,
-    gradients,
-    kernel,
-    of_halves,
-    of_pair,
-    random,
-    split,
-)
+from reference_geglu import ACTIVATIONS, GATES, HIDDEN, eager, gradients, kernel, of_halves, of_pair, random, split
+from testing import DTYPES, assert_as_good, doubles
 
 
 @pytest.mark.kernels_ci

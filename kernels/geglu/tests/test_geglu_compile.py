@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_geglu import ACTIVATIONS, DEVICE, DTYPES, kernel, ops, random
+from reference_geglu import ACTIVATIONS, kernel, ops, random
+from testing import DEVICE, DTYPES, assert_compiles, assert_compiles_with_inductor
 
 
 @pytest.mark.parametrize(("dtype", "activation"), list(zip(DTYPES, ACTIVATIONS.values())))
@@ -23,24 +24,13 @@ def test_compile():
         gate = kernel.geglu(x * 2, approximate="tanh") + kernel.swiglu(x, gate="first")
         return kernel.geglu(gate, up) + kernel.swiglu(up, gate)
 
-    torch._dynamo.reset()
-    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
-    for batch in (4, 9):
-        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
-            inputs = [random(batch, 3, n, dtype=torch.float32, requires_grad=True) for n in (96, 48)]
-            expected = block(*inputs)
-            actual = compiled(*inputs)
-            torch.testing.assert_close(actual, expected)
-            grad = torch.randn_like(expected)
-            torch.testing.assert_close(
-                torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad)
-            )
+    assert_compiles(
+        block, lambda batch: [random(batch, 3, n, dtype=torch.float32, requires_grad=True) for n in (96, 48)]
+    )
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the CPU runs compile another backend")
 def test_compile_inductor():
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: kernel.geglu(x + 1) * 2, fullgraph=True, dynamic=True)
-    for batch in (4, 9):
-        x = random(batch, 256, dtype=torch.bfloat16)
-        torch.testing.assert_close(compiled(x), kernel.geglu(x + 1) * 2)
+    assert_compiles_with_inductor(
+        lambda x: kernel.geglu(x + 1) * 2, lambda batch: [random(batch, 256, dtype=torch.bfloat16)]
+    )

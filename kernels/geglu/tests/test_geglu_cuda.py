@@ -2,22 +2,13 @@
 
 import pytest
 import torch
-from reference_geglu import ACTIVATIONS, DEVICE, eager, gpu, kernel, of_halves, random, split
+from reference_geglu import ACTIVATIONS, eager, kernel, of_halves, random, split
+from testing import DEVICE, assert_replays, assert_waits_for_stream, gpu
 
 
 @gpu
 def test_stream():
-    x = random(4096, 8192, dtype=torch.bfloat16)
-    expected = kernel.geglu(x)
-    stream = torch.cuda.Stream()
-    late = torch.zeros_like(x)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        late.copy_(x)
-        out = kernel.geglu(late)
-    stream.synchronize()
-    assert torch.equal(out, expected)
+    assert_waits_for_stream(kernel.geglu, random(4096, 8192, dtype=torch.bfloat16))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -42,18 +33,7 @@ def test_graph(activation):
         out = of_halves(x, activation)
         return out.detach(), *torch.autograd.grad(out, x, grad)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    with torch.no_grad():
-        x.copy_(random(64, 1000, dtype=torch.float16))
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(captured, step()))
+    assert_replays(step, x)
 
 
 @gpu

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from differentiate import assert_derivatives
-from reference_geglu import ACTIVATIONS, DTYPES, GATES, eager, kernel, of_halves, of_pair, random, split
+from reference_geglu import ACTIVATIONS, GATES, eager, kernel, of_halves, of_pair, random, split
+from testing import DTYPES
 
 
 @pytest.mark.kernels_ci

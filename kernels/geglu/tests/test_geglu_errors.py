@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_geglu import DEVICE, kernel, ops
+from reference_geglu import kernel, ops
+from testing import DEVICE
 
 
 @pytest.mark.kernels_ci

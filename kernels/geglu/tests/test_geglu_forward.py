@@ -4,12 +4,8 @@ import pytest
 import torch
 from reference_geglu import (
     ACTIVATIONS,
-    DEVICE,
-    DTYPES,
     GATES,
     HIDDEN,
-    assert_as_good,
-    doubles,
     eager,
     gradients,
     kernel,
@@ -20,6 +16,7 @@ from reference_geglu import (
     split,
     units_apart,
 )
+from testing import DEVICE, DTYPES, assert_as_good, doubles
 
 
 @pytest.mark.kernels_ci

@@ -12,7 +12,8 @@ from kernels import (
     use_kernel_forward_from_hub,
     use_kernel_mapping,
 )
-from reference_geglu import DEVICE, PROJECT, kernel, random
+from reference_geglu import PROJECT, kernel, random
+from testing import DEVICE
 
 
 class Projected(torch.nn.Module):

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_geglu import ACTIVATIONS, DTYPES, HIDDEN, PROJECT, assert_as_good, eager, gpu, load, random
+from reference_geglu import ACTIVATIONS, HIDDEN, PROJECT, eager, random
+from testing import DTYPES, assert_as_good, gpu, load
 
 
 @gpu

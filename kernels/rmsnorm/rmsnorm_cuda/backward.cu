@@ -39,9 +39,9 @@ struct Grid {
 };
 
 // Bytes of a thread's share of the ring buffer, at most.
-int ring_bytes(const BackwardLaunch& launch, int width, int64_t period) {
-  const int tensors = 3, ends = period > 1 ? kVectorBytes / width : 0;
-  return launch.stages * tensors * (launch.held * kVectorBytes + ends);
+int ring_bytes(const BackwardLaunch& launch) {
+  constexpr int kTensors = 3;
+  return launch.stages * kTensors * launch.held * kVectorBytes;
 }
 
 // Returns the number of threads of a group: a power of two up to a warp, else whole warps.
@@ -53,55 +53,53 @@ int group_of(int64_t threads) {
 }
 
 // Two blocks per SM if two have room, so that one works while the other starts or ends; three if two would leave room
-// for another group. With few rows, more blocks are preferred to larger ones. A block's rows have one misalignment,
-// which repeats after `period` rows. `room`: threads of an SM.
-Grid grid_of_groups(int row, int64_t rows, int64_t period, int group, int room, const DeviceProperties& device) {
+// for another group. With few rows, more blocks are preferred to larger ones. `most_threads`: of an SM.
+Grid grid_of_groups(int row, int64_t rows, int group, int most_threads, const DeviceProperties& device) {
   const BackwardLaunch& launch = kBackwardLaunches[row];
-  const int blocks_per_sm = 2 * group > room ? 1 : (4 * group > room && 3 * group <= room ? 3 : 2);
-  const int threads = room / std::max(blocks_per_sm, 2);
+  const int blocks_per_sm =
+      2 * group > most_threads ? 1 : (4 * group > most_threads && 3 * group <= most_threads ? 3 : 2);
+  const int threads = most_threads / std::max(blocks_per_sm, 2);
   const int64_t most_blocks = blocks_per_sm * static_cast<int64_t>(device.sms);
   const int most = std::max(1, group > kWarp ? std::min(threads / group, kNamedBarriers) : threads / group);
   const int whole = group < kWarp ? kWarp / group : 1;  // groups that fill a warp
   const auto wanted = static_cast<int>(std::min<int64_t>((rows + most_blocks - 1) / most_blocks, most));
-  const bool single_block = period == 1 && rows <= launch.single_block_rows && rows * group <= room;
+  const bool single_block = rows <= launch.single_block_rows && rows * group <= most_threads;
   const int groups = ((single_block ? static_cast<int>(rows) : wanted) + whole - 1) / whole * whole;
-  const int64_t blocks = std::min(most_blocks, (rows + groups - 1) / groups + period - 1);
-  return {row, group, groups, std::min(rows, std::max(period, blocks / period * period)), blocks_per_sm};
+  return {row, group, groups, std::min(most_blocks, (rows + groups - 1) / groups), blocks_per_sm};
 }
 
 // The threads that a row of the table has on an SM, and those that a row of `units` needs.
 struct Threads {
-  int room;
+  int most;
   int64_t wanted;
 };
 
-Threads threads_of(const BackwardLaunch& launch, int64_t rows, int64_t units, int width, int64_t period,
-                   const DeviceProperties& device) {
-  int room = launch.threads;
+Threads threads_of(const BackwardLaunch& launch, int64_t rows, int64_t units, const DeviceProperties& device) {
+  int most = launch.threads;
   if (launch.kernel == BackwardKernel::ring) {
-    const int share = (device.shared_bytes_per_sm - 2 * kReservedBytes) / ring_bytes(launch, width, period);
-    room = std::min(share / kWarp * kWarp, room);
+    const int share = (device.shared_bytes_per_sm - 2 * kReservedBytes) / ring_bytes(launch);
+    most = std::min(share / kWarp * kWarp, most);
   }
-  const int min_threads = rows == 1 ? std::min(room, launch.single_row_threads) : launch.min_threads;
-  int64_t wanted = std::max<int64_t>((units + launch.units - 1) / launch.units, std::min<int64_t>(units, min_threads));
-  if (period > 1) wanted = std::max<int64_t>(wanted, kRowEnds * width);
-  return {room, wanted};
+  const int min_threads = rows == 1 ? std::min(most, launch.single_row_threads) : launch.min_threads;
+  const int64_t wanted =
+      std::max<int64_t>((units + launch.units - 1) / launch.units, std::min<int64_t>(units, min_threads));
+  return {most, wanted};
 }
 
 // For rows of `hidden` elements, read in vectors of `width` elements, or one by one with a width of 1.
 Grid grid_of(int64_t rows, int64_t hidden, int width, Type type, const DeviceProperties& device) {
   const auto layout = width > 1 ? BackwardLayout::vectors : BackwardLayout::elements;
-  const int64_t units = hidden / width, period = alignment_period(hidden, width);
+  const int64_t units = hidden / width;
   Threads threads;
   const int row =
       find_row(kBackwardLaunches, {compiled_capability(), type, layout, units}, [&](const BackwardLaunch& launch) {
-        threads = threads_of(launch, rows, units, width, period, device);
-        return launch.kernel == BackwardKernel::general || threads.wanted <= threads.room;
+        threads = threads_of(launch, rows, units, device);
+        return launch.kernel == BackwardKernel::general || threads.wanted <= threads.most;
       });
   const BackwardLaunch& launch = kBackwardLaunches[row];
   if (launch.kernel != BackwardKernel::general) {
-    const int room = std::min(threads.room, launch.threads_per_sm);
-    return grid_of_groups(row, rows, period, group_of(threads.wanted), room, device);
+    const int most_threads = std::min(threads.most, launch.threads_per_sm);
+    return grid_of_groups(row, rows, group_of(threads.wanted), most_threads, device);
   }
   const int blocks_per_sm = launch.threads_per_sm / launch.threads;
   return {row, 0, 1, std::min(rows, blocks_per_sm * static_cast<int64_t>(device.sms)), blocks_per_sm};
@@ -119,8 +117,7 @@ void launch_ring(const BackwardArguments& arguments, const Grid& grid, const Dev
                            device.shared_bytes_per_sm - kReservedBytes) == cudaSuccess) {
     known.fetch_or(known_if_this, std::memory_order_relaxed);
   }
-  const bool ends = arguments.hidden % (kVectorBytes / static_cast<int>(sizeof(T))) != 0;
-  const int bytes = threads * Config::kVectors * kVectorBytes + (ends ? grid.groups * kRowEnds * kVectorBytes : 0);
+  const int bytes = threads * Config::kVectors * kVectorBytes;
   const int tensors = arguments.grad_sum != nullptr ? 3 : 2;
   // Too much for one block more on an SM. Else an SM on which the previous kernel ends early would take more than its
   // share, and others would have no block at all: short rows took a third longer.
@@ -192,20 +189,6 @@ BackwardArguments arguments_of(const Backward& problem) {
   return arguments;
 }
 
-// Returns whether unaligned rows are read in vectors: there are enough of them, with one misalignment in all tensors.
-template <typename T>
-bool vectorize_unaligned(const Backward& problem, const DeviceProperties& device) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  const auto like_grad_x = [&](const Rows& rows) {
-    return same_alignment(rows, problem.grad_x, problem.hidden, sizeof(T));
-  };
-  const int row = find_row(kBackwardLaunches,
-                           {compiled_capability(), problem.type, BackwardLayout::vectors, problem.hidden / kWidth});
-  return problem.hidden % kWidth != 0 &&
-         problem.rows > kBackwardLaunches[row].rows_per_sm * static_cast<int64_t>(device.sms) &&
-         like_grad_x(problem.x) && like_grad_x(problem.grad) && like_grad_x(problem.grad_sum);
-}
-
 template <typename T>
 void launch(const Backward& problem, const DeviceProperties& device, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
@@ -215,8 +198,7 @@ void launch(const Backward& problem, const DeviceProperties& device, cudaStream_
   const bool all_aligned = aligned_rows && aligned(problem.weight.data);
   const bool row_dtype =
       sizeof(T) == sizeof(float) || problem.weight.data == nullptr || problem.weight.type == problem.type;
-  const int width = aligned_rows || vectorize_unaligned<T>(problem, device) ? kWidth : 1;
-  Grid grid = grid_of(problem.rows, problem.hidden, width, problem.type, device);
+  Grid grid = grid_of(problem.rows, problem.hidden, aligned_rows ? kWidth : 1, problem.type, device);
   if (problem.partial != nullptr) grid.blocks = problem.parts;
   BackwardArguments arguments = arguments_of(problem);
   arguments.group = grid.group;
@@ -234,8 +216,8 @@ int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts) {
   DeviceProperties device;
   const cudaError_t error = current_device_properties(&device);
   if (error != cudaSuccess) return error;
-  const int bytes = type == Type::float32 ? 4 : 2;
-  *parts = grid_of(rows, hidden, kVectorBytes / bytes, type, device).blocks;
+  const int width = kVectorBytes / (type == Type::float32 ? 4 : 2);
+  *parts = grid_of(rows, hidden, hidden % width == 0 ? width : 1, type, device).blocks;
   return cudaSuccess;
 }
 

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "kit/launch.cuh"
-#include "kit/unaligned_rows.cuh"
 #include "rmsnorm_cuda/device.cuh"
 
 namespace rmsnorm {
@@ -135,13 +134,6 @@ __device__ __forceinline__ void load_weights(const Weight& weight, int column, b
   for (int i = 0; i < kWidth; ++i) values[i] = decode(encoded[i]);
 }
 
-// The element of a row's head or tail that a thread handles. The head is the elements before the row's first aligned
-// vector, the tail those after its last.
-struct EndElement {
-  int column = -1;  // negative: none
-  float factor[1] = {}, weight_sum[1] = {};
-};
-
 // Writes the column sums of a block's only group from registers, for aligned rows. With eight columns per thread,
 // neighbouring threads exchange halves first, so that each of a warp's stores covers whole 32-byte sectors.
 template <typename T, int kWidth, int kVectors>
@@ -176,46 +168,41 @@ __device__ __forceinline__ void write_partial_of_group(const BackwardArguments& 
 }
 
 // Adds up the column sums of a block's groups, in the order of the groups, and writes the totals. Shared memory holds a
-// row of sums for each group, with the misalignment of the rows in memory. Eight groups are added at a time, so that no
-// float32 sum has many terms.
-template <typename T, bool kUnaligned, int kWidth, int kVectors>
+// row of sums for each group. Eight groups are added at a time, so that no float32 sum has many terms.
+template <typename T, int kWidth, int kVectors>
 __device__ __forceinline__ void write_partial(const BackwardArguments& arguments, float* shared, int index,
-                                              int first_column, int step, int end,
-                                              const float (&weight_sums)[kVectors][kWidth], int misalignment,
-                                              const EndElement& element) {
-  constexpr int kEach = kFloats<kWidth>, kTo = kUnaligned ? 1 : kEach, kTogether = 8;
+                                              int first_column, int step,
+                                              const float (&weight_sums)[kVectors][kWidth]) {
+  constexpr int kEach = kFloats<kWidth>, kTogether = 8;
   const int hidden = arguments.hidden, groups = blockDim.x / arguments.group;
-  const int length = kUnaligned ? (misalignment + hidden + kEach - 1) / kEach * kEach : hidden;
-  float* const own = shared + index * length + (kUnaligned ? misalignment : 0);
+  float* const own = shared + index * hidden;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int column = first_column + i * step;
-    if (column >= end) continue;
+    if (column >= hidden) continue;
 #pragma unroll
     for (int j = 0; j < kWidth; j += kEach) {
       using Floats = Vector<float, kEach>;
       *reinterpret_cast<Floats*>(own + column + j) = *reinterpret_cast<const Floats*>(&weight_sums[i][j]);
     }
   }
-  if (kUnaligned && element.column >= 0) own[element.column] = element.weight_sum[0];
   __syncthreads();
   float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
-  const float* const from = shared + (kUnaligned ? misalignment : 0);
-  for (int column = threadIdx.x * kTo; column < hidden; column += blockDim.x * kTo) {
-    float sums[kTo] = {};
+  for (int column = threadIdx.x * kEach; column < hidden; column += blockDim.x * kEach) {
+    float sums[kEach] = {};
     for (int first = 0; first < groups; first += kTogether) {
-      float some[kTo] = {};
+      float some[kEach] = {};
       for (int group = first; group < first + kTogether && group < groups; ++group) {
-        float more[kTo];
-        load_floats(from + group * length + column, more);
+        float more[kEach];
+        load_floats(shared + group * hidden + column, more);
 #pragma unroll
-        for (int i = 0; i < kTo; ++i) some[i] += more[i];
+        for (int i = 0; i < kEach; ++i) some[i] += more[i];
       }
 #pragma unroll
-      for (int i = 0; i < kTo; ++i) sums[i] += some[i];
+      for (int i = 0; i < kEach; ++i) sums[i] += some[i];
     }
-    if (kTo > 1 && arguments.grad_weight != nullptr) {
+    if (kEach > 1 && arguments.grad_weight != nullptr) {
       store(static_cast<T*>(arguments.grad_weight) + column, encode_all<T>(sums));
     } else {
       store_floats(partial + column, sums);

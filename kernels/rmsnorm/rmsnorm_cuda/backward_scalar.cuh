@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   if (arguments.partial != nullptr) {
-    write_partial<T, false>(arguments, sums_of_block, index, first_column, group, hidden, weight_sums, 0, {});
+    write_partial<T>(arguments, sums_of_block, index, first_column, group, weight_sums);
   }
 }
 

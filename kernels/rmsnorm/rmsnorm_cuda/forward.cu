@@ -11,7 +11,6 @@
 
 #include "rmsnorm_cuda/forward_aligned.cuh"
 #include "rmsnorm_cuda/forward_general.cuh"
-#include "rmsnorm_cuda/forward_unaligned.cuh"
 #include "rmsnorm_cuda/launch_table.h"
 #include "rmsnorm_cuda/rmsnorm.h"
 
@@ -47,8 +46,6 @@ void launch_row(int row, const ForwardArguments& arguments, const Grid& grid, bo
     if constexpr (kLaunch.is(ForwardLayout::general)) {
       start(aligned ? forward_general_kernel<T, kVectorBytes / sizeof(T), kAdd> : forward_general_kernel<T, 1, kAdd>,
             arguments);
-    } else if constexpr (kLaunch.is(ForwardLayout::fast_unaligned)) {
-      start(forward_unaligned_kernel<Config, T, kAdd>, static_cast<const FastForwardArguments&>(arguments));
     } else if constexpr (kLaunch.is(ForwardLayout::fast)) {
       start(forward_aligned_kernel<Config, FastForwardArguments, T, kAdd>,
             static_cast<const FastForwardArguments&>(arguments));
@@ -58,38 +55,18 @@ void launch_row(int row, const ForwardArguments& arguments, const Grid& grid, bo
   });
 }
 
-// Returns whether all tensors have x's misalignment in every row.
-template <typename T, bool kAdd>
-bool same_misalignment(const ForwardArguments& arguments, int64_t hidden) {
-  const auto like_x = [&](const void* data, int64_t stride) {
-    return (reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(arguments.x)) % kVectorBytes == 0 &&
-           (stride - arguments.x_stride) % (kVectorBytes / static_cast<int>(sizeof(T))) == 0;
-  };
-  return like_x(arguments.normed, arguments.in_place ? arguments.x_stride : hidden) &&
-         (!kAdd || (like_x(arguments.residual, arguments.residual_stride) &&
-                    like_x(arguments.sum, arguments.in_place ? arguments.residual_stride : hidden)));
-}
-
 template <typename T, bool kAdd>
 void launch(ForwardArguments& arguments, const Forward& problem, const DeviceProperties& device, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T), kBytes = sizeof(T);
   const bool all_aligned = problem.hidden % kWidth == 0 && aligned(problem.x, kBytes) &&
                            aligned(problem.residual, kBytes) && aligned(problem.weight.data) &&
                            aligned(problem.normed) && aligned(problem.sum);
-  auto layout = ForwardLayout::general;
-  if (all_aligned) {
-    layout = arguments.fast ? ForwardLayout::fast : ForwardLayout::aligned;
-  } else if (arguments.fast && same_misalignment<T, kAdd>(arguments, problem.hidden)) {
-    layout = ForwardLayout::fast_unaligned;
-  }
-  int64_t width = layout == ForwardLayout::general ? problem.hidden : problem.hidden / kWidth;
-  const auto find = [&] { return find_row(kForwardLaunches, {compiled_capability(), problem.type, layout, width}); };
-  int row = find();
-  if (row < 0) {
-    layout = ForwardLayout::general;
-    if (!all_aligned) width = problem.hidden;
-    row = find();
-  }
+  const int64_t width = all_aligned ? problem.hidden / kWidth : problem.hidden;
+  const auto find = [&](ForwardLayout layout) {
+    return find_row(kForwardLaunches, {compiled_capability(), problem.type, layout, width});
+  };
+  int row = all_aligned ? find(arguments.fast ? ForwardLayout::fast : ForwardLayout::aligned) : -1;
+  if (row < 0) row = find(ForwardLayout::general);
   const ForwardLaunch& launch = kForwardLaunches[row];
   const int64_t bytes = problem.rows * problem.hidden * kBytes * (kAdd ? 4 : 2);
   arguments.exceeds_l2 = bytes > launch.l2_multiple * static_cast<int64_t>(device.l2_bytes);

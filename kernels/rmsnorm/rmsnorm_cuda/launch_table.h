@@ -20,10 +20,9 @@ namespace rmsnorm {
 // --- forward
 
 enum class ForwardLayout : unsigned {
-  fast = 1,            // fast path (see FastForwardArguments), aligned rows
-  fast_unaligned = 2,  // fast path, unaligned rows with the same misalignment in all tensors
-  aligned = 4,         // aligned rows, not the fast path
-  general = 8,         // calls that no other row takes; widths are in elements if the rows are not aligned
+  fast = 1,     // fast path (see FastForwardArguments), aligned rows
+  aligned = 2,  // aligned rows, not the fast path
+  general = 4,  // calls that no other row takes; widths are in elements if the rows are not aligned
 };
 
 struct ForwardLaunch : kit::LaunchKey<ForwardLaunch> {
@@ -51,12 +50,6 @@ struct ForwardLaunch : kit::LaunchKey<ForwardLaunch> {
 // Short rows share a block. The number of threads per row balances two effects: with too many rows at a time on an SM,
 // concurrent accesses are too far apart in memory; with too few, the memory is not kept busy.
 constexpr ForwardLaunch kShortRows = ForwardLaunch().with_row_per_block(false).with_threads(128).with_min_threads(4);
-// In short unaligned rows a thread takes two vectors: a block of one or two warps has too few loads in flight.
-constexpr ForwardLaunch kUnalignedRows = ForwardLaunch()
-                                             .for_variants(ForwardLayout::fast_unaligned)
-                                             .with_threads(512)
-                                             .with_min_threads(64)
-                                             .with_prefetch_bytes_per_sm(16 << 10);
 
 constexpr ForwardLaunch kForwardLaunches[] = {
     // Rows of up to 64 vectors are 1 to 3 % faster with two vectors per thread than with four on an H100, and 5 to 7 %
@@ -73,8 +66,6 @@ constexpr ForwardLaunch kForwardLaunches[] = {
         .with_vectors(2)
         .with_held(2),
     ForwardLaunch().for_variants(ForwardLayout::fast).for_widths(1025, 4096),
-    kUnalignedRows.for_widths(33, 256).with_vectors(2),
-    kUnalignedRows.for_widths(257, 2048),
     // The general kernel loops over a row and holds nothing.
     kShortRows.for_variants(ForwardLayout::general).for_widths(0, 256).with_min_threads(1).with_vectors(1),
     ForwardLaunch().for_variants(ForwardLayout::general).for_widths(257, kit::kAnyWidth),
@@ -107,7 +98,7 @@ constexpr int fixed_log2_lanes(const ForwardLaunch& launch) {
 // --- backward
 
 enum class BackwardLayout : unsigned {
-  vectors = 1,   // rows that can be read in vectors, aligned or not; widths count whole vectors
+  vectors = 1,   // aligned rows
   elements = 2,  // other rows
 };
 
@@ -125,16 +116,15 @@ struct BackwardLaunch : kit::LaunchKey<BackwardLaunch> {
   LAUNCH_FIELD(int, units, 4)                 // per thread and tensor: a row gets as many threads as this needs
   LAUNCH_FIELD(int, held, 4)                  // units that the kernel has room for, at least `units`
   LAUNCH_FIELD(int, stages, 2)                // of the ring buffer of a row's threads
-  LAUNCH_FIELD(int, single_block_rows, 8)     // up to this many aligned rows run in one block: no second kernel
+  LAUNCH_FIELD(int, single_block_rows, 8)     // up to this many rows run in one block: no second kernel
   LAUNCH_FIELD(int, many_iterations, 8)  // PDL: blocks with more trigger before their last two, others before the last
-  LAUNCH_FIELD(int, rows_per_sm, 1)      // unaligned rows are read in vectors if there are more per SM
 };
 
 constexpr BackwardLaunch kBackwardLaunches[] = {
     // Two stages: with more, memory is read too far ahead, which is slower. 512 threads per SM, in two blocks where two
-    // have room, so that one works while the other starts or ends. With one row per SM, the ring kernel's preparation
-    // for unaligned rows takes longer than it saves. Rows whose ring does not fit in shared memory fall through to the
-    // general kernel. In short rows a thread takes two vectors only, so that a load covers more of a cache line.
+    // have room, so that one works while the other starts or ends. Rows whose ring does not fit in shared memory fall
+    // through to the general kernel. In short rows a thread takes two vectors only, so that a load covers more of a
+    // cache line.
     BackwardLaunch().for_variants(BackwardLayout::vectors).for_widths(0, 32).with_units(2).with_held(2),
     BackwardLaunch().for_variants(BackwardLayout::vectors).for_widths(33, 2048),
     // Rows that are read element by element. A whole warp reads a row, instead of a few threads with many elements
@@ -173,11 +163,9 @@ constexpr ReduceLaunch kReduceLaunches[] = {
 constexpr bool can_run(const ForwardLaunch& row) {
   const bool block = row.threads >= 128 && row.threads <= 1024 && row.threads % 128 == 0 && row.vectors > 0;
   if (row.is(ForwardLayout::general)) return block;
-  // Registers hold a row; the threads of an unaligned row's head and tail are 16.
+  // Registers hold a row.
   const int64_t threads = row.row_per_block ? row.threads : 32;
-  const bool unaligned = row.is(ForwardLayout::fast_unaligned);
   return block && row.vectors <= row.held && row.widths.last <= threads * row.vectors && row.variants.bits != 0 &&
-         (!unaligned || (row.row_per_block && row.min_threads >= 16)) &&
          (!row.is(ForwardLayout::aligned) || !row.row_per_block);
 }
 

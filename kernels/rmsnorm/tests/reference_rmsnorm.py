@@ -1,38 +1,19 @@
-"""References, tensors and assertions that the tests of rmsnorm share.
-
-The kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
-else on the CPU.
-"""
+"""References, tensors and assertions that the tests of rmsnorm share."""
 
 from pathlib import Path
 
-import pytest
 import torch
-from kernels import get_local_kernel
+from testing import assert_gradients, load
 
 PROJECT = Path(__file__).resolve().parents[1]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EPS = 1e-6
 # One element, less and more than a vector, odd, not a multiple of a vector, several rows per warp and per block, and
 # rows longer than the registers hold.
 HIDDEN = [1, 3, 8, 17, 64, 100, 128, 768, 1000, 2048, 4096, 5000, 5001, 16384, 20001, 70000]
 
 
-def load(project):
-    """Return the package as built. Without one, skip the test, or the module that is imported."""
-    try:
-        return get_local_kernel(project)
-    except FileNotFoundError:
-        pytest.skip(f"not built: kernel-builder build {project} --backend {DEVICE}", allow_module_level=True)
-
-
 kernel = load(PROJECT)
 ops = kernel._ops.ops
-
-
-def random(*shape, dtype, requires_grad=False):
-    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
 
 
 def exact(x, weight=None, eps=EPS, offset=0.0, rounding="last"):
@@ -56,32 +37,6 @@ def gradients_of_rows(grad, x, weight, grad_sum, offset=0.0):
     return ops.rms_norm_backward(grad, x, weight, grad_sum, weight is not None, EPS, offset)
 
 
-def assert_as_good(actual, reference, expected):
-    """Assert that the error of `actual` is at most 1.1 times that of `reference`."""
-    assert actual.dtype == reference.dtype and actual.shape == reference.shape
-    if actual.numel() == 0:
-        return
-    scale = expected.abs().max().item()
-    slack = {torch.float32: 2e-6, torch.float16: 1e-4, torch.bfloat16: 1e-3}[actual.dtype] * max(scale, 1.0)
-    error = (actual.double() - expected).abs().max().item()
-    allowed = 1.1 * (reference.double() - expected).abs().max().item() + slack
-    assert error <= allowed
-
-
-def gradients(function, inputs, grads):
-    outputs = function(*inputs)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    return torch.autograd.grad(outputs, inputs, [g.to(o.dtype) for g, o in zip(grads, outputs)])
-
-
-def assert_gradients(function, eager_function, exact_function, inputs, grads):
-    expected = gradients(exact_function, [i.detach().double().requires_grad_() for i in inputs], grads)
-    reference = gradients(eager_function, inputs, grads)
-    actual = gradients(function, inputs, grads)
-    for a, r, e in zip(actual, reference, expected):
-        assert_as_good(a, r, e)
-
-
 def copies(call):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
@@ -101,6 +56,3 @@ def assert_add_gradients(x, residual, weight, grads):
         return exact(total, weight), total
 
     assert_gradients(kernel.add_rms_norm, eager_add, exact_add, [x, residual, weight], grads)
-
-
-gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -2,18 +2,8 @@
 
 import pytest
 import torch
-from reference_rmsnorm import (
-    DEVICE,
-    DTYPES,
-    HIDDEN,
-    assert_add_gradients,
-    assert_gradients,
-    eager,
-    exact,
-    gradients_of_rows,
-    kernel,
-    random,
-)
+from reference_rmsnorm import HIDDEN, assert_add_gradients, eager, exact, gradients_of_rows, kernel
+from testing import DEVICE, DTYPES, assert_gradients, random
 
 
 @pytest.mark.kernels_ci

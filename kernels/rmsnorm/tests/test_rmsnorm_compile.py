@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_rmsnorm import DEVICE, DTYPES, EPS, kernel, ops, random
+from reference_rmsnorm import EPS, kernel, ops
+from testing import DEVICE, DTYPES, assert_compiles, assert_compiles_with_inductor, random
 
 
 @pytest.mark.parametrize(
@@ -35,20 +36,11 @@ def test_compile():
         normed, total = kernel.add_rms_norm(x * 2, residual, weight)
         return kernel.rms_norm(normed, weight) + total
 
-    torch._dynamo.reset()
-    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
     weight = random(48, dtype=torch.float32, requires_grad=True)
-    for batch in (4, 9):
-        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
-            x, residual = (random(batch, 3, 48, dtype=torch.float32, requires_grad=True) for _ in range(2))
-            expected = block(x, residual, weight)
-            actual = compiled(x, residual, weight)
-            torch.testing.assert_close(actual, expected)
-            grad = torch.randn_like(expected)
-            inputs = (x, residual, weight)
-            torch.testing.assert_close(
-                torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad)
-            )
+    assert_compiles(
+        block,
+        lambda batch: [*(random(batch, 3, 48, dtype=torch.float32, requires_grad=True) for _ in range(2)), weight],
+    )
 
 
 @pytest.mark.kernels_ci
@@ -70,9 +62,7 @@ def test_compile_in_place():
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the CPU runs compile another backend")
 def test_compile_inductor():
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, w: kernel.rms_norm(x + 1, w) * 2, fullgraph=True, dynamic=True)
     weight = random(256, dtype=torch.bfloat16)
-    for batch in (4, 9):
-        x = random(batch, 256, dtype=torch.bfloat16)
-        torch.testing.assert_close(compiled(x, weight), kernel.rms_norm(x + 1, weight) * 2)
+    assert_compiles_with_inductor(
+        lambda x: kernel.rms_norm(x + 1, weight) * 2, lambda batch: [random(batch, 256, dtype=torch.bfloat16)]
+    )

@@ -2,18 +2,15 @@
 
 import pytest
 import torch
-from reference_rmsnorm import (
+from reference_rmsnorm import EPS, assert_add_gradients, eager, exact, gradients_of_rows, kernel
+from testing import (
     DEVICE,
     DTYPES,
-    EPS,
-    assert_add_gradients,
     assert_as_good,
     assert_gradients,
-    eager,
-    exact,
+    assert_replays,
+    assert_waits_for_stream,
     gpu,
-    gradients_of_rows,
-    kernel,
     random,
 )
 
@@ -21,16 +18,7 @@ from reference_rmsnorm import (
 @gpu
 def test_stream():
     x, weight = random(4096, 4096, dtype=torch.bfloat16), random(4096, dtype=torch.bfloat16)
-    expected = kernel.rms_norm(x, weight)
-    stream = torch.cuda.Stream()
-    late = torch.zeros_like(x)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        late.copy_(x)
-        normed = kernel.rms_norm(late, weight)
-    stream.synchronize()
-    assert torch.equal(normed, expected)
+    assert_waits_for_stream(lambda late: kernel.rms_norm(late, weight), x)
 
 
 @gpu
@@ -42,18 +30,7 @@ def test_graph():
         normed, total = kernel.add_rms_norm(x, residual, weight)
         return torch.autograd.grad((normed, total), (x, residual, weight), (residual.detach(), x.detach()))
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    with torch.no_grad():
-        x.copy_(random(64, 1000, dtype=torch.float16))
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(captured, step()))
+    assert_replays(step, x)
 
 
 @gpu

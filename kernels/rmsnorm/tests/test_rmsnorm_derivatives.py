@@ -3,7 +3,8 @@
 import pytest
 import torch
 from differentiate import assert_derivatives
-from reference_rmsnorm import DTYPES, exact, kernel, random
+from reference_rmsnorm import exact, kernel
+from testing import DTYPES, random
 from torch.utils.checkpoint import checkpoint
 
 OPTIONS = {"plain": {}, "offset": {"offset": 1.0}, "before the weight": {"rounding": "before_weight"}}

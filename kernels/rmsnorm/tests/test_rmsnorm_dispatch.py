@@ -5,7 +5,8 @@ import warnings
 
 import pytest
 import torch
-from reference_rmsnorm import DEVICE, DTYPES, kernel, ops
+from reference_rmsnorm import kernel, ops
+from testing import DEVICE, DTYPES
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 

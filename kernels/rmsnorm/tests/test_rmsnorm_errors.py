@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_rmsnorm import DEVICE, kernel
+from reference_rmsnorm import kernel
+from testing import DEVICE
 
 OTHER_DEVICE = "cpu" if DEVICE == "cuda" else "meta"
 

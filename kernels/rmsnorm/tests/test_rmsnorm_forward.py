@@ -3,21 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference_rmsnorm import (
-    DEVICE,
-    DTYPES,
-    EPS,
-    HIDDEN,
-    assert_as_good,
-    assert_gradients,
-    copies,
-    eager,
-    exact,
-    gradients,
-    gradients_of_rows,
-    kernel,
-    random,
-)
+from reference_rmsnorm import EPS, HIDDEN, copies, eager, exact, gradients_of_rows, kernel
+from testing import DEVICE, DTYPES, assert_as_good, assert_gradients, gradients, random
 
 
 @pytest.mark.kernels_ci

@@ -9,7 +9,8 @@ from kernels import (
     use_kernel_forward_from_hub,
     use_kernel_mapping,
 )
-from reference_rmsnorm import DEVICE, DTYPES, PROJECT, kernel, random
+from reference_rmsnorm import PROJECT, kernel
+from testing import DEVICE, DTYPES, random
 
 
 @pytest.mark.kernels_ci

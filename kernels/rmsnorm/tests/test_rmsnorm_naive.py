@@ -1,7 +1,8 @@
 """Compare the naive kernel with float64."""
 
 import pytest
-from reference_rmsnorm import DTYPES, EPS, HIDDEN, PROJECT, assert_as_good, eager, exact, gpu, load, random
+from reference_rmsnorm import EPS, HIDDEN, PROJECT, eager, exact
+from testing import DTYPES, assert_as_good, gpu, load, random
 
 
 @gpu

@@ -3,7 +3,8 @@
 import itertools
 
 import torch
-from reference_rope3d import DEVICE, random, rotated
+from reference_rope3d import rotated
+from testing import DEVICE, random
 
 EPS = 1e-6
 # Heads of q and of k, elements of a head. Of one vector, of a whole warp and of more, odd multiples of a pair; equal

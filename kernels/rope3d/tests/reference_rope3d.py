@@ -1,19 +1,12 @@
-"""References, tensors and assertions that the tests of rope3d share.
-
-The kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
-else on the CPU.
-"""
+"""References, tensors and assertions that the tests of rope3d share."""
 
 import math
 from pathlib import Path
 
-import pytest
 import torch
-from kernels import get_local_kernel
+from testing import load
 
 PROJECT = Path(__file__).resolve().parents[1]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GRID = (3, 4, 5)
 TOKENS = math.prod(GRID)
 # Less than a vector, odd multiples of a pair, not a multiple of a vector, axes that end within a vector, and more than
@@ -21,20 +14,8 @@ TOKENS = math.prod(GRID)
 DIMS = [2, 6, 10, 16, 44, 64, 128, 130, 1000, 1544]
 
 
-def load(project):
-    """Return the package as built. Without one, skip the test, or the module that is imported."""
-    try:
-        return get_local_kernel(project)
-    except FileNotFoundError:
-        pytest.skip(f"not built: kernel-builder build {project} --backend {DEVICE}", allow_module_level=True)
-
-
 kernel = load(PROJECT)
 ops = kernel.rotary.ops
-
-
-def random(*shape, dtype, requires_grad=False):
-    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
 
 
 def points(grid):
@@ -115,6 +96,3 @@ def assert_agrees(actual, expected):
     """Assert equality to one unit in the last place; near zero, to one unit of the products that are subtracted."""
     eps = torch.finfo(actual.dtype).eps
     torch.testing.assert_close(actual, expected, rtol=eps, atol=torch.finfo(torch.float32).eps * 4)
-
-
-gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from reference_norm_rotary import FORMS, HEADS, angles, assert_normed_and_rotated, heads_of, reference, tables
-from reference_rope3d import DTYPES, kernel, layouts_of, random
+from reference_rope3d import kernel, layouts_of
+from testing import DTYPES, random
 
 
 def options_of(norm, half):

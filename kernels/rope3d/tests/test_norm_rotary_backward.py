@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 from reference_norm_rotary import FORMS, HEADS, angles, heads_of, reference, tables
-from reference_rope3d import DEVICE, DTYPES, kernel, random
+from reference_rope3d import kernel
+from testing import DEVICE, DTYPES, random
 
 
 def gradients(inputs, weights, grads, dtype, turns, half, **options):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from reference_norm_rotary import FORMS, angles, heads_of, tables
-from reference_rope3d import DEVICE, kernel, ops, random
+from reference_rope3d import kernel, ops
+from testing import DEVICE, capture, random
 
 EPS = 1e-6
 
@@ -71,14 +72,7 @@ def test_graph(norm, half):
         outs = kernel.norm_rotary(*leaves, cos, sin, norm=norm, pairs="half" if half else "interleaved")
         return *outs, *torch.autograd.grad(outs, leaves, [out.detach() for out in outs])
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     with torch.no_grad():
         for leaf in leaves:
             leaf.copy_(torch.randn_like(leaf))

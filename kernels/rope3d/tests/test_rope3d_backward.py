@@ -2,19 +2,8 @@
 
 import pytest
 import torch
-from reference_rope3d import (
-    DTYPES,
-    GRID,
-    TOKENS,
-    assert_as_good,
-    kernel,
-    ltx_angles,
-    points,
-    random,
-    rotated,
-    wan_angles,
-    wan_widths,
-)
+from reference_rope3d import GRID, TOKENS, assert_as_good, kernel, ltx_angles, points, rotated, wan_angles, wan_widths
+from testing import DTYPES, random
 
 
 @pytest.mark.kernels_ci

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from reference_rope3d import DEVICE, DTYPES, GRID, TOKENS, kernel, ops, random
+from reference_rope3d import GRID, TOKENS, kernel, ops
+from testing import DEVICE, DTYPES, random
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 

@@ -4,22 +4,14 @@ import math
 
 import pytest
 import torch
-from reference_rope3d import DEVICE, GRID, TOKENS, assert_as_good, gpu, kernel, points, random, wan_angles, wan_widths
+from reference_rope3d import GRID, TOKENS, assert_as_good, kernel, points, wan_angles, wan_widths
+from testing import DEVICE, assert_waits_for_stream, capture, gpu, random
 
 
 @gpu
 def test_stream():
     q = random(1, 7 * 64 * 64, 16, 128, dtype=torch.bfloat16)
-    expected, _ = kernel.rope3d(q, None, (7, 64, 64))
-    stream = torch.cuda.Stream()
-    late = torch.zeros_like(q)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        late.copy_(q)
-        out, _ = kernel.rope3d(late, None, (7, 64, 64))
-    stream.synchronize()
-    assert torch.equal(out, expected)
+    assert_waits_for_stream(lambda late: kernel.rope3d(late, None, (7, 64, 64))[0], q)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -45,14 +37,7 @@ def test_graph(theta):
         out = kernel.rope3d(q, k, GRID, theta=theta)
         return torch.autograd.grad(out, (q, k), (k.detach(), q.detach()))
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step(10000.0)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step(theta)
+    graph, captured = capture(lambda: step(theta), lambda: step(10000.0))
     expected = step(theta)
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(captured, expected))

@@ -7,20 +7,8 @@ import torch
 from differentiate import assert_derivatives
 from reference_norm_rotary import angles, normed, tables
 from reference_norm_rotary import reference as norm_reference
-from reference_rope3d import (
-    DEVICE,
-    DTYPES,
-    GRID,
-    TOKENS,
-    kernel,
-    layouts_of,
-    ltx_angles,
-    points,
-    random,
-    rotated,
-    wan_angles,
-    wan_widths,
-)
+from reference_rope3d import GRID, TOKENS, kernel, layouts_of, ltx_angles, points, rotated, wan_angles, wan_widths
+from testing import DEVICE, DTYPES, random
 
 
 @pytest.mark.kernels_ci

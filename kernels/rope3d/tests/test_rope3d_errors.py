@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from reference_rope3d import DEVICE, kernel, ops
+from reference_rope3d import kernel, ops
+from testing import DEVICE
 
 # The arguments of the ops after q and k.
 FORM = {"prefix": 0, "head_dim": 0, "half": False, "heads_first": False, "inverse": False}

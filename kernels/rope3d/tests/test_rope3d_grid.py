@@ -6,20 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from reference_rope3d import (
-    DEVICE,
     DIMS,
-    DTYPES,
     GRID,
     TOKENS,
     assert_as_good,
     kernel,
     ltx_angles,
     points,
-    random,
     rotated,
     wan_angles,
     wan_widths,
 )
+from testing import DEVICE, DTYPES, random
 
 
 @pytest.mark.kernels_ci

@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 from reference_rope3d import (
-    DEVICE,
-    DTYPES,
     GRID,
     TOKENS,
     assert_agrees,
@@ -14,11 +12,11 @@ from reference_rope3d import (
     kernel,
     layouts_of,
     points,
-    random,
     rotated,
     wan_angles,
     wan_widths,
 )
+from testing import DEVICE, DTYPES, random
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,19 +2,8 @@
 
 import pytest
 import torch
-from reference_rope3d import (
-    DEVICE,
-    DTYPES,
-    GRID,
-    TOKENS,
-    assert_agrees,
-    assert_as_good,
-    kernel,
-    ltx_angles,
-    points,
-    random,
-    wan_angles,
-)
+from reference_rope3d import GRID, TOKENS, assert_agrees, assert_as_good, kernel, ltx_angles, points, wan_angles
+from testing import DEVICE, DTYPES, random
 
 
 def wan(x, cos, sin):

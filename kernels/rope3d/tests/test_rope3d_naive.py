@@ -1,19 +1,8 @@
 """Compare the naive kernel with float64."""
 
 import pytest
-from reference_rope3d import (
-    DTYPES,
-    GRID,
-    PROJECT,
-    TOKENS,
-    assert_as_good,
-    gpu,
-    load,
-    points,
-    random,
-    wan_angles,
-    wan_widths,
-)
+from reference_rope3d import GRID, PROJECT, TOKENS, assert_as_good, points, wan_angles, wan_widths
+from testing import DTYPES, gpu, load, random
 
 
 @gpu

@@ -2,18 +2,8 @@
 
 import pytest
 import torch
-from reference_rope3d import (
-    DEVICE,
-    DTYPES,
-    GRID,
-    TOKENS,
-    assert_as_good,
-    kernel,
-    ltx_angles,
-    random,
-    wan_angles,
-    wan_widths,
-)
+from reference_rope3d import GRID, TOKENS, assert_as_good, kernel, ltx_angles, wan_angles, wan_widths
+from testing import DEVICE, DTYPES, random
 
 
 @pytest.mark.parametrize("tensors", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import sqlite3
 import time
 import uuid
@@ -11,7 +12,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pygit2
-import structlog
 from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_hub import __version__
-from kernel_hub.http.audit_log import Audit, AuditFile
+from kernel_hub.http.audit_log import Audit, audit_logger
 from kernel_hub.http.metrics import Metrics
 from kernel_hub.http.receive import BodyLimits
 from kernel_hub.hub_service import Hub
@@ -32,7 +32,7 @@ from kernel_hub.routes.absent import absent
 from kernel_hub.routes.git import CLONES
 from kernel_hub.settings import Settings
 
-log = structlog.stdlib.get_logger("kernel_hub")
+log = logging.getLogger("kernel_hub")
 
 _THREADS = 64  # a request that waits for a lock occupies one
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
@@ -84,8 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
         # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
     if settings.audit_log is not None:
-        app.state.audit_file = AuditFile(settings.audit_log)
-        app.add_middleware(Audit, file=app.state.audit_file)
+        app.add_middleware(Audit, logger=audit_logger(settings.audit_log))
     app.add_middleware(RequestObserver, metrics=app.state.metrics)
     return app
 
@@ -127,7 +126,7 @@ async def _fail(request: Request, error: Exception) -> Response:
         return answer(no_space())
     if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
         return answer(busy("the index is locked by other processes; try again"))
-    log.error("request failed", path=request.url.path, exc_info=error)
+    log.error("request failed", extra={"fields": {"path": request.url.path}}, exc_info=error)
     return answer(Refusal(500, "the Hub failed; its log has the reason", code="InternalError"))
 
 
@@ -161,13 +160,13 @@ class RequestObserver:
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.request_ended(scope["method"], route, status, seconds)
-            log.info(
-                "request",
-                id=request_id,
-                method=scope["method"],
-                path=scope["path"],
-                status=status,
-                ms=round(seconds * 1000, 1),
-                caller=scope["state"].get("caller") or None,
-                client=(scope.get("client") or (None,))[0],
-            )
+            fields = {
+                "id": request_id,
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round(seconds * 1000, 1),
+                "caller": scope["state"].get("caller") or None,
+                "client": (scope.get("client") or (None,))[0],
+            }
+            log.info("request", extra={"fields": fields})

@@ -65,7 +65,7 @@ def main() -> None:
 @click.option(
     "--audit-log",
     metavar="FILE",
-    help="Append a line of JSON for every write and every denied access; '-' is stdout. SIGHUP opens FILE again.",
+    help="Append a line of JSON for every write and every denied access; '-' is stdout.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
 def serve(

@@ -78,13 +78,6 @@ class Hub:
                 raise wrong_token() from None
         return self.tokens.caller(token)
 
-    def is_known(self, authorization: str) -> bool:
-        """Return whether an `Authorization` header holds a token of this Hub."""
-        try:
-            return bool(self.caller(authorization).name)
-        except Refusal:
-            return False
-
     def to_read(self, repo_id: str, caller: Caller) -> GitRepository:
         """Open a repository that this caller may see.
 

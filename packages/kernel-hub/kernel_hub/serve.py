@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import logging
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
+from datetime import datetime, timezone
 
-import structlog
 import uvicorn
 
 from kernel_format.errors import ConfigError, HubError
@@ -52,36 +52,25 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+class _JsonLines(logging.Formatter):
+    """One JSON object per line. A record's `fields` are added to it; escape sequences that clients send are quoted."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            **getattr(record, "fields", {}),
+            "event": record.getMessage(),
+            "level": record.levelname.lower(),
+            "timestamp": datetime.fromtimestamp(record.created, timezone.utc).isoformat(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
 def set_up_logs() -> None:
-    """Log to stderr: one JSON object per line, or coloured text on a terminal."""
-    times: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-    ]
-    # Clients choose the paths. On a terminal they are quoted, since they may hold escape sequences.
-    shown = (
-        structlog.dev.ConsoleRenderer(repr_native_str=True)
-        if sys.stderr.isatty()
-        else structlog.processors.JSONRenderer()
-    )
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *times,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
+    """Log to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=times,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, shown],
-        )
-    )
+    handler.setFormatter(_JsonLines())
     logging.captureWarnings(True)
     for name in ("kernel_hub", "uvicorn", "py.warnings"):
         logger = logging.getLogger(name)
@@ -115,8 +104,6 @@ def serve(settings: Settings, *, host: str, port: int, ready: Callable[[str], No
     app = create_app(settings)
     hub: Hub = app.state.hub
     hub.index.read_all(hub.repositories)
-    if settings.audit_log is not None:
-        signal.signal(signal.SIGHUP, lambda *_: app.state.audit_file.reopen())
     with listen(host, port) as listening:
         config = uvicorn.Config(
             app,

@@ -39,20 +39,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("on
 """
     + MODULE
 )
-# Fixed names, which are found before anything is compiled.
-PINNED = """#error "this is compiled"
-TORCH_LIBRARY(pinned_ops, ops) { ops.def("pinned(Tensor input) -> Tensor"); }
-static auto registry = torch::RegisterOperators().op("pinned_ops::other", &other);
-REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
-"""
-# What is left of a `setup.py`, all of which is found before anything is compiled.
-LEFT_OVER = """#error "this is compiled"
-STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) { ops.def("left::scaled(Tensor x, float factor) -> Tensor"); }
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("left::scaled", TORCH_BOX(&scaled)); }
-STABLE_TORCH_LIBRARY_IMPL(aten, CPU, ops) { ops.impl("aten::relu", TORCH_BOX(&relu)); }
-STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {}
-STABLE_TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, ops) {}
-"""
 USING = (
     PYTHON
     + "".join(FAKE.format(name, name) for name in ("lost", "elsewhere"))
@@ -62,25 +48,22 @@ def scaled(input, factor):
     return ops.scaledd(input, factor) + torch.ops.registered.scaled(input, factor)
 """
 )
-# The library of the misspelt key ends the process that loads the package.
+# Functions that do not fit the schemas of the ops, which are found before anything is compiled.
 WRITTEN = (
     HEAD
     + SCALED
     + """STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
-  ops.def("scaled(Tensr input, float factor) -> Tensor");
-  ops.def("arrow(Tensor input, "
-          "float factor) > Tensor");
-  ops.def("numbers(Tensor input, double factor) -> Tensor");
-  ops.def(R"(default(Tensor input, bool factor=true) -> Tensor)");
-  ops.def("open(Tensor input, float factor");
+  ops.def("numbers(Tensor input, float factor) -> Tensor");
   ops.def("taken(Tensor input, int factor) -> Tensor");
-  ops.def("more(Tensor input, float factor, bool exact) -> Tensor");
+  ops.def("more(Tensor input, "
+          "float factor, bool exact) -> Tensor");
 }
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPUU, ops) {
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("taken", TORCH_BOX(&scaled));
   ops.impl("more", TORCH_BOX(&scaled));
   ops.impl("numberz", TORCH_BOX(&scaled));
 }
+#error "this is compiled"
 """
     + MODULE
 )
@@ -105,8 +88,16 @@ DECLARED = f"""#include <torch/csrc/stable/tensor_struct.h>
 #include "registration.h"
 const auto dtype = torch::stable::Tensor(nullptr).scalar_type();
 {MODULE}"""
+# Registrations that the load of the package reports.
+SCHEMA = "scaled(Tensor input, float factor) -> Tensor"
+REFUSED = {
+    "pinned": SOUND.replace("_EXPAND(TORCH_EXTENSION_NAME,", "(pinned_ops,"),
+    "qualified": SOUND.replace(SCHEMA, f"left::{SCHEMA}"),
+    "misspelt": SOUND.replace("Tensor input", "Tensr input"),
+    "miskeyed": SOUND.replace("CPU,", "CPUU,"),
+}
 UNNAMED = f"{HEAD}{SCALED}{SOUND}REGISTER_EXTENSION(my_kernel)\n"
-# What Torch does not notice on the stable ABI.
+# Torch does not compare these on the stable ABI.
 TYPED = (
     HEAD
     + """using torch::stable::Tensor;
@@ -138,7 +129,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 """
     + MODULE
 )
-# What Torch says on the full ABI after long errors of templates, or when a user loads the package.
+# On the full ABI, Torch reports these in long errors of templates, or when a user loads the package.
 TYPED_FULL = """#include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -159,17 +150,14 @@ TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
 TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("taken", TORCH_FN(taken)); }
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
 """
-# No compiler accepts this one, so that what is found was found before.
-UNCOMPILED = f'#error "this is compiled"\n{WRITTEN}'.replace(HEAD, HEAD.replace("\n\n", "\n", 1))
-
 WITHOUT_HEADER = f"{HEAD}{SCALED}{SOUND}{MODULE}".replace('#include "registration.h"\n', "")
 
 COMPILED = {
     "registered": (REGISTERED, USING),
-    "pinned-full": (PINNED, PYTHON),
-    "left-over": (LEFT_OVER, f"import numba\n{PYTHON}"),
+    **{name: (f"{HEAD}{SCALED}{text}{MODULE}", "from ._ops import ops\n") for name, text in REFUSED.items()},
+    "uninitialized": (f"{HEAD}{SCALED}{SOUND}", PYTHON),
+    "imports": (f'#error "this is compiled"\n{MODULE}', f"import numba\n{PYTHON}"),
     "written": (WRITTEN, PYTHON),
-    "uncompiled": (UNCOMPILED, PYTHON),
     "typed": (TYPED, PYTHON),
     "typed-full": (TYPED_FULL, PYTHON),
     "unincluded": (WITHOUT_HEADER, PYTHON),

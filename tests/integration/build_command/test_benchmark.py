@@ -42,10 +42,8 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
     assert report.absent.keys() == {"absent"}
     (host,) = report.hosts
     assert host.point.shape == (1, 8) and host.times.keys() == {OURS, YARDSTICK, "eager", "mul", "another"}
-    # The report printed by the command and the one printed from the file have the same rows.
-    for shown in (done.stdout, benchmark("--from", file).stdout):
-        assert "64x512" in shown and "128x512" in shown and "WRONG" not in shown
-        assert "absent: ModuleNotFoundError" in shown
+    assert "64x512" in done.stdout and "128x512" in done.stdout and "WRONG" not in done.stdout
+    assert "absent: ModuleNotFoundError" in done.stdout
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
 
 
@@ -121,7 +119,6 @@ def test_bad_selections_have_clear_errors(
         ("--shapes", "1x2x3"): "--shapes: '1x2x3' fits no operation on cpu",
         ("--against", "eager,unknown"): "--against: 'unknown' is none of eager, mul, absent, another, compile",
         ("--operation", "scale"): "--operation: 'scale' is none of scaled",
-        ("--pass", "backward"): "nothing is declared for backward on cpu",
     }.items():
         done = benchmark(project, *arguments)
         assert done.exit_code == 2 and words in done.stderr, done.stderr

@@ -19,7 +19,7 @@ def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, mon
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     file = tmp_path / "a directory to make" / "scale.json"
     # One program: each takes a process with Torch and its compiler, and g++ with Torch's headers.
-    options = [*MEASURED, "--against", "compile", "--jobs", "2", "--shapes", "64x512", "--only", "device"]
+    options = [*MEASURED, "--against", "compile", "--shapes", "64x512", "--only", "device"]
     done = benchmark(scale(), *options, "--json", file)
     assert done.exit_code == 0, done.stderr
     assert "[1/1] compiling peers" in done.stderr

@@ -49,7 +49,7 @@ def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: P
     assert done.stdout.split() == [str(project / "build" / CPU / "__init__.py"), "2.0", "3.0"]
 
     other = command(cache, "testshell", project, "--variant", CUDA)
-    assert other.returncode == 6 and f"{CUDA}: has not been built" in other.stderr
+    assert other.returncode == 6 and f"{CUDA}: the variant has not been built" in other.stderr
     (project / "build" / "torch210-cxx11-cpu-x86_64-linux").mkdir()
     (project / "build" / "torch210-cxx11-cpu-x86_64-linux" / "metadata.json").write_text("{}")
     # The Torch of this interpreter does not fit, and pip may not use an index.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,8 +67,8 @@ def test_a_valid_package_loads_and_is_not_changed(load: Load, build: Path, varia
 @pytest.mark.parametrize(
     ("variant", "message", "hint"),
     [
-        (CRASHING, "the process was killed by SIG", "static initialisers"),
-        (RAISING, "RuntimeError: not today", "full traceback"),
+        (CRASHING, "the process was killed by SIG", "static initializers"),
+        (RAISING, "RuntimeError: not today", "full message"),
         (FULL_ABI, "undefined symbol: _ZN4demo6launchEv", "`src` in build.toml"),
     ],
 )
@@ -214,3 +217,13 @@ def test_the_bytecode_of_torch_is_kept_and_none_of_the_package(tmp_path: Path, m
     kept = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pyc")]
     assert any("/torch/__init__." in path for path in kept)
     assert not any("/torch-cpu/" in path for path in kept)
+
+
+def test_a_debugger_stops_in_a_package(build: Path, tmp_path: Path) -> None:
+    package = shutil.copytree(build / "torch-cpu", tmp_path / "torch-cpu")
+    with (package / "__init__.py").open("a") as file:
+        file.write("\nlevel = 'of the package'\nbreakpoint()\n")
+    command = [sys.executable, "-m", "kernel_builder.checks.probe", "load", str(package)]
+    done = subprocess.run(command, input="p level\ncontinue\n", capture_output=True, text=True, check=True)
+    assert "'of the package'" in done.stdout
+    assert '"outcome": "loaded"' in done.stdout

@@ -22,9 +22,10 @@ from tests.support.newest import BEFORE, NEWEST
 from tests.support.places import ROOT
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
+HIDDEN = ["build-and-copy", "build-and-upload", "clean-pyproject", "completions", "hash"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *HIDDEN])
 def test_every_command_has_help(command: str) -> None:
     done = CliRunner().invoke(main, [command, "--help"])
     assert done.exit_code == 0
@@ -35,7 +36,7 @@ def test_every_command_has_help(command: str) -> None:
     ("typed", "hint"),
     [("bench", "benchmark"), ("publish", "upload"), ("test", "pytest"), ("new", "init"), ("buidl", "build")],
 )
-def test_a_command_that_there_is_not_leads_to_one(typed: str, hint: str) -> None:
+def test_an_unknown_command_gets_a_hint(typed: str, hint: str) -> None:
     done = CliRunner().invoke(main, [typed])
     assert done.exit_code == 2
     assert re.search(rf"No such command '{typed}': .*\b{hint}\b", done.output)
@@ -46,6 +47,7 @@ def test_the_list_of_commands_describes_each() -> None:
     listed = done.output.partition("Start:")[2].splitlines()
     rows = [line.split() for line in listed if re.match("  [a-z]", line)]
     assert {row[0] for row in rows} == set(COMMANDS)
+    assert not set(COMMANDS).intersection(HIDDEN)
     assert all(len(row) > 3 for row in rows)
 
 
@@ -53,7 +55,7 @@ def test_the_list_of_commands_describes_each() -> None:
     ("command", "distribution"),
     [(["judge", "candidate.py", "--task", "t.py"], "torch-kernel-judge"), (["hub", "serve", "-h"], "torch-kernel-hub")],
 )
-def test_a_command_of_a_distribution_that_is_not_installed_says_what_to_install(
+def test_a_command_of_a_distribution_that_is_not_installed_names_the_distribution(
     tmp_path: Path, command: list[str], distribution: str
 ) -> None:
     """The installed packages without the builder's own: an installation of the builder alone."""
@@ -102,8 +104,12 @@ def test_completion_completes(shell: str) -> None:
         return
     # The request that the script makes at the prompt `kernel-builder build --var`.
     builder = Path(sys.executable).with_name("kernel-builder")
-    words = {"COMP_WORDS": "kernel-builder build --var", "COMP_CWORD": "2", "_KERNEL_BUILDER_COMPLETE": "bash_complete"}
-    done = subprocess.run([builder], capture_output=True, text=True, check=False, env=words)
+    variables = {
+        "COMP_WORDS": "kernel-builder build --var",
+        "COMP_CWORD": "2",
+        "_KERNEL_BUILDER_COMPLETE": "bash_complete",
+    }
+    done = subprocess.run([builder], capture_output=True, text=True, check=False, env=variables)
     assert "--variant" in done.stdout
 
 
@@ -120,18 +126,18 @@ def test_wrong_usage_exits_with_2_and_shows_the_usage(arguments: list[str]) -> N
 
 def test_errors_are_text_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["check-config", str(tmp_path)]
-    words = CliRunner().invoke(main, command)
-    assert words.exit_code == 2
-    assert words.stdout == ""
-    assert words.stderr.startswith("error: ")
-    assert "hint: " in words.stderr
+    printed = CliRunner().invoke(main, command)
+    assert printed.exit_code == 2
+    assert printed.stdout == ""
+    assert printed.stderr.startswith("error: ")
+    assert "hint: " in printed.stderr
     monkeypatch.setattr(sys, "argv", ["kernel-builder", *command, "--json"])
     answer = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
     assert answer["error"] == "ConfigError"
     assert answer["where"] and answer["hint"]
 
 
-def test_what_is_not_loaded_for_another_torch_says_what_would_be(
+def test_a_package_for_another_torch_gets_a_hint_for_the_installed_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def built(release: str, passed: tuple[str, ...]) -> BuiltPackage:
@@ -149,7 +155,7 @@ def test_what_is_not_loaded_for_another_torch_says_what_would_be(
     assert advice not in capsys.readouterr().out.splitlines()
 
 
-def test_the_reason_why_variants_are_not_built_here_is_said_once(
+def test_the_reason_why_variants_are_not_built_is_printed_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     reason, hint = "for aarch64-linux, and this build is for x86_64-linux", "add `--platform aarch64-linux`"

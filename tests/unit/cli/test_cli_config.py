@@ -73,7 +73,7 @@ def test_check_config_of_several_ends_in_one_table(several: list[Path]) -> None:
     assert "did you mean `license`?" in done.stderr
     assert done.stderr.count("no edition") == 1
     assert done.stderr.count("does not compile for rocm") == 1
-    assert "left out, without a build.toml: README.md, scripts" in done.stderr
+    assert "skipped, without a build.toml: README.md, scripts" in done.stderr
     assert invoke("check-config", *(path for path in several if path.name != "b")).exit_code == 0
 
 
@@ -160,8 +160,8 @@ def test_update_build_shows_the_difference_and_writes_it(tmp_path: Path) -> None
         assert real.read_text() == BUILD_TOML
     done = invoke("update-build", home)
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[-1] == "1 of 1 file rewritten"
-    assert real.read_text() == BUILD_TOML.replace("version = 3\n", "version = 3\nedition = 5\n")
+    assert done.stdout.splitlines()[-1] == "1 of 1 file converted"
+    assert real.read_text() == BUILD_TOML.replace('"rocm"]\n', '"rocm"]\nedition = 5\n')
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
     assert file.is_symlink()
     assert {path.name for path in tmp_path.iterdir()} == {"a", "real.toml"}
@@ -175,36 +175,25 @@ def test_update_build_shows_the_difference_and_writes_it(tmp_path: Path) -> None
 def test_update_build_of_several_goes_on_after_a_mistake(several: list[Path]) -> None:
     done = invoke("update-build", *several)
     assert done.exit_code == 2
-    assert done.stdout.splitlines()[-1] == "2 of 3 files rewritten, 1 failed"
+    assert done.stdout.splitlines()[-1] == "2 of 3 files converted, 1 failed"
     assert "edition" not in (several[2] / "build.toml").read_text()
     assert all("edition = 5" in (several[number] / "build.toml").read_text() for number in (1, 3))
 
 
-OLD = """\
-[general]
-name = "demo-kernel"
-
-[torch]
-src = ["binding.cpp"]
-
-[kernel.demo]
-depends = []
-src = ["demo.cpp"]
-"""
-
-
-def test_an_old_file_gets_a_licence(tmp_path: Path) -> None:
-    """check-config names all that is missing, and update-build can fill it."""
-    home = project(tmp_path / "a", OLD.replace("demo-kernel", "demo_kernel"))
-    said = invoke("check-config", home).stderr
-    assert "a [general] without `version`" in said and "it has no `license` either" in said
-    assert "update-build DIR --license NAME" in said
+def test_an_old_file_gets_a_license(tmp_path: Path) -> None:
+    """check-config names all missing keys, and update-build adds them."""
+    old = BUILD_TOML.replace("version = 3\n", "").replace('license = "apache-2.0"\n', "")
+    home = project(tmp_path / "a", old)
+    message = invoke("check-config", home).stderr
+    assert "a [general] without `version`" in message and "`license` is missing too" in message
+    assert "update-build DIR --license NAME" in message
     (home / "LICENSE").write_text("Permission is hereby granted, free of charge, to any person")
     refused = invoke("update-build", home)
     assert refused.exit_code == 2
     assert f"{home}/LICENSE looks like mit" in refused.stderr and "--license mit" in refused.stderr
     assert invoke("update-build", home, "--license", "mit").exit_code == 0
-    assert 'name = "demo-kernel"\nversion = 1\nedition = 5\nlicense = "mit"\n' in (home / "build.toml").read_text()
+    added = 'version = 1\nedition = 5\nlicense = "mit"\n'
+    assert (home / "build.toml").read_text() == old.replace('"rocm"]\n', f'"rocm"]\n{added}')
     missing = project(
         tmp_path / "b", BUILD_TOML.replace('license = "apache-2.0"', "edition = 5").replace("version = 3", "")
     )
@@ -229,15 +218,15 @@ def test_check_config_judges_flags_as_a_build_does(tmp_path: Path) -> None:
     assert several.exit_code == 2 and "1 of 2 projects accepted" in several.stdout
 
 
-def test_options_of_the_public_builder(tmp_path: Path) -> None:
+def test_options_of_the_public_tool_are_accepted(tmp_path: Path) -> None:
     home = project(tmp_path / "a", BUILD_TOML.replace("version = 3", "version = 3\nedition = 5"))
     for command in ("build", "build-and-copy", "build-and-upload", "devshell", "testshell"):
         done = invoke(command, tmp_path / "gone", "--max-jobs", "2", "--cores", "4", "-L")
         assert done.exit_code == 2 and "there is no such file" in done.stderr, done.output
-    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "of the type kernel only"))
-    for arguments, words in cases:
+    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "of the type `kernel` only"))
+    for arguments, message in cases:
         done = invoke("upload", home, "--repo-type", "kernel", *arguments)
-        assert done.exit_code in (2, 7) and words in done.stderr, done.output
+        assert done.exit_code in (2, 7) and message in done.stderr, done.output
     card = invoke("fill-card", home, tmp_path / "card.md")
     assert card.exit_code == 0, card.output
     assert 'get_kernel("org/demo-kernel", version=3)' in (tmp_path / "card.md").read_text()

@@ -198,7 +198,7 @@ def test_an_old_edition_is_recognized_by_its_keys(home: Path) -> None:
     text = MINIMAL.replace("edition = 5\n", "").replace("[torch]", "[torch]\nuniversal = true")
     error = mistake(home, text.replace("[kernel.relu]", '[kernel.relu]\nlanguage = "cuda"'))
     assert "`[torch] universal`, `[kernel.relu] language`" in error.message
-    assert "`kernel-builder update-build DIR` rewrites the file" in str(error.hint)
+    assert "of the Hub's builder that reads this edition" in str(error.hint)
 
 
 def test_no_project(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_no_link_publishes_what_git_keeps_or_is_outside(home: Path, tmp_path: Pa
             assert not card_figures.find(project) or card_figures.find(project)[0].data is None
             if place == home / "CARD.md":
                 with pytest.raises(ConfigError, match="is a symbolic link out of the project"):
-                    card.authors_text(project)
+                    card.source_text(project)
             elif place == link:
                 assert "is a symbolic link out of the project" in mistake(home, MINIMAL).message
             place.unlink()

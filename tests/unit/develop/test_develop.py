@@ -1,4 +1,4 @@
-"""Which Torch a test shell installs for a variant."""
+"""The Torch release that a test shell installs for a variant."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_the_newest_torch_that_fits_is_installed(name: str, expected: str) -> No
 
 @pytest.mark.parametrize("name", ["torch-metal", "torch-stable-abi210-cu140-x86_64-linux"])
 def test_a_variant_without_a_torch_is_refused(name: str) -> None:
-    with pytest.raises(ToolchainError, match="the matrix has no Torch for"):
+    with pytest.raises(ToolchainError, match="the matrix has no Torch release for"):
         torch_build(Variant.parse(name))

@@ -1,4 +1,4 @@
-"""A publication warns of a card that says what nobody wrote, or what the API does not have."""
+"""A publication warns of placeholders of `init` in a card, and of names that the API does not have."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def _findings(directory: Path, api: Api | None = None) -> list[str]:
     return list(card_review.findings(read_project(directory), api or read(directory / "torch-ext" / "gates")))
 
 
-def test_what_init_wrote(tmp_path: Path) -> None:
-    project = scaffold.create(tmp_path / "a", "me/gates", ["cpu"], licence="mit", operator="swiglu")
+def test_placeholders_of_init(tmp_path: Path) -> None:
+    project = scaffold.create(tmp_path / "a", "me/gates", ["cpu"], license_name="mit", operator="swiglu")
     assert [line.partition(":")[0] for line in _findings(project)] == [
         "CARD.md", "CARD.md", "layers.Swiglu", "swiglu",
     ]  # fmt: skip
-    # A ReLU may say that it is one; another function may not.
-    project = scaffold.create(tmp_path / "b", "me/gates", ["cpu"], licence="mit")
+    # Only a card of a ReLU may describe a ReLU.
+    project = scaffold.create(tmp_path / "b", "me/gates", ["cpu"], license_name="mit")
     assert _findings(project) == []
     softmax = Api({"softmax": ApiMember("function"), "layers": ApiMember("module")}, {})
-    said = "\n".join(_findings(project, softmax))
-    assert "'ReLU, forward and backward, for float32, float16 and bfloat16.' is the text of `init`" in said
-    assert "names relu, which" in said and "names layers.ReLU, which" in said
+    text = "\n".join(_findings(project, softmax))
+    assert "'ReLU, forward and backward, for float32, float16 and bfloat16.' is text of `init`" in text
+    assert "does not have relu:" in text and "does not have layers.ReLU:" in text
 
 
 def test_names_that_the_api_lacks(tmp_path: Path) -> None:
-    project = scaffold.create(tmp_path / "a", "me/gates", ["cpu"], licence="mit", operator="swiglu")
+    project = scaffold.create(tmp_path / "a", "me/gates", ["cpu"], license_name="mit", operator="swiglu")
     (project / "CARD.md").write_text(CARD)
     members = {"swiglu": ApiMember("function"), "layers": ApiMember("module"), "layers.SwiGlu": ApiMember("class")}
-    assert [line.split()[2] for line in _findings(project, Api(members, {}))] == ["geglu,", "layers.Gone,"]
+    assert [line.split()[6] for line in _findings(project, Api(members, {}))] == ["geglu:", "layers.Gone:"]

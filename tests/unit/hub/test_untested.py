@@ -1,4 +1,4 @@
-"""Packages that nothing has run are labelled, and published on request only."""
+"""Packages that have not run on their hardware are labelled, and published on request only."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def packages(tmp_path: Path) -> dict[str, HubPackage]:
     return {name: HubPackage(tmp_path / name) for name in (CPU, ROCM)}
 
 
-def test_they_are_left_out_and_the_card_names_them(packages: dict[str, HubPackage]) -> None:
+def test_untested_packages_are_excluded_and_the_card_names_them(packages: dict[str, HubPackage]) -> None:
     assert [*without_untested(packages, "")] == [CPU]
-    with pytest.raises(CheckError, match=f"no package is left: {NOT_RUN}"):
+    with pytest.raises(CheckError, match=f"no package remains: {NOT_RUN}"):
         without_untested({ROCM: packages[ROCM]}, "")
     table = card._variants(packages)
     assert table.endswith(f"\n\nCompiled and checked, not run on AMD hardware: `{ROCM}`.")
@@ -61,5 +61,5 @@ def test_results_of_pytest_are_summarized() -> None:
         "failed": 1,
         "skipped": 1,
         "seconds": 1.8,
-        "failures": [{"test": "a::y", "said": "where it failed"}],
+        "failures": [{"test": "a::y", "output": "where it failed"}],
     }

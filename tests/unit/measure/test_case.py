@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from kernel_builder.measure import case
 from kernel_builder.measure.case import measure
 from kernel_builder.measure.poison import POISON, poisoned
 from kernel_builder.measure.results import OURS, Point, Row
@@ -62,15 +61,6 @@ def test_a_kernel_that_changes_its_inputs_is_not_timed() -> None:
 def test_a_right_kernel_is_timed_and_all_implementations_get_the_same_inputs() -> None:
     row = measured(lambda x: x + x)
     assert not row.faults and row.times.keys() >= {OURS, "eager"}
-
-
-def test_a_row_is_measured_again_while_other_programs_use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    disturbed, quiet = [1.0, 9.0, 5.0], [2.0, 2.0, 2.0]
-    rounds = [disturbed, disturbed, quiet]
-    monkeypatch.setattr(case, "interleaved", lambda runs, _: {**dict.fromkeys(runs, quiet), OURS: rounds.pop(0)})
-    assert measured(lambda x: 2 * x).times[OURS].median == 2.0 and not rounds
-    rounds = [disturbed, [1.0, 3.0, 2.0], disturbed]
-    assert measured(lambda x: 2 * x).times[OURS].high == 3.0, "the narrowest interval of those that are too wide"
 
 
 @pytest.mark.parametrize("elements", [2000, 100_000, 3_000_000])

@@ -8,12 +8,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from kernel_builder.cli import main
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.estimates import Estimate
-from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport
+from kernel_builder.measure.results import COPY, OURS, BenchmarkReport
 from kernel_format.errors import ConfigError, MeasureError
 
 
@@ -49,15 +49,6 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
         BenchmarkReport.read(tmp_path / "a.json")
 
 
-def test_errors_are_text_if_json_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.json").write_text("{}")
-    command = ["benchmark", "--from", str(tmp_path / "a.json"), "--json", str(tmp_path / "b.json")]
-    monkeypatch.setattr(sys, "argv", ["kernel-builder", *command])
-    done = CliRunner().invoke(main, command)
-    assert done.exit_code == 2 and done.stdout == ""
-    assert done.stderr.startswith(f"error: {tmp_path / 'a.json'}: is not a result of")
-
-
 def test_a_wrong_result_has_no_time_in_the_table(report: BenchmarkReport) -> None:
     table = tables.times(report.rows)
     assert table[0] == ["shape", "MB", "copy", "ours", "95%", "GB/s", "eager", "liger", "best peer / ours"]
@@ -74,38 +65,22 @@ def test_means_are_geometric(report: BenchmarkReport) -> None:
     ]
 
 
-def test_host_overhead_is_compared_with_the_same_operation_of_eager(report: BenchmarkReport) -> None:
+def test_host_overhead_is_compared_with_rms_norm(report: BenchmarkReport) -> None:
     assert tables.hosts(report.hosts) == [
-        ["operation", "pass", "ours", "eager", "ours / eager"],
-        ["norm", "forward", "3.2", "60.0", "0.05"],
-    ]
-    assert tables.hosts(report.hosts, YARDSTICK) == [
         ["operation", "pass", "ours", "F.rms_norm", "eager", "ours / F.rms_norm"],
         ["norm", "forward", "3.2", "8.0", "60.0", "0.40"],
     ]
 
 
-def test_a_card_gets_no_figure_of_a_cpu_that_was_in_use(report: BenchmarkReport, tmp_path: Path) -> None:
+def test_wide_intervals_of_a_cpu_are_noted(report: BenchmarkReport) -> None:
     report.device = "cpu"
     report.machine = {**report.machine, "load": [0.2, 3.0]}
-    file, figure = tmp_path / "benchmarks" / "results" / "a.json", tmp_path / "benchmarks" / "results" / "a.svg"
-    file.parent.mkdir(parents=True)
-
-    def drawn(*where: Path) -> Result:
-        report.save(file)
-        return CliRunner().invoke(main, ["benchmark", "--from", str(file), "--plot", *map(str, where)])
-
-    assert not [note for note in tables.notes(report) if "not at rest" in note]
+    assert not [note for note in tables.notes(report) if "other programs" in note]
     report.rows[0].shares[OURS] = Estimate(1.0, 0.7, 1.1)
     assert tables.notes(report)[-1] == (
-        "the machine was not at rest: load average 0.2 before the run, 3.0 after it; intervals of "
+        "other programs used the CPU: load average 0.2 before the run, 3.0 after it; intervals of "
         "1 of 3 rows exceed 10%"
     )
-    refused = drawn(figure)
-    assert refused.exit_code == MeasureError.exit_code and not figure.exists()
-    assert "1 row of 3 had a wider one, up to 20%" in refused.output
-    assert drawn(tmp_path / "a.svg").exit_code == 1, "only for the wrong result in the report"
-    assert (tmp_path / "a.svg").is_file()
 
 
 def test_notes_name_absent_peers_and_faults(report: BenchmarkReport) -> None:
@@ -160,17 +135,8 @@ def test_a_report_without_rows_can_be_plotted_and_saved(report: BenchmarkReport,
     assert json.loads((tmp_path / "a.json").read_text())["rows"] == []
 
 
-def test_the_command_makes_the_directory_of_a_plot(report: BenchmarkReport, tmp_path: Path) -> None:
-    report.save(tmp_path / "report.json")
-    plotted = tmp_path / "results" / "plots" / "report.svg"
-    arguments = ["benchmark", "--from", str(tmp_path / "report.json"), "--plot", str(plotted)]
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == len(report.wrong()[:1]), done.output
-    assert plotted.is_file()
-
-
-def test_what_a_plot_lacks_is_said_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_matplotlib_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
-    done = CliRunner().invoke(main, ["benchmark", str(tmp_path), "--plot", str(tmp_path / "x.svg")])
+    done = CliRunner().invoke(main, ["benchmark", str(tmp_path), "--plot", str(tmp_path / "plots/x.svg")])
     assert done.exit_code == MeasureError.exit_code
     assert "matplotlib is not installed" in done.stderr

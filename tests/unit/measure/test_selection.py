@@ -47,13 +47,15 @@ def test_all_declared_points_are_selected() -> None:
 
 
 def test_patterns_select_declared_shapes_and_shapes_stand_for_themselves() -> None:
-    assert shapes("*x2048", passes=("forward",)) == [("norm", "forward", (4, 2048)), ("norm", "forward", (8, 2048))]
-    assert shapes("8x*", "8x2048", passes=("forward",)) == [
-        ("norm", "forward", (8, 2048)),
+    assert shapes("4x*") == [("norm", "forward", (4, 2048))]
+    assert shapes("8x128", "8x*") == [
         ("norm", "forward", (8, 128)),
+        ("norm", "forward", (8, 2048)),
+        ("norm", "backward", (8, 128)),
+        ("norm", "backward", (8, 2048)),
     ]
     assert shapes("5x7") == [("norm", "forward", (5, 7)), ("norm", "backward", (5, 7))]
-    assert shapes("9x9x9", "5x7", passes=("forward",)) == [("norm", "forward", (5, 7)), ("rope", "forward", (9, 9, 9))]
+    assert shapes("9x9x9") == [("rope", "forward", (9, 9, 9))]
 
 
 @pytest.mark.parametrize(
@@ -75,5 +77,5 @@ def test_operations_are_selected_by_name() -> None:
     assert list(operations(ALL, ["rope"])) == ["rope"]
     with pytest.raises(ConfigError, match="'rop' is none of norm, rope"):
         operations(ALL, ["rop"])
-    with pytest.raises(ConfigError, match="nothing is declared for backward on cpu"):
-        points({"rope": Rope}, "cpu", passes=("backward",))
+    with pytest.raises(ConfigError, match="no shape is declared for xpu"):
+        points({"rope": Rope}, "xpu")

@@ -61,10 +61,6 @@ class GitRefs:
 
         return retry_reading(read)
 
-    def has_commit(self, oid: str) -> bool:
-        """Return whether the repository has a commit, reached by a ref or not."""
-        return isinstance(retry_reading(lambda: self._git.get(oid)), pygit2.Commit)
-
     @contextmanager
     def locked(self, stored: int = 0) -> Iterator[None]:
         """Hold the repository's lock, which every move of a ref needs.

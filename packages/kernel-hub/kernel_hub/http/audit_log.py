@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
+import sys
 import time
 from datetime import datetime, timezone
-from pathlib import Path
+from logging.handlers import WatchedFileHandler
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,55 +25,38 @@ _READS = re.compile(r".*/(preupload|paths-info)/|/api/validate-yaml$|/v1/telemet
 _LONGEST = 300  # characters of a value that the client chose
 
 
-class AuditFile:
-    """The file of an audit log, or stdout for `-`. Servers and `logrotate` may share it.
+class _Lines(WatchedFileHandler):
+    """Appends lines to a file, which is opened again after another program has moved it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Warn in the server's log: the change was made."""
+        log.warning("the audit log has lost a line: %s: %s", sys.exc_info()[1], record.getMessage())
+
+
+def audit_logger(target: str) -> logging.Logger:
+    """Return the logger that appends to a file, or writes to stdout for `-`. Servers may share the file.
 
     Raises:
-        ConfigError: If it cannot be opened.
+        ConfigError: If the file cannot be opened.
     """
-
-    def __init__(self, target: str) -> None:
-        self._path = None if target == "-" else Path(target)
-        self._descriptor = 1 if self._path is None else self._opened()
-
-    def _opened(self) -> int:
-        assert self._path is not None
-        try:
-            return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        except OSError as error:
-            raise ConfigError(
-                f"the audit log cannot be written: {error.strerror}", where=f"--audit-log {self._path}"
-            ) from error
-
-    def reopen(self) -> None:
-        """Open the path again, after another program has moved the file."""
-        if self._path is None:
-            return
-        try:
-            opened = self._opened()
-        except ConfigError as error:  # continue in the old file
-            log.warning("%s", error)
-            return
-        os.dup2(opened, self._descriptor, inheritable=False)  # the same descriptor, which a writer may be using
-        os.close(opened)
-
-    def write(self, line: dict[str, object]) -> None:
-        """Append a line. A failure is a warning in the server's log: the change was made."""
-        data = json.dumps(line, ensure_ascii=True).encode() + b"\n"
-        try:
-            written = os.write(self._descriptor, data)
-            if written < len(data):
-                raise OSError(f"{written} of {len(data)} bytes were written")
-        except OSError as error:
-            log.warning("the audit log has lost a line: %s: %s", error, data.decode().strip())
+    try:
+        handler = logging.StreamHandler(sys.stdout) if target == "-" else _Lines(target)
+    except OSError as error:
+        raise ConfigError(
+            f"the audit log cannot be written: {error.strerror}", where=f"--audit-log {target}"
+        ) from error
+    logger = logging.getLogger("kernel_hub_audit")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+    return logger
 
 
 class Audit:
     """Middleware that writes the audit log. Handlers add details to the request's state."""
 
-    def __init__(self, app: ASGIApp, file: AuditFile) -> None:
+    def __init__(self, app: ASGIApp, logger: logging.Logger) -> None:
         self._app = app
-        self._file = file
+        self._logger = logger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,7 +67,7 @@ class Audit:
         def audit(status: int | None) -> None:
             nonlocal done
             if not done and (line := _line(scope, status)) is not None:
-                self._file.write(line)
+                self._logger.info(json.dumps(line))
             done = True
 
         async def audited(message: Message) -> None:

@@ -27,23 +27,23 @@ def whoami(hub: TheHub, caller: TheCaller) -> dict[str, Any]:
     return {
         "type": "user",
         "id": caller.name,
-        "name": caller.name,
-        "fullname": caller.name,
-        "avatarUrl": "",
+        **_named(caller.name),
         "isPro": False,
         "orgs": [
             {
                 "type": "org",
                 "id": name,
-                "name": name,
-                "fullname": name,
-                "avatarUrl": "",
+                **_named(name),
                 "roleInOrg": "write" if caller.may_write(name) else "read",
             }
             for name in _organizations(hub, caller)
         ],
         "auth": {"type": "access_token", "accessToken": {"displayName": caller.name, "role": role}},
     }
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"name": name, "fullname": name, "avatarUrl": ""}
 
 
 def _organizations(hub: Hub, caller: Caller) -> list[str]:
@@ -63,9 +63,7 @@ def organization_overview(organization: str, hub: TheHub, caller: TheCaller) -> 
     if not kernels and name not in hub.settings.trusted and name not in caller.organizations():
         raise no_organization(name)
     return {
-        "name": name,
-        "fullname": name,
-        "avatarUrl": "",
+        **_named(name),
         "isVerified": name in hub.settings.trusted,
         "numModels": 0,
         "numDatasets": 0,

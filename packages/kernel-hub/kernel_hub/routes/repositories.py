@@ -26,22 +26,19 @@ from kernel_hub.routes.parameters import (
 router = APIRouter()
 
 
-class NewRepository(Body):
-    """The body of `create_repo`."""
-
-    name: str
-    organization: str | None = None
-    type: str = "model"
-    private: bool | None = None
-    visibility: Literal["public", "private"] | None = None
-
-
 class OldRepository(Body):
     """The body of `delete_repo`."""
 
     name: str
     organization: str | None = None
     type: str = "model"
+
+
+class NewRepository(OldRepository):
+    """The body of `create_repo`."""
+
+    private: bool | None = None
+    visibility: Literal["public", "private"] | None = None
 
 
 class MovedRepository(Body):

@@ -81,19 +81,7 @@ def list_folder(
 
 
 _PATHS: dict[str, Any] = {
-    "requestBody": {
-        "content": {
-            "application/x-www-form-urlencoded": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "paths": {"type": "array", "items": {"type": "string"}},
-                    },
-                    "required": ["paths"],
-                }
-            }
-        }
-    }
+    "requestBody": {"content": {"application/x-www-form-urlencoded": {"schema": {"type": "object"}}}}
 }
 
 
@@ -102,12 +90,11 @@ _PATHS: dict[str, Any] = {
 async def paths_info(
     repo_id: RepoId, revision: Revision, request: Request, hub: TheHub, caller: TheCaller
 ) -> list[dict[str, Any]]:
-    """Describe those of the given files and folders that exist."""
+    """Describe the files and folders among `paths` that exist."""
     body = await request.body()
     try:
         if request.headers.get("content-type", "").startswith("application/json"):
-            fields = parse_json(body)
-            paths = fields["paths"]
+            paths = parse_json(body)["paths"]
         else:
             paths = parse_qs(body.decode()).get("paths", [])
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
@@ -120,8 +107,8 @@ async def paths_info(
     def look() -> list[dict[str, Any]]:
         repository = hub.to_read(repo_id, caller)
         commit = repository.refs.resolve(revision)
-        entries = [entry for path in paths if (entry := repository.trees.find(commit, path.rstrip("/"))) is not None]
-        return [_item(entry) for entry in entries]
+        entries = (repository.trees.find(commit, path.rstrip("/")) for path in paths)
+        return [_item(entry) for entry in entries if entry is not None]
 
     return await to_thread.run_sync(look)
 

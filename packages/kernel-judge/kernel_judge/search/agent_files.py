@@ -44,7 +44,7 @@ def prepare(request: SearchRequest, backends: Sequence[str]) -> None:
     settings = request.task.with_suffix(".toml")
     _copy([request.task, *([settings] if request.task.is_file() and settings.is_file() else [])], staged / "task")
     assert request.repo_id
-    create_project(staged / PROJECT, request.repo_id, backends, licence="apache-2.0")
+    create_project(staged / PROJECT, request.repo_id, backends, license_name="apache-2.0")
     wanted = {name for context in request.contexts for name in context}
     if SKILL in wanted:
         skill = request.skill

@@ -1,4 +1,4 @@
-"""Projects that another owner publishes, with the kernels that they load, and repositories of other sources."""
+"""Publication under another owner, and repositories with packages of other sources."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_kernel_and_what_it_loads_for_another_owner(hub: RunningHub, top: Path
     for text in (*card, '"kernels-community/base-2", "my-kernels-community/base", "kernels-community/top.old"'):
         assert text in (published / "README.md").read_text()
         assert text in (published / "CARD.md").read_text()
-    # Built again from the sources as they are here, and from those on the Hub.
+    # Rebuilt from the local sources, and from the published ones.
     for source in (top, published):
         verification = verify("me/top@v1", source=source, endpoint=hub.url, token="any")
         assert [verdict.rebuilt for verdict in verification.variants] == ["equal"]
@@ -159,7 +159,7 @@ def test_packages_of_another_owner_are_refused(hub: RunningHub, top: Path, tmp_p
     with pytest.raises(PackageError) as raised:
         put(hub, top, "me/")
     assert raised.value.message == (
-        "was built for another owner: it loads kernels-community/base, and that of me has to load me/base"
+        "the package was built for another owner: it loads kernels-community/base, and for me it has to load me/base"
     )
     assert raised.value.hint and raised.value.hint.endswith(f"kernel-builder build {top} --owner me")
     done = run(
@@ -192,22 +192,24 @@ def test_a_repository_of_another_builder_is_not_overwritten(hub: RunningHub, qui
     before = tree(hub, DOUBLING, "v1")
     error = refused(hub, quick)
     assert error.message == (
-        "its packages come from other sources:\n"
-        "  torch-cpu@v1: built from sources that are not recorded, by another builder\n"
-        f"  those to publish: {quick}, which is in no commit"
+        "the repository's packages come from other sources:\n"
+        "  torch-cpu@v1: another builder, which did not record the sources\n"
+        f"  the packages to publish: {quick}, without a commit"
     )
     assert error.where == f"{hub.url}/kernels/{DOUBLING}"
-    assert error.hint and "--owner NAME or $KERNEL_BUILDER_OWNER" in error.hint and "--take-over" in error.hint
+    assert (
+        error.hint and "--owner NAME or $KERNEL_BUILDER_OWNER" in error.hint and "--allow other-sources" in error.hint
+    )
     refused(hub, quick, dry_run=True)
-    # Also where the new version has a branch of its own.
+    # Also if the new version has its own branch.
     (quick / "build.toml").write_text((quick / "build.toml").read_text().replace("version = 1", "version = 2"))
     edit(quick / "build/torch-cuda", "metadata.json", '"version": 1\n', '"version": 2\n')
     refused(hub, quick)
     assert tree(hub, DOUBLING, "v1") == before and "v2" not in {
         b.name for b in hub.api().list_repo_refs(DOUBLING, repo_type="kernel").branches
     }
-    assert put(hub, quick, take_over=True).builds.revision
-    assert put(hub, quick).builds.sent == ()  # ours from now on
+    assert put(hub, quick, allow=("other-sources",)).builds.revision
+    assert put(hub, quick).builds.sent == ()  # the repository now has these sources
 
 
 def test_a_commit_that_the_repository_has(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
@@ -225,13 +227,12 @@ def test_a_commit_that_the_repository_has(hub: RunningHub, doubling: Path, tmp_p
     shutil.copytree(clone, other, ignore=shutil.ignore_patterns(".git", "build"))
     (other / "torch-ext/python_only/__init__.py").open("a").write("# another history\n")
     built_from_commit(other, cache)
-    git(other, "remote", "add", "origin", "https://me:secret@Git.example.org/me/other.git")
     error = refused(hub, other)
     theirs, ours = git(clone, "rev-parse", "HEAD")[:12], git(other, "rev-parse", "HEAD")[:12]
     assert error.message == (
-        "its packages come from other sources:\n"
+        "the repository's packages come from other sources:\n"
         f"  torch-cpu@v1, torch-cuda@v1: commit {theirs}\n"
-        f"  those to publish: commit {ours} of git.example.org/me/other"
+        f"  the packages to publish: commit {ours} of {other}"
     )
     assert error.hint and "shallow" not in error.hint
     assert first != theirs
@@ -241,7 +242,7 @@ def test_a_commit_that_the_repository_has(hub: RunningHub, doubling: Path, tmp_p
     (shallow / "torch-ext/python_only/__init__.py").open("a").write("# later\n")
     put(hub, rebuilt(shallow, cache))
     error = refused(hub, project)
-    assert error.hint and error.hint.startswith("publish to an owner")
+    assert error.hint and error.hint.startswith("publish to another owner")
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{other}", str(tmp_path / "shallow-2"))
     rebuilt(tmp_path / "shallow-2", cache)
     error = refused(hub, tmp_path / "shallow-2")
@@ -249,7 +250,7 @@ def test_a_commit_that_the_repository_has(hub: RunningHub, doubling: Path, tmp_p
 
 
 def test_the_source_that_build_toml_names(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
-    """It identifies sources whose history was written anew."""
+    """It identifies sources whose git history was rewritten."""
 
     def with_source(project: Path, url: str) -> Path:
         config = (project / "build.toml").read_text()

@@ -1,4 +1,4 @@
-"""What a publication promises to the users of a version, and says where it cannot."""
+"""Promises of a publication to the users of a version, and its warnings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def card(hub: RunningHub, directory: Path) -> str:
 
 
 def test_an_api_change_within_a_version_needs_a_reason(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
-    """All variants are replaced at once, so that no machine is left behind, but the users of the version are."""
+    """All variants are replaced together, but callers of the version would break."""
     packages = [doubling / "build" / name for name in (CPU, CUDA)]
     for package in packages:
         edit(package, "__init__.py", '__all__ = ["doubled"]', '__all__ = ["Doubler", "doubled"]')
@@ -52,19 +52,19 @@ def test_an_api_change_within_a_version_needs_a_reason(hub: RunningHub, doubling
         edit(package, "__init__.py", "def _doubled(x: torch.Tensor)", "def _doubled(x: torch.Tensor, by: int = 2)")
     error = refused(hub, doubling, HubError)
     assert str(error) == (
-        "org/python-only@v1: the API of version 1 would change for those who use it:\n"
+        "org/python-only@v1: the API of version 1 would break its callers:\n"
         "  class Doubler is gone\n"
         "  Doubler.forward(self, x) is gone\n"
         "  operator doubled(x: torch.Tensor) -> torch.Tensor becomes "
         "doubled(x: torch.Tensor, by: int=2) -> torch.Tensor"
     )
     assert error.hint == (
-        "set `version = 2` in build.toml and build again; or publish it nevertheless, with a reason for the card: "
+        "set `version = 2` in build.toml and build again; or publish it with a reason for the card: "
         '--allow-api-change "REASON"'
     )
-    assert "expected a reason" in str(refused(hub, doubling, ConfigError, allow_api_change=" "))
-    put(hub, doubling, allow_api_change="nobody  could load it")
-    section = "## API changes within version 1\n\nnobody could load it\n\n- `class Doubler is gone`\n"
+    assert "expected the reason" in str(refused(hub, doubling, ConfigError, allow_api_change=" "))
+    put(hub, doubling, allow_api_change="no  user could load it")
+    section = "## API changes within version 1\n\nno user could load it\n\n- `class Doubler is gone`\n"
     assert section in card(hub, tmp_path)
     for package in packages:
         edit(package, "__init__.py", '"""Doubling in', 'new = 1\n"""Doubling in')
@@ -73,7 +73,7 @@ def test_an_api_change_within_a_version_needs_a_reason(hub: RunningHub, doubling
     assert section in card(hub, tmp_path), "the reason is lost by the next publication"
 
 
-def test_a_package_that_was_tried_out_is_published_without_bytecode(hub: RunningHub, doubling: Path) -> None:
+def test_packages_are_published_without_bytecode(hub: RunningHub, doubling: Path) -> None:
     for name in (CPU, CUDA):
         cache = doubling / "build" / name / "__pycache__"
         cache.mkdir()
@@ -84,7 +84,7 @@ def test_a_package_that_was_tried_out_is_published_without_bytecode(hub: Running
 
 
 def test_a_function_of_the_kernels_own_name_is_a_function(hub: RunningHub, doubling: Path) -> None:
-    """The folder for old clients has the name too, and hid the function."""
+    """The directory for old clients has the same name."""
     packages = [doubling / "build" / name for name in (CPU, CUDA)]
     for package in packages:
         edit(package, "__init__.py", "def doubled(x: torch.Tensor)", "def python_only(x: torch.Tensor)")
@@ -103,13 +103,13 @@ def test_packages_of_other_sources_are_refused(hub: RunningHub, doubling: Path, 
     (source.parent / "later.py").write_text("")
     error = refused(hub, doubling, PackageError)
     assert error.message == (
-        "packages were built from other sources than those that would be published beside them:\n"
+        "packages were not built from the sources to publish:\n"
         "  torch-cpu, torch-cuda:\n"
         "    torch-ext/python_only/__init__.py has changed\n"
         "    torch-ext/python_only/later.py is new"
     )
     assert error.hint == (
-        f"build again: kernel-builder build {doubling}, or let the upload do it: "
+        f"rebuild: kernel-builder build {doubling}, or rebuild in the same command: "
         f"kernel-builder upload {doubling} --build"
     )
     hub.environment["KERNEL_BUILDER_CACHE"] = str(tmp_path / "cache")
@@ -134,18 +134,18 @@ def test_sources_without_a_commit_are_published_with_a_warning(hub: RunningHub, 
     done = upload(hub, doubling)
     assert done.returncode == 0, done.stderr
     assert (
-        "warning: no commit has the sources of torch-cpu, torch-cuda, so nobody can verify them; commit the sources, "
-        "build and upload again\n"
+        "warning: no commit has the sources of torch-cpu, torch-cuda, so users cannot verify them; commit the "
+        "sources, build and upload again\n"
     ) in done.stdout
-    assert "These cannot be verified, since no commit has their sources: `torch-cpu`, `torch-cuda`." in card(
+    assert "These cannot be verified, because no commit has their sources: `torch-cpu`, `torch-cuda`." in card(
         hub, tmp_path
     )
     assert "not loaded here: torch-cpu, torch-cuda: --no-load\n" in done.stdout
     assert "kernel-builder verify" not in card(hub, tmp_path)
 
 
-def test_a_new_branch_says_what_it_gets(hub: RunningHub, doubling: Path) -> None:
-    """A Hub starts a branch as a copy of main, whose files are no loss."""
+def test_a_new_branch_reports_only_its_own_files(hub: RunningHub, doubling: Path) -> None:
+    """A Hub starts a branch as a copy of main; its files do not count as removed."""
     put(hub, doubling)
     (doubling / "build.toml").write_text((doubling / "build.toml").read_text().replace("version = 1", "version = 2"))
     for name in (CPU, CUDA):
@@ -155,11 +155,11 @@ def test_a_new_branch_says_what_it_gets(hub: RunningHub, doubling: Path) -> None
     assert "build.toml" not in tree(hub, DOUBLING, "v2")
 
 
-def test_a_hub_that_does_not_run(doubling: Path) -> None:
+def test_an_unreachable_hub_is_reported(doubling: Path) -> None:
     with pytest.raises(HubError) as raised:
         publish(PublishRequest(doubling, repo_id=DOUBLING, endpoint="http://127.0.0.1:9", token="any", load=False))
     assert raised.value.message == "cannot list its branches: no connection to http://127.0.0.1:9"
     assert raised.value.hint == (
-        "is the Hub running at http://127.0.0.1:9? $HF_ENDPOINT names another one; when it runs, run the same command "
-        "again: uploaded files are kept"
+        "check that the Hub is running, or set $HF_ENDPOINT to another one; then run the same command again: uploaded "
+        "files are kept"
     )

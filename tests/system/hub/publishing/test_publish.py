@@ -63,7 +63,7 @@ def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> No
         "![Measured speed: stable-scale.h100](benchmarks/results/stable-scale.h100.svg)",
         "Measured on H100 by `kernel-builder benchmark .`",
         "GCC",
-        f"These cannot be verified, since no commit has their sources: `{VARIANT}`.",
+        f"These cannot be verified, because no commit has their sources: `{VARIANT}`.",
     ):
         assert words in card, words
 
@@ -142,7 +142,7 @@ def test_an_api_change_that_leaves_a_variant_behind_is_refused(hub: RunningHub, 
     assert "version = 2" in str(raised.value.hint)
     assert tree(hub, DOUBLING, "v1") == before
     shutil.move(aside, doubling / "build" / CUDA)
-    with pytest.raises(HubError, match="the API of version 1 would change"):
+    with pytest.raises(HubError, match="the API of version 1 would break its callers"):
         put(hub, doubling)
     assert put(hub, doubling, allow_api_change="y it is").api_changes == ("doubled(x) becomes doubled(y)",)
 
@@ -202,14 +202,14 @@ def test_pull_requests_do_not_change_the_branches(hub: RunningHub, quick: Path) 
     command = [BUILDER, "upload", quick, "--repo-id", DOUBLING, "--no-load", "--create-pr", "--output-json", summary]
     subprocess.run(command, env=hub.environment, check=True, stdout=subprocess.DEVNULL)
     assert (tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")) == before
-    told = json.loads(summary.read_text())
-    # The keys of the public builder, which scripts read.
-    assert (told["status"], told["repo_id"], told["branch"]) == ("pull_request_created", DOUBLING, "v1")
-    assert [(request["branch"], bool(request["url"])) for request in told["pull_requests"]] == [
+    result = json.loads(summary.read_text())
+    # The keys of the public tool, which scripts read.
+    assert (result["status"], result["repo_id"], result["branch"]) == ("pull_request_created", DOUBLING, "v1")
+    assert [(request["branch"], bool(request["url"])) for request in result["pull_requests"]] == [
         ("main", True),
         ("v1", True),
     ]
-    assert tree(hub, DOUBLING, told["builds"]["revision"]) != before[0]
+    assert tree(hub, DOUBLING, result["builds"]["revision"]) != before[0]
 
 
 def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
@@ -246,7 +246,6 @@ def test_a_signature_is_kept_while_its_metadata_is_unchanged(hub: RunningHub, qu
 
 
 def test_a_dry_run_writes_nothing(own_hub: RunningHub, quick: Path) -> None:
-    assert RemoteRepository("org/new", endpoint=own_hub.url, token="any").token_doubt() is None, "any token may write"
     result = put(own_hub, quick, dry_run=True)
     assert result.created and result.builds.sent and result.main and result.main.sent
     assert not own_hub.api().repo_exists(DOUBLING, repo_type="kernel")
@@ -260,30 +259,30 @@ def test_a_dry_run_writes_nothing(own_hub: RunningHub, quick: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("options", "error", "message"),
     [
-        ({"branch": "main"}, ConfigError, "builds are on the branch of their version"),
-        ({"branch": "v2"}, ConfigError, "the project is version 1"),
-        ({"repo_id": "../etc/passwd"}, HubError, "not a valid name of a repository"),
-        ({"repo_id": "unowned"}, HubError, "has no organisation"),
+        ({"branch": "main"}, ConfigError, "packages belong on the branch of their version"),
+        ({"branch": "v2"}, ConfigError, "the project's version is 1"),
+        ({"repo_id": "../etc/passwd"}, HubError, "not a valid repository name"),
+        ({"repo_id": "unowned"}, HubError, "the organization is missing"),
         ({"repo_id": None}, ConfigError, "there is no repository to publish to"),
     ],
 )
 def test_wrong_requests_are_refused(
-    hub: RunningHub, quick: Path, options: dict[str, Any], error: type[KernelBuilderError], words: str
+    hub: RunningHub, quick: Path, options: dict[str, Any], error: type[KernelBuilderError], message: str
 ) -> None:
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         put(hub, quick, **options)
 
 
-def test_what_is_no_address_or_name_is_said_once() -> None:
+def test_a_wrong_name_or_address_is_reported_once() -> None:
     with pytest.raises(HubError) as raised:
         RemoteRepository("unowned")
-    assert str(raised.value) == "'unowned': not a valid name of a repository: it has no organisation"
+    assert str(raised.value) == "'unowned': not a valid repository name: the organization is missing"
     with pytest.raises(HubError) as raised:
         RemoteRepository("org/name", endpoint="127.0.0.1:8000").files("main")
-    assert str(raised.value).endswith("'127.0.0.1:8000' is no address of a Hub")
-    assert raised.value.hint == "begin $HF_ENDPOINT with http:// or https://"
+    assert str(raised.value).endswith("'127.0.0.1:8000' is not an address of a Hub")
+    assert raised.value.hint == "start $HF_ENDPOINT with http:// or https://"
 
 
 def test_a_tampered_package_is_not_published(hub: RunningHub, quick: Path) -> None:
@@ -297,7 +296,7 @@ def test_a_tampered_package_is_not_published(hub: RunningHub, quick: Path) -> No
 def test_a_package_of_another_version_is_not_published(hub: RunningHub, quick: Path) -> None:
     config = quick / "build.toml"
     config.write_text(config.read_text().replace("version = 1", "version = 2"))
-    with pytest.raises(PackageError, match=r"`version` is 1, in build.toml it is 2"):
+    with pytest.raises(PackageError, match=r"`version` is 1, and in build.toml 2"):
         put(hub, quick)
 
 
@@ -306,24 +305,16 @@ def test_missing_write_permission_is_reported(
 ) -> None:
     tokens = tmp_path / "tokens.json"
 
-    def token(scope: str, organisation: str) -> str:
-        command = [BUILDER, "hub", "token", "add", f"{organisation}.{scope[2:]}", scope, organisation]
+    def token(scope: str, organization: str) -> str:
+        command = [BUILDER, "hub", "token", "add", f"{organization}.{scope[2:]}", scope, organization]
         return subprocess.run([*command, "--token-file", tokens], check=True, stdout=subprocess.PIPE, text=True).stdout
 
-    reader, stranger, writer = token("--read", "org"), token("--write", "other"), token("--write", "org")
+    reader, other, writer = token("--read", "org"), token("--write", "other"), token("--write", "org")
     hub = start_hub("--token-file", str(tokens))
-    for secret in (reader, stranger, "unknown"):
+    for secret in (reader, other, "unknown"):
         with pytest.raises(HubError) as raised:
             put(hub, quick, token=secret.strip())
         assert raised.value.hint and "token" in raised.value.hint
-        if secret != stranger:  # whose token can write elsewhere, which is a warning only
-            with pytest.raises(HubError) as dry:
-                put(hub, quick, token=secret.strip(), dry_run=True)
-            assert dry.value.hint and "hf auth login" in dry.value.hint
-    doubts = [
-        RemoteRepository("org/x", endpoint=hub.url, token=key.strip()).token_doubt() for key in (stranger, writer)
-    ]
-    assert doubts == ["the Hub lists org neither as the owner of the token nor among its organisations", None]
     assert put(hub, quick, token=writer.strip(), dry_run=True).builds.sent
     assert put(hub, quick, token=writer.strip()).builds.revision
     environment = {k: v for k, v in hub.environment.items() if k != "HF_TOKEN"}

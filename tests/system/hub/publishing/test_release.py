@@ -199,7 +199,7 @@ def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
         "inputs.kernels": "kernels/relu",
         "inputs.backend": "cpu",
         "inputs.packages": "false",
-        "inputs.benchmark-options": "--rounds 3 --against eager --only device --pass forward --shapes 64x64",
+        "inputs.benchmark-options": "--rounds 3 --against eager --only device --shapes 64x64",
     }
     Rehearsal(checkout, context, dict(os.environ), "gpu.yml").job("gpu")
     results = json.loads((checkout / "benchmark-results" / "relu.json").read_text())

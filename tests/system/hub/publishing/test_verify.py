@@ -52,7 +52,7 @@ def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> 
     assert wrong.pop(CUDA) == ("__init__.py has another SHA-256 than the digest of metadata.json",)
     assert "invalid type" in wrong["torch-cpu"][0]
     assert not check(hub, DOUBLING, require_signature=True).variants[0].ok
-    with pytest.raises(HubError, match="there is no such kernel"):
+    with pytest.raises(HubError, match="the kernel does not exist"):
         check(hub, "org/other")
 
 
@@ -85,7 +85,7 @@ def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp
     said = StringIO()
     (verdict,) = check(hub, "org/scale", source=scale, progress=Lines(said)).variants
     assert (verdict.rebuilt, verdict.ok) == ("equal", True)
-    assert "[1/1] building 1 variant again at commit " in said.getvalue() and "link stable-scale cpu" in said.getvalue()
+    assert "[1/1] rebuilding 1 variant at commit " in said.getvalue() and "link stable-scale cpu" in said.getvalue()
 
     other = shutil.copytree(PROJECTS / "full-scale", tmp_path / "other")
     (verdict,) = check(hub, "org/scale", source=other).variants
@@ -116,6 +116,6 @@ def test_a_cross_compiled_kernel_is_built_again_in_the_same_way(hub: RunningHub,
     put(hub, scale, "org/scale")
     verdicts = check(hub, "org/scale", source=scale).variants
     assert [verdict.rebuilt for verdict in verdicts] == [
-        "not built: it was compiled on a machine that is aarch64-linux; verify it on one",
+        "not built: it was compiled on aarch64-linux; verify it on that platform",
         "not built: it was cross-compiled, and this machine is x86_64-linux; verify it on another platform",
     ]

@@ -1,4 +1,4 @@
-"""Files of editions before 5: what both readers accept and reject, and what `update-build` makes of them."""
+"""Files of editions before 5: both readers accept or reject them, and `update-build` converts edition 3."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.backends import cuda
-from kernel_builder.config import editions, project
-from kernel_builder.config.rewrite import rewritten
+from kernel_builder.config import build_toml, conversion, editions, project
 from kernel_format.errors import ConfigError
-from kernel_format.release import Release
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,
@@ -57,8 +54,13 @@ EDITION_1 = [
     .replace('name = "a-b"\n', "")
     .replace("[torch]", '[torch]\nname = "a-b"'),
 ]
-OLDER = [*EDITION_3, *EDITION_2, *EDITION_1]
-ALL = [*EDITION_4, *OLDER]
+OLD = [*EDITION_2, *EDITION_1]
+
+
+def converted(home: Path, license: str | None = None) -> str:
+    """Return the project's build.toml in edition 5."""
+    path = home / build_toml.FILE
+    return conversion.converted(build_toml.read_text(path), path, license)
 
 
 @pytest.mark.parametrize("text", EDITION_4)
@@ -73,12 +75,12 @@ def test_both_accept_edition_4(home: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *OLDER,
+        *EDITION_3,
         general(edition=None, kernel_depends=f"[{DEPENDENCY}]"),
         general(edition=None, tpu="{}"),
         general(edition=None, cuda=f"{{kernel-depends = [{DEPENDENCY}]}}"),
         general(edition=None).replace("[torch]", '[torch]\nstable-abi = {cuda = "2.10"}'),
-        *(general(edition=str(edition)) for edition in range(1, 5)),
+        *(general(edition=str(edition)) for edition in (3, 4)),
     ],
 )
 def test_both_reject_other_editions(home: Path, text: str) -> None:
@@ -90,12 +92,22 @@ def test_both_reject_other_editions(home: Path, text: str) -> None:
     assert "`kernel-builder update-build DIR`" in str(error.hint)
 
 
-@pytest.mark.parametrize("text", [*ALL, general(edition="3"), general(edition="4")])
-def test_a_rewritten_file_is_of_edition_5(home: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [*OLD, *(general(edition=str(edition)) for edition in range(3))])
+def test_editions_1_and_2_are_refused_with_the_tool_that_reads_them(home: Path, text: str) -> None:
+    write(home, text)
+    assert theirs(home) is None
+    for refuse in (lambda: build_toml.read(home / build_toml.FILE, home), lambda: converted(home)):
+        with pytest.raises(ConfigError, match=r"edition ([0-2]|1 or 2); expected edition 5") as caught:
+            refuse()
+        assert str(caught.value.where).endswith("[general] edition")
+        assert "`kernel-builder update-build` of a release of the Hub's builder" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("text", [*EDITION_3, *EDITION_4, general(edition="3"), general(edition="4")])
+def test_a_converted_file_is_of_edition_5(home: Path, text: str) -> None:
     write(home, text)
     before = ours(home)
-    old, new = rewritten(home / "build.toml")
-    assert old == text
+    new = converted(home)
     write(home, new)
     assert_same_values(home)
     after = ours(home)
@@ -104,27 +116,7 @@ def test_a_rewritten_file_is_of_edition_5(home: Path, text: str) -> None:
     assert after.version == 1
     if isinstance(before, project.Project):
         assert replace(before, warnings=()) == after
-    assert rewritten(home / "build.toml") == (new, new)
-
-
-def test_what_older_editions_mean(home: Path) -> None:
-    def read(text: str) -> project.Project:
-        write(home, text)
-        write(home, rewritten(home / "build.toml")[1])
-        parsed = ours(home)
-        assert isinstance(parsed, project.Project)
-        return parsed
-
-    both = read(EDITION_2[0])
-    assert tuple(map(str, both.backends)) == ("cpu", "cuda")
-    assert both.backend_settings == {cuda.CUDA: {"minver": Release(12, 6), "maxver": Release(13, 0)}}
-    hipified = read(EDITION_1[2])
-    assert tuple(map(str, hipified.backends)) == ("cuda", "rocm")
-    assert [(kernel.name, kernel.backend.name) for kernel in hipified.kernels] == [("g", "cuda"), ("g_rocm", "rocm")]
-    assert hipified.kernels[1].rocm_archs == ("gfx942",)
-    for universal in (EDITION_2[1], EDITION_1[3]):
-        assert isinstance(read(universal).framework, project.TorchNoarch)
-        assert tuple(map(str, read(universal).backends)) == ("cann", "cpu", "cuda", "metal", "neuron", "rocm", "xpu")
+    assert converted(home) == new
 
 
 def test_comments_and_formatting_are_kept(home: Path) -> None:
@@ -136,26 +128,32 @@ def test_comments_and_formatting_are_kept(home: Path) -> None:
     for old in (text, text.replace("\n", "\r\n")):
         write(home, old)
         end = "\r\n" if "\r" in old else "\n"
-        api = f"version = 1 # the API{end}"
-        assert rewritten(home / "build.toml")[1] == old.replace(api, f"{api}edition = 5{end}")
+        assert converted(home) == old.replace(f"]{end}{end}# Where", f"]{end}edition = 5{end}{end}# Where")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'general.name = "a-b"\ngeneral.backends = ["cpu"]\ngeneral.license = "mit"\n',
+        'general = { name = "a-b", backends = ["cpu"], license = "mit" }\n',
+    ],
+)
+def test_each_form_of_a_table_is_converted(home: Path, text: str) -> None:
+    write(home, text)
+    write(home, converted(home))
+    assert isinstance(ours(home), project.Project)
 
 
 @pytest.mark.parametrize(
     ("text", "where", "message"),
     [
         (general(edition=None, license=None), "[general] license", "is missing"),
-        (general(edition=None, more="1"), "[general] more", "unknown key"),
         (general(edition="6"), "[general] edition", "this is edition 6"),
-        (f"{HEAD}[torch]\nuniversal = true\nsrc = ['a.cpp']\n", "[torch] src", "compiles nothing"),
-        (f"{HEAD}[torch]\npyroot = 'python'\n", "[torch] pyroot", "no such key"),
-        ("general.name = 'a-b'\n", "[general]", "a header of its own"),
-        ("[torch]\n", "[general]", "a header of its own"),
     ],
 )
-def test_what_cannot_be_of_edition_5_is_refused(home: Path, text: str, where: str, message: str) -> None:
+def test_a_file_that_cannot_be_converted_is_refused(home: Path, text: str, where: str, message: str) -> None:
     write(home, text)
     with pytest.raises(ConfigError) as caught:
-        rewritten(home / "build.toml")
+        converted(home)
     assert str(caught.value.where).endswith(where)
     assert message in caught.value.message
-    assert caught.value.hint

@@ -88,7 +88,7 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "an empty name": (
-        r"is not a name without spaces|is not a licence",
+        r"is not a name without spaces|is not a license",
         [
             general(license='""'),
             more('[general.hub]\nbranch = ""\n'),

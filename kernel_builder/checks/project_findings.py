@@ -1,4 +1,4 @@
-"""Findings as the author of a kernel wants them: one for each mistake, naming the author's files."""
+"""Findings for the author of a project: one for each mistake, with the project's files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
 
-# What a failed load says; the check that may name the cause; what its error then says, where `{}` is the text that the
-# first expression has found.
+# The message of a failed load, the check that may name the cause, and the message of its error, where `{}` is the text
+# of the first expression's group.
 _CAUSES = (
     (re.compile("undefined symbol"), "undefined", ""),
     (re.compile(r"\b(?:Syntax|Indentation|Tab)Error\b"), "python-source", ""),
@@ -17,7 +17,6 @@ _CAUSES = (
     (re.compile("does not define module export function"), "python-abi", ""),
     (re.compile(r"operator \S+::(\w+) does not exist"), "ops", r"\b{}\b|fixed namespace"),
     (re.compile(r"_OpNamespace' \S+ object has no attribute '(\w+)'"), "ops", r"\bop {},"),
-    (re.compile("was killed by"), "ops", "the schema of|dispatch key"),
 )
 
 
@@ -26,10 +25,10 @@ def repeated(findings: Sequence[Finding]) -> Mapping[Finding, str]:
     errors = [finding for finding in findings if finding.severity == "error"]
     repetitions = {}
     for finding in (error for error in errors if error.check == "load"):
-        for says, check, cause in _CAUSES:
-            if said := says.search(finding.message):
-                pattern = cause.format(*said.groups())
-                if any(error.check == check and re.search(pattern, error.message) for error in errors):
+        for pattern, check, cause in _CAUSES:
+            if match := pattern.search(finding.message):
+                message = cause.format(*match.groups())
+                if any(error.check == check and re.search(message, error.message) for error in errors):
                     repetitions[finding] = check
     return repetitions
 
@@ -43,6 +42,6 @@ def in_project(package: CheckedPackage, finding: Finding) -> Finding:
     message = finding.message
     for name, path in own.items():
         message = message.replace(f"{package.directory}/{name}", path)
-    # What the builder added has no other place.
+    # Files of the builder are in the package only.
     message = message.replace(f"{package.directory}/", f"build/{package.directory.name}/")
     return replace(finding, path=own.get(finding.path, finding.path), message=message)

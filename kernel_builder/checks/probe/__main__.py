@@ -1,28 +1,32 @@
-"""The script that `probe_process.py` runs in a fresh process. It must not import the builder.
+"""The program that `probe_process.py` runs in a new process. It must not import the builder.
 
-    python -c "$(cat probe.py)" CONNECTION
+    python kernel_builder/checks/probe CONNECTION
+    python -m pdb -m kernel_builder.checks.probe load DIRECTORY
 
-It imports Torch and the client, then reads questions from the connection, a file descriptor, until that is closed. A
-question is a JSON list, and its answer is JSON:
+It imports Torch and the client, and answers questions from the connection, a file descriptor, until that is closed. The
+second form loads one package without a fork and prints the answer, so that a debugger reaches it. A question is a JSON
+list, and its answer is JSON:
 
 - `["fits", VARIANTS]`: why the client would reject each variant on this machine, or null. VARIANTS is JSON: the back
   end to ask the client for by the name of a variant, or null for the one that it selects.
 - `["load", SECONDS, OTHERS, PACKAGES]`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and
-  lists of names and of registered ops. OTHERS is JSON: where built kernels are, by repository. PACKAGES is JSON: by
-  directory the back end to ask for, as above, and the dispatch key of the ops, or nothing if it is not known.
-- `["parse", TEXTS]`: for each schema or dispatch key what Torch's parser says, or null if it accepts it.
+  lists of names and of registered ops. OTHERS is JSON: the directories of built kernels by repository. PACKAGES is
+  JSON: by directory the back end to ask for, as above, and the dispatch key of the ops, or nothing if it is not known.
 - `["describe", DIRECTORY, BACKEND]`: an outcome and, if it is `loaded`, the members of the module and the schemas of
   its ops, for `kernel_builder.hub.package_api`. BACKEND is the one to ask for, or empty.
 
 Importing Torch takes seconds, so one process imports it for all packages of a command. Each package is loaded in a
 fork of that process: it may crash, and two packages must not meet in one process. The parent does no more than import,
-since a process that has used CUDA cannot be forked. Only `describe` loads a package in the process itself.
+since a process that has used CUDA cannot be forked. `describe` loads a package in the process itself, and so do all
+questions with KERNEL_BUILDER_DEBUG=keep, so that `breakpoint()` works.
+
+Names that are not public: `_op_schemas` asks `torch._C` for all registered ops, which no public function lists, and
+`_schema` of an op for its arguments. Torch 2.6 to 2.15 have both.
 """
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import inspect
 import json
 import os
@@ -33,7 +37,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -45,17 +49,12 @@ _PR_SET_PDEATHSIG = 1
 @cache
 def _import_error() -> str | None:
     """Import Torch and the client, and return why that fails, or None."""
-    # The imports make many objects that live long: collecting takes a sixth of their time. Frozen, they are not
-    # collected in forks either, which would copy their pages.
-    gc.disable()
     try:
         import kernels  # noqa: F401
         import torch  # noqa: F401
     except Exception as error:
         return str(error)
     finally:
-        gc.freeze()
-        gc.enable()
         # The bytecode of Torch saves seconds; a package is checked as it is, without files that loading it adds.
         sys.dont_write_bytecode = True
     return None
@@ -87,31 +86,32 @@ def _load(directory: Path, backend: str | None) -> tuple[str, Any, list[str]]:
         module = get_local_kernel(directory, backend=backend, trust_remote_code=True)
     except BaseException as error:
         lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
-        # The client's note names the kernel and the variant, which the finding does anyway.
-        told = "\n".join(line for line in lines if not line.startswith("while importing kernel "))
-        return "failed", told, _missing(error)
+        # The client's note names the kernel and the variant, and so does the finding.
+        message = "\n".join(line for line in lines if not line.startswith("while importing kernel "))
+        return "failed", message, _missing(error)
     return "loaded", module, []
 
 
 def _load_others(directory: Path, backend: str | None, above: tuple[Path, ...] = ()) -> str | None:
-    """Load the kernels that a package depends on, so that what they register is told apart; return why one is not.
+    """Load the kernels that a package depends on before its own ops are listed; return why one cannot be loaded.
 
     The client looks for them in LOCAL_KERNELS and in the Hub's cache, and loads a package once.
     """
+    from huggingface_hub import HfApi
     from kernels import Metadata, get_local_kernel
-    from kernels.hf_hub import _get_hf_api
-    from kernels.load import _get_local_kernel_overrides
     from kernels.python_deps import validate_variant_dependencies
-    from kernels.resolver import HubCacheResolver, SequentialResolver
+    from kernels.resolver import HubCacheResolver, RepoPathsResolver, SequentialResolver
 
     try:
         validate_variant_dependencies(directory)
     except ImportError as error:
         return str(error)
+    entries = [entry.partition("=") for entry in os.environ.get("LOCAL_KERNELS", "").split(":") if "=" in entry]
+    local = RepoPathsResolver(local_kernels={repo_id: Path(path) for repo_id, _, path in entries})
     for dependency in Metadata.read_from_file(directory / "metadata.json").kernel_depends:
-        resolver = SequentialResolver([_get_local_kernel_overrides(), HubCacheResolver(trust_remote_code=True)])
+        resolver = SequentialResolver([local, HubCacheResolver(trust_remote_code=True)])
         try:
-            other = resolver.resolve(api=_get_hf_api(), backend=backend, kernel=dependency).variant_path
+            other = resolver.resolve(api=HfApi(), backend=backend, kernel=dependency).variant_path
         except Exception as error:
             return (
                 f"it depends on {dependency.repo_id}, which this machine does not have: build its project in the same "
@@ -130,7 +130,7 @@ def _load_others(directory: Path, backend: str | None, above: tuple[Path, ...] =
 
 
 def _missing(error: BaseException | None) -> list[str]:
-    """Return the modules whose absence an exception reports, or one that it was raised from."""
+    """Return the missing modules that an exception reports, or an exception that it was raised from."""
     names = []
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
@@ -140,14 +140,14 @@ def _missing(error: BaseException | None) -> list[str]:
 
 
 def _absent(module: ModuleType) -> list[str]:
-    """Return what `__all__` names and the module does not have."""
+    """Return the names in `__all__` that the module does not have."""
     return [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)]
 
 
 def _answers(
     seconds: float, others: dict[str, str], packages: dict[str, tuple[str | None, str]]
 ) -> dict[str, dict[str, Any]]:
-    """Return for each directory what loading it in a process of its own gives."""
+    """Return the result of loading each directory in a process of its own."""
     if error := _import_error():
         text = f"PyTorch and the client cannot be imported: {error}"
         return {directory: {"outcome": "skipped", "text": text} for directory in packages}
@@ -172,30 +172,34 @@ def _loaded(directory: Path, backend: str | None, key: str, others: dict[str, st
         if reason := _load_others(directory, backend):
             return {"outcome": "skipped", "text": reason, "ops": []}
         before = _op_names()
-        outcome, told, missing = _load(directory, backend)
+        outcome, message, missing = _load(directory, backend)
         if outcome == "loaded":
-            return {"outcome": outcome, "text": "", "absent": _absent(told), "ops": _new_ops(directory, key, before)}
+            return {"outcome": outcome, "text": "", "absent": _absent(message), "ops": _new_ops(directory, key, before)}
         # The ops of a package that is loaded in part may tell why it fails.
         ops = _new_ops(directory, key, before) if outcome == "failed" else []
-        return {"outcome": outcome, "text": told, "missing": missing, "ops": ops}
+        return {"outcome": outcome, "text": message, "missing": missing, "ops": ops}
 
     answer = _in_fork(load, seconds)
     return answer if isinstance(answer, dict) else {"outcome": "failed", "text": answer}
 
 
-def _op_names() -> set[str]:
+def _op_schemas() -> list[Any]:
     import torch
 
-    return {schema.name for schema in torch._C._jit_get_all_schemas()}
+    return list(torch._C._jit_get_all_schemas())
 
 
-def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]]:
-    """Describe the ops that loading a package has registered, apart from those of other packages that it imports."""
+def _op_names() -> set[str]:
+    return {schema.name for schema in _op_schemas()}
+
+
+def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]] | None:
+    """Describe the ops that loading a package has registered, without those of other packages; None on an old Torch."""
     import torch
     from kernels import Metadata, get_loaded_kernels
 
     if not hasattr(torch.library, "get_kernel"):
-        return []
+        return None
     own = Metadata.read_from_file(directory / "metadata.json").id
     others = {loaded.metadata.id for loaded in get_loaded_kernels()} - {own}
     ops = []
@@ -218,6 +222,7 @@ def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]
                         "name": name if overload == "default" else f"{name}.{overload}",
                         "namespace": "" if namespace == own else namespace,
                         "key": key,
+                        "arguments": _positional(op._schema.arguments),
                         "implemented": any(places.get(dispatch) is not None for dispatch in (key, f"Autograd{key}")),
                         "keys": [
                             dispatch for dispatch in ("CPU", "CUDA", "XPU", "MPS") if places[dispatch] is not None
@@ -230,51 +235,36 @@ def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]
     return ops
 
 
+def _positional(arguments: Any) -> int | None:
+    """Return the number of an op's arguments; None if some are keyword-only."""
+    return None if any(argument.kwarg_only for argument in arguments) else len(arguments)
+
+
 def _registered_at(op: Any, key: str) -> str | None:
     """Return where the implementation of an op for a dispatch key is registered; None if there is none of its own."""
     import torch
 
     try:
-        said = repr(torch.library.get_kernel(op, key))
+        kernel = repr(torch.library.get_kernel(op, key))
     except Exception:
         return None
-    return None if "Fallback" in said else said.partition("registered at ")[2].rstrip("')")
-
-
-def _parsed(texts: list[tuple[str, str]]) -> list[str | None]:
-    """Return what Torch's parser says about schemas and dispatch keys."""
-    import torch
-
-    # Untyped in Torch. What a library defines lasts as long as the object.
-    make: Any = torch.library.Library
-    libraries, answers = [], list[str | None]()
-    for number, (kind, text) in enumerate(texts):
-        try:
-            # A namespace for each, since a source may define an op twice under different conditions.
-            namespace = f"kernel_builder_{number}"
-            if kind == "schema":
-                libraries.append(make(namespace, "FRAGMENT"))
-                libraries[-1].define(text)
-            else:
-                libraries.append(make(namespace, "IMPL", text))
-            answers.append(None)
-        except Exception as error:
-            answers.append(str(error))
-    return answers
+    return None if "Fallback" in kernel else kernel.partition("registered at ")[2].rstrip("')")
 
 
 def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
-    """Return what a function returns in a forked process, or as a text how that process died."""
+    """Return the result of a function in a forked process, or the text of that process's failure."""
+    if os.environ.get("KERNEL_BUILDER_DEBUG") == "keep":
+        return function()
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as empty:
-        result, words = Path(empty, "result.json"), Path(empty, "words")
+        result, log = Path(empty, "result.json"), Path(empty, "stderr")
         child = os.fork()
         if child == 0:
             try:
                 # The fork ends when this process is killed, as a build that is stopped does.
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                os.close(_connection())
+                os.close(int(sys.argv[1]))  # a package cannot answer for the builder
                 os.chdir(empty)
-                descriptor = os.open(words, os.O_WRONLY | os.O_CREAT)
+                descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
                 os.dup2(descriptor, 2)
                 result.write_text(json.dumps(function()), encoding="utf-8")
                 os._exit(0)
@@ -286,17 +276,17 @@ def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
         if status is None:
             return f"no answer after {seconds:.0f} s"
         if status < 0:
-            thrown = _thrown(words.read_text(errors="replace"))
+            thrown = _thrown(log.read_text(errors="replace"))
             return f"the process was killed by {signal.Signals(-status).name}" + (f": {thrown}" if thrown else "")
         if status == 0 and result.is_file():
             return json.loads(result.read_text(encoding="utf-8"))
-        lines = words.read_text(errors="replace").strip().splitlines()
+        lines = log.read_text(errors="replace").strip().splitlines()
         return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
 
-def _thrown(words: str) -> str:
-    """Return the exception that ended a process: its type, and the first line of what it says."""
-    match = re.search(r"terminate called after throwing an instance of '(.+)'(?:\s+what\(\): +(.*))?", words)
+def _thrown(log: str) -> str:
+    """Return the C++ exception that ended a process: its type, and the first line of its message."""
+    match = re.search(r"terminate called after throwing an instance of '(.+)'(?:\s+what\(\): +(.*))?", log)
     return ": ".join(part for part in match.groups() if part) if match else ""
 
 
@@ -363,40 +353,40 @@ def _signature(function: Any) -> str:
 
 
 def _schemas(namespace: str) -> dict[str, str]:
-    try:
-        import torch
-    except ImportError:
+    if _import_error():
         return {}
-    schemas = [str(schema) for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(namespace)]
+    schemas = [str(schema) for schema in _op_schemas() if schema.name.startswith(namespace)]
     return {text.partition("(")[0].removeprefix(namespace): text.removeprefix(namespace) for text in schemas}
 
 
-def _connection() -> int:
-    """Return the file descriptor of the connection to the builder."""
-    return int(sys.argv[1])
+def _answer(question: str, *arguments: str) -> Any:
+    """Return the answer to a question."""
+    _import_error()
+    if question == "fits":
+        return _fits(json.loads(arguments[0]))
+    if question == "describe":
+        return _describe(Path(arguments[0]), arguments[1] or None)
+    seconds, others, packages = arguments
+    return _answers(float(seconds), json.loads(others), json.loads(packages))
 
 
-def _serve(connection: Connection) -> None:
-    """Answer questions until the builder closes the connection."""
+def main(words: list[str]) -> None:
+    """Answer the questions of a connection, or load the package in a directory and print the answer."""
+    if words[0] == "load":
+        os.environ["KERNEL_BUILDER_DEBUG"] = "keep"
+        print(json.dumps(_answers(0, {}, {str(Path(words[1]).resolve()): (None, "")}), indent=1))
+        return
+    connection = Connection(int(words[0]))
     _import_error()
     while True:
         try:
-            question, *arguments = json.loads(connection.recv_bytes())
+            question = json.loads(connection.recv_bytes())
         except EOFError:
             return
-        answer: Any
-        if question == "fits":
-            answer = _fits(json.loads(arguments[0]))
-        elif question == "describe":
-            answer = _describe(Path(arguments[0]), arguments[1] or None)
-        elif question == "parse":
-            answer = _import_error() or _in_fork(partial(_parsed, json.loads(arguments[0])), 60)
-        else:
-            seconds, others, packages = arguments
-            answer = _answers(float(seconds), json.loads(others), json.loads(packages))
-        connection.send_bytes(json.dumps(answer).encode())
+        connection.send_bytes(json.dumps(_answer(*question)).encode())
 
 
 if __name__ == "__main__":
-    _serve(Connection(_connection()))
+    main(sys.argv[1:])
+    sys.stdout.flush()
     os._exit(0)  # an interpreter that has imported Torch takes half a second to finish otherwise

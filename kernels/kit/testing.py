@@ -1,0 +1,119 @@
+"""Tensors and assertions that the kernels' tests share: each kernel links to this file.
+
+A kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
+else on the CPU.
+"""
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+
+
+def load(project):
+    """Return the package as built. Without one, skip the test, or the module that is imported."""
+    try:
+        return get_local_kernel(project)
+    except FileNotFoundError:
+        pytest.skip(f"not built: kernel-builder build {project} --backend {DEVICE}", allow_module_level=True)
+
+
+def random(*shape, dtype, requires_grad=False):
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
+
+
+def doubles(tensors):
+    """Return copies in float64 that require gradients where the tensors do."""
+    return [None if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
+
+
+def assert_as_good(actual, reference, expected, factor=1.1):
+    """Assert that the error of `actual` is at most `factor` times that of `reference`."""
+    assert actual.dtype == reference.dtype and actual.shape == reference.shape
+    if actual.numel() == 0:
+        return
+    scale = expected.abs().max().item()
+    slack = {torch.float32: 2e-6, torch.float16: 1e-4, torch.bfloat16: 1e-3}[actual.dtype] * max(scale, 1.0)
+    error = (actual.double() - expected).abs().max().item()
+    allowed = factor * (reference.double() - expected).abs().max().item() + slack
+    assert error <= allowed
+
+
+def gradients(function, inputs, grads):
+    outputs = function(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    wanted = [i for i in inputs if i is not None and i.requires_grad]
+    return torch.autograd.grad(outputs, wanted, [g.to(o.dtype) for g, o in zip(grads, outputs)])
+
+
+def assert_gradients(function, eager_function, exact_function, inputs, grads):
+    """Assert that a function's gradients are as good as those of the eager function."""
+    expected = gradients(exact_function, doubles(inputs), grads)
+    reference = gradients(eager_function, inputs, grads)
+    actual = gradients(function, inputs, grads)
+    for a, r, e in zip(actual, reference, expected):
+        assert_as_good(a, r, e)
+
+
+def assert_waits_for_stream(function, x):
+    """Assert that a call on a stream reads `x` after an earlier copy on that stream, which is late."""
+    expected = function(x)
+    stream, late = torch.cuda.Stream(), torch.zeros_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(x)
+        actual = function(late)
+    stream.synchronize()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def capture(step, warm_up=None):
+    """Return a CUDA graph of a call, and the call's results, which each replay changes."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        (warm_up or step)()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    return graph, captured
+
+
+def assert_replays(step, x):
+    """Assert that a replayed CUDA graph computes from new values of `x`."""
+    graph, captured = capture(step)
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(captured, step(), rtol=0, atol=0)
+
+
+def assert_compiles(function, inputs_of):
+    """Assert that `torch.compile` of a function gives its results and gradients, without another compilation.
+
+    `inputs_of(batch)`: the inputs, all of which have gradients.
+    """
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch in (4, 9):
+        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
+            inputs = inputs_of(batch)
+            expected, actual = function(*inputs), compiled(*inputs)
+            torch.testing.assert_close(actual, expected)
+            grad = torch.randn_like(expected)
+            gradients_of = [torch.autograd.grad(result, inputs, grad) for result in (actual, expected)]
+            torch.testing.assert_close(*gradients_of)
+
+
+def assert_compiles_with_inductor(function, inputs_of):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=True)
+    for batch in (4, 9):
+        inputs = inputs_of(batch)
+        torch.testing.assert_close(compiled(*inputs), function(*inputs))
