@@ -34,15 +34,23 @@ _PASSES = "forward and backward, for float32, float16 and bfloat16"
 
 
 class _Template(NamedTuple):
-    """The operator of a template: Torch's module, the formula as text, and in Torch, with the same gradients."""
+    """The operator of a template.
+
+    Attributes:
+        module: Torch's module.
+        computed: The formula as text.
+        formula: The formula in Torch, with the same gradients.
+        saved: The tensor that the backward pass needs: the argument `x` or the result `y`.
+    """
 
     module: str
     computed: str
     formula: str
+    saved: str
 
 
-_TEMPLATE = _Template("ReLU", "max(x, 0)", "torch.where(x <= 0, 0.0, x)")
-_TEMPLATE_ON_KIT = _Template("SiLU", "x * sigmoid(x)", "x * torch.sigmoid(x)")
+_TEMPLATE = _Template("ReLU", "max(x, 0)", "torch.where(x <= 0, 0.0, x)", "y")
+_TEMPLATE_ON_KIT = _Template("SiLU", "x * sigmoid(x)", "x * torch.sigmoid(x)", "x")
 
 
 def backends() -> tuple[str, ...]:
@@ -199,6 +207,7 @@ def _render(
         "python_name": python_name(name),
         "repo_id": repo_id,
         "license": license_name,
+        "saved": computes.saved,
         "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
         "device": max(wanted, key=lambda name: known_backends.get(name).preference),
         "directories": ", ".join(f"`{python_name(name)}_{backend}/`" for backend in wanted),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kernel_builder import inline_project
 from kernel_builder.config import known_backends
-from kernel_format.cache_directory import default_cache
+from kernel_builder.develop.local_build import build_for_device
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 
@@ -67,8 +67,6 @@ def load(
 def _package(source: str, functions: Sequence[str]) -> Any:
     """Return the package of the source, and build it first if the cache does not have it."""
     from kernels import get_local_kernel
-
-    from kernel_builder.develop.local_build import build_for_device
 
     content = inline_project.files("local/inline", source, functions)
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,1 +1,1 @@
-"""What the workflows in `.github/` ask GitHub, and what they tell it."""
+"""Requests of the workflows in `.github/` to GitHub, and their output."""

@@ -1,11 +1,11 @@
-"""The steps of the workflows in `.github/` that need more than a command of `kernel-builder`.
+"""The steps of the workflows in `.github/` that no command of `kernel-builder` provides.
 
-    python -m kernel_builder.github base            prints the commit to compare with; nothing means: build everything
+    python -m kernel_builder.github base            prints the commit to compare with; an empty line: build everything
     python -m kernel_builder.github table DIR       prints the results of builds as Markdown
     python -m kernel_builder.github comment DIR     writes that table to the pull request of the finished workflow run
 
-Each file in DIR has the output of `kernel-builder build --json` of one job. The rest comes from the variables and the
-event file that GitHub gives to every job; `base` and `comment` also need $GITHUB_TOKEN.
+Each file in DIR is the output of `kernel-builder build --json` in one job. The commands also read the variables and
+the event file that GitHub provides to every job; `base` and `comment` need $GITHUB_TOKEN.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kernel_format.errors import ConfigError, KernelBuilderError
 
 
 def base() -> str:
-    """Return the commit that the projects to build differ from, or nothing if all are to be built.
+    """Return the commit to compare the projects with, or an empty text if all projects are to be built.
 
     For a pull request this is the first parent of the merge that GitHub checks out. For a push it is the commit of the
-    last successful run of the same workflow on the branch, so that a failed or cancelled run leaves no project out.
+    last successful run of the same workflow on the branch, so that the projects of a failed run are built again.
     """
     event = os.environ["GITHUB_EVENT_NAME"]
     if event == "pull_request":
@@ -36,7 +36,7 @@ def base() -> str:
     commit = GitHub.of_this_job().last_success(workflow, os.environ["GITHUB_REF_NAME"])
     if not commit:
         return ""
-    # A commit that a forced push has removed says nothing about the packages that were published from it.
+    # After a forced push that removed the commit, its packages may be on no branch.
     known = git_output(Path.cwd(), "merge-base", "--is-ancestor", commit, "HEAD")
     return "" if known is None else commit
 
@@ -44,14 +44,14 @@ def base() -> str:
 def comment(directory: Path) -> str:
     """Write the results in `directory` to the pull request of the workflow run that this job follows.
 
-    The pull request is looked up by what GitHub says of the run. Nothing in `directory` is trusted.
+    The pull request comes from GitHub's data about the run. The content of `directory` is not trusted.
     """
     run = json.loads(Path(os.environ["GITHUB_EVENT_PATH"]).read_text())["workflow_run"]
     github = GitHub.of_this_job()
     owner = (run["head_repository"] or {}).get("owner", {}).get("login", "")
     number = github.pull_request(owner, run["head_branch"], run["head_sha"])
     if number is None:
-        return f"no open pull request is at {run['head_sha']}; nothing to write"
+        return f"no open pull request is at {run['head_sha']}; no comment is written"
     text = f"Commit {run['head_sha']}, [build log]({run['html_url']}): {run['conclusion']}.\n\n"
     return github.comment(number, text + markdown(read_results(directory)))
 

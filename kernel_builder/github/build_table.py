@@ -1,7 +1,7 @@
 """The results of builds as a Markdown table.
 
-The results of a pull request are written by code of that pull request, and the table is shown with the rights of the
-repository. So every text is cut, and shown as code: neither links nor mentions nor HTML nor table cells come out of it.
+Code of the pull request writes the results, and the table is published with the rights of the repository. So every text
+is cut and shown as code, which cannot contain links, mentions, HTML or table cells.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BuildRow:
 
 @dataclass(frozen=True)
 class JobFailure:
-    """Why a job, or a part of it, failed, and the first lines that the compiler printed, if it was the compiler."""
+    """The reason why a job or a part of it failed, and the first lines of the compiler's output, if any."""
 
     reason: str
     output: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class JobFailure:
 
 @dataclass(frozen=True)
 class BuildResults:
-    """What several jobs have built, and the failures of the others by job."""
+    """The variants of several jobs, and the failures by job."""
 
     rows: tuple[BuildRow, ...] = ()
     failures: Mapping[str, JobFailure] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class BuildResults:
 def read_results(directory: Path) -> BuildResults:
     """Read every `.json` file below a directory as the output of `kernel-builder build --json`.
 
-    A file that is not such an output counts as a failed job.
+    A file with other content counts as a failed job.
     """
     rows: dict[tuple[str, str], BuildRow] = {}
     failures: dict[str, JobFailure] = {}
@@ -70,17 +70,17 @@ def read_results(directory: Path) -> BuildResults:
             if "packages" not in described or "error" in described:
                 failures[file.stem] = _failure(described)
         except (OSError, ValueError, RecursionError):
-            failures[file.stem] = JobFailure("no result: the job stopped before its end")
+            failures[file.stem] = JobFailure("no result: the job ended early")
             continue
         for row in job_rows:
-            # A variant that one runner cannot build is built by another.
+            # Another runner may build a variant that this one cannot build.
             if row.built or (row.project, row.variant) not in rows:
                 rows[row.project, row.variant] = row
     return BuildResults(tuple(rows[key] for key in sorted(rows)), failures)
 
 
 def markdown(results: BuildResults) -> str:
-    """Return a table of variants with status, size and shared binaries, and the reasons of what was not built."""
+    """Return a table of variants with status, size and shared binaries, and the reasons of failures."""
     rows = [row for row in results.rows if row.built]
     others = [row for row in results.rows if not row.built]
     if not (rows or others or results.failures):
@@ -93,7 +93,7 @@ def markdown(results: BuildResults) -> str:
     for job, failure in results.failures.items():
         lines.append(f"- {_code(job)} failed: {_code(failure.reason)}")
         if failure.output:
-            # No line can end the block: the tilde of a line is replaced.
+            # Replaced tildes: no line can end the block.
             lines += ["", "  ~~~", *(f"  {_printable(line).replace('~', '-')}" for line in failure.output), "  ~~~", ""]
     lines += [f"- {_code(row.project)} {_code(row.variant)} {_code(row.status)}: {_code(row.reason)}" for row in others]
     if rows:
@@ -113,7 +113,7 @@ def _cut(lines: Sequence[str]) -> str:
     for number, line in enumerate(lines):
         length += len(line) + 1
         if length > _MAX_MARKDOWN:
-            return "\n".join(lines[:number]) + f"\n\n{len(lines) - number} more lines: see the summary of the run.\n"
+            return "\n".join(lines[:number]) + f"\n\n{len(lines) - number} more lines: see the run's summary.\n"
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +127,7 @@ def _read_object(file: Path) -> Mapping[str, Any]:
 
 
 def _failure(described: Mapping[str, Any]) -> JobFailure:
-    # The errors of variants that fail alike are listed with each of them.
+    # Variants with the same error list it repeatedly.
     of_variants = (
         error for failure in _objects(described.get("failures")) for error in _objects(failure.get("errors"))
     )
@@ -187,7 +187,7 @@ def _text(value: object) -> str:
 
 
 def _code(text: str) -> str:
-    """Return text as a code span. What could end the span or the cell of a table is replaced."""
+    """Return text as a code span, without characters that end the span or a table cell."""
     shown = _printable(text[:_MAX_TEXT]).replace("`", "'").replace("|", "/").replace("\\", "/").strip()
     return f"`{shown}`" if shown else ""
 

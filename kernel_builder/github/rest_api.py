@@ -1,4 +1,4 @@
-"""The few requests of GitHub's REST API that the workflows make."""
+"""The workflows' requests to GitHub's REST API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAGE = 100
 
 @dataclass(frozen=True)
 class GitHub:
-    """One repository on GitHub, and the right to use it."""
+    """One repository on GitHub, with a token."""
 
     address: str
     repository: str
@@ -29,7 +29,7 @@ class GitHub:
 
     @classmethod
     def of_this_job(cls) -> GitHub:
-        """Return the repository of the job that runs this, with the job's token."""
+        """Return the current job's repository, with the job's token."""
         return cls(os.environ["GITHUB_API_URL"], os.environ["GITHUB_REPOSITORY"], os.environ["GITHUB_TOKEN"])
 
     def last_success(self, workflow: str, branch: str) -> str | None:
@@ -52,10 +52,10 @@ class GitHub:
     def comment(self, number: int, text: str) -> str:
         """Write the comment under a pull request, or replace the earlier one, and return its address."""
         body = {"body": f"{_MARKER}\n{text}"}
-        mine = self._earlier_comment(number)
-        if mine is None:
+        earlier = self._earlier_comment(number)
+        if earlier is None:
             return str(self._request("POST", f"issues/{number}/comments", json=body)["html_url"])
-        return str(self._request("PATCH", f"issues/comments/{mine}", json=body)["html_url"])
+        return str(self._request("PATCH", f"issues/comments/{earlier}", json=body)["html_url"])
 
     def _earlier_comment(self, number: int) -> int | None:
         page = 1
@@ -63,7 +63,7 @@ class GitHub:
             query = {"per_page": str(_PAGE), "page": str(page)}
             comments = self._request("GET", f"issues/{number}/comments", params=query)
             for comment in comments:
-                # Anyone can write the marker; only our own comment is replaced.
+                # Any user can write the marker; only the workflow's own comment is replaced.
                 if (comment["user"] or {}).get("login") == _AUTHOR and comment["body"].startswith(_MARKER):
                     return int(comment["id"])
             if len(comments) < _PAGE:
@@ -83,7 +83,7 @@ class GitHub:
                 return answer.json()
             except requests.RequestException as error:
                 raise HubError(
-                    f"GitHub does not answer as expected: {error}",
+                    f"the request to GitHub failed: {error}",
                     where=f"{method} {address}",
                     hint="the job needs `actions: read` to read runs, and `pull-requests: write` to comment",
                 ) from error

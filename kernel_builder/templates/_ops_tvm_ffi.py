@@ -27,7 +27,7 @@ def jax_register_ffi_target(name: str, *args, **kwargs):
 
 
 def jax_ffi_call(name: str, *args, **kwargs):
-    """Return what `jax.ffi.ffi_call` returns for a function that `jax_register_ffi_target` has registered."""
+    """Return `jax.ffi.ffi_call` for a function that `jax_register_ffi_target` has registered."""
     if not has_jax:
         raise RuntimeError("jax and jax_tvm_ffi are not installed")
     return import_module("jax.ffi").ffi_call(jax_add_ffi_target_name_prefix(name), *args, **kwargs)

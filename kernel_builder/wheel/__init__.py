@@ -1,1 +1,1 @@
-"""Packages of a project -> wheels for Python's package index, one for each platform."""
+"""Wheels of a project's packages for Python's package index, one for each platform."""

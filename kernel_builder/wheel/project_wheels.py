@@ -1,6 +1,6 @@
 """Writes the wheels of a project.
 
-A wheel has every variant of `build/` for one platform, as the Hub has them, and a loader that picks one at import.
+A wheel has every variant of `build/` for one platform, as on the Hub, and a loader that selects one at import.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LOADER = "wheel_init.py"
 
 @dataclass(frozen=True)
 class WheelRequest:
-    """What to write.
+    """The wheels to write.
 
     Attributes:
         directory: The project.
-        out: Where the wheels go; None for the project's own `dist`.
-        name: The name in the index; None for that of the project.
+        out: The directory of the wheels; None for the project's own `dist`.
+        name: The name in the index; None for the project's name.
         version: The version in the index; None for `<version of the project>.0`.
-        owner: Who publishes the project, whose names the wheel's text has; None for the one of `build.toml`.
+        owner: The owner in the wheel's text; None for the owner in `build.toml`.
         load: Check that the packages for this machine load.
         allow: Names of checks whose errors are reported as warnings.
     """
@@ -50,7 +50,7 @@ class WheelRequest:
 
 @dataclass(frozen=True)
 class WrittenWheel:
-    """A wheel, the variants in it and what it needs."""
+    """A wheel, its variants and its requirements."""
 
     path: Path
     variants: tuple[str, ...]
@@ -72,13 +72,13 @@ def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWhee
     Raises:
         ConfigError: If the project depends on other kernels or is without Torch, or the name or version is not valid.
         CheckError: If there is no package, or one fails a check.
-        PackageError: If packages are not of this project as it is now, or were built for some capabilities only.
+        PackageError: If packages are not of the project's current sources, or were built for only some capabilities.
     """
     project = read_project(request.directory, request.owner)
     _refuse_kernel_depends(project)
     if isinstance(project.framework, TvmFfi):
         raise ConfigError(
-            "a wheel chooses among its variants by the installed Torch, which a [tvm-ffi] project does not need",
+            "a wheel selects its variant by the installed Torch, which [tvm-ffi] projects do not use",
             where=str(project.root / "build.toml"),
             hint="publish it to a Hub: `kernel-builder upload`",
         )
@@ -90,7 +90,7 @@ def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWhee
     )
     variants = {name: Variant.parse(name) for name in checked}
     text = card.source_text(project)
-    # All metadata first: a mistake in the name or the version leaves no wheel of one platform.
+    # All metadata first, so that an invalid name or version leaves no wheel behind.
     wheels = []
     for platform in sorted({variant.platform or "" for variant in variants.values()}):
         names = [name for name, variant in variants.items() if (variant.platform or "") == platform]
@@ -114,8 +114,8 @@ def _refuse_kernel_depends(project: Project) -> None:
     }
     if depends:
         raise ConfigError(
-            f"a wheel cannot have a kernel that loads other kernels ({', '.join(depends)}): only the client of the Hub "
-            "gives them to it",
+            f"a wheel cannot contain a kernel that loads other kernels ({', '.join(depends)}): only the Hub's client "
+            "loads them",
             where=f"{project.root}/build.toml: [general] kernel-depends",
             hint=f"load it with the client: get_kernel({str(project.hub_repo_id or project.name)!r}, "
             f"version={project.version}); without a network, by `kernel-builder hub export`",
@@ -129,9 +129,9 @@ def _content(project: Project, of: Mapping[str, HubPackage]) -> dict[str, WheelF
     for package in of.values():
         if not (package.directory / top / "__init__.py").is_file():
             raise PackageError(
-                f"has no {top}/__init__.py, by which it is imported as {top}",
+                f"the package has no {top}/__init__.py, so `import {top}` would fail",
                 where=str(package.directory),
-                hint=f"rename the module {top}.py of the project, and build again",
+                hint=f"rename the project's module {top}.py, and build again",
             )
         for name, path in package.files.items():
             content[f"{top}/{name}"] = WheelFile(path.read_bytes(), path.suffix == ".so")

@@ -1,4 +1,4 @@
-"""The metadata of a kernel's wheel: what pip installs beside it, and what an index shows."""
+"""The metadata of a kernel's wheel: its requirements, and the text in an index."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _PYTHON = ">=3.10"
 def metadata(
     project: Project, variants: Sequence[Variant], card: str, name: str | None = None, version: str | None = None
 ) -> Metadata:
-    """Return the metadata of a wheel with some variants of a project.
+    """Return the metadata of a wheel for variants of a project.
 
     Args:
-        card: The text that an index shows, in Markdown.
-        name: The name in the index; that of the project if None.
+        card: The text in the index, in Markdown.
+        name: The name in the index; the project's name if None.
         version: The version in the index; `<version of the project>.0` if None.
 
     Raises:
-        ConfigError: If the name or the version is not one that an index accepts, or the version has another major than
+        ConfigError: If an index does not accept the name or the version, or the version has another major number than
             the project.
     """
     extras = {backend.name: depends for backend, depends in project.backend_python_depends.items() if depends}
@@ -64,27 +64,27 @@ def _name(name: str) -> str:
         return canonicalize_name(name, validate=True)
     except InvalidName as error:
         raise ConfigError(
-            f"{name!r} is not a name that a package index accepts",
+            f"{name!r} is not a valid name for a package index",
             where="--name",
-            hint="letters, digits, and single hyphens between them: my-kernel",
+            hint="use letters, digits, and single hyphens between them: my-kernel",
         ) from error
 
 
 def _version(project: Project, version: str | None) -> str:
-    hint = f"for example {project.version}.3; a new major is `version` in build.toml"
+    hint = f"use a version such as {project.version}.3; the major number is `version` in build.toml"
     try:
         parsed = Version(version or f"{project.version}.0")
     except InvalidVersion as error:
-        raise ConfigError(f"{version!r} is not a version of Python packages", where="--version", hint=hint) from error
+        raise ConfigError(f"{version!r} is not a valid Python package version", where="--version", hint=hint) from error
     if parsed.major != project.version:
         raise ConfigError(
-            f"{version} is not a release of version {project.version} of the kernel", where="--version", hint=hint
+            f"{version} does not start with the kernel's version {project.version}", where="--version", hint=hint
         )
     return str(parsed)
 
 
 def _torch(variants: Sequence[Variant]) -> str:
-    """Return the range of Torch releases that some variant is for."""
+    """Return the range of Torch releases of the variants."""
     frameworks = [variant.framework for variant in variants]
     if any(isinstance(framework, Noarch) for framework in frameworks):
         return "torch"

@@ -1,4 +1,4 @@
-"""The table of a pull request: what it shows, and what a hostile result cannot do to it."""
+"""The table of a pull request: its content, and hostile results."""
 
 from __future__ import annotations
 
@@ -129,9 +129,7 @@ def test_the_compilers_output_stays_in_its_block(tmp_path: Path, text: str) -> N
 )
 def test_a_file_that_is_no_result_is_a_failed_job(tmp_path: Path, content: str) -> None:
     write(tmp_path, "results-a", content)
-    assert read_results(tmp_path) == BuildResults(
-        (), {"results-a": JobFailure("no result: the job stopped before its end")}
-    )
+    assert read_results(tmp_path) == BuildResults((), {"results-a": JobFailure("no result: the job ended early")})
 
 
 @pytest.mark.parametrize("packages", [None, 3, "text", {}, [None, 3, [], "x"]])
@@ -157,4 +155,4 @@ def test_a_long_table_is_cut_to_what_a_comment_holds() -> None:
     rows = tuple(BuildRow("relu", f"torch-{number}", "built", 1) for number in range(5000))
     text = markdown(BuildResults(rows))
     assert 55_000 < len(text) < 65_536
-    assert re.search(r"\n\n\d+ more lines: see the summary of the run.\n$", text)
+    assert re.search(r"\n\n\d+ more lines: see the run's summary.\n$", text)

@@ -1,4 +1,4 @@
-"""Repositories that strangers made: nothing of them runs, and a commit is what its name says."""
+"""Third-party repositories: none of their code runs, and a commit has the content that its name identifies."""
 
 from __future__ import annotations
 

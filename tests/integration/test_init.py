@@ -14,6 +14,7 @@ from kernels._rust import Build
 from kernel_builder import scaffold
 from kernel_builder.cli import init_command, main
 from kernel_builder.config import project
+from kernel_builder.config.known_backends import COMPILED
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, this_platform
 from tests.support.places import ROOT
@@ -80,7 +81,7 @@ def test_the_name_alone_is_enough() -> None:
     assert read_project(Path("swiglu")).hub_repo_id == "me/swiglu"
 
 
-def test_what_is_to_be_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_distributions_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install" not in init("me/first").output
     monkeypatch.setattr(init_command, "find_spec", lambda name: None)
     output = init("me/second").output
@@ -169,19 +170,19 @@ def test_a_project_beside_the_kit_has_links_to_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message", "hint"),
     [
-        ([], "expected the Hub repository", "kernel-builder init org/my-kernel"),
-        (["my-relu"], "'my-relu' says where to create", "kernel-builder init org/my-relu"),
-        ([str(ROOT / "x-y")], "x-y' says where to create", "--name org/x-y"),
-        (["me/my-relu", "--op", "class"], "'class' cannot be the name of a function", "swiglu"),
-        (["me/my-relu", "--op", "Swi"], "'Swi' cannot be the name of a function", "swiglu"),
+        ([], "the name of the Hub repository is missing", "kernel-builder init org/my-kernel"),
+        (["my-relu"], "'my-relu' is a directory", "kernel-builder init org/my-relu"),
+        ([str(ROOT / "x-y")], "x-y' is a directory", "--name org/x-y"),
+        (["me/my-relu", "--op", "class"], "'class' cannot be the name of an operator", "swiglu"),
+        (["me/my-relu", "--op", "Swi"], "'Swi' cannot be the name of an operator", "swiglu"),
         (["--name", "my-relu"], "'my-relu' is not the name of a Hub repository", "org/my-kernel"),
         (["--name", "org/My_Relu"], "'My_Relu' is not a kernel's name", "org/my-kernel"),
         (["--name", "org/../x"], "'org/../x' is not the name of a Hub repository", "org/my-kernel"),
         (["--name", "org/ab", "--backends", "cpu", "rocm"], "no template for the backend 'rocm'", "start with cpu"),
         (["--name", "org/ab", "--backends", "cdua"], "'cdua' is not a backend", "did you mean cuda?"),
-        (["--name", "org/ab", "--backends", ""], "names no backend", "choose from cpu, cuda"),
-        (["--name", "org/ab", "--license", 'mit"'], "is not an SPDX name", "apache-2.0"),
-        (["--name", "org/ab", "--kit", "--backends", "cpu"], "a CPU and a CUDA backend", "leave out --backends"),
+        (["--name", "org/ab", "--backends", ""], "no backend is named", "use cpu or cuda"),
+        (["--name", "org/ab", "--license", 'mit"'], "is not an SPDX license name", "apache-2.0"),
+        (["--name", "org/ab", "--kit", "--backends", "cpu"], "a CPU and a CUDA backend", "remove --backends"),
     ],
 )
 def test_bad_arguments(args: list[str], message: str, hint: str, tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
     before = tree(tmp_path)
     result = init("here", "--name", "org/ab")
     assert result.exit_code == 2
-    assert "here: has CARD.md already" in result.output
+    assert "here: the directory already has CARD.md" in result.output
     assert tree(tmp_path) == before
 
     assert init("here", "--name", "org/ab", "--overwrite").exit_code == 0
@@ -226,19 +227,17 @@ def test_a_directory_is_never_overwritten(tmp_path: Path) -> None:
     before = tree(tmp_path)
     result = init("here", "--name", "org/ab", "--overwrite")
     assert result.exit_code == 2
-    assert "here/CARD.md: is a directory" in result.output
+    assert "here/CARD.md: a directory, where a file is expected" in result.output
     assert tree(tmp_path) == before
 
 
 def test_there_is_a_template_for_each_backend_with_sources_of_its_own() -> None:
-    """Those of ROCm are made of sources for CUDA."""
-    from kernel_builder.config.known_backends import COMPILED
-
+    """ROCm kernels use the CUDA sources."""
     assert {*scaffold.backends(), "rocm"} == set(COMPILED)
 
 
-def test_a_project_with_links_is_copied_with_what_they_lead_to(tmp_path: Path) -> None:
-    """`cp -r` leaves links that lead nowhere, and check-config says how to copy."""
+def test_a_project_with_links_is_copied_with_their_targets(tmp_path: Path) -> None:
+    """`cp -r` leaves broken links, and check-config names the command to use."""
     source, target = ROOT / "kernels" / "rmsnorm", tmp_path / "mine"
     shutil.copytree(source, tmp_path / "broken", symlinks=True, ignore=shutil.ignore_patterns("build"))
     broken = CliRunner().invoke(main, ["check-config", str(tmp_path / "broken")])

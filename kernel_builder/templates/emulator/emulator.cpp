@@ -35,7 +35,7 @@ struct Variable {
   char* at;
 };
 
-// The launch that runs, and what is kept from one to the next.
+// The running launch, and the state that launches share.
 std::recursive_mutex running;
 std::map<const void*, Invoke> invokes;
 unsigned threads;  // of a block
@@ -193,12 +193,12 @@ std::string text(const Fiber& fiber) {
   return name + " waits at " + text(fiber.site);
 }
 
-[[noreturn]] void stop(const std::string& what) {
+[[noreturn]] void stop(const std::string& message) {
   const Fiber* const fiber = self;
   self = nullptr;
   fibers.clear();  // their stacks are in use; new ones are made
   throw std::runtime_error(std::string(kernel_name ? kernel_name : "a kernel") + ", block " + text(current.block) +
-                           (fiber ? ", thread " + text(fiber->thread) : "") + ": " + what);
+                           (fiber ? ", thread " + text(fiber->thread) : "") + ": " + message);
 }
 
 void wait(State state) {
@@ -212,13 +212,13 @@ bool same_line(const Fiber& fiber, const Fiber& other) {
 }
 
 void fail(const char* format, ...) {
-  char what[1024];
+  char message[1024];
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(what, sizeof(what), format, arguments);
+  vsnprintf(message, sizeof(message), format, arguments);
   va_end(arguments);
-  if (!self) throw std::runtime_error(what);
-  failure = what;
+  if (!self) throw std::runtime_error(message);
+  failure = message;
   _longjmp(scheduler, 1);
 }
 

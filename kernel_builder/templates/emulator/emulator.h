@@ -71,7 +71,7 @@ struct Here {
   Site of(const char* intrinsic) const { return {intrinsic, file, line}; }
 };
 
-// What the running fiber reads as threadIdx and so on.
+// threadIdx, blockIdx and so on of the running fiber.
 struct Current {
   uint3 thread, block;
   dim3 block_dim, grid_dim;

@@ -1,4 +1,4 @@
-// The threads of a block, as fibers, and what the emulator's own sources share of them. EMULATED_WARP_SIZE is 32 or 64.
+// The threads of a block, as fibers: declarations for the emulator's own sources. EMULATED_WARP_SIZE is 32 or 64.
 #pragma once
 
 #include <setjmp.h>
@@ -29,7 +29,7 @@ struct Fiber {
   uint3 thread;
   unsigned number;
   State state;
-  // What it waits for, and the result.
+  // The awaited operation, and its result.
   Site site;
   Collective which;
   uint64_t mask, value;
@@ -53,7 +53,7 @@ struct Warp {
 void wait(State state);
 
 // Stops the launch, as `fail` does, from outside of a fiber. `self` is the thread to name.
-[[noreturn]] void stop(const std::string& what);
+[[noreturn]] void stop(const std::string& message);
 
 // The words of messages. `shown` is the path in the project of a file that is compiled in a directory of the builder's.
 const char* shown(const char* file);

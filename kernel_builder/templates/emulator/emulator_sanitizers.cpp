@@ -1,11 +1,11 @@
-// What the compiler's sanitizers call in device code. No library of theirs is linked.
+// Functions that the compiler's sanitizers call in device code. Their libraries are not linked.
 #include "emulator_fibers.h"
 
 namespace emulator {
 
 namespace {
 
-// The last access of each kind to a byte of shared memory: the thread, and what it had synchronized with.
+// The last access of each kind to a byte of shared memory: the thread, and its last synchronization.
 struct Access {
   uint64_t phase = 0, warp_phase = 0;
   unsigned thread = 0;
@@ -37,7 +37,7 @@ void access(const void* at, size_t bytes, bool writes) {
 
 }  // namespace emulator
 
-// What -fsanitize calls: for an index out of the bounds of an array, and for an address that is not aligned.
+// Called by -fsanitize: for an index out of the bounds of an array, and for an address that is not aligned.
 
 namespace {
 struct Location {
@@ -76,7 +76,7 @@ extern "C" void __ubsan_handle_divrem_overflow(const Overflow* data, uintptr_t, 
   emulator::fail("divides by zero (%s:%u)", emulator::shown(data->location.file), data->location.line);
 }
 
-// What -fsanitize=thread calls: each access to memory, and atomic operations, as of static variables.
+// Called by -fsanitize=thread: each access to memory, and atomic operations, as of static variables.
 
 #define EMULATOR_ACCESS(bytes)                                                                         \
   extern "C" void __tsan_read##bytes(const void* at) { emulator::access(at, bytes, false); }           \

@@ -1,4 +1,4 @@
-// Before each source: what of Torch's interface is about CUDA. Tensors of the emulated device are on the CPU.
+// Included before each source: the CUDA part of Torch's interface. Tensors of the emulated device are on the CPU.
 #pragma once
 
 #include <cstdint>

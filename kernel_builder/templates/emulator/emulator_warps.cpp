@@ -1,11 +1,11 @@
-// Collective operations: what the lanes of a warp wait for, and which of them take part.
+// Collective operations: the waits of a warp's lanes, and the lanes that take part.
 #include "emulator_fibers.h"
 
 namespace emulator {
 
 namespace {
 
-// The lanes that take part in what a lane waits for: those of its mask that have not ended, or, without a mask, those
+// The lanes that take part in the operation of a lane: those of its mask that have not ended, or, without a mask, those
 // that wait at the same line.
 uint64_t group_of(const Warp& warp, const Fiber& fiber) {
   uint64_t group = 0;

@@ -1,4 +1,4 @@
-// What a source for `kernel_builder.load` may use, and how its functions become operators.
+// Declarations for sources of `kernel_builder.load`, and macros that register their functions as operators.
 //
 // Only the stable ABI of Torch 2.10, so that a project made from the source works with every later release of Torch.
 #pragma once

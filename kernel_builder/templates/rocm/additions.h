@@ -1,4 +1,4 @@
-// What headers of HIP 6.0 need with clang 22 and HIP 7.1. Each source begins with this file.
+// Additions that HIP 6.0 headers need with clang 22 and HIP 7.1. Each source begins with this file.
 #pragma once
 
 // AMD's clang of ROCm 7.1 still defines it. Kernels use it, too.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,10 +21,12 @@ from tests.integration.build_command.conftest import (
 from tests.support.places import CPU
 
 
-def in_namespace(setup: str, *command: str | Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command in a mount namespace of its own, which `setup` prepares."""
-    script = f"set -e\n{setup}\nexec {shlex.join(map(str, command))}"
-    return subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, env=env, check=False)
+def in_namespace(script: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Run a shell script in a mount namespace of its own, with the builder's cache."""
+    command = ["unshare", "-m", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(cache), check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
 
 
 MAY_MOUNT = (
@@ -41,18 +42,19 @@ needs_mounts = pytest.mark.skipif(not MAY_MOUNT, reason="this user may not mount
 
 
 @needs_mounts
-@pytest.mark.parametrize("kilobytes", [8, 16, 40, 80, 120])
+@pytest.mark.parametrize("kilobytes", [8, 40, 120])
 def test_disk_full_while_compiling(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, kilobytes: int
 ) -> None:
     project, cache = copy_project("stable-scale"), tmp_path / "cache"
     cache.mkdir()
     store = new_cache("other") / "toolchains"
-    command = [BUILDER, "build", project, "--variant", CPU, "--no-load", "--json"]
-    setup = f"mount -t tmpfs -o size={kilobytes}k none {cache}; ln -s {store.resolve()} {cache}/toolchains"
+    script = f"""
+mount -t tmpfs -o size={kilobytes}k none {cache}; ln -s {store.resolve()} {cache}/toolchains
+exec {BUILDER} build {project} --variant {CPU} --no-load --json
+"""
     with untouched(project):
-        done = in_namespace(setup, *command, env=environment(cache))
-    assert "Traceback" not in done.stderr, done.stderr
+        done = in_namespace(script, cache)
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["error"]) == (4, "StoreError"), answer
     assert str(cache) in answer["where"]
@@ -60,9 +62,7 @@ def test_disk_full_while_compiling(
 
 
 @needs_mounts
-@pytest.mark.parametrize(
-    ("kilobytes", "below"), [(8, False), (24, False), (40, False), (64, False), (8, True), (64, True)]
-)
+@pytest.mark.parametrize(("kilobytes", "below"), [(8, False), (64, False), (64, True)])
 def test_disk_full_while_assembling(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, kilobytes: int, below: bool
 ) -> None:
@@ -81,10 +81,7 @@ cp -a {volume} {before}
 cp -a {volume} {after}
 exit $code
 """
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, env=environment(cache), check=False
-    )
-    assert "Traceback" not in done.stderr, done.stderr
+    done = in_namespace(script, cache)
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["error"]) == (6, "PackageError"), answer
     assert "No space left" in answer["message"]
@@ -105,9 +102,7 @@ mkdir {volume}/torch-cpu; touch {volume}/torch-cpu/__init__.py; echo old > {volu
 {BUILDER} build {project} --out {volume} --no-load --json
 rm -rf {result}; cp -a {volume} {result}
 """
-        done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, env=environment(cache), check=False
-        )
+        done = in_namespace(script, cache)
         assert done.returncode == 0, done
         assert sorted(path.name for path in result.iterdir()) == ["torch-cpu", "torch-cuda"]
         assert not (result / "torch-cpu" / "old.py").exists()
@@ -115,31 +110,30 @@ rm -rf {result}; cp -a {volume} {result}
 
 
 @needs_mounts
-def test_packages_in_an_overlay_are_replaced(copy_project: Copy, new_cache: NewCache, tmp_path: Path) -> None:
-    """An overlay's lower directories cannot be renamed."""
-    lower, cache = copy_project("python-only").parent, new_cache("cache")
-    image, merged, result = tmp_path / "image", tmp_path / "merged", tmp_path / "result"
-    (lower / "python-only" / "build" / "torch-cpu").mkdir(parents=True)
-    for name in ("__init__.py", "old.py"):
-        (lower / "python-only" / "build" / "torch-cpu" / name).touch()
-    (lower / "python-only").rename(image)
+def test_packages_of_a_container_image_cannot_be_replaced(
+    copy_project: Copy, new_cache: NewCache, tmp_path: Path
+) -> None:
+    """An overlay's lower directories cannot be renamed: an error, and the old packages stay."""
+    image, cache = copy_project("python-only"), new_cache("cache")
+    merged, result = tmp_path / "merged", tmp_path / "result"
+    (image / "build" / "torch-cpu").mkdir(parents=True)
+    (image / "build" / "torch-cpu" / "__init__.py").touch()
     merged.mkdir()
     script = f"""
 set -e
 mount -t tmpfs none /mnt; mkdir /mnt/upper /mnt/work
 mount -t overlay none -o lowerdir={image},upperdir=/mnt/upper,workdir=/mnt/work {merged} || exit 77
-{BUILDER} build {merged} --no-load --json
+{BUILDER} build {merged} --variant torch-cpu --no-load --json && exit 100 || code=$?
 cp -a {merged} {result}
+exit $code
 """
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, env=environment(cache), check=False
-    )
+    done = in_namespace(script, cache)
     if done.returncode == 77:
         pytest.skip("no overlays here")
-    assert done.returncode == 0, done
-    assert sorted(path.name for path in result.iterdir()) == ["build", "build.toml", "torch-ext"]
-    assert sorted(path.name for path in (result / "build").iterdir()) == ["torch-cpu", "torch-cuda"]
-    assert not (result / "build" / "torch-cpu" / "old.py").exists()
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["error"]) == (6, "PackageError"), answer
+    assert "--out" in answer["hint"]
+    assert snapshot(result) == snapshot(image)
 
 
 @needs_mounts
@@ -150,13 +144,9 @@ def test_a_read_only_file_system_is_reported(
     project, cache = copy_project("python-only"), new_cache("cache")
     place = cache if where == "cache" else project
     with untouched(project, cache):
-        done = in_namespace(
-            f"mount --bind {place} {place}; mount -o remount,ro,bind {place}",
-            *[BUILDER, "build", project, "--no-load", "--json"],
-            env=environment(cache),
-        )
+        setup = f"mount --bind {place} {place}; mount -o remount,ro,bind {place}"
+        done = in_namespace(f"set -e; {setup}; exec {BUILDER} build {project} --no-load --json", cache)
         shutil.rmtree(cache / "locks", ignore_errors=True)
-    assert "Traceback" not in done.stderr, done.stderr
     answer = json.loads(done.stdout)
     assert answer["error"] == ("StoreError" if where == "cache" else "PackageError")
     assert "Read-only file system" in answer["message"]

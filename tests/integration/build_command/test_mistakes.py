@@ -1,4 +1,4 @@
-"""Mistakes of authors, and what they read: one finding for each, with the author's file and line.
+"""Authors' mistakes: one finding for each, with the author's file and line.
 
 One command builds all projects, so that Torch is imported once. Each project of C++ compiles one small binding.
 """
@@ -28,8 +28,8 @@ from tests.support.places import CPU
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple[str, str, str]]]:
-    """Return what is found in a project: severity, then check, path and message, then the advice."""
+def findings_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple[str, str, str]]]:
+    """Return a function that returns the findings of a project: severity, text with check and path, and hint."""
     root = tmp_path_factory.mktemp("mistakes")
     cache = root / "cache"
     cache.mkdir()
@@ -55,10 +55,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple
     return of
 
 
-Told = Callable[[str], list[tuple[str, str, str]]]
+FindingsOf = Callable[[str], list[tuple[str, str, str]]]
 
 
-def test_ops_that_are_registered_wrongly(told: Told) -> None:
+def test_ops_that_are_registered_wrongly(findings_of: FindingsOf) -> None:
     def without(severity: str, op: str, line: int, others: str) -> tuple[str, str, str]:
         return (
             severity,
@@ -68,7 +68,7 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
         )
 
     init = "torch-ext/registered/__init__.py"
-    assert told("registered") == [
+    assert findings_of("registered") == [
         (
             "error",
             f"op-namespace: {init}: line 24: torch.ops.registered has no ops: the namespace of a package is unique to "
@@ -111,22 +111,22 @@ UNREGISTERED = "line 8: Torch has not registered scaled: it refuses the schema o
     ],
 )
 def test_the_load_reports_registrations_that_torch_refuses(
-    told: Told, project: str, check: str, message: str, hint: str
+    findings_of: FindingsOf, project: str, check: str, message: str, hint: str
 ) -> None:
-    ((severity, text, advice),) = told(project)
+    ((severity, text, advice),) = findings_of(project)
     assert severity == "error"
     assert text.startswith(f"{check}: ") and message in text
     assert hint in advice
 
 
-def test_imports_are_checked_before_anything_is_compiled(told: Told) -> None:
-    ((_, text, _),) = told("imports")
+def test_imports_are_checked_before_anything_is_compiled(findings_of: FindingsOf) -> None:
+    ((_, text, _),) = findings_of("imports")
     assert text.startswith("python-imports: torch-ext/imports/__init__.py: line 1: imports numba, which users need not")
 
 
-def test_functions_are_checked_before_anything_is_compiled(told: Told) -> None:
+def test_functions_are_checked_before_anything_is_compiled(findings_of: FindingsOf) -> None:
     assert "this is compiled" in WRITTEN
-    findings = told("written")
+    findings = findings_of("written")
     assert {severity for severity, _, _ in findings} == {"error"}
     assert [message.removeprefix(f"ops: {BINDING}: ") for _, message, _ in findings] == [
         "line 14: scaled takes argument 2 as double, in the schema of taken it is int",
@@ -140,12 +140,12 @@ def test_functions_are_checked_before_anything_is_compiled(told: Told) -> None:
     ]
 
 
-def test_functions_are_compared_with_their_schemas(told: Told) -> None:
+def test_functions_are_compared_with_their_schemas(findings_of: FindingsOf) -> None:
     """Torch compares nothing on the stable ABI; on the full ABI, it does so in the process of a user."""
 
     def errors(project: str) -> list[tuple[str, str]]:
-        assert {severity for severity, _, _ in told(project)} == {"error"}
-        return [(message.removeprefix(f"ops: {BINDING}: "), hint) for _, message, hint in told(project)]
+        assert {severity for severity, _, _ in findings_of(project)} == {"error"}
+        return [(message.removeprefix(f"ops: {BINDING}: "), hint) for _, message, hint in findings_of(project)]
 
     def made(of_function: str, of_schema: str) -> str:
         return f"make it {of_function}, which {of_schema} of a schema is in C++: Torch does not convert it"
@@ -246,47 +246,47 @@ LOAD = "the client cannot load the package: "
         ),
     ],
 )
-def test_a_mistake_has_one_finding(told: Told, project: str, message: str, hint: str) -> None:
-    (finding,) = told(project)
-    severity, said, advice = finding
+def test_a_mistake_has_one_finding(findings_of: FindingsOf, project: str, message: str, hint: str) -> None:
+    (finding,) = findings_of(project)
+    severity, text, advice = finding
     name = project.replace("-", "_")
-    words = [word for word in said.replace("'", " ").split() if word.startswith(f"_{name}_c")]
+    words = [word for word in text.replace("'", " ").split() if word.startswith(f"_{name}_c")]
     if words:
-        said = said.replace(words[0].partition(".")[0], "MODULE")
-    assert (severity, said, advice) == ("error", message, hint)
+        text = text.replace(words[0].partition(".")[0], "MODULE")
+    assert (severity, text, advice) == ("error", message, hint)
 
 
-def test_an_op_that_is_defined_twice_in_python(told: Told) -> None:
-    ((severity, said, hint),) = told("twice")
+def test_an_op_that_is_defined_twice_in_python(findings_of: FindingsOf) -> None:
+    ((severity, text, hint),) = findings_of("twice")
     assert severity == "error"
-    assert said.startswith(f"load: torch-ext/twice/__init__.py: {LOAD}RuntimeError: Tried to register an operator (")
+    assert text.startswith(f"load: torch-ext/twice/__init__.py: {LOAD}RuntimeError: Tried to register an operator (")
     assert hint == "define the op once, in C++ or in Python, and give it one fake"
 
 
-def test_a_source_that_is_left_out_has_one_finding(told: Told) -> None:
+def test_a_source_that_is_left_out_has_one_finding(findings_of: FindingsOf) -> None:
     """Eight functions are undefined; loading the package would name one of them again."""
-    ((severity, said, hint),) = told("left-out")
+    ((severity, text, hint),) = findings_of("left-out")
     assert severity == "error"
-    assert said.startswith("undefined: _left_out_cpu_")
-    assert said.partition(".abi3.so: ")[2] == (
+    assert text.startswith("undefined: _left_out_cpu_")
+    assert text.partition(".abi3.so: ")[2] == (
         "part_0(int), part_1(int), part_2(int), part_3(int), part_4(int), part_5(int) and 2 more are undefined: no "
         "source of the kernel and no library defines them"
     )
     assert hint == "add the source that defines them to `src` of [torch] or of a [kernel.*] table, or drop the calls"
 
 
-def test_a_header_that_declares_and_does_not_define(told: Told) -> None:
-    ((_, said, hint),) = told("declared")
-    assert "undefined reference to `torch::stable::Tensor::scalar_type() const'" in said
+def test_a_header_that_declares_and_does_not_define(findings_of: FindingsOf) -> None:
+    ((_, text, hint),) = findings_of("declared")
+    assert "undefined reference to `torch::stable::Tensor::scalar_type() const'" in text
     assert hint == (
         "include torch/csrc/stable/tensor.h in that source: torch/csrc/stable/tensor_struct.h declares the functions, "
         "and does not define them"
     )
 
 
-def test_a_binding_by_pybind11(told: Told) -> None:
-    ((_, said, hint),) = told("ported")
-    assert said == (
+def test_a_binding_by_pybind11(findings_of: FindingsOf) -> None:
+    ((_, text, hint),) = findings_of("ported")
+    assert text == (
         f"the compiler failed: {BINDING}:1:10: fatal error: torch/extension.h: No such file or directory, for {CPU}"
     )
     assert hint == (
@@ -296,20 +296,20 @@ def test_a_binding_by_pybind11(told: Told) -> None:
 
 
 @pytest.mark.parametrize(("project", "line"), [("ported-full", 1), ("bound-full", 3)])
-def test_a_binding_by_pybind11_on_the_full_abi(told: Told, project: str, line: int) -> None:
+def test_a_binding_by_pybind11_on_the_full_abi(findings_of: FindingsOf, project: str, line: int) -> None:
     """The compiler stops at the first header of Python's, and does not print 1,800 errors in those of pybind11."""
-    for _, said, hint in told(project):
-        assert said.startswith(f"the compiler failed: {BINDING}:{line}: ")
-        assert "fatal error: Python.h: No such file or directory, for torch2" in said
-        assert "toolchains" not in said
+    for _, text, hint in findings_of(project):
+        assert text.startswith(f"the compiler failed: {BINDING}:{line}: ")
+        assert "fatal error: Python.h: No such file or directory, for torch2" in text
+        assert "toolchains" not in text
         assert hint == (
             "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, and include "
             f"torch/library.h or torch/all.h, {WITHOUT_PYTHON}"
         )
 
 
-def test_an_exit_and_a_fake_that_does_not_take_the_arguments_of_its_schema(told: Told) -> None:
-    assert told("fake") == [
+def test_an_exit_and_a_fake_that_does_not_take_the_arguments_of_its_schema(findings_of: FindingsOf) -> None:
+    assert findings_of("fake") == [
         (
             "warning",
             f"process-end: {BINDING}: line 7: calls exit, which ends the process of the kernel's user",
@@ -321,21 +321,21 @@ def test_an_exit_and_a_fake_that_does_not_take_the_arguments_of_its_schema(told:
             "take those of the schema: torch.compile calls the fake with them",
         ),
     ]
-    assert told("sound") == []
+    assert findings_of("sound") == []
 
 
-def test_a_binding_without_the_header_of_its_macros(told: Told) -> None:
-    ((_, said, hint),) = told("unincluded")
-    assert f"compiler failed: {BINDING}:6:" in said
-    assert "expected constructor, destructor, or type conversion before" in said
+def test_a_binding_without_the_header_of_its_macros(findings_of: FindingsOf) -> None:
+    ((_, text, hint),) = findings_of("unincluded")
+    assert f"compiler failed: {BINDING}:6:" in text
+    assert "expected constructor, destructor, or type conversion before" in text
     assert hint == (
         "STABLE_TORCH_LIBRARY_EXPAND is not defined: include registration.h, which the builder provides, and "
         "torch/csrc/stable/library.h"
     )
 
 
-def test_a_module_of_another_name(told: Told) -> None:
-    ((severity, said, hint),) = told("unnamed")
-    assert (severity, said.partition(": ")[0]) == ("error", "python-abi")
-    assert "exports PyInit_my_kernel; `import` looks for PyInit__unnamed_cpu_" in said
+def test_a_module_of_another_name(findings_of: FindingsOf) -> None:
+    ((severity, text, hint),) = findings_of("unnamed")
+    assert (severity, text.partition(": ")[0]) == ("error", "python-abi")
+    assert "exports PyInit_my_kernel; `import` looks for PyInit__unnamed_cpu_" in text
     assert "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)" in hint

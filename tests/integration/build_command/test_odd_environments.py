@@ -1,4 +1,4 @@
-"""Odd surroundings and odd files: each is a clear error, before anything is compiled where that is possible."""
+"""Unusual environments and special files: clear errors, before anything is compiled where that is possible."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def build(project: Path, cache: Path, **options: object) -> subprocess.Completed
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "directory", "dangling link"])
-def test_what_is_no_file_in_the_package_is_refused(project: Path, cache: Path, kind: str) -> None:
-    """The build waited for a writer of the pipe without an end."""
+def test_special_files_in_the_package_are_refused(project: Path, cache: Path, kind: str) -> None:
+    """Reading a pipe may never end."""
     odd = project / "torch-ext" / "stable_scale" / "x.py"
     here = Path.cwd()
     os.chdir(odd.parent)  # the name of a socket may have a hundred letters
@@ -141,7 +141,9 @@ def test_a_user_without_a_home(project: Path, cache: Path) -> None:
 
 
 @pytest.mark.parametrize(("mask", "allowed"), [(0o000, 0o775), (0o077, 0o700)])
-def test_no_umask_lets_others_write(copy_project: Callable[..., Path], tmp_path: Path, mask: int, allowed: int) -> None:
+def test_other_users_cannot_write_outputs_under_any_umask(
+    copy_project: Callable[..., Path], tmp_path: Path, mask: int, allowed: int
+) -> None:
     """Another user could put objects into the cache."""
     project, cache = copy_project("python-only"), tmp_path / "made" / "cache"
     command = [BUILDER, "build", project, "--variant", CPU_ALONE, "--no-load", "--json"]
@@ -155,7 +157,7 @@ def test_no_umask_lets_others_write(copy_project: Callable[..., Path], tmp_path:
 
 
 @pytest.mark.parametrize("place", ["read-only", "foreign", "elsewhere"])
-def test_odd_places_of_the_cache(copy_project: Callable[..., Path], tmp_path: Path, place: str) -> None:
+def test_unusual_places_of_the_cache(copy_project: Callable[..., Path], tmp_path: Path, place: str) -> None:
     """A cache that cannot be written, is another user's, or is on another file system than the project."""
     project, cache = copy_project("python-only"), tmp_path / "cache"
     cache.mkdir()
@@ -181,15 +183,3 @@ def test_odd_places_of_the_cache(copy_project: Callable[..., Path], tmp_path: Pa
         assert not (project / "build").exists()
     else:
         assert done.returncode == 0, done
-
-
-def test_long_paths(copy_project: Callable[..., Path], tmp_path: Path) -> None:
-    """A directory that a build can work in, and one that is too long for a path."""
-    project = copy_project("python-only")
-    for depth, sound in ((4, True), (21, False)):
-        cache = tmp_path.joinpath(*["d" * 200] * depth)
-        command = [BUILDER, "build", project, "--variant", CPU_ALONE, "--no-load", "--json"]
-        done = subprocess.run(command, env=environment(cache), capture_output=True, text=True, check=False)
-        assert (done.returncode == 0) == sound and "Traceback" not in done.stderr, done
-        if not sound:
-            assert json.loads(done.stdout)["error"] == "StoreError"

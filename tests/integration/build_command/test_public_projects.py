@@ -82,7 +82,7 @@ def test_headers_in_csrc_the_path_of_registration_h_and_the_gnu_dialect(
     replace(project / "build.toml", 'include = ["."]', 'include = [".", "scale"]')
     for name in ("torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp"):
         source = project / name
-        # `typeof` is of GNU's dialect, which CMake asks for unless it is told otherwise.
+        # `typeof` is of GNU's dialect, which is CMake's default.
         source.write_text(f'#include "api/limits.h"\nstatic_assert(typeof(LIMIT){{8}} == LIMIT);\n{source.read_text()}')
     replace(project / "torch-ext" / "torch_binding.cpp", '"scale/scale.h"', '"scale.h"')
     replace(project / "torch-ext" / "torch_binding.cpp", '"registration.h"', '"../torch-ext/registration.h"')

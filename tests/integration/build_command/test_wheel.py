@@ -123,28 +123,30 @@ def run_in(python: Path, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_what_cannot_be_a_wheel_is_refused(kernel_builder: Run, built: tuple[Path, Path]) -> None:
+def test_projects_without_valid_wheels_are_refused(kernel_builder: Run, built: tuple[Path, Path]) -> None:
     cache, project = built
 
     def refused(code: int, texts: Sequence[str], *arguments: str) -> None:
         before = snapshot(project)
         done = wheels(kernel_builder, cache, project, "--json", *arguments)
-        said = f"{done.answer}"
-        assert done.code == code and all(text in said for text in texts), said
+        printed = str(done.answer)
+        assert done.code == code and all(text in printed for text in texts), printed
         assert snapshot(project) == before
 
-    refused(2, ["2.0 is not a release of version 1", "for example 1.3"], "--version", "2.0")
-    refused(2, ["'one' is not a version"], "--version", "one")
-    refused(2, ["not a name that a package index accepts"], "--name", "-x")
+    refused(2, ["2.0 does not start with the kernel's version 1", "such as 1.3"], "--version", "2.0")
+    refused(2, ["'one' is not a valid Python package version"], "--version", "one")
+    refused(2, ["not a valid name for a package index"], "--name", "-x")
     metadata = project / "build" / CPU / "metadata.json"
     text = metadata.read_text()
     limited = json.loads(text)
     limited["provenance"]["capabilities-limited"] = ["9.0"]
     metadata.write_text(json.dumps(limited))
-    refused(6, ["--capability 9.0", "those who install the wheel", "build without --capability"])
+    refused(6, ["--capability 9.0", "a wheel needs all of the project's", "build without --capability"])
     metadata.write_text(text)
     replace(project / "scale/scale.h", "#pragma once", "#pragma once // later")
-    refused(6, ["other sources than those of the project", "scale/scale.h has changed", "kernel-builder build"])
+    refused(
+        6, ["packages were not built from the project's sources", "scale/scale.h has changed", "kernel-builder build"]
+    )
     (project / "build").rename(project / "elsewhere")
     refused(7, ["there is no package", f"kernel-builder build {project}"])
     replace(

@@ -92,7 +92,7 @@ def test_other_work_begins_beside_the_last_compile_step(directory: Path, new_cac
     assert not calls
 
 
-def test_damaged_outputs_are_made_again(directory: Path, new_cache: NewCache) -> None:
+def test_damaged_outputs_are_built_again(directory: Path, new_cache: NewCache) -> None:
     graph, cache = planned(directory), new_cache("cache")
     (binary,) = graph.binaries
     assert ninja_run.run(graph, cache, jobs=2).steps == 3
@@ -102,7 +102,7 @@ def test_damaged_outputs_are_made_again(directory: Path, new_cache: NewCache) ->
     outcome = ninja_run.run(graph, cache, jobs=1)
     assert (outcome.compiles, outcome.steps) == (1, 2)
     assert binary_path(cache, binary).read_bytes() == whole
-    # Neither is what no file system check leaves a file.
+    # Directories and pipes in their places are replaced as well.
     for made, compiles in ((binary_path(cache, binary), 0), (object_path(cache, binary.objects[0]), 1)):
         for make in (os.mkdir, os.mkfifo):
             for path in (made, digest_path(made)):
@@ -156,7 +156,7 @@ def test_logs_of_failed_steps_do_not_pile_up(new_cache: NewCache) -> None:
 
 
 class Slow:
-    """A step that tells when it begins, and ends when it is told to."""
+    """A step that reports its start, and ends on request."""
 
     def __init__(self, directory: Path) -> None:
         self.begun, self.go_on = directory / "begun", directory / "go-on"
@@ -258,7 +258,7 @@ def test_a_step_of_a_build_that_fails_is_tried_by_the_one_that_waits(
     assert second[0].compiles >= 1
 
 
-def test_a_compiler_that_was_killed_for_want_of_memory_runs_again_alone(
+def test_a_compiler_that_was_killed_for_lack_of_memory_runs_again_alone(
     directory: Path, new_cache: NewCache, tmp_path: Path
 ) -> None:
     cache = new_cache("cache")
@@ -293,7 +293,7 @@ def test_a_compiler_that_outlives_its_build_does_not_reach_the_cache(directory: 
     graph, cache = planned(directory), new_cache("cache")
     step = graph.compiles[1]
     output = object_path(cache, step)
-    work = cache / "work" / "0"  # of a build that was killed: nobody holds its lock
+    work = cache / "work" / "0"  # of a killed build: its lock is free
     stage_compile(step, work / step.key, output)
     script = work / step.key / "run.sh"
     *before, store, done = script.read_text().replace("exec >> log", "exec 3>&1 >> log").splitlines()

@@ -69,13 +69,13 @@ def test_a_header_that_no_commit_has_is_seen(repository: Path) -> None:
 
 
 def test_nothing_that_the_repository_configures_runs(repository: Path, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    git(repository, "config", "core.fsmonitor", f"touch {told}")
-    git(repository, "config", "filter.spy.clean", f"touch {told}; cat")
+    touched = tmp_path / "touched"
+    git(repository, "config", "core.fsmonitor", f"touch {touched}")
+    git(repository, "config", "filter.spy.clean", f"touch {touched}; cat")
     (repository / ".git" / "info" / "attributes").write_text("* filter=spy\n")
     (repository / "shared" / "scale_cpu.cpp").touch()
     assert not recorded(repository)["dirty"]
-    assert not told.exists()
+    assert not touched.exists()
 
 
 def test_the_environment_cannot_name_another_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

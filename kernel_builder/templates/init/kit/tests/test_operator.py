@@ -19,7 +19,7 @@ kernel = get_local_kernel(PROJECT, backend=DEVICE)
 
 
 def eager(x):
-    return ${formula}  # what the kernel computes
+    return ${formula}  # the kernel's formula
 
 
 def random(*shape, dtype=torch.float32):

@@ -21,7 +21,7 @@ kernel = get_local_kernel(PROJECT, backend=DEVICE)
 
 
 def eager(x):
-    return ${formula}  # what the kernel computes
+    return ${formula}  # the kernel's formula
 
 
 def assert_same(actual, expected):

@@ -10,14 +10,13 @@ def ${operator}(x: torch.Tensor) -> torch.Tensor:
     """${returns}
 
     Args:
-        x: Tensor of dtype float32, float16 or bfloat16, of any shape and strides. It gets a gradient.
+        x: float32, float16 or bfloat16, of any shape and strides. It gets a gradient.
 
     Raises:
         RuntimeError: If `x` has another dtype.
     """
     if unpack_dual(x).tangent is not None:  # the op would lose the tangent of forward mode
         return _formula(x)
-    # An op that has no gradient is called directly: the autograd function costs the host some microseconds.
     if torch.is_grad_enabled() and x.requires_grad:
         return _Forward.apply(x)
     return _forward(x)
@@ -39,7 +38,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         y = _forward(x)
-        ctx.save_for_backward(y)
+        ctx.save_for_backward(${saved})
         return y
 
     @staticmethod
@@ -51,8 +50,8 @@ class _Forward(torch.autograd.Function):
 
 class _Backward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, grad, y):
-        return _backward(grad, y)
+    def forward(ctx, grad, ${saved}):
+        return _backward(grad, ${saved})
 
     @staticmethod
     def backward(ctx, grad):
@@ -65,5 +64,5 @@ def _forward_fake(x):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("${operator}_backward"))
-def _backward_fake(grad, y):
-    return y.new_empty(y.shape)
+def _backward_fake(grad, ${saved}):
+    return ${saved}.new_empty(${saved}.shape)

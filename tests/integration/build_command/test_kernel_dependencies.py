@@ -1,4 +1,4 @@
-"""What projects from outside have shown: kernels that depend on others, several versions of one, nothing to build."""
+"""Kernels that depend on other kernels, on several versions of one, and on each other."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tests.integration.build_command.conftest import Copy, NewCache, Run, replace
 
-BASE = "strangers/stable-scale"
+BASE = "org/stable-scale"
 TOP = """\
 from kernels import get_kernel_dep
 
-base = get_kernel_dep("strangers/stable-scale")
+base = get_kernel_dep("org/stable-scale")
 
 
 def doubled(x):
@@ -26,7 +26,7 @@ def write_top(directory: Path, *depends: str, python: str = TOP, repo_id: str = 
     listed = ", ".join(f'{{ repo-id = "{depend}", version = 1 }}' for depend in depends)
     (directory / "build.toml").write_text(
         f'[general]\nname = "{directory.name}"\nversion = 1\nedition = 5\nlicense = "mit"\nbackends = ["cpu"]\n'
-        f'kernel-depends = [{listed}]\nhub.repo-id = "{repo_id or f"strangers/{directory.name}"}"\n[torch-noarch]\n'
+        f'kernel-depends = [{listed}]\nhub.repo-id = "{repo_id or f"org/{directory.name}"}"\n[torch-noarch]\n'
     )
     return directory
 
@@ -48,8 +48,8 @@ def test_a_kernel_that_depends_on_compiled_ones(
 
     alone = kernel_builder(cache, "build", top, HF_HUB_CACHE=str(tmp_path / "empty"))
     (package,) = alone.answer["packages"]
-    said = package["skipped-checks"]["load"]
-    assert "which this machine does not have: build its project in the same command" in said
+    reason = package["skipped-checks"]["load"]
+    assert "which this machine does not have: build its project in the same command" in reason
 
     together = kernel_builder(cache, "build", top, *versions, "--backend", "cpu")
     assert together.code == 0, together.answer
@@ -67,7 +67,7 @@ def test_a_kernel_that_depends_on_compiled_ones(
 
 
 def test_kernels_that_depend_on_each_other(new_cache: NewCache, kernel_builder: Run, tmp_path: Path) -> None:
-    cycle = [write_top(tmp_path / "one", "strangers/two"), write_top(tmp_path / "two", "strangers/one")]
+    cycle = [write_top(tmp_path / "one", "org/two"), write_top(tmp_path / "two", "org/one")]
     alone = write_top(tmp_path / "alone", python="")
     done = kernel_builder(new_cache("cache"), "build", *cycle, alone, "--no-load")
     assert done.code == 2
