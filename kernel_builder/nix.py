@@ -3,7 +3,7 @@
     python -m kernel_builder.nix fetch|unpack|sysroot|compile|package SPEC OUT
     python -m kernel_builder.nix copy BUNDLE DIRECTORY
 
-SPEC is a JSON file that names all inputs of the step; OUT is its output. `build/` decides what to compile and how, as
+SPEC is a JSON file that names all inputs of the step; OUT is its output. `steps/` plans the compile steps, as
 for `kernel-builder build`, so both give the same bytes. `copy` takes packages from a result of `nix build`.
 """
 
@@ -57,7 +57,7 @@ def unpack(spec: Spec, out: Path) -> None:
     """Unpack a toolchain's tree from the fetched bytes of its files.
 
     Raises:
-        FetchError: If the bytes are not what the lock pins.
+        FetchError: If the bytes differ from the lock.
     """
     tree = next(tree for tree in _toolchains(spec).pinned() if tree.kind == spec["kind"])
     out.mkdir()
@@ -70,7 +70,7 @@ def unpack(spec: Spec, out: Path) -> None:
         try:
             tree_files.unpack(pin, slices, out)
         except CorruptDownload as error:
-            raise FetchError(f"is not what the lock pins: {error}", where=pin.file) from error
+            raise FetchError(f"differs from the lock: {error}", where=pin.file) from error
 
 
 def sysroot(spec: Spec, out: Path) -> None:
@@ -114,7 +114,7 @@ def package(spec: Spec, out: Path) -> None:
     """Write the package of one variant: compile the binding, link it with the given objects, assemble and check.
 
     Raises:
-        PackageError: If the plan has no use for a given object: the flake and the builder disagree on what to compile.
+        PackageError: If the plan has no use for a given object: the flake and the builder plan different sources.
         KernelBuilderError: As `pipeline.build`.
     """
     from kernel_builder import pipeline  # not in the part of the builder that compile derivations have

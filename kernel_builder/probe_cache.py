@@ -21,10 +21,10 @@ from kernel_format.files import write_atomically
 def output_of(
     program: Path, *arguments: str, hint: str, stderr: bool = False, environment: Mapping[str, str] = os.environ
 ) -> str:
-    """Return what a program prints on stdout, or else on stderr, whether it fails or not.
+    """Return the output of a program, of stdout or on request of stderr, even if it fails.
 
     Raises:
-        ToolchainError: If it cannot be started or takes more than a minute; `hint` says what to do.
+        ToolchainError: If it cannot be started or takes more than a minute; `hint` is the remedy.
     """
     try:
         done = subprocess.run(
@@ -70,7 +70,7 @@ class ProbeCache:
         self._directory = directory
 
     def recall(self, topic: str, paths: Iterable[Path], find_out: Callable[[], Any]) -> Any:
-        """Return what `find_out` returned for these files when it was last called, or call it now.
+        """Return the last result of `find_out` for these files, or call it now.
 
         Args:
             topic: Names the question; answers are kept by topic and files.

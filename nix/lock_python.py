@@ -3,9 +3,9 @@
     python nix/lock_python.py
     python nix/lock_python.py --if-newer kernels huggingface_hub     # writes if one of these has another version
 
-`builder` are the dependencies in pyproject.toml. `torch` is Torch and what tests of kernels need, for a nixpkgs whose
-Torch is too old. pip resolves both for each Python and platform. What is newer of the packages that `--if-newer` names
-is printed as Markdown.
+`builder` are the dependencies of the builder. `torch` is Torch with the dependencies of kernel tests, for a nixpkgs
+whose Torch is too old. pip resolves both for each Python and platform. New versions of the packages that `--if-newer`
+names are printed as Markdown.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import tomllib
 
 HERE = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13")
+# The builder, and the distributions of this repository that it depends on.
+OWN = (".", "packages/kernel-format", "packages/kernel-sandbox")
 MACHINES = ("x86_64", "aarch64")
 TORCH = ("torch==2.10.0", "numpy>=2", "pytest>=8.4")
 GLIBCS = ("2_35", "2_34", "2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
@@ -43,6 +45,15 @@ def resolve(python: str, machine: str, requirements: list[str]) -> dict[str, str
     }
 
 
+def dependencies() -> list[str]:
+    """Return the dependencies of the builder and of the distributions that it depends on, which the flake contains."""
+    listed = []
+    for directory in OWN:
+        project = tomllib.loads((HERE.parent / directory / "pyproject.toml").read_text())["project"]
+        listed += [text for text in project["dependencies"] if not text.startswith("torch-kernel-")]
+    return listed
+
+
 def versions(wheels: Iterable[str], project: str) -> set[str]:
     """Return the versions of a project among the names of wheels."""
     return {name.split("-")[1] for name in wheels if name.split("-")[0] == project}
@@ -58,10 +69,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pin the wheels of the Python packages that the flake uses.")
     parser.add_argument("--if-newer", nargs="+", metavar="PROJECT", help="write only if one of these has a new version")
     projects = parser.parse_args().if_newer
-    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
     wheels: dict[str, str] = {}
     needed: dict[str, dict[str, dict[str, list[str]]]] = {}
-    for name, requirements in {"builder": project["dependencies"], "torch": list(TORCH)}.items():
+    for name, requirements in {"builder": dependencies(), "torch": list(TORCH)}.items():
         for python in PYTHONS:
             for machine in MACHINES:
                 resolved = resolve(python, machine, requirements)

@@ -148,7 +148,7 @@ let
     + "depends on; `kernel-builder build` with KERNEL_BUILDER_DEPENDENCIES=${name}=DIR builds with a checkout of it");
   # The stub libraries that every binary is linked against. A package would take 1.5 s to build them.
   sysroot = step "sysroot" "sysroot" { lock = lockOf [ ]; } { };
-  # What a step needs besides compilers: `torch`, `cudaLibraries`: whether it has such headers; `depends`: libraries.
+  # The requirements of a step besides compilers: `torch`, `cudaLibraries`: whether it has such headers; `depends`: libraries.
   toolchain = { cuda, floor, ... }@variant: { torch, cudaLibraries, depends }:
     let
       # The stable ABI of a release before the first pinned one is targeted with the headers of the first.
@@ -191,7 +191,7 @@ let
             reached = import ./sources.nix path { include = table.include or [ ] ++ [ "csrc" ]; listed = table.src; } file;
           }) (filter (file: !isHeader file) (table.src or [ ]));
         in units null torch ++ concatMap (name: units name kernels.${name}) (namesOf variant);
-      # What the steps of a variant need, taken together.
+      # The requirements of all steps of a variant.
       allOf = variant: {
         torch = build ? torch;
         cudaLibraries = any (unit: unit.reached.cudaLibraries) (unitsOf variant);

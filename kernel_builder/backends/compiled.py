@@ -32,7 +32,7 @@ class DeviceSource:
         project: The directory of the project.
         where: The table of `build.toml` that lists it, for errors.
         kernel: That table.
-        files: Of the project, relative to it: the source and what it includes.
+        files: Files of the project, relative to it: the source and the files that it includes.
         platform: The platform that host code is compiled for.
     """
 
@@ -74,11 +74,11 @@ class SymbolFamily:
     """Symbols that match `names` and are defined by libraries (`DT_NEEDED` entries) that match `libraries`.
 
     Attributes:
-        what: What messages call the library that they are of.
-        hint: What to do where no needed library defines them.
+        title: The name of their library in messages.
+        hint: The remedy if no needed library defines them.
     """
 
-    what: str
+    title: str
     names: re.Pattern[str]
     libraries: re.Pattern[str]
     hint: str
@@ -86,7 +86,7 @@ class SymbolFamily:
 
 @dataclass(frozen=True)
 class DeviceFinding:
-    """What is wrong with device code, as the check `device-code` reports it.
+    """A finding about device code, for the check `device-code`.
 
     Attributes:
         path: The source, relative to the project; empty for the binary.
@@ -104,7 +104,7 @@ class CompiledBackend(Backend):
 
     Attributes:
         table: A TOML file. `[torch."2.10"] releases` are the releases that a Torch release is published for;
-            `[release."13.0"]` is what is known of a release.
+            `[release."13.0"]` describes a release.
         recipe: Part of the keys of steps: change it with anything that changes bytes and is not in a command. The
             built-in back ends have that of the builder, `build.commands.RECIPE`.
         defines: Options for all sources.
@@ -168,7 +168,7 @@ class CompiledBackend(Backend):
         return None
 
     def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> Toolkit | None:
-        """Return what compiles for a release, fetched if need be; None if g++ is enough.
+        """Return the compiler for a release, fetched if need be; None if g++ is enough.
 
         Raises:
             KernelBuilderError: If it cannot be had.
@@ -180,7 +180,7 @@ class CompiledBackend(Backend):
         return None
 
     def provenance(self, toolkit: Toolkit | None) -> Mapping[str, str]:
-        """Return what metadata says of the compiler, besides what the variant's name says."""
+        """Return the compiler's entries in the metadata, besides the release in the variant's name."""
         return {}
 
     def shell(self, toolkit: Toolkit, host: HostCompiler) -> tuple[Sequence[Path], Mapping[str, str]]:
@@ -196,7 +196,7 @@ class CompiledBackend(Backend):
         """Raise a ConfigError if its own compiler cannot compile a source by the look of it."""
 
     def device_roots(self, toolkit: Toolkit | None) -> Mapping[str, Path]:
-        """Return token -> directory, for what only sources for its own compiler need besides the toolkit's root."""
+        """Return token -> directory, for directories that only its own compiler needs besides the toolkit's root."""
         return {}
 
     def device_command(
@@ -226,7 +226,7 @@ class CompiledBackend(Backend):
         return frozenset()
 
     def library_hint(self, library: str) -> str | None:
-        """Return what to do about a library that a binary must not need, or None."""
+        """Return the remedy for a library that a binary must not need, or None."""
         return None
 
     def symbol_families(self, framework: Abi | None) -> Sequence[SymbolFamily]:
@@ -234,15 +234,15 @@ class CompiledBackend(Backend):
         return ()
 
     def in_device_code(self, binary: Path, archs: Sequence[str]) -> Iterator[DeviceFinding]:
-        """Yield what is wrong with the device code of a binary whose metadata lists these architectures."""
+        """Yield the problems of the device code of a binary whose metadata lists these architectures."""
         return iter(())
 
     def in_sources(self, sources: Mapping[str, str], archs: Sequence[str]) -> Iterator[DeviceFinding]:
-        """Yield what in the sources of a variant, without comments, would be wrong on these architectures."""
+        """Yield the problems of a variant's sources, without comments, on these architectures."""
         return iter(())
 
     def lacking(self, symbol: str, release: Release) -> str | None:
-        """Return what is wrong with a symbol that not every client has that loads a variant of a release, or None."""
+        """Return why some clients that load a variant of a release lack a symbol, or None if all have it."""
         return None
 
 

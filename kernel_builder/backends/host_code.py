@@ -1,4 +1,4 @@
-"""Command lines: that of g++ for host code, and what those of the compilers of all back ends have in common.
+"""The command line of g++ for host code, and the common parts of all back ends' command lines.
 
 A command must give the same bytes in every directory and on every machine. Paths are relative to the step's directory,
 or tokens for directories that the compiler maps out of `__FILE__`.
@@ -22,13 +22,13 @@ _CXX_FLAGS = ("-O3", "-DNDEBUG", "-ffp-contract=off", "-fPIC", "-fvisibility=hid
 
 
 def token(name: str) -> str:
-    """Return what commands contain instead of a directory outside a step's own. `step_scripts` replaces it."""
+    """Return the placeholder in commands for a directory outside the step's own. `step_scripts` replaces it."""
     return f"\0{name}\0"
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """What a step has to know of the compiler that it runs.
+    """The properties of a compiler that a step depends on.
 
     Attributes:
         threads: The option for the number of its threads; None if it has one. Steps of such compilers share a pool.
@@ -36,8 +36,8 @@ class Compiler:
         to_assembler: How it passes on the option to list the files that the assembler reads, with `{}` for the list.
             None if its assembler makes no list.
         environment: Variables, with tokens.
-        report: Options with which it says what each kernel takes of the GPU; empty if it cannot.
-        hint: What to do about a source that it refuses and no other hint fits.
+        report: Options that make it report the resources of each kernel; empty if it cannot.
+        hint: The remedy for a rejected source for which no other hint fits.
         for_editors: Returns the command that tools for editors understand: (command with paths, roots, source); None if
             they understand its own.
     """
@@ -57,12 +57,12 @@ GXX = Compiler("g++")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What the commands of all compilers have in common.
+    """The common options of all compilers' commands.
 
     Attributes:
         source: The source, relative to the project.
-        alias: What the compilers are told instead of the source's path. They derive names of internal symbols from it,
-            so it is different for each use of a source.
+        alias: The name that the compilers get instead of the source's path. They derive names of internal symbols from
+            it, so it is different for each use of a source.
         standard: The C++ standard, for example 17.
         defines: `-D` options.
         includes: `-I` and `-isystem` options.

@@ -101,14 +101,14 @@ class HeaderLibrary(NamedTuple):
 
 
 class Obstacle(NamedTuple):
-    """Why a toolchain cannot be had on this machine, and what to do about it."""
+    """Why a toolchain is unavailable on this machine, and the remedy."""
 
     reason: str
     hint: str
 
 
 class ToolchainSource(Protocol):
-    """What a back end asks of the toolchains of a build, which are `toolchain.Toolchains`.
+    """The toolchains of a build as back ends see them; `toolchain.Toolchains` implements this protocol.
 
     Attributes:
         cache: The builder's cache directory.

@@ -108,7 +108,7 @@ def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: 
         yield Finding(
             NAME,
             binary.name,
-            f"{readable} is a symbol of {family.what}, which a {variant.backend} variant does not have",
+            f"{readable} is a symbol of {family.title}, which a {variant.backend} variant does not have",
             f'keep {backend.title} code in a [kernel.*] table with backend = "{backend}", or under '
             f"#ifdef {backend.name.upper()}_KERNEL",
         )
@@ -116,7 +116,7 @@ def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: 
         yield Finding(
             NAME,
             binary.name,
-            f"{readable} is a symbol of {family.what}, and no library that the binary needs defines it",
+            f"{readable} is a symbol of {family.title}, and no library that the binary needs defines it",
             family.hint,
         )
     else:

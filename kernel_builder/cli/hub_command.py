@@ -8,6 +8,7 @@ import click
 
 from kernel_builder.cli.plugins import PluginGroup
 from kernel_builder.cli.shared_options import json_option
+from kernel_builder.hub.merge import merge_pull_request
 
 _OWN = {
     "export": "hub_transfer_command.export",
@@ -45,7 +46,5 @@ def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> Non
     \b
     kernel-builder hub merge my-org/my-kernel 1
     """
-    from kernel_builder.hub.merge import merge_pull_request
-
     commit = merge_pull_request(repo_id, number, endpoint=endpoint)
     click.echo(json.dumps({"commit": commit}) if as_json else f"{repo_id}: pull request {number} is merged ({commit})")

@@ -47,7 +47,7 @@ def toolchain() -> None:
     "platforms",
     type=click.Choice(PLATFORMS),
     multiple=True,
-    help="Fetch what builds for this platform need; may be repeated. [default: this machine's]",
+    help="Fetch for builds for this platform; may be repeated. [default: this machine's]",
 )
 @index_url_option
 @json_option

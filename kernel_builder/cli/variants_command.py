@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 @whole_option
 @cuda_home_option
 @cuda_compiler_option
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON, with what stands in the way of each.")
-@click.option("--runners", is_flag=True, help="Print as JSON, on one line, what each of several runners is to build.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON, with the obstacle of each.")
+@click.option("--runners", is_flag=True, help="Print the share of each CI runner, as JSON on one line.")
 @click.option(
     "--changed-since", metavar="COMMIT", help="Only projects that differ from this commit of their git repository."
 )
@@ -58,7 +58,7 @@ def list_variants(
 
     Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
 
-    With --runners, what is printed is the matrix of a GitHub workflow: one entry for each project, platform and
+    With --runners, the output is the matrix of a GitHub workflow: one entry for each project, platform and
     backend, to be built by `kernel-builder build PROJECT --backend BACKEND` on a runner of that platform.
     """
     from kernel_builder.toolchain import Toolchains

@@ -23,7 +23,7 @@ class Matrix:
         torch: The Torch releases, ascending.
         cxx: Torch release -> the C++ standard that its headers need.
         tvm_ffi: The release of TVM FFI that projects without Torch are compiled for.
-        component: What these are compiled with, as in the tables of back ends.
+        component: Components of toolchains, as in the tables of back ends.
     """
 
     hub_releases: int

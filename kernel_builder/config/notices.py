@@ -1,4 +1,4 @@
-"""What a person should know of the projects of a command, once for all of them."""
+"""Notices about the projects of a command, each printed once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES = 4
 
 
 def of_project(project: Project) -> Iterator[str]:
-    """Yield what is accepted in `build.toml` and still worth a word, and what is not built."""
+    """Yield the warnings about a project's `build.toml`, and the parts that are not built."""
     yield from project.warnings
     yield from offered.empty_backends(project).values()
     for kernel in project.kernels:

@@ -15,7 +15,7 @@ from kernel_builder.config.project import HEADER_SUFFIXES, Kernel
 from kernel_builder.port.setup_runs import SetupRun
 from kernel_format.errors import ConfigError
 
-SOURCES = (".cc", ".cpp", ".cxx", ".c", ".cu")
+SOURCES = (".cc", ".cpp", ".cxx", ".cu")
 _HEADERS = tuple(HEADER_SUFFIXES)
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 # Options that the builder sets itself, or that only concern one machine's build.

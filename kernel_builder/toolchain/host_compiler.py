@@ -24,7 +24,7 @@ _KEPT = (
     "HOME",
     "USER",
     "TMPDIR",
-    "NIX_(BINTOOLS|CC)(_WRAPPER_TARGET_.*|_FOR_.*)?",  # tell Nix's compiler wrappers what they wrap
+    "NIX_(BINTOOLS|CC)(_WRAPPER_TARGET_.*|_FOR_.*)?",  # for Nix's compiler wrappers
 )
 
 OLDEST = 11  # GCC's major version
@@ -63,10 +63,10 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
         )
     path = Path(executable).absolute()
     # A g++ without its own assembler and linker takes those on the PATH.
-    about = probes.recall(f"host compiler, target and headers {os.environ.get('PATH')}", [path], lambda: _inspect(path))
+    about = probes.recall(f"g++, target and headers {os.environ.get('PATH')}", [path], lambda: _inspect(path))
     if not about["gcc"]:
         raise ToolchainError(
-            f"is not g++, which nvcc and the checks of binaries need; it says: {about['words']}",
+            f"is not g++, which nvcc and the checks of binaries need; it reports: {about['banner']}",
             where=str(path),
             hint=hint,
         )
@@ -77,7 +77,7 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
         raise ToolchainError(f"compiles for {about['machine']}, expected {platform}", where=str(path), hint=hint)
     programs = [Path(program) for program in about["programs"]]
     try:
-        identity = probes.recall("host identity", [path, *programs], lambda: _identify(about["words"], programs))
+        identity = probes.recall("host identity", [path, *programs], lambda: _identify(about["banner"], programs))
     except OSError as error:
         raise ToolchainError(
             f"g++ runs this program, which cannot be read: {error.strerror}",
@@ -103,21 +103,21 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
 
 def _inspect(path: Path) -> dict[str, Any]:
     # The first word is the name that the program was called by.
-    words = output_of(path, "--version", hint=_HINT).partition("\n")[0].partition(" ")[2]
+    banner = output_of(path, "--version", hint=_HINT).partition("\n")[0].partition(" ")[2]
     version = output_of(path, "-dumpfullversion", hint=_HINT)
     # Clang and Intel's compilers accept GCC's options too.
     macros = output_of(path, "-dM", "-E", "-x", "c++", os.devnull, hint=_HINT)
     gcc = not re.search(r"^#define __(clang|INTEL_COMPILER|NVCOMPILER)__? ", macros, re.MULTILINE)
     if not gcc or not re.fullmatch(r"\d+(\.\d+)*", version):
-        return {"gcc": False, "words": words or "nothing"}
+        return {"gcc": False, "banner": banner or "nothing"}
     programs = [output_of(path, f"-print-prog-name={name}", hint=_HINT) for name in ("cc1plus", "as", "ld")]
     verbose = ("-E", "-v", "-x", "c++", os.devnull, "-o", os.devnull)
-    told = output_of(path, *verbose, hint=_HINT, stderr=True, environment=environment())
+    search = output_of(path, *verbose, hint=_HINT, stderr=True, environment=environment())
     target = output_of(path, "-dumpmachine", hint=_HINT)
-    searched = re.search(r"^#include <\.\.\.> .*\n((?: .*\n)*)", told, re.MULTILINE)
+    searched = re.search(r"^#include <\.\.\.> .*\n((?: .*\n)*)", search, re.MULTILINE)
     return {
         "gcc": True,
-        "words": f"{words} {target}",
+        "banner": f"{banner} {target}",
         "machine": target.partition("-")[0],
         "version": version,
         "programs": [shutil.which(program) or program for program in programs],
@@ -126,15 +126,15 @@ def _inspect(path: Path) -> dict[str, Any]:
     }
 
 
-def _identify(words: str, programs: list[Path]) -> str:
-    digest = hashlib.sha256(words.encode())
+def _identify(banner: str, programs: list[Path]) -> str:
+    digest = hashlib.sha256(banner.encode())
     for program in programs:
         digest.update(hashlib.sha256(program.read_bytes()).digest())
     return digest.hexdigest()
 
 
 def environment() -> dict[str, str]:
-    """Return an environment for compilers, with nothing of this process's that may change what they make."""
+    """Return an environment for compilers, without this process's variables that may change their output."""
     kept = {name: value for name, value in os.environ.items() if re.fullmatch("|".join(_KEPT), name)}
     kept.update(LC_ALL="C.UTF-8", TZ="UTC", SOURCE_DATE_EPOCH="0")
     # Nix's linker wrapper adds a run path otherwise. It reads the first name in a Nix shell, the second elsewhere.

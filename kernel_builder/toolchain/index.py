@@ -117,7 +117,7 @@ class Index:
         """List the files of a project.
 
         Args:
-            wanted: What the project is needed for; an error names it.
+            wanted: The file or component that needs the project, for errors.
 
         Raises:
             FetchError: If the index cannot be reached or does not have the project.

@@ -2,13 +2,13 @@
 
     trees/<name>/tree/           the files, read-only
     trees/<name>/manifest.json   SHA-256 and size of each file
-    trees/.<name>.new/           a tree in the making, which nothing reads
-    scratch/<name>/              downloads for a tree in the making
-    locks/<name>                 held by the process that makes the tree
+    trees/.<name>.new/           an incomplete tree, which nothing reads
+    scratch/<name>/              downloads for an incomplete tree
+    locks/<name>                 held by the process that fills the tree
     probes/<digest>              answers of programs outside the store (probe_cache.py)
 
 A tree appears by one rename, so every tree without a leading dot is complete even if a process is killed at any time.
-The downloads are removed once the tree is complete, before it appears: who finds it there looks for nothing else.
+The downloads are removed before that: if the tree exists, callers use it without checking further.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Store:
         return True
 
     def remove_leftovers(self) -> int:
-        """Remove what interrupted work left, and the cached probes. Return the bytes freed.
+        """Remove leftovers of interrupted work, and the cached probes. Return the bytes freed.
 
         Raises:
             StoreError: If the store cannot be written.

@@ -1,12 +1,12 @@
-"""Makes the libraries that binaries are linked against, so that a binary built on a new machine runs on an old one.
+"""Builds the stub libraries that binaries are linked against, so that binaries of new machines run on old ones.
 
 The linker records the version of every symbol that it finds in a shared library. So that it never records a version
 newer than glibc 2.28, it gets stubs of this machine's C and C++ runtime libraries, without the newer symbol
 versions: `exp` becomes `exp@GLIBC_2.2.5`.
 
 Symbols that exist only in newer versions come from `libcompat.a`, as far as it has them. It is the compiler's own
-static libstdc++ without the symbols that the oldest supported libstdc++ has. The headers of each g++ thus find what
-they use, and what has state that the process must share, such as the locale and the standard streams, stays in the
+static libstdc++ without the symbols that the oldest supported libstdc++ has. The headers of each g++ thus find their
+symbols, and symbols with state that the process must share, such as the locale and the standard streams, stays in the
 shared library. `templates/compat.cpp` adds a few functions of the C library. Other symbols stay undefined, and the
 build reports them by name.
 
@@ -188,7 +188,7 @@ def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> 
 
 
 def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
-    """Make `libcompat.a`, which does not define the symbols in `dropped`, and return what it defines."""
+    """Make `libcompat.a`, which does not define the symbols in `dropped`, and return its symbols."""
     source = Path(__file__).parents[1] / "templates" / "compat.cpp"
     (directory / "compat.cpp").write_text(source.read_text())
     members = []
@@ -197,7 +197,7 @@ def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
         _run([str(cxx), *flags, "-c", "compat.cpp", "-o", f"{member}.o"], directory)
         members.append(f"{member}.o")
     own = _defined(cxx, directory, *members)
-    # The compilers of RHEL use the system's libstdc++.so.6 and have what is newer in a library of their own.
+    # The compilers of RHEL use the system's libstdc++.so.6 and have newer symbols in a library of their own.
     archive = _find(cxx, "libstdc++_nonshared.a") or locate(cxx, "libstdc++.a")
     (directory / COMPAT).write_bytes(without_definitions(archive.read_bytes(), dropped | own))
     _run([_program(cxx, "ar"), "rcD", COMPAT, *members], directory)

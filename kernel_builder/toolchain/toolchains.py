@@ -47,7 +47,6 @@ class Toolchains:
         cache: The cache directory, which holds the store.
         cuda_home: An installed CUDA toolkit, used in place of the pinned one of its release. Defaults to CUDA_HOME.
         cxx: The host compiler. Defaults to CXX, or else g++.
-        cross_cxx: The compiler for the other platform. Defaults to GNU's name, such as aarch64-linux-gnu-g++.
         offline: Whether to fail instead of using the network.
         progress: Receives reports of downloads.
         index_url: The package index. Defaults to the one that pip or uv is set to use, or else PyPI.
@@ -66,7 +65,6 @@ class Toolchains:
         cache: Path | None = None,
         cuda_home: Path | None = None,
         cxx: str | None = None,
-        cross_cxx: str | None = None,
         offline: bool = False,
         progress: Progress | None = None,
         index_url: str | None = None,
@@ -82,7 +80,7 @@ class Toolchains:
         self.store = Store(self.store_root, self._progress)
         self.probes = ProbeCache(self.store_root / "probes")
         self.cuda_home, self.cuda_compiler = cuda_home, cuda_compiler
-        self._cxx, self._cross_cxx = cxx, cross_cxx
+        self._cxx = cxx
         self._offline, self._index_url = offline, index_url
         self.lock = pinned or lock.shipped()
         self._given = _given() if given is None else given
@@ -104,7 +102,7 @@ class Toolchains:
         """
         target = platform or this_platform()
         if target not in self._hosts:  # every variant asks for it
-            named = self._cxx if target == this_platform() else self._cross_cxx
+            named = self._cxx if target == this_platform() else None
             self._hosts[target] = host_compiler.find(self.probes, target, named)
         return self._hosts[target]
 
@@ -157,7 +155,7 @@ class Toolchains:
         """Return the headers of a Torch release for a platform, by default this machine's.
 
         The stable ABI of a release before the first pinned one is targeted with the headers of the first: with
-        TORCH_TARGET_VERSION they hide what later releases have added.
+        TORCH_TARGET_VERSION they hide the additions of later releases.
 
         Raises:
             ToolchainError: If they are not pinned for the platform.

@@ -1,4 +1,4 @@
-"""Makes a directory of the store from pinned files: downloads, checks and unpacks them."""
+"""Fills a directory of the store from pinned files: downloads, checks and unpacks them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fill(tree: Tree, index: Index, scratch: Path, directory: Path, progress: Pro
             for start, stop in pin.ranges:
                 _part(scratch, pin, start, stop).unlink()
             raise FetchError(
-                f"the download is not what the lock pins: {error}",
+                f"the download differs from the lock: {error}",
                 where=f"{pin.file} at {index.url}",
                 hint="try again; if the error stays, the index or a proxy alters files: set PIP_INDEX_URL to "
                 "another index",
@@ -61,13 +61,13 @@ def map_file(path: Path) -> memoryview:
 
 
 def unpack(pin: PinnedFile, slices: Sequence[memoryview], directory: Path) -> None:
-    """Write what is kept of one pinned file.
+    """Write the kept files of one pinned file.
 
     Args:
         slices: The bytes of the file's ranges, in order.
 
     Raises:
-        wheels.CorruptDownload: If the bytes are not what the lock pins.
+        wheels.CorruptDownload: If the bytes differ from the lock.
     """
 
     def keep(name: str) -> bool:

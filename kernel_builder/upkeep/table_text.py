@@ -59,7 +59,7 @@ def with_shims(shims: str, newest: str, release: Release, names: Iterable[str], 
 
 
 def with_libraries(table: str, last: Release, before: frozenset[str], release: Release, needed: frozenset[str]) -> str:
-    """Return the table of CUDA with what changes of the libraries from one Torch release to the next.
+    """Return the table of CUDA with the changes of the libraries from one Torch release to the next.
 
     Args:
         last: The release before, which needs `before`.

@@ -83,7 +83,7 @@ def newest_wheel(index: Index, release: Release, platform: str) -> DistributionP
 
 
 def needed_libraries(index: Index, release: Release, platform: str) -> frozenset[str]:
-    """Return what libtorch_cuda.so and the libraries of the wheel that it needs load from elsewhere, such as `cublas`.
+    """Return the outside libraries that libtorch_cuda.so and its libraries in the wheel load, such as `cublas`.
 
     Reads some 500 MB of the wheel.
     """

@@ -35,7 +35,7 @@ class Update:
     """The new content of a checkout's files.
 
     Attributes:
-        changes: What is new, a line each, as Markdown.
+        changes: The changes, a line each, as Markdown.
         files: Path in the checkout -> text, of those that change.
     """
 
@@ -101,7 +101,7 @@ def find(
         updated[MATRIX] = table_text.with_torch(updated[MATRIX], last, torch.release, _standard(torch))
         updated[CUDA] = table_text.with_torch(updated[CUDA], last, torch.release, _published(torch, known_cuda))
         updated[SHIMS] = _with_shims(updated[SHIMS], torch.release, toolchains)
-        progress.say(f"Torch {torch.release}: reading what libtorch_cuda.so needs")
+        progress.say(f"Torch {torch.release}: reading the libraries of libtorch_cuda.so")
         needs = [torch_releases.needed_libraries(index, release, _READ) for release in (last, torch.release)]
         updated[CUDA] = table_text.with_libraries(updated[CUDA], last, needs[0], torch.release, needs[1])
         last = torch.release
@@ -143,7 +143,7 @@ def _published(torch: TorchRelease, known_cuda: list[Release]) -> Iterator[str]:
 
 
 def _with_shims(table: str, release: Release, toolchains: Toolchains) -> str:
-    """Return the table of the stable ABI with what the headers of a release declare in addition."""
+    """Return the table of the stable ABI with the additional functions in the headers of a release."""
     releases = toml_file.parse(table, SHIMS)["release"]
     known = {name for names in releases.values() for name in names}
     include = toolchains.torch(release, "stable", _READ).include[0]
@@ -157,7 +157,7 @@ def _with_shims(table: str, release: Release, toolchains: Toolchains) -> str:
 
 
 def _newer(old: Lock, new: Lock) -> Iterator[str]:
-    """Yield what the new lock pins in other versions than the old one, a line each."""
+    """Yield the version changes between two locks, a line each."""
     before = _versions(old)
     for name, version in _versions(new).items():
         if before.get(name) != version:

@@ -198,4 +198,39 @@ inline bool has_avx512() { return false; }
 
 #endif
 
+#if defined(__x86_64__)
+template <class Work, class T, class... Arguments>
+__attribute__((target("avx2,fma,f16c"))) void run_avx2(const Arguments&... arguments) {
+  Work::template run<T>(arguments...);
+}
+template <class Work, class T, class... Arguments>
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
+    const Arguments&... arguments) {
+  Work::template run<T>(arguments...);
+}
+#endif
+
+template <class Work, class T, class... Arguments>
+void run_with_type(const Arguments&... arguments) {
+#if defined(__x86_64__)
+  if (has_avx512()) return run_avx512<Work, ForAvx512<T>>(arguments...);
+  if (has_avx2()) return run_avx2<Work, ForAvx2<T>>(arguments...);
+#endif
+  Work::template run<T>(arguments...);
+}
+
+// Calls `Work::run<T>(arguments...)` for a dtype, compiled for the instruction set of this CPU. `run` is always
+// inlined.
+template <class Work, class... Arguments>
+void run_on_cpu(Type type, const Arguments&... arguments) {
+  switch (type) {
+    case Type::float32:
+      return run_with_type<Work, Float32>(arguments...);
+    case Type::float16:
+      return run_with_type<Work, Float16>(arguments...);
+    case Type::bfloat16:
+      return run_with_type<Work, BFloat16>(arguments...);
+  }
+}
+
 }  // namespace kit

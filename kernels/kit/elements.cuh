@@ -172,27 +172,6 @@ __device__ __forceinline__ int computed_here(int offset) {
   return offset;
 }
 
-// Returns 16 of the 32 bytes in `low` and `high`, from byte `misalignment` (below 16) on.
-//
-// Both elements of a choice are read before it. Of a choice between two elements clang makes one between their
-// addresses, which keeps the array in local memory and makes kernels for unaligned rows up to four times slower (H100).
-__device__ __forceinline__ uint4 shift_words(uint4 low, uint4 high, unsigned misalignment) {
-  uint32_t parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-  for (int i = 0; i < 6; ++i) {
-    const uint32_t near = parts[i], far = parts[i + 2];
-    parts[i] = (misalignment & 8) != 0 ? far : near;
-  }
-#pragma unroll
-  for (int i = 0; i < 5; ++i) {
-    const uint32_t near = parts[i], far = parts[i + 1];
-    parts[i] = (misalignment & 4) != 0 ? far : near;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) parts[i] = __funnelshift_r(parts[i], parts[i + 1], misalignment % 4 * 8);
-  return make_uint4(parts[0], parts[1], parts[2], parts[3]);
-}
-
 // Products and sums that are not fused with what is done to them, of float32 or of pairs of 16-bit elements, which are
 // rounded once. In float32, products of two such elements are exact.
 #if defined(USE_ROCM)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
-# A Hub imports for more than a second. Each one is a fork of a process that has imported, and has run no other.
+# A Hub imports for more than a second. Each Hub is a fork of a process that has only imported.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["kernel_builder.cli", "kernel_hub.serve"])
 
@@ -57,14 +57,6 @@ class RunningHub:
         """Wait for the end of the process."""
         self.process.join(20)
         assert self.process.exitcode is not None
-
-
-@pytest.fixture(scope="session", autouse=True)
-def xet_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the client's Xet cache of these Hubs apart from the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
-        yield
 
 
 _number = count()

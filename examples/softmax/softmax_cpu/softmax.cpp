@@ -106,54 +106,27 @@ INLINE void backward_row(const typename T::Storage* y, const typename T::Storage
   });
 }
 
-template <class T>
-INLINE void run_rows(const Problem& problem, int64_t begin, int64_t end) {
-  using Storage = typename T::Storage;
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t offset = row * problem.columns;
-    const auto* from = static_cast<const Storage*>(problem.from) + offset;
-    auto* out = static_cast<Storage*>(problem.out) + offset;
-    if (problem.grad == nullptr) {
-      forward_row<T>(from, problem.columns, out);
-    } else {
-      backward_row<T>(from, static_cast<const Storage*>(problem.grad) + offset, problem.columns, out);
+struct OnRows {
+  template <class T>
+  static INLINE void run(const Problem& problem, int64_t begin, int64_t end) {
+    using Storage = typename T::Storage;
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t offset = row * problem.columns;
+      const auto* from = static_cast<const Storage*>(problem.from) + offset;
+      auto* out = static_cast<Storage*>(problem.out) + offset;
+      if (problem.grad == nullptr) {
+        forward_row<T>(from, problem.columns, out);
+      } else {
+        backward_row<T>(from, static_cast<const Storage*>(problem.grad) + offset, problem.columns, out);
+      }
     }
   }
-}
-
-// Each is compiled once per instruction set, and selected at run time.
-#if defined(__x86_64__)
-template <class T>
-__attribute__((target("avx2,fma,f16c"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
-  run_rows<T>(problem, begin, end);
-}
-template <class T>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
-    const Problem& problem, int64_t begin, int64_t end) {
-  run_rows<T>(problem, begin, end);
-}
-#endif
-
-template <class T>
-void run_here(const Problem& problem, int64_t begin, int64_t end) {
-#if defined(__x86_64__)
-  if (kit::has_avx512()) return run_avx512<kit::ForAvx512<T>>(problem, begin, end);
-  if (kit::has_avx2()) return run_avx2<kit::ForAvx2<T>>(problem, begin, end);
-#endif
-  run_rows<T>(problem, begin, end);
-}
+};
 
 }  // namespace
 
 void run(const Problem& problem, int64_t begin, int64_t end) {
-  switch (problem.type) {
-    case kit::Type::float32:
-      return run_here<kit::Float32>(problem, begin, end);
-    case kit::Type::float16:
-      return run_here<kit::Float16>(problem, begin, end);
-    case kit::Type::bfloat16:
-      return run_here<kit::BFloat16>(problem, begin, end);
-  }
+  kit::run_on_cpu<OnRows>(problem.type, problem, begin, end);
 }
 
 }  // namespace op

@@ -36,9 +36,9 @@ from kernel_format.errors import ConfigError
 from kernel_format.release import Release, is_within
 from kernel_format.variant import Abi
 
-# What a project may write.
+# Restrictions on projects.
 
-# What nvcc's shell does not leave as it is, in names of sources and of directories with headers.
+# Characters that nvcc's shell changes, in names of sources and of directories with headers.
 _OF_THE_SHELL = {"src": r'[,"$`\\]', "include": r"""[,"'$`\\]"""}
 # Of a source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
 _LONGEST_NAME = 220

@@ -1,4 +1,4 @@
-"""The command lines of nvcc and of clang for a CUDA source, and what editors make of them."""
+"""The command lines of nvcc and of clang for a CUDA source, and the commands for editors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NVCC_FLAGS = (
     "--expt-extended-lambda",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
 )
-# ptxas spills registers of what clang makes of some kernels without these. Loop strength reduction keeps a pointer for
+# Without these, ptxas spills registers in code of clang for some kernels. Loop strength reduction keeps a pointer for
 # each access of a loop, where one index would do; and clang's own schedule keeps many values alive.
 CLANG_DEVICE_FLAGS = ("-Xarch_device", "-mllvm=-disable-lsr", "-Xarch_device", "-mllvm=-nvptx-sched4reg")
 _CLANG_FLAGS = (
@@ -43,7 +43,7 @@ _CLANG_FLAGS = (
     "-fPIC",
     "-fvisibility=hidden",
     "-fvisibility-inlines-hidden",
-    # Neither files of the user or the system, nor the directory of the step, may change what it makes.
+    # Neither files of the user or the system, nor the directory of the step, may change its output.
     "--no-default-config",
     # A directory that does not exist: the C library is the one of g++, which need not be in /usr/include.
     "--sysroot=no-sysroot",
@@ -145,10 +145,10 @@ def _compression(cuda: Release) -> list[str]:
     return ["--compress-mode=size"] if cuda.major >= 13 else []
 
 
-# What editors understand: clang compiles CUDA itself and knows few options of nvcc, so a command becomes that of clang
+# Commands for editors: clang compiles CUDA itself and knows few options of nvcc, so a command becomes that of clang
 # with the same headers, definitions and standard. So does a command of this clang: the editor's own may be older.
 
-# What decides the meaning of a source: its headers, definitions and standard.
+# The options that decide the meaning of a source: its headers, definitions and standard.
 _KEPT = re.compile(r"-D|-U|-I|-isystem|-include|-?-std=")
 # As nvcc and clang have it.
 _CAPABILITY = re.compile(r"(?:arch=compute_|--offload-arch=sm_)(\w+)")
@@ -202,7 +202,7 @@ _CLANG = Compiler(
     },
     report=("-Xcuda-ptxas", "-v"),
     # For a source that nvcc accepts.
-    hint="clang compiles the variants of CUDA 12: guard what it does not take with #ifndef __clang__; or compile "
+    hint="clang compiles the variants of CUDA 12: guard unsupported code with #ifndef __clang__; or compile "
     'with an nvcc of CUDA 12 (`--cuda-home DIR`); or leave CUDA 12 out by [general.cuda] minver = "13.0"',
     for_editors=_for_editors,
 )

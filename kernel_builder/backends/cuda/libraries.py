@@ -56,7 +56,7 @@ def runtime_exports() -> Mapping[Release, frozenset[str]]:
     """Return CUDA release -> the functions of its runtime.
 
     A binary leaves them undefined, without a version, and takes those of the libcudart that Torch has loaded. One that
-    only uses what the runtimes of CUDA 12 and 13 both export works with every Torch of both.
+    uses only functions that the runtimes of CUDA 12 and 13 both export works with every Torch of both.
     """
     data = toml_file.read(TABLE.with_name("cuda_runtimes.toml"))
     every = frozenset(data["every"])

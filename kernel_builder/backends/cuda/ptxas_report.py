@@ -1,4 +1,4 @@
-"""What ptxas says of each kernel with `-v`, and the occupancy that follows from it."""
+"""The report of `ptxas -v` for each kernel, and the occupancy that follows from it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?\b(\d+)(?:\+\d+)? bytes smem)?")
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel takes of a multiprocessor.
+    """The resources of a multiprocessor that one kernel uses.
 
     Attributes:
         kernel: Its mangled name.
-        capability: What it is compiled for, such as `9.0` or `9.0a`.
+        capability: The capability that it is compiled for, such as `9.0` or `9.0a`.
         registers: Of each thread.
         stack: Bytes of each thread's stack: arrays that are indexed by variables, and spilled registers.
         spill_stores, spill_loads: Bytes of instructions that store registers there, and load them.
-        shared: Bytes of shared memory of a block, without what a launch adds.
+        shared: Bytes of shared memory of a block, without the dynamic part of a launch.
     """
 
     kernel: str
@@ -74,7 +74,7 @@ class KernelResources:
 
 
 def read(report: str) -> Iterator[KernelResources]:
-    """Yield the kernels of what ptxas has printed, in order; functions that are not inlined are not among them."""
+    """Yield the kernels in the output of ptxas, in order, without functions that are not inlined."""
     entry: re.Match[str] | None = None
     owner = ""
     frame: Sequence[str] = ("0", "0", "0")

@@ -1,7 +1,7 @@
 """ROCm: releases and architectures, the command line of clang for HIP, and the libraries that Torch has loaded.
 
-Nothing that is made here has run on an AMD GPU: the toolchain is put together from what the package index has of ROCm,
-which `rocm.toml` lists. Projects have to be on Torch's stable ABI, since no package index has a Torch for ROCm.
+No binary of this back end has run on an AMD GPU: the toolchain is assembled from the parts of ROCm on the package
+index, which `rocm.toml` lists. Projects have to be on Torch's stable ABI, since no package index has a Torch for ROCm.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TOOLKIT, _CLANG, _DEVICE_LIBRARIES = token("rocm"), token("clang"), token("rocm
 
 @dataclass(frozen=True, kw_only=True)
 class RocmToolkit(Toolkit):
-    """clang with what it needs to compile HIP.
+    """clang with the headers and libraries of HIP.
 
     Attributes:
         root: The directory with `include/`, `lib/` and `hipify/`.
@@ -82,7 +82,7 @@ _FLAGS = (
     "-fPIC",
     "-fvisibility=hidden",
     "-fvisibility-inlines-hidden",
-    # As for CUDA: no file of the user, the system or the step's directory may change what clang makes.
+    # As for CUDA: no file of the user, the system or the step's directory may change the output of clang.
     "--no-default-config",
     "--sysroot=no-sysroot",
     "-ffile-compilation-dir=.",
@@ -138,7 +138,7 @@ _BY_CLANG = Compiler(
         "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
     },
     to_assembler=None,  # LLVM's, which alone assembles for AMD; the include scan refuses .incbin
-    hint="hipify has translated what CUDA and HIP have in common; guard the rest, such as PTX, with #ifndef USE_ROCM. "
+    hint="hipify has translated the common part of CUDA and HIP; guard the rest, such as PTX, with #ifndef USE_ROCM. "
     "The toolchain has no hipCUB, no rocPRIM and no algorithms of Thrust",
     for_editors=_for_editors,
 )
@@ -238,7 +238,7 @@ class _Rocm(CompiledBackend):
         return toolchains.component_obstacle(_HIP) or toolchains.component_obstacle(CLANG)
 
     def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> RocmToolkit:
-        """Return the one toolkit of all releases: a binary that only uses what 7.1 has works with later ones of 7."""
+        """Return the one toolkit of all releases: a binary with functions of 7.1 only works with later ones of 7."""
         pinned, clang = toolchains.component(_HIP), toolchains.component(CLANG)
         archs = self.known_archs()
         identity = device_libraries.identity(clang, pinned.identity, archs)
@@ -329,9 +329,9 @@ class _Rocm(CompiledBackend):
         if not wide:
             return
         for name, text in sources.items():
-            for line, what in wavefronts.assumptions(text):
+            for line, assumption in wavefronts.assumptions(text):
                 yield DeviceFinding(
-                    f"line {line}: {what}; a wavefront of {', '.join(wide)} has 64 lanes",
+                    f"line {line}: {assumption}; a wavefront of {', '.join(wide)} has 64 lanes",
                     "take the width from warpSize at run time or from a template parameter, and masks of 64 bits; or "
                     "leave these architectures out of rocm-archs",
                     "warning",
@@ -358,7 +358,7 @@ ROCM = _Rocm(
     noarch_keys={"rocm_archs": _texts},
     platforms=(_PLATFORM,),
     table=_TABLE,
-    # Equal to what Torch's own build of extensions defines.
+    # As in Torch's own build of extensions defines.
     defines=("-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"),
     has_archs=True,
     # Torch calls AMD GPUs `cuda`.

@@ -85,7 +85,7 @@ def _code_object(target: str, content: bytes) -> CodeObject:
     )
 
 
-# MessagePack, in which the metadata is: what of it LLVM writes. A package for this would be one more for each user.
+# The part of MessagePack that LLVM writes the metadata in. A package for it would be another dependency for each user.
 _NUMBERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
 _TEXTS = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
 _LISTS, _MAPS = {0xDC: ">H", 0xDD: ">I"}, {0xDE: ">H", 0xDF: ">I"}

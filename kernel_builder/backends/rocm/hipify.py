@@ -25,7 +25,7 @@ from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 
 _MODULE = "kernel_builder_hipify"
-# Raise it when this module changes how it calls hipify, or what it makes of its output.
+# Increase when this module calls hipify in another way, or processes its output differently.
 _FORM = 1
 
 

@@ -1,4 +1,4 @@
-"""Finds what in a source takes for granted that a warp has 32 lanes. It is a search for patterns, and no proof."""
+"""Finds code that assumes warps of 32 lanes, by a search for patterns."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class _Condition:
 
 
 def assumptions(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, what it takes for granted) of a source without comments. Lines count from 1, each once."""
+    """Yield (line, assumption) for a source without comments. Lines count from 1, each once."""
     compiled = _without_other_branches(text)
     by_line: dict[int, str] = {}
-    for pattern, what in _PATTERNS:
+    for pattern, assumption in _PATTERNS:
         for match in pattern.finditer(compiled):
-            by_line.setdefault(compiled.count("\n", 0, match.start()) + 1, what)
+            by_line.setdefault(compiled.count("\n", 0, match.start()) + 1, assumption)
     yield from sorted(by_line.items())
 
 

@@ -167,9 +167,8 @@ struct GeneralRow {
   }
 };
 
-// Two blocks on an SM: with the registers of one, too few loads are in flight.
 template <typename T, int kWidth>
-__global__ void LAUNCH_BOUNDS(kGeneralThreads, 2)
+__global__ void __launch_bounds__(kGeneralThreads)
     backward_general_kernel(const __grid_constant__ Backward problem, const __grid_constant__ Average average,
                             bool shared_sums) {
   extern __shared__ float4 memory[];

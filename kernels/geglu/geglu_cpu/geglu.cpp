@@ -12,6 +12,7 @@
 #include "geglu_cpu/geglu.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "geglu/activation.h"
 #include "kit/cpu.h"
@@ -88,55 +89,31 @@ INLINE void run_range(const Backward& problem, int64_t begin, int64_t end) {
   }
 }
 
-#if defined(__x86_64__)
-template <class T, class G, class Problem>
-__attribute__((target("avx2,fma,f16c"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
-  run_range<T, G>(problem, begin, end);
-}
-template <class T, class G, class Problem>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
-    const Problem& problem, int64_t begin, int64_t end) {
-  run_range<T, G>(problem, begin, end);
-}
-#endif
-
-template <class T, class G, class Problem>
-void run(const Problem& problem, int64_t begin, int64_t end) {
-#if defined(__x86_64__)
-  if (has_avx512()) return run_avx512<ForAvx512<T>, G>(problem, begin, end);
-  if (has_avx2()) return run_avx2<ForAvx2<T>, G>(problem, begin, end);
-#endif
-  run_range<T, G>(problem, begin, end);
-}
-
-template <class T, class Math, class Problem>
-void run_with_activation(const Problem& problem, int64_t begin, int64_t end) {
-  switch (problem.activation) {
-    case Activation::gelu:
-      return run<T, Gelu<Math>>(problem, begin, end);
-    case Activation::gelu_tanh:
-      return run<T, GeluTanh<Math>>(problem, begin, end);
-    case Activation::silu:
-      return run<T, Silu<Math>>(problem, begin, end);
+// Elements are computed by the dtype's functions: float32's are accurate to float32, those of 16 bits to 16 bits.
+struct OnElements {
+  template <class T, class Problem>
+  static INLINE void run(const Problem& problem, int64_t begin, int64_t end) {
+    using Element = std::conditional_t<std::is_same_v<T, BFloat16>, RoundedBFloat16, T>;
+    using Math = std::conditional_t<std::is_same_v<T, Float32>, Accurate, FastPortable>;
+    switch (problem.activation) {
+      case Activation::gelu:
+        return run_range<Element, Gelu<Math>>(problem, begin, end);
+      case Activation::gelu_tanh:
+        return run_range<Element, GeluTanh<Math>>(problem, begin, end);
+      case Activation::silu:
+        return run_range<Element, Silu<Math>>(problem, begin, end);
+    }
   }
-}
-
-template <class Problem>
-void run_with_type(const Problem& problem, int64_t begin, int64_t end) {
-  switch (problem.type) {
-    case Type::float32:
-      return run_with_activation<Float32, Accurate>(problem, begin, end);
-    case Type::float16:
-      return run_with_activation<Float16, FastPortable>(problem, begin, end);
-    case Type::bfloat16:
-      return run_with_activation<RoundedBFloat16, FastPortable>(problem, begin, end);
-  }
-}
+};
 
 }  // namespace
 
-void forward(const Forward& problem, int64_t begin, int64_t end) { run_with_type(problem, begin, end); }
+void forward(const Forward& problem, int64_t begin, int64_t end) {
+  run_on_cpu<OnElements>(problem.type, problem, begin, end);
+}
 
-void backward(const Backward& problem, int64_t begin, int64_t end) { run_with_type(problem, begin, end); }
+void backward(const Backward& problem, int64_t begin, int64_t end) {
+  run_on_cpu<OnElements>(problem.type, problem, begin, end);
+}
 
 }  // namespace geglu

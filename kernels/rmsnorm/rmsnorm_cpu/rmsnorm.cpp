@@ -320,53 +320,22 @@ void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) out[i] = W::encode(sums[i]);
 }
 
-template <class T>
-INLINE void run_rows(int64_t begin, int64_t end, const Forward& problem) {
-  forward_rows<T>(problem, begin, end);
-}
-
-template <class T>
-INLINE void run_rows(int64_t begin, int64_t end, const Backward& problem, float* partial) {
-  backward_rows<T>(problem, partial, begin, end);
-}
-
-#if defined(__x86_64__)
-template <class T, class... Arguments>
-__attribute__((target("avx2,fma,f16c"))) void run_avx2(int64_t begin, int64_t end, const Arguments&... arguments) {
-  run_rows<T>(begin, end, arguments...);
-}
-template <class T, class... Arguments>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
-    int64_t begin, int64_t end, const Arguments&... arguments) {
-  run_rows<T>(begin, end, arguments...);
-}
-#endif
-
-template <class T, class... Arguments>
-void run_with_type(int64_t begin, int64_t end, const Arguments&... arguments) {
-#if defined(__x86_64__)
-  if (has_avx512()) return run_avx512<ForAvx512<T>>(begin, end, arguments...);
-  if (has_avx2()) return run_avx2<ForAvx2<T>>(begin, end, arguments...);
-#endif
-  run_rows<T>(begin, end, arguments...);
-}
-
-// Computes the rows [begin, end).
-template <class... Arguments>
-void run(Type type, int64_t begin, int64_t end, const Arguments&... arguments) {
-  switch (type) {
-    case Type::float32:
-      return run_with_type<Float32>(begin, end, arguments...);
-    case Type::float16:
-      return run_with_type<Float16>(begin, end, arguments...);
-    case Type::bfloat16:
-      return run_with_type<BFloat16>(begin, end, arguments...);
+struct OnRows {
+  template <class T>
+  static INLINE void run(const Forward& problem, int64_t begin, int64_t end) {
+    forward_rows<T>(problem, begin, end);
   }
-}
+  template <class T>
+  static INLINE void run(const Backward& problem, float* partial, int64_t begin, int64_t end) {
+    backward_rows<T>(problem, partial, begin, end);
+  }
+};
 
 }  // namespace
 
-void forward(const Forward& problem, int64_t begin, int64_t end) { run(problem.type, begin, end, problem); }
+void forward(const Forward& problem, int64_t begin, int64_t end) {
+  run_on_cpu<OnRows>(problem.type, problem, begin, end);
+}
 
 // A part has about 32 rows at most, which are added tile by tile; the parts are added as a binary tree.
 int64_t partial_sums(int64_t rows) { return std::min<int64_t>((rows + 3) / 4, std::max<int64_t>(rows / 32, 64)); }
@@ -377,7 +346,7 @@ void backward(const Backward& problem, int64_t begin, int64_t end) {
     float* partial = problem.partial == nullptr ? nullptr : problem.partial + part * problem.hidden;
     if (partial != nullptr) std::memset(partial, 0, problem.hidden * sizeof(float));
     const int64_t first = part * share + std::min(part, longer);
-    run(problem.type, first, first + share + (part < longer ? 1 : 0), problem, partial);
+    run_on_cpu<OnRows>(problem.type, problem, partial, first, first + share + (part < longer ? 1 : 0));
   }
 }
 

@@ -97,7 +97,7 @@ def no_organization(name: str) -> Refusal:
 
 
 def not_supported(message: str) -> Refusal:
-    """Refuse what the public Hub does and this one does not. The clients do not send a 501 again."""
+    """Refuse a request that only the public Hub supports. The clients do not repeat a request after a 501."""
     return Refusal(501, message, code="NotSupported")
 
 

@@ -1,4 +1,4 @@
-"""Requests to a Hub that no client sends: half of a body, and addresses by hand; and what they cost it."""
+"""Raw requests to a Hub: incomplete bodies and manual addresses; and the memory of the server."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -328,40 +327,3 @@ def test_stored_files_are_not_requested_again(hub: RunningHub) -> None:
     send_large_file(hub.url, "x.so", data := os.urandom(100_000))
     with pytest.raises(KeyError, match="actions"):
         upload_address(hub, data)
-
-
-def test_concurrent_commits_on_two_servers_are_all_in_the_history(
-    start_hub: Callable[..., RunningHub], tmp_path: Path
-) -> None:
-    first, second = start_hub(), start_hub()
-    assert first.root == second.root
-    first.api().create_repo(KERNEL, repo_type="kernel")
-    failures: list[Exception] = []
-
-    def commit(api: HfApi, number: int) -> None:
-        try:
-            for step in range(5):
-                api.create_commit(
-                    KERNEL,
-                    [CommitOperationAdd(f"{number}-{step}", f"{number} {step}".encode())],
-                    commit_message=f"{number}-{step}",
-                    repo_type="kernel",
-                )
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=commit, args=((first, second)[number % 2].api(), number)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    titles = [commit.title for commit in second.api().list_repo_commits(KERNEL, repo_type="kernel")]
-    assert sorted(titles[:-1]) == sorted(f"{number}-{step}" for number in range(6) for step in range(5))
-    clone = tmp_path / "clone"
-    subprocess.run(
-        ["git", "clone", "-q", str(first.root / "repositories" / f"{KERNEL}.git"), str(clone)],
-        check=True,
-        env={**os.environ, "GIT_LFS_SKIP_SMUDGE": "1"},
-    )
-    assert len(list(clone.glob("*-*"))) == 30

@@ -10,16 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pygit2
 import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
-from pygit2.enums import FileMode, ObjectType
 
 from kernel_hub import repair
-from kernel_hub.git.objects import write_commit
-from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
@@ -103,23 +99,3 @@ def test_every_change_on_a_full_disk_is_refused_with_the_reason(
     (small_disk / "filling").unlink()
     for method, url, options in changes:
         assert requests.request(method, url, **{"headers": headers, **options}).ok, url
-
-
-def test_no_object_that_could_not_be_written_is_reported_as_written(
-    small_disk: Path, filled: Callable[[], None]
-) -> None:
-    repository = GitRepository.create(KERNEL, small_disk / "k.git", private=False, author="a")
-    git = pygit2.Repository(str(repository.path))
-    tip = repository.refs.resolve("main")
-    index = pygit2.Index()
-    index.add(pygit2.IndexEntry("a", git.create_blob(b"a"), FileMode.BLOB))
-    writes: dict[str, Callable[[], object]] = {
-        "blob": lambda: repository.commits.write_blob(b"new"),
-        "tree": lambda: index.write_tree(git),
-        "commit": lambda: write_commit(git, [tip], git[tip].peel(pygit2.Tree).id, "m", "a"),
-        "tag": lambda: git.odb.write(ObjectType.TAG, b"t"),
-    }
-    filled()
-    for name, write in writes.items():
-        with pytest.raises((OSError, pygit2.GitError), match="write"):
-            pytest.fail(f"{name}: {write()}")

@@ -152,10 +152,10 @@ def test_a_private_kernel_is_shown_after_login(
     token = tokens.add(file, "ci", read=(), write=("kernels-community",))
     hub = start_hub("--token-file", str(file))
     publish(hub, tmp_path / "kernel", token)
-    stranger = browser.new_context().new_page()  # type: ignore[attr-defined]
-    stranger.goto(hub.url)
-    assert "No kernels yet" in stranger.inner_text("main")
-    assert stranger.goto(f"{hub.url}/kernels/{KERNEL}").status == 404
+    anonymous = browser.new_context().new_page()  # type: ignore[attr-defined]
+    anonymous.goto(hub.url)
+    assert "No kernels yet" in anonymous.inner_text("main")
+    assert anonymous.goto(f"{hub.url}/kernels/{KERNEL}").status == 404
     member = browser.new_context(http_credentials={"username": "me", "password": token}).new_page()  # type: ignore[attr-defined]
     member.goto(f"{hub.url}/login")
     assert KERNEL in member.inner_text("main") and "private" in member.inner_text("main")

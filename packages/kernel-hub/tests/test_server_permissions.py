@@ -393,24 +393,14 @@ def test_git_serves_objects_of_the_repository_only(hub: RunningHub) -> None:
     for want in (secret, elsewhere, "0" * 40, "refs/heads/main", "../../other.git", "x" * 60_000):
         assert b"PACK" not in fetch(want), want
     # Malformed requests are answered immediately.
-    noise = [os.urandom(2000) for _ in range(4)]
-    noise += [b"0000", b"0001", b"0002", b"0003", b"ffff", b"0005x", packet(b"command=" + b"x" * 5000) + b"0000"]
-    noise += [packet(b"command=ls-refs") + b"0001" + packet(b"ref-prefix " + b"a" * 900) * 2000 + b"0000"]
+    noise = [os.urandom(2000), b"0002", b"ffff", packet(b"command=" + b"x" * 5000) + b"0000"]
     noise += [packet(b"command=object-info") + b"0001" + packet(f"oid {secret}".encode()) + b"0000"]
-    noise += [
-        packet(b"command=fetch") + b"0001" + packet(b"deepen 99999999999\n") + packet(b"deepen-not x\n") + b"0000"
-    ]
-    noise += [packet(b"command=fetch") + b"0001" + packet(f"want {head}\n".encode()) + packet(b"filter sparse:oid=x\n")]
     noise += [packet(b"command=fetch") + b"0001" + packet(f"want {head}\n".encode()) * 40_000 + b"0000"]
     for body in noise:
         began = time.monotonic()
         answer = requests.post(f"{hub.url}/kernels/a/one/git-upload-pack", data=body, headers=kind, timeout=20)
         assert answer.status_code in {200, 413} and time.monotonic() - began < 10, body[:80]
         assert b"secret" not in answer.content
-    for protocol in ("version=2:version=1", "version=99", "x" * 3000, "version=2\tx"):
-        assert requests.post(
-            f"{hub.url}/kernels/a/one/git-upload-pack", data=b"0000", headers={**kind, "Git-Protocol": protocol}
-        ).status_code in {200, 400}
     assert requests.get(f"{hub.url}/kernels/a/one/info/refs?service=git-upload-pack").ok
     assert '"level": "error"' not in hub.log.read_text()
 

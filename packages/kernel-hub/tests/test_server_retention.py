@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from kernel_builder.cli import main
-from kernel_hub import repair, retention
+from kernel_hub import repair
 from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
@@ -117,29 +116,3 @@ api.create_commit("a/one", [added], commit_message="m", repo_type="kernel", revi
             api.create_branch("a/one", branch="v1", repo_type="kernel")
             age(hub, 8)
     assert api.hf_hub_download("a/one", "table", repo_type="kernel", cache_dir=tmp_path / "cache")
-
-
-def test_gc_beside_writers(hub: RunningHub) -> None:
-    api = hub.api()
-    api.create_repo("a/one", repo_type="kernel")
-    made: list[str] = []
-    stop = threading.Event()
-
-    def write() -> None:
-        while not stop.is_set():
-            number = len(made)
-            content = os.urandom(1_100_000) if number % 6 == 0 else os.urandom(30)
-            made.append(commit(hub.api(), "a/one", **{f"f{number}": content}))
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        opened = Hub(Settings(hub.root))
-        until = time.monotonic() + 30
-        while len(made) < 20 and time.monotonic() < until:
-            list(retention.collect(opened, unused_seconds=60))
-    finally:
-        stop.set()
-        writer.join()
-    assert len(made) >= 20 and set(git(hub, "a/one", "rev-list", "main").split()) >= set(made)
-    assert not list(repair.find_defects(opened, digests=True))

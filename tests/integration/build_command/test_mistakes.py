@@ -1,4 +1,4 @@
-"""Authors' mistakes: one finding for each, with the author's file and line.
+"""Mistakes of authors, and what they read: one finding for each, with the author's file and line.
 
 One command builds all projects, so that Torch is imported once. Each project of C++ compiles one small binding.
 """
@@ -29,7 +29,7 @@ from tests.support.places import CPU
 
 @pytest.fixture(scope="module")
 def findings_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple[str, str, str]]]:
-    """Return a function that returns the findings of a project: severity, text with check and path, and hint."""
+    """Return what is found in a project: severity, then check, path and message, then the advice."""
     root = tmp_path_factory.mktemp("mistakes")
     cache = root / "cache"
     cache.mkdir()
@@ -248,27 +248,27 @@ LOAD = "the client cannot load the package: "
 )
 def test_a_mistake_has_one_finding(findings_of: FindingsOf, project: str, message: str, hint: str) -> None:
     (finding,) = findings_of(project)
-    severity, text, advice = finding
+    severity, said, advice = finding
     name = project.replace("-", "_")
-    words = [word for word in text.replace("'", " ").split() if word.startswith(f"_{name}_c")]
+    words = [word for word in said.replace("'", " ").split() if word.startswith(f"_{name}_c")]
     if words:
-        text = text.replace(words[0].partition(".")[0], "MODULE")
-    assert (severity, text, advice) == ("error", message, hint)
+        said = said.replace(words[0].partition(".")[0], "MODULE")
+    assert (severity, said, advice) == ("error", message, hint)
 
 
 def test_an_op_that_is_defined_twice_in_python(findings_of: FindingsOf) -> None:
-    ((severity, text, hint),) = findings_of("twice")
+    ((severity, said, hint),) = findings_of("twice")
     assert severity == "error"
-    assert text.startswith(f"load: torch-ext/twice/__init__.py: {LOAD}RuntimeError: Tried to register an operator (")
+    assert said.startswith(f"load: torch-ext/twice/__init__.py: {LOAD}RuntimeError: Tried to register an operator (")
     assert hint == "define the op once, in C++ or in Python, and give it one fake"
 
 
 def test_a_source_that_is_left_out_has_one_finding(findings_of: FindingsOf) -> None:
     """Eight functions are undefined; loading the package would name one of them again."""
-    ((severity, text, hint),) = findings_of("left-out")
+    ((severity, said, hint),) = findings_of("left-out")
     assert severity == "error"
-    assert text.startswith("undefined: _left_out_cpu_")
-    assert text.partition(".abi3.so: ")[2] == (
+    assert said.startswith("undefined: _left_out_cpu_")
+    assert said.partition(".abi3.so: ")[2] == (
         "part_0(int), part_1(int), part_2(int), part_3(int), part_4(int), part_5(int) and 2 more are undefined: no "
         "source of the kernel and no library defines them"
     )
@@ -276,8 +276,8 @@ def test_a_source_that_is_left_out_has_one_finding(findings_of: FindingsOf) -> N
 
 
 def test_a_header_that_declares_and_does_not_define(findings_of: FindingsOf) -> None:
-    ((_, text, hint),) = findings_of("declared")
-    assert "undefined reference to `torch::stable::Tensor::scalar_type() const'" in text
+    ((_, said, hint),) = findings_of("declared")
+    assert "undefined reference to `torch::stable::Tensor::scalar_type() const'" in said
     assert hint == (
         "include torch/csrc/stable/tensor.h in that source: torch/csrc/stable/tensor_struct.h declares the functions, "
         "and does not define them"
@@ -285,8 +285,8 @@ def test_a_header_that_declares_and_does_not_define(findings_of: FindingsOf) -> 
 
 
 def test_a_binding_by_pybind11(findings_of: FindingsOf) -> None:
-    ((_, text, hint),) = findings_of("ported")
-    assert text == (
+    ((_, said, hint),) = findings_of("ported")
+    assert said == (
         f"the compiler failed: {BINDING}:1:10: fatal error: torch/extension.h: No such file or directory, for {CPU}"
     )
     assert hint == (
@@ -298,10 +298,10 @@ def test_a_binding_by_pybind11(findings_of: FindingsOf) -> None:
 @pytest.mark.parametrize(("project", "line"), [("ported-full", 1), ("bound-full", 3)])
 def test_a_binding_by_pybind11_on_the_full_abi(findings_of: FindingsOf, project: str, line: int) -> None:
     """The compiler stops at the first header of Python's, and does not print 1,800 errors in those of pybind11."""
-    for _, text, hint in findings_of(project):
-        assert text.startswith(f"the compiler failed: {BINDING}:{line}: ")
-        assert "fatal error: Python.h: No such file or directory, for torch2" in text
-        assert "toolchains" not in text
+    for _, said, hint in findings_of(project):
+        assert said.startswith(f"the compiler failed: {BINDING}:{line}: ")
+        assert "fatal error: Python.h: No such file or directory, for torch2" in said
+        assert "toolchains" not in said
         assert hint == (
             "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, and include "
             f"torch/library.h or torch/all.h, {WITHOUT_PYTHON}"
@@ -325,9 +325,9 @@ def test_an_exit_and_a_fake_that_does_not_take_the_arguments_of_its_schema(findi
 
 
 def test_a_binding_without_the_header_of_its_macros(findings_of: FindingsOf) -> None:
-    ((_, text, hint),) = findings_of("unincluded")
-    assert f"compiler failed: {BINDING}:6:" in text
-    assert "expected constructor, destructor, or type conversion before" in text
+    ((_, said, hint),) = findings_of("unincluded")
+    assert f"compiler failed: {BINDING}:6:" in said
+    assert "expected constructor, destructor, or type conversion before" in said
     assert hint == (
         "STABLE_TORCH_LIBRARY_EXPAND is not defined: include registration.h, which the builder provides, and "
         "torch/csrc/stable/library.h"
@@ -335,7 +335,7 @@ def test_a_binding_without_the_header_of_its_macros(findings_of: FindingsOf) -> 
 
 
 def test_a_module_of_another_name(findings_of: FindingsOf) -> None:
-    ((severity, text, hint),) = findings_of("unnamed")
-    assert (severity, text.partition(": ")[0]) == ("error", "python-abi")
-    assert "exports PyInit_my_kernel; `import` looks for PyInit__unnamed_cpu_" in text
+    ((severity, said, hint),) = findings_of("unnamed")
+    assert (severity, said.partition(": ")[0]) == ("error", "python-abi")
+    assert "exports PyInit_my_kernel; `import` looks for PyInit__unnamed_cpu_" in said
     assert "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)" in hint

@@ -1,4 +1,4 @@
-// Kernels with one fault each; `main` runs the one that it is told, and prints what the emulator says.
+// Kernels with one fault each. The argument of `main` selects the kernel; it prints the error of the emulator.
 #include <cuda_runtime.h>
 
 #include <exception>

@@ -68,7 +68,7 @@ def test_a_fault_is_named(program: tuple[int, Path], kernel: str) -> None:
     assert re.search(FAULTS[kernel], text), text
 
 
-def test_what_is_not_written_is_not_zero(program: tuple[int, Path]) -> None:
+def test_uninitialized_shared_memory_is_not_zero(program: tuple[int, Path]) -> None:
     assert "nan" in said(program[1], "not_written")
 
 
@@ -76,7 +76,7 @@ def test_every_second_block_runs_its_threads_in_descending_order(program: tuple[
     assert said(program[1], "order") == "0 127"
 
 
-def test_what_holds_for_warps_of_32_fails_for_others(program: tuple[int, Path]) -> None:
+def test_code_for_warps_of_32_fails_with_other_sizes(program: tuple[int, Path]) -> None:
     warp_size, executable = program
     results = [said(executable, kernel) for kernel in ("warp_of_32", "mask_of_32")]
     if warp_size == 32:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that build for other platforms and run what they build."""
+"""Fixtures of tests that build for other platforms and run the packages."""
 
 from tests.integration.build_command.conftest import cache, kernel_builder, project
 

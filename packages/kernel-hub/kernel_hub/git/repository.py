@@ -59,7 +59,7 @@ class GitRepository:
 
     @property
     def private(self) -> bool:
-        """Whether only callers with a token for the organisation see the repository."""
+        """Whether only callers with a token for the organization see the repository."""
         return self.configuration.get(_PRIVATE) == "true"
 
     def set_private(self, private: bool) -> None:

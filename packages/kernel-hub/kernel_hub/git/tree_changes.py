@@ -17,7 +17,6 @@ class _Folder:
 
     def __init__(self, git: pygit2.Repository, oid: pygit2.Oid | None) -> None:
         self._git = git
-        self._oid = oid
         self.files: dict[str, tuple[pygit2.Oid, FileMode]] = {}
         self.folders: dict[str, _Folder] = {}
         if oid is not None:

@@ -55,8 +55,8 @@ async def revision_of(revision: str) -> str:
     return segment(revision)
 
 
-async def path_of(path: str) -> str:
-    """Return the path of the file or folder in the address."""
+async def path_of(path: str = "") -> str:
+    """Return the path of the file or folder in the address, "" for the top folder."""
     return segment(path).strip("/")
 
 

@@ -42,22 +42,8 @@ def _is_hubs_own(entry: TreeEntry) -> bool:
     return entry.path == ".gitattributes" and entry.oid == ATTRIBUTES_OID
 
 
-@router.get("/api/kernels/{organization}/{name}/tree/{revision}")
-@router.get("/api/models/{organization}/{name}/tree/{revision}")
-def list_top(
-    repo_id: RepoId,
-    revision: Revision,
-    request: Request,
-    response: Response,
-    hub: TheHub,
-    caller: TheCaller,
-    recursive: bool = False,
-    cursor: Annotated[int, Query(ge=0)] = 0,
-) -> list[dict[str, Any]]:
-    """List the top folder of a revision."""
-    return list_folder(repo_id, revision, "", request, response, hub, caller, recursive, cursor)
-
-
+@router.get("/api/kernels/{organization}/{name}/tree/{revision}", operation_id="list_top")
+@router.get("/api/models/{organization}/{name}/tree/{revision}", operation_id="list_model_top")
 @router.get("/api/kernels/{organization}/{name}/tree/{revision}/{path:path}")
 @router.get("/api/models/{organization}/{name}/tree/{revision}/{path:path}")
 def list_folder(

@@ -29,7 +29,7 @@ BUILDER = str(Path(sys.executable).with_name("kernel-builder"))
 
 
 @pytest.fixture(scope="session")
-def _running_hub(tmp_path_factory: pytest.TempPathFactory, xet_cache: None) -> Iterator[RunningHub]:
+def _running_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
     with running_hub(tmp_path_factory.mktemp("hub"), "--trust", "kernels-community") as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Publications that are cut off or killed, and Hubs that cannot be reached or refuse."""
+"""Interrupted publications, and Hubs that are unreachable or refuse."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def test_a_failed_build_leaves_its_reason_and_no_package(
     assert "1 job failed" in comment and "#error not this way" in comment
 
 
-def test_what_an_event_builds(hub: RunningHub, github: RunningGitHub, tmp_path: Path) -> None:
+def test_the_projects_that_an_event_builds(hub: RunningHub, github: RunningGitHub, tmp_path: Path) -> None:
     kernels = ManyKernels(tmp_path, github, hub)
     first = commit(kernels.root, "README.md", "Kernels")
     assert kernels.selected("push") == "one two"  # nothing was published yet

@@ -55,7 +55,7 @@ def test_workflows_are_safe() -> None:
         assert all(job["permissions"] is not None for job in workflow["jobs"].values())
 
 
-def test_the_ten_lines_of_the_documentation_call_the_workflow() -> None:
+def test_the_documented_workflow_calls_the_release_workflow() -> None:
     text = (ROOT / "docs/publishing.md").read_text()
     (example,) = re.findall(r"```yaml\n(name: Release\n.*?)```", text, re.DOTALL)
     (job,) = yaml.safe_load(example)["jobs"].values()
@@ -72,7 +72,7 @@ def test_the_ten_lines_of_the_documentation_call_the_workflow() -> None:
     assert set(gpu["kernels"]["default"].split()) == kernels
 
 
-def test_kernels_are_published_after_what_they_depend_on() -> None:
+def test_kernels_are_published_after_their_dependencies() -> None:
     release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]
     published: set[str] = set()
     for directory in release["with"]["projects"].split():
@@ -81,7 +81,7 @@ def test_kernels_are_published_after_what_they_depend_on() -> None:
         published.add(general["hub"]["repo-id"])
 
 
-def test_the_gpu_workflow_installs_what_the_tests_of_kernels_need() -> None:
+def test_the_gpu_workflow_installs_the_requirements_of_kernel_tests() -> None:
     """It may be called by other repositories, which have no dependency group of this name."""
     ours = tomli.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"]
     needed = [line for file in ROOT.glob("kernels/*/tests/requirements.txt") for line in file.read_text().splitlines()]

@@ -61,8 +61,8 @@ def test_the_client_accepts_signatures_of_continuous_integration(
     assert [(verdict.signature, verdict.ok) for verdict in report.variants] == [("valid", True)] * 2
     status, output = client_verdict(hub, sigstore.trust)
     assert status == 0 and output.count("kernel metadata is correctly signed") == 2, output
-    strangers = verify(REPO, endpoint=hub.url, signers=[f"https://github.com/{OURS[1]}"])
-    assert not strangers.ok and "policies" in strangers.variants[0].signature
+    untrusted = verify(REPO, endpoint=hub.url, signers=[f"https://github.com/{OURS[1]}"])
+    assert not untrusted.ok and "policies" in untrusted.variants[0].signature
 
 
 def test_signatures_of_other_workflows_or_other_metadata_are_rejected(
@@ -137,7 +137,7 @@ def signed_by(project: Path, key: Path, given: str | None = None) -> str:
     return done.output
 
 
-def test_a_key_of_ones_own_signs_without_a_network(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
+def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
     """Verified by its public key alone; the client loads the package, and says that it cannot check the signature."""
     key, other = make_key(tmp_path, "signing"), make_key(tmp_path, "other", *ECDSA)
     assert signed_by(doubling, other).count("signed ") == 2
@@ -180,7 +180,7 @@ def test_openssl_checks_the_signature_of_a_key(doubling: Path, tmp_path: Path) -
     subprocess.run([*command, str(package / "metadata.json")], check=True)
 
 
-def test_what_is_no_key_is_named(doubling: Path, tmp_path: Path) -> None:
+def test_invalid_keys_are_reported(doubling: Path, tmp_path: Path) -> None:
     locked = make_key(tmp_path, "locked", *ECDSA, "-aes256", "-pass", "pass:secret", passphrase="secret")
     rsa = make_key(tmp_path, "rsa", "openssl", "genpkey", "-algorithm", "RSA")
     for key, given, message in (

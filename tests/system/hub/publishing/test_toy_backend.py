@@ -111,5 +111,5 @@ def test_a_package_that_is_missing_or_broken_is_named(
     assert refused.returncode == 2, refused.stderr
     broken = {**installed, "KERNEL_BUILDER_CACHE": environment["KERNEL_BUILDER_CACHE"]}
     (Path(installed["PYTHONPATH"]) / "toy.py").write_text("import nothing_of_this_name\n")
-    told = run(broken, "build", project, "--backend", "cann")
-    assert "entry point toy:TOY" in told.stderr and "install the package that registers it again" in told.stderr
+    done = run(broken, "build", project, "--backend", "cann")
+    assert "entry point toy:TOY" in done.stderr and "install the package that registers it again" in done.stderr

@@ -52,43 +52,21 @@ INLINE void run_range(const Problem& problem, int64_t begin, int64_t end) {
   }
 }
 
-#if defined(__x86_64__)
-template <class T, bool kBackward>
-__attribute__((target("avx2,fma,f16c"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
-  run_range<T, kBackward>(problem, begin, end);
-}
-template <class T, bool kBackward>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
-    const Problem& problem, int64_t begin, int64_t end) {
-  run_range<T, kBackward>(problem, begin, end);
-}
-#endif
-
-template <class T, bool kBackward>
-void run_here(const Problem& problem, int64_t begin, int64_t end) {
-#if defined(__x86_64__)
-  if (kit::has_avx512()) return run_avx512<kit::ForAvx512<T>, kBackward>(problem, begin, end);
-  if (kit::has_avx2()) return run_avx2<kit::ForAvx2<T>, kBackward>(problem, begin, end);
-#endif
-  run_range<T, kBackward>(problem, begin, end);
-}
-
-template <class T>
-void run_pass(const Problem& problem, int64_t begin, int64_t end) {
-  return problem.grad ? run_here<T, true>(problem, begin, end) : run_here<T, false>(problem, begin, end);
-}
+struct OnElements {
+  template <class T>
+  static INLINE void run(const Problem& problem, int64_t begin, int64_t end) {
+    if (problem.grad == nullptr) {
+      run_range<T, false>(problem, begin, end);
+    } else {
+      run_range<T, true>(problem, begin, end);
+    }
+  }
+};
 
 }  // namespace
 
 void run(const Problem& problem, int64_t begin, int64_t end) {
-  switch (problem.type) {
-    case kit::Type::float32:
-      return run_pass<kit::Float32>(problem, begin, end);
-    case kit::Type::float16:
-      return run_pass<kit::Float16>(problem, begin, end);
-    case kit::Type::bfloat16:
-      return run_pass<kit::BFloat16>(problem, begin, end);
-  }
+  kit::run_on_cpu<OnElements>(problem.type, problem, begin, end);
 }
 
 }  // namespace op
