@@ -183,7 +183,7 @@ def test_names_of_an_owner(top: Path) -> None:
     (top / "build.toml").write_text(config.replace('\n[general.hub]\nrepo-id = "kernels-community/top"\n', ""))
     project = read_project(top, "me")
     assert (project.hub_repo_id, project.kernel_depends[0].repo_id) == ("me/top", "kernels-community/base")
-    with pytest.raises(ConfigError, match="'me/you' is not the name of a user or an organisation"):
+    with pytest.raises(ConfigError, match="'me/you' is not the name of a user or an organization"):
         read_project(top, "me/you")
 
 
