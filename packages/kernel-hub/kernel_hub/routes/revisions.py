@@ -55,7 +55,7 @@ def list_folder(
     hub: TheHub,
     caller: TheCaller,
     recursive: bool = False,
-    cursor: Annotated[int, Query(ge=0)] = 0,
+    cursor: Annotated[int, Query(ge=0, le=100_000_000)] = 0,
 ) -> list[dict[str, Any]]:
     """List a folder of a revision."""
     repository = hub.to_read(repo_id, caller)
