@@ -118,7 +118,7 @@ def older_client(pytestconfig: pytest.Config) -> Path:
 def test_clients_that_know_models_only_load_a_kernel(
     hub: RunningHub, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
-    """transformers 4.57 pins kernels 0.12. `benchmarks/hub_clients.py` tries more pairs."""
+    """transformers 4.57 pins kernels 0.12."""
     publish_kernel(hub, write_kernel(tmp_path / "one"))
     client = str(installed(pytestconfig, "kernels==0.12.3", "huggingface_hub==0.36.2"))
     code = (
