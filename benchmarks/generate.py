@@ -294,7 +294,7 @@ def _compare_with_float32(case: Case, layers: int) -> dict[str, Any]:
     best = logits["eager"].topk(2)
     chosen = torch.stack([output.sequences[:, case.prompt :].T for output in outputs])
     ends = torch.isin(chosen, torch.tensor(model.generation_config.eos_token_id, device=chosen.device)).int()
-    is_text = ends.cumsum(1) - ends == 0  # what follows an end is padding
+    is_text = ends.cumsum(1) - ends == 0  # tokens after an end are padding
     differs = (best.indices[..., 0] != chosen) & is_text
     rounding = sum(difference.amax(-1) for difference in differences.values())
     unexplained = differs & (best.values[..., 0] - best.values[..., 1] > rounding)

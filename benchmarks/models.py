@@ -49,7 +49,7 @@ def main() -> None:
         "--seconds",
         type=float,
         default=900,
-        help="Time only what is ready by then, with and without compiling. [default: 900]",
+        help="Time only the cases that are ready by then, with and without compiling. [default: 900]",
     )
     arguments = parser.parse_args()
     names = arguments.case or list(CASES)
@@ -96,7 +96,7 @@ def _time_together(names: list[str], variants: list[str], arguments: argparse.Na
                 if case.model not in models:
                     models[case.model] = make_model(case, device, torch.bfloat16, arguments.layers)
                 inputs[name] = make_inputs(case, models[case.model], device, torch.bfloat16)
-        with ThreadPoolExecutor() as pool:  # a start returns when the process has imported what the model needs
+        with ThreadPoolExecutor() as pool:  # a start returns when the process has imported the model's modules
             for name in names:
                 shared = models[CASES[name].model], inputs[name], arguments.device
                 started = pool.map(lambda variant, name=name, shared=shared: _start(name, variant, *shared), chosen)
@@ -196,7 +196,7 @@ def _run_variant(name: str, variant: str, model: nn.Module, inputs: dict[str, An
 
 
 def _prepare(variant: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[Callable[[], Any], str]:
-    """Return a call of a copy of `model` in this variant, and what accelerating it said. Copies share parameters."""
+    """Return a call of a copy of `model` in this variant, and its report. Copies share parameters."""
     kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, kept)
     said = ""

@@ -18,7 +18,7 @@ class Case:
         model: Makes the model on the default device in the default dtype.
         inputs: Makes the arguments of its forward; takes the model and the dtype.
         layers: The number of layers as published.
-        reset: Undoes what a forward does to its arguments.
+        reset: Undoes a forward's changes to its arguments.
     """
 
     model: Callable[[int], nn.Module]
@@ -241,7 +241,7 @@ def llama_config(layers: int) -> Any:
 
 
 def qwen3_config(layers: int, **sizes: Any) -> Any:
-    """Return the configuration of a Qwen3 model, given what differs between their sizes."""
+    """Return the configuration of a Qwen3 model, given the differences between their sizes."""
     from transformers import Qwen3Config
 
     return Qwen3Config(

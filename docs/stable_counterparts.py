@@ -1,4 +1,4 @@
-"""Writes the tables of docs/port.md: what the full C++ ABI offers, and its counterpart on Torch's stable ABI.
+"""Writes the tables of docs/port.md: the functions of the full C++ ABI, and their counterparts on Torch's stable ABI.
 
     .venv/bin/python docs/stable_counterparts.py            write them
     .venv/bin/python docs/stable_counterparts.py --check    fail if they differ from the headers of the installed Torch
@@ -22,7 +22,7 @@ INCLUDE = Path(torch.__file__).resolve().parent / "include"
 STABLE, HEADERONLY = "torch/csrc/stable", "torch/headeronly"
 SHIM = "torch/csrc/inductor/aoti_torch/c/shim.h"
 
-# What projects include and call -> the counterpart, and the header that defines it.
+# Headers and functions that projects use -> the counterpart, and the header that defines it.
 RENAMED = (
     ("`TORCH_LIBRARY(ns, m)`", "STABLE_TORCH_LIBRARY", f"{STABLE}/library.h"),
     ("`TORCH_LIBRARY_IMPL(ns, CUDA, m)`", "STABLE_TORCH_LIBRARY_IMPL", f"{STABLE}/library.h"),
@@ -90,7 +90,7 @@ def release_of(name: str, header: str) -> Release:
 
 
 def named(header: str, pattern: re.Pattern[str]) -> dict[str, Release]:
-    """Return what matches a pattern in a header, with its oldest release."""
+    """Return the matches of a pattern in a header, with its oldest release."""
     oldest: dict[str, Release] = {}
     for line, release in lines_with_release(header):
         if match := pattern.match(line):

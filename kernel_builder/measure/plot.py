@@ -38,7 +38,7 @@ def reproducible(where: str) -> Iterator[None]:
     """Draw equal figures for equal data in this context.
 
     Args:
-        where: What the plots are for, named in the error.
+        where: The purpose of the plots, named in the error.
 
     Raises:
         MeasureError: If matplotlib is not installed.

@@ -66,7 +66,7 @@ def poisoned(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
 
 
 def _kept_blocks(malloc: Callable[[int], int], size: int) -> Iterator[int]:
-    """Allocate what this thread has freed and glibc keeps for it, and a few blocks more."""
+    """Allocate the blocks that this thread has freed and glibc keeps for it, and a few more."""
     filled = bytes([_TAKEN]) * size
     in_a_row = 0
     for _ in range(_MOST_BLOCKS):

@@ -62,7 +62,7 @@ class Row:
     errors: dict[str, list[Deviation]] = field(default_factory=dict)
     """The deviation of each result."""
     faults: dict[str, str] = field(default_factory=dict)
-    """Why an implementation has no time: what is wrong with its result, or its exception."""
+    """Why an implementation has no time: the fault of its result, or its exception."""
     methods: dict[str, str] = field(default_factory=dict)
     """How it was timed: `graph`, `events` or `wall clock`."""
     times: dict[str, Estimate] = field(default_factory=dict)

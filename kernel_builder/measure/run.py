@@ -37,7 +37,7 @@ _PACKAGES = ("torch", "kernels", "triton", "liger-kernel", "quack-kernels")
 
 @dataclass(frozen=True)
 class BenchmarkRequest:
-    """What to measure, and how."""
+    """The selection and the settings of a measurement."""
 
     project: Path
     command: str = ""

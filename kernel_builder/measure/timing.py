@@ -221,7 +221,7 @@ def host_series(call: Call, device: str) -> Run:
 def on_one_core() -> Iterator[None]:
     """Pin all threads of this process to one core, the one that is fastest at the moment.
 
-    Autograd runs backward passes in another thread. On one core a call costs only what its threads compute; on several
+    Autograd runs backward passes in another thread. On one core a call costs only its threads' computation; on several
     it also pays for waking a core, which on a virtual machine can cost several times as much.
     """
     before = {}

@@ -68,7 +68,7 @@ class Target:
 
 
 class RebuildResult(NamedTuple):
-    """The packages that a build made, its failures, and what ran.
+    """A build's packages, its failures, and the steps that ran.
 
     Attributes:
         sandbox: The sandbox of the `steps` and of the `load` check; None for no sandbox, or if nothing ran.

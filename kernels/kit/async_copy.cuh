@@ -1,7 +1,7 @@
 // Asynchronous copies into shared memory (cp.async), L2 prefetch, and streaming (evict-first) stores.
 //
 // Reads:    nothing of its own; the callers pass the addresses.
-// Must not: depend on what a kernel computes.
+// Must not: depend on the operation of a kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,9 +14,9 @@ namespace kit {
 
 // Prefetches `bytes` bytes into the L2 cache. Address and size are multiples of 16.
 //
-// A kernel may call this before `grid_wait`: L2 is coherent between SMs, so a later load sees what the previous kernel
-// has written meanwhile. Prefetching there saves 1 % of the time with large tensors and up to 20 % with small ones
-// (H100). Does nothing before capability 9.0.
+// A kernel may call this before `grid_wait`: L2 is coherent between SMs, so a later load sees the data that the
+// previous kernel has written meanwhile. Prefetching there saves 1 % of the time with large tensors and up to 20 % with
+// small ones (H100). Does nothing before capability 9.0.
 __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
@@ -61,7 +61,7 @@ __device__ __forceinline__ Word* shared_pointer(SharedAddress address) {
   return static_cast<Word*>(__cvta_shared_to_generic(address));
 }
 
-// What takes an address from one of two to the other, and back.
+// Switches an address between two places.
 using SharedDifference = uint32_t;
 __device__ __forceinline__ SharedDifference shared_difference(SharedAddress from, SharedAddress to) {
   return from ^ to;

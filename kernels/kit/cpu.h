@@ -1,7 +1,7 @@
 // Elements on the CPU: conversion to and from float32 in loops that vectorize, and instruction set detection.
 //
 // Reads:    nothing of its own; the callers pass the addresses.
-// Must not: depend on what a kernel computes.
+// Must not: depend on the operation of a kernel.
 //
 // Conversions are always inlined, because a kernel is compiled once per instruction set and selects one at run time.
 #pragma once

@@ -1,4 +1,4 @@
-"""What a call does that its kernel cannot serve: compute the op's formula in Torch operations, or explain the error.
+"""Calls that a kernel cannot serve: they compute the op's formula in Torch operations, or explain the error.
 
 A kernel computes a forward pass, and the backward pass that a `torch.autograd.Function` calls. Forward-mode
 differentiation, the transforms of `torch.func` and second derivatives use the formula, all derivatives of which Torch

@@ -11,7 +11,7 @@ def refuse_cpu(*names: str) -> None:
     """Let ops of a package for GPUs say, for tensors on the CPU, which package to load.
 
     `get_kernel` loads the package for CUDA or ROCm wherever Torch was built for it, also on a machine without a GPU.
-    Torch's own error does not tell what to do there.
+    Torch's own error does not name the remedy.
     """
     prefix = add_op_namespace_prefix("")
     backend = next((title for part, title in (("_cuda_", "CUDA"), ("_rocm_", "ROCm")) if part in prefix), None)

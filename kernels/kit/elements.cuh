@@ -1,7 +1,7 @@
 // Elements on the device: conversion to and from float32, and vectorized loads and stores.
 //
 // Reads:    nothing of its own; the callers pass the addresses.
-// Must not: depend on what a kernel computes.
+// Must not: depend on the operation of a kernel.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -193,8 +193,8 @@ __device__ __forceinline__ uint4 shift_words(uint4 low, uint4 high, unsigned mis
   return make_uint4(parts[0], parts[1], parts[2], parts[3]);
 }
 
-// Products and sums that are not fused with what is done to them, of float32 or of pairs of 16-bit elements, which are
-// rounded once. In float32, products of two such elements are exact.
+// Products and sums that are not fused with the following operations, of float32 or of pairs of 16-bit elements, which
+// are rounded once. In float32, products of two such elements are exact.
 #if defined(USE_ROCM)
 __device__ __forceinline__ float rounded_product(float a, float b) {
 #pragma clang fp contract(off)

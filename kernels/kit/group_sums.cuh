@@ -1,7 +1,7 @@
 // Sums in blocks that work on several rows at a time. Each row has a group of threads: a power of two up to a warp, or
 // whole warps. Blocks are (threads of a row, rows).
 //
-// Reads:    what the threads of the block have in registers and shared memory.
+// Reads:    registers and shared memory of the block.
 // Writes:   partial sums of columns, to global memory.
 // Must not: use atomics; the order of every sum is fixed.
 #pragma once

@@ -1,7 +1,7 @@
 // Launch support: dispatch on the dtype, device properties, and programmatic dependent launch (PDL).
 //
 // Reads:    attributes of the current device and of kernels.
-// Must not: depend on what a kernel computes.
+// Must not: depend on the operation of a kernel.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -125,7 +125,7 @@ __global__ void empty_kernel() {}
 // No row of a launch table is for AMD GPUs only: they take those that are for all capabilities.
 inline int compiled_capability() { return 0; }
 
-// Unlike cudaError_t, hipError_t must not be ignored, unless the compiler is told so.
+// Unlike cudaError_t, hipError_t must not be ignored, unless that is marked.
 #pragma clang diagnostic ignored "-Wunused-value"
 
 // AMD GPUs start a kernel when the previous one has ended.

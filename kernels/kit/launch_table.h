@@ -4,7 +4,7 @@
 // Must not: include anything of Torch or CUDA.
 //
 // A table is a constexpr array of a kernel's own row type, which derives from LaunchKey and has a LAUNCH_FIELD, with
-// the usual value as default, for each part of the configuration. A row names what differs:
+// the usual value as default, for each part of the configuration. A row names the differences:
 //
 //     struct SumLaunch : kit::LaunchKey<SumLaunch> {
 //       LAUNCH_FIELD(int, threads, 256)  // of a block
@@ -45,7 +45,7 @@ constexpr unsigned kFloat32 = dtype_bit(Type::float32), kBfloat16 = dtype_bit(Ty
 constexpr unsigned kFloat16 = dtype_bit(Type::float16), kTwoByteDtypes = kFloat16 | kBfloat16;
 constexpr unsigned kEveryDtype = kFloat32 | kTwoByteDtypes;
 
-// Sets of what else a kernel distinguishes, such as passes and layouts: enumerators of its own enums, each of which is
+// Sets of a kernel's other cases, such as passes and layouts: enumerators of its own enums, each of which is
 // a bit that no other enumerator has.
 struct Variants {
   unsigned bits = 0;
@@ -63,7 +63,7 @@ struct Widths {
   int64_t first = 0, last = kAnyWidth;
 };
 
-// What a row is looked up by.
+// The key of a look-up.
 struct LaunchCall {
   int capability;  // of the compiled code
   Type type;

@@ -1,14 +1,14 @@
-// What CUDA and HIP do in different ways: launch attributes, warps, barriers, and values that the compiler must not see
+// Differences of CUDA and HIP: launch attributes, warps, barriers, and values that the compiler must not see
 // through.
 //
-// Reads:    what the threads of a warp or a block have in registers.
-// Must not: depend on what a kernel computes.
+// Reads:    registers of a warp or a block.
+// Must not: depend on the operation of a kernel.
 //
-// For ROCm, hipify translates the sources; what it cannot translate is here, and in the functions of the other files
-// that load and store by inline assembly. Code for ROCm is compiled and checked, and has not run on an AMD GPU.
+// For ROCm, hipify translates the sources; code that it cannot translate is here, and in the functions of the other
+// files that load and store by inline assembly. Code for ROCm is compiled and checked, and has not run on an AMD GPU.
 //
 // A warp is 32 lanes everywhere. The wavefronts of AMD GPUs have 32 or 64 lanes, and one of 64 holds two warps:
-// shuffles stay within 32 neighbouring lanes, and nothing depends on what the other lanes do.
+// shuffles stay within 32 neighbouring lanes, and nothing depends on the other lanes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,7 +27,7 @@ constexpr int kWarp = 32;
 // The second argument of __launch_bounds__ counts blocks in CUDA, and wavefronts in HIP.
 #define LAUNCH_BOUNDS(threads, ...) __launch_bounds__(threads)
 
-// What a block can have: two compute units together have more on some GPUs.
+// The shared memory of a block: two compute units together have more on some GPUs.
 constexpr auto kSharedBytesPerSm = cudaDevAttrMaxSharedMemoryPerBlock;
 
 template <typename Value>

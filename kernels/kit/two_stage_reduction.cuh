@@ -1,7 +1,7 @@
 // Second stage of a two-stage reduction over rows: one thread's share of adding the blocks' partial sums.
 //
 // Reads:    the partial sums, each once; they are L2-resident, since the first stage has just written them.
-// Must not: depend on what is summed.
+// Must not: depend on the summands.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,7 +1,7 @@
 // Vectors of elements: how they move between global memory, shared memory and registers, and how they are converted.
 //
 // Reads:    nothing by itself.
-// Must not: depend on what a kernel computes.
+// Must not: depend on the operation of a kernel.
 #pragma once
 
 #include <cstdint>

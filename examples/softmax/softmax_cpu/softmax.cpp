@@ -1,6 +1,6 @@
 // Softmax of rows on the CPU, forward and backward.
 //
-// Reads:    the rows, from memory once; what is read again is in the cache.
+// Reads:    the rows, from memory once, and then from the cache.
 // Writes:   `out`.
 // Must not: start threads, allocate, or keep state between calls.
 //

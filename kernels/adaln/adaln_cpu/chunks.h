@@ -1,7 +1,7 @@
 // Chunks of rows on the CPU: modulations and parameters as float32, prefetches, and sums.
 //
 // Reads:    the elements it is given.
-// Must not: depend on what a kernel computes, or keep state between calls.
+// Must not: depend on the operation of a kernel, or keep state between calls.
 //
 // Included by adaln.cpp.
 #pragma once

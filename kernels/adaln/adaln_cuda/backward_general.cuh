@@ -4,7 +4,7 @@
 // Reads:    grad, x, grad_sum and the branch, and modulations that have a row for each row of x, each once from global
 //           memory: a row stays in shared memory between its sums and its result. Rows that do not fit there are read
 //           again, in pieces.
-// Writes:   what backward.cu says.
+// Writes:   see backward.cu.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
 // A row has a group of threads, up to a warp or several warps. A block has several groups and loops over its rows.

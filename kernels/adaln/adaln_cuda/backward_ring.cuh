@@ -285,7 +285,7 @@ __device__ __forceinline__ void multiply_by_factors(SharedAddress from, int grou
 struct RowSums {
   int lane, padded_warps;
   bool high, odd;           // of the lane's quarter of the warp
-  uint32_t own;             // offset of what the thread writes
+  uint32_t own;             // offset of the thread's own slot
   SharedAddress exchange;   // the half in use
   SharedDifference halves;  // to the other
 

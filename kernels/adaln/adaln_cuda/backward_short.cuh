@@ -2,7 +2,7 @@
 // a thread has one vector of a row.
 //
 // Reads:    grad, x, grad_sum and the branch, and modulations of rows, each once.
-// Writes:   what backward.cu says.
+// Writes:   see backward.cu.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
 // A row has a group of threads, up to a warp or several warps. A block has several groups and loops over its rows. Each

@@ -1,7 +1,7 @@
 // Limits of the current device: shared memory and the size of its L2 cache.
 //
 // Reads:    attributes of the current device.
-// Must not: depend on what a kernel computes.
+// Must not: depend on the operation of a kernel.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // Divisions by numbers that are known before the launch, prepared on the host.
 //
 // Reads:    nothing.
-// Must not: depend on what a kernel computes.
+// Must not: depend on the operation of a kernel.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
 // Modulated norms of rows that fit in registers, with at most one factor and one offset, a scale and a shift or a
-// weight and a bias: what whole model blocks need. A branch, gated or not, may be added before.
+// weight and a bias, as in model blocks. A branch, gated or not, may be added before.
 //
 // Reads:    x and the branch, each once; factor and offset through shared memory; the gate.
 // Writes:   `normed`, and `sum` when there is a branch, with streaming stores.

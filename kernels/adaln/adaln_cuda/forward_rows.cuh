@@ -177,7 +177,7 @@ struct TilePosition : ForwardTypes<T, kRow> {
 };
 
 // Modulations and parameters, staged in shared memory: in registers they would limit the rows that an SM has in flight.
-// Each thread reads only what it has copied itself.
+// Each thread reads only its own copies.
 template <typename T, int kRow>
 struct StagedRows : ForwardTypes<T, kRow> {
   using Types = ForwardTypes<T, kRow>;

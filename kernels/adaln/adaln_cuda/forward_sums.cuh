@@ -1,6 +1,6 @@
 // Sums over the threads of a row, for forward norms.
 //
-// Reads:    what the threads of the block have in registers.
+// Reads:    registers of the block.
 // Must not: use atomics; the order of every sum is fixed.
 #pragma once
 

@@ -31,8 +31,8 @@ constexpr int kPrefetchL2Divisor = 2;
 // written with streaming stores (evict-first).
 //
 // With FactorCount::one, the kernel takes at most one factor and one offset, a scale and a shift or a weight and a
-// bias. Their dtype may be another than that of the gate. Such a row goes before the others, except for what these have
-// separate code for.
+// bias. Their dtype may be another than that of the gate. Such a row goes before the others, except for calls for which
+// these have separate code for.
 enum class FactorCount : unsigned { any = 8, one = 16 };
 struct ForwardConfig : kit::LaunchKey<ForwardConfig> {
   LAUNCH_FIELD(int, rows, 1)           // of a thread, 1 or 2
@@ -201,7 +201,7 @@ struct ReduceConfig : kit::LaunchKey<ReduceConfig> {
 };
 constexpr ReduceConfig kReduceTable[] = {ReduceConfig()};
 
-// Other kernels take what the ring and short kernels have no row for.
+// Other kernels take the calls without a row for the ring and short kernels.
 static_assert(kit::serves_all(kForwardGeneralTable) && kit::serves_all(kBackwardGeneralTable) &&
                   kit::serves_all(kGateTable) && kit::serves_all(kReduceTable),
               "these tables need a row for every capability");

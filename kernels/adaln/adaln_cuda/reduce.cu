@@ -9,8 +9,8 @@
 //
 // The order of each sum is fixed, so that equal inputs give equal bits. Most of the time of so small a kernel is
 // latency after the grid wait: each thread loads all of its parts at once, from addresses computed before. Factors are
-// loaded before the wait, too: the first stage triggers this kernel after its own grid wait, so what it did not write
-// is complete.
+// loaded before the wait, too: the first stage triggers this kernel after its own grid wait, so the data that it did
+// not write is complete.
 #include <algorithm>
 
 #include "adaln_cuda/device_limits.cuh"

@@ -2,7 +2,7 @@
 // the general kernels.
 //
 // Reads:    nothing.
-// Must not: depend on what a kernel computes.
+// Must not: depend on the operation of a kernel.
 #pragma once
 
 #include <algorithm>

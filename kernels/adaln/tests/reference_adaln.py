@@ -56,7 +56,7 @@ exact = precisely(formula, torch.float64)
 
 
 def eager(x, *arguments, **named):
-    """Return what a user would write: in float32, rounded once."""
+    """Return the formula in float32, rounded once."""
     return precisely(formula, torch.float32)(x, *arguments, **named).to(x.dtype)
 
 

@@ -59,7 +59,7 @@ struct Heads {
   int64_t batch_stride = 0, head_stride = 0, token_stride = 0;
 };
 
-// What is done to query and new_key first, on CUDA alone: RMSNorm of each head if there are weights, rounded to the
+// The first operations on query and new_key, on CUDA alone: RMSNorm of each head if there are weights, rounded to the
 // dtype and, with `rounded_before_weight`, before the weight, too; then the rotation of elements p and p + elements / 2
 // by the angle of entry p of the tables, rounded. The factor of a normalized element is its weight plus the offset.
 struct Rotary {

@@ -42,7 +42,7 @@ struct Layers {
   bool constant_weights;
 };
 
-// What a block computes.
+// The work of a block.
 struct Tile {
   Weight low, high;           // the layers of the first and the last eight rows of the tile
   int64_t low_row, high_row;  // the first of each eight

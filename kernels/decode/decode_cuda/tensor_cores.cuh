@@ -1,7 +1,7 @@
 // Products of 16-bit matrices on tensor cores, from capability 8.0 on.
 //
 // Reads:    nothing.
-// Must not: depend on what a kernel computes.
+// Must not: depend on the operation of a kernel.
 #pragma once
 
 #include <cuda_bf16.h>

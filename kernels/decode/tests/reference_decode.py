@@ -17,7 +17,7 @@ ops = kernel._ops.ops
 
 
 def eager_linear(x, weight, bias=None, residual=None):
-    """Return what models compute; with float64 inputs this is the reference."""
+    """Return the models' formula; with float64 inputs this is the reference."""
     out = F.linear(x, weight, bias)
     return out if residual is None else out + residual
 

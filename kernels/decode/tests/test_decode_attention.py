@@ -71,8 +71,8 @@ def test_masks(dtype):
     strided = (torch.rand(3, 1, 1, 400, device=DEVICE) < 0.3)[..., ::2]
     check(query, key, value, strided)
     if DEVICE == "cuda" and dtype == torch.float32:
-        return  # Torch computes it, and multiplies what is excluded by 0
-    # What is excluded is not read, whatever it is.
+        return  # Torch computes it, and multiplies excluded values by 0
+    # Excluded values are not read.
     hidden = ~allowed[:, :, 0, :, None]
     poisoned = [tensor.masked_fill(hidden, float("nan")) for tensor in (key, value)]
     assert torch.equal(
@@ -179,7 +179,7 @@ def test_rotary(elements, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_constant_cache(dtype):
-    """A cache may be read early, but not the token: each layer reads what the one before has computed."""
+    """A cache may be read early, but not the token: each layer reads the results of the previous layer."""
     start, _, _ = inputs(2, 2, 4, 1, 64, dtype)
     layers = [random(2, 2, 2, 400, 64, dtype=dtype) for _ in range(12)]
     mask = padded(2, 400)

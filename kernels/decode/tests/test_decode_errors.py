@@ -28,8 +28,8 @@ LINEAR = [
     ("residual must have the dtype of x", [X, WEIGHT, None, zeros(2, 4, dtype=F32)]),
     (r"weight2 must have shape \[outputs, 16\], not \[4, 8\]", [X, WEIGHT, None, None, zeros(4, 8)]),
     (r"bias3 must have shape \[4\], not \[5\]", [X, WEIGHT, None, None, WEIGHT, None, WEIGHT, zeros(5)]),
-    ("weight2 must be given with what follows it", [X, WEIGHT, None, None, None, None, WEIGHT]),
-    ("weight3 must be given with what follows it", [X, WEIGHT, None, None, WEIGHT, None, None, zeros(4)]),
+    ("weight2 is required by the arguments after it", [X, WEIGHT, None, None, None, None, WEIGHT]),
+    ("weight3 is required by the arguments after it", [X, WEIGHT, None, None, WEIGHT, None, None, zeros(4)]),
 ]
 GATED = [
     (r"gate_weight must have shape \[outputs, 16\], not \[4, 8\]", [X, zeros(4, 8), WEIGHT, 1]),

@@ -89,7 +89,7 @@ def assert_same_sums(actual, expected):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strided(dtype):
-    """Halves of a joined projection, unaligned rows, and what is copied."""
+    """Halves of a joined projection, unaligned rows, and copied inputs."""
     whole = random(60, 2 * 104 + 1, dtype=dtype)
     for inputs in (104, 8, 13):
         x = random(3, inputs, dtype=dtype)
@@ -170,7 +170,7 @@ def test_transforms():
 
 @pytest.mark.usefixtures("two_threads")
 def test_repeatable():
-    """Bits do not depend on the run, on the threads, or on what is computed in the same call."""
+    """Bits do not depend on the run, on the threads, or on other results of the same call."""
     x, weight = random(5, 1024, dtype=torch.bfloat16), random(700, 1024, dtype=torch.bfloat16)
     out = kernel.linear(x, weight)
     for _ in range(3):

@@ -132,9 +132,9 @@ Tensor linear(Tensor x, Tensor weight, MaybeTensor bias, MaybeTensor residual, M
               MaybeTensor weight3, MaybeTensor bias3, bool constant_weights) {
   Linear problem = problem_of(x);
   if (!weight2.has_value() && (bias2.has_value() || weight3.has_value())) {
-    fail("weight2", "must be given with what follows it");
+    fail("weight2", "is required by the arguments after it");
   }
-  if (!weight3.has_value() && bias3.has_value()) fail("weight3", "must be given with what follows it");
+  if (!weight3.has_value() && bias3.has_value()) fail("weight3", "is required by the arguments after it");
   [[maybe_unused]] const auto device = enter(x);
   constant_weights &= add_layer(problem, weight, "weight", bias, "bias", x);
   if (weight2.has_value()) constant_weights &= add_layer(problem, *weight2, "weight2", bias2, "bias2", x);
@@ -263,7 +263,7 @@ Attention problem_of(const Tensor& query, const Tensor& key, const Tensor& value
   return problem;
 }
 
-// Checks what is needed to rotate query and new_key.
+// Checks the arguments of the rotation of query and new_key.
 Rotary rotary_of(const Attention& problem, const Tensor& query, MaybeTensor& cos, MaybeTensor& sin,
                  MaybeTensor& query_weight, MaybeTensor& key_weight) {
   Rotary rotary;

@@ -1,6 +1,6 @@
 // GEGLU and SwiGLU on CUDA: backward pass.
 //
-// Beyond naive/geglu.cu, which has no backward pass: both gradients in one launch, and what forward.cu has beyond it.
+// Beyond naive/geglu.cu, which has no backward pass: both gradients in one launch, and the techniques of forward.cu.
 //
 // Reads:    grad, gate and up, each element once.
 // Writes:   `grad_gate` and `grad_up`. Per pair of results five elements move: three loads and two stores.

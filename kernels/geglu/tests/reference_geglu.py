@@ -28,7 +28,7 @@ def split(x, gate):
 
 
 def eager(gate, up, activation="gelu"):
-    """Return what models compute; with float64 inputs this is the reference."""
+    """Return the models' formula; with float64 inputs this is the reference."""
     if activation == "silu":
         return up * F.silu(gate)
     return up * F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -26,7 +26,7 @@ def test_derivatives(dtype, activation):
 
 
 def test_second_derivative_of_a_layer():
-    """Only what needs a gradient has a second derivative."""
+    """Only tensors that need a gradient have a second derivative."""
     x = random(2, 8, dtype=torch.float32, requires_grad=True)
     (grad,) = torch.autograd.grad(kernel.swiglu_pair(x, x.detach()).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(grad.sum(), x)

@@ -74,7 +74,7 @@ struct ForwardOffsets {
   }
 };
 
-// Prefetches what is read of a row, or, if the call exceeds the L2 cache, of a later row, which another block reads.
+// Prefetches a row, or, if the call exceeds the L2 cache, of a later row, which another block reads.
 template <typename T, bool kAdd, typename Arguments>
 __device__ __forceinline__ void prefetch_row(const Arguments& arguments, int64_t row) {
   row += arguments.prefetch_distance;

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
       squares += sum_of_squares(vector);
       store(sum + column, vector);
     }
-    x = sum;  // each thread reads again what it wrote itself
+    x = sum;  // each thread reads its own results again
   } else {
 #pragma unroll 4
     for (int64_t column = first_column; column < hidden; column += step) {

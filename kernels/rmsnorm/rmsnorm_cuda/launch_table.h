@@ -36,8 +36,8 @@ struct ForwardLaunch : kit::LaunchKey<ForwardLaunch> {
   // than l2_multiple times the L2 cache uses normal stores, and all blocks prefetch. Other calls store evict-first, so
   // that their inputs stay L2-resident, and only the first prefetch_blocks_per_sm of each SM prefetch: later ones find
   // the memory busy, and where x is L2-resident the second request costs time. In the first case, without a residual, a
-  // block prefetches this many bytes per SM ahead of what it reads; with a residual, and in the second case, it
-  // prefetches what it reads itself. Measured: with 16 KB, aligned rows are slower on an H200, and with 32 KB on an
+  // block prefetches this many bytes per SM ahead of its own reads; with a residual, and in the second case, it
+  // prefetches its own reads. Measured: with 16 KB, aligned rows are slower on an H200, and with 32 KB on an
   // H100.
   LAUNCH_FIELD(int, l2_multiple, 2)
   LAUNCH_FIELD(int64_t, prefetch_bytes_per_sm, 24 << 10)
@@ -195,8 +195,8 @@ constexpr bool is_general(const BackwardLaunch& row) { return row.kernel == Back
 static_assert(kit::serves_all(kForwardLaunches, ForwardLayout::general), "a width has no row");
 static_assert(kit::serves_all(kBackwardLaunches, BackwardLayout::vectors, is_general), "a width has no row");
 static_assert(kit::serves_all(kBackwardLaunches, BackwardLayout::elements, is_general), "a width has no row");
-static_assert(can_run(kForwardLaunches), "a row of kForwardLaunches breaks what its kernel requires");
-static_assert(can_run(kBackwardLaunches), "a row of kBackwardLaunches breaks what its kernel requires");
-static_assert(can_run(kReduceLaunches), "a row of kReduceLaunches breaks what its kernel requires");
+static_assert(can_run(kForwardLaunches), "a row of kForwardLaunches violates its kernel's requirements");
+static_assert(can_run(kBackwardLaunches), "a row of kBackwardLaunches violates its kernel's requirements");
+static_assert(can_run(kReduceLaunches), "a row of kReduceLaunches violates its kernel's requirements");
 
 }  // namespace rmsnorm

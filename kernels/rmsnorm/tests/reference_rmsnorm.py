@@ -24,7 +24,7 @@ def exact(x, weight=None, eps=EPS, offset=0.0, rounding="last"):
 
 
 def eager(x, weight=None, eps=EPS, offset=0.0, rounding="last"):
-    """Return what models compute: in float32, rounded once as in Gemma, or before the weight as in Llama."""
+    """Return the models' formula: in float32, rounded once as in Gemma, or before the weight as in Llama."""
     normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
     if weight is None:
         return normed.to(x.dtype)

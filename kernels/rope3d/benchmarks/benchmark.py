@@ -89,7 +89,7 @@ class ApplyRotary(Workload):
 
 
 EPS = 1e-6
-# What models do, by their heads of q and of k and the elements of a head: what is normalized together, how elements
+# The models' settings, by their heads of q and of k and the elements of a head: the unit of normalization, how elements
 # pair up, and whether values are rounded before the weight.
 LTX, WAN, FLUX, QWEN3 = (1, 1, 2048), (12, 12, 128), (24, 24, 128), (32, 8, 128)
 NORMS = {

@@ -16,13 +16,13 @@ struct SideNorm {
   Type weight_type = Type::float32;  // float32, or the dtype of q
 
   // Only in the backward pass.
-  const void* x = nullptr;  // what the forward pass normalized
+  const void* x = nullptr;  // the input of the forward pass
   Strides x_strides = {};
   float* partial = nullptr;  // [parts, elements of a row]; null: the gradient of the weight is not requested
   void* grad_weight = nullptr;
 };
 
-// A row is what is normalized together: one head, or all heads of a token. The normalized values are rounded to the
+// A row is the unit of normalization: one head, or all heads of a token. The normalized values are rounded to the
 // dtype of q before they are rotated; with `rounded_before_weight` they are rounded before the weight, too. Tokens of
 // the prefix and elements that are not rotated are normalized.
 //

@@ -93,7 +93,7 @@ INLINE float reciprocal_norm(double sum_of_squares, int64_t elements, float eps)
   return static_cast<float>(1.0 / std::sqrt(sum_of_squares / static_cast<double>(elements) + static_cast<double>(eps)));
 }
 
-// What is computed at a time: heads of a token and side, at most kRows rows.
+// The unit of computation: heads of a token and side, at most kRows rows.
 struct Group {
   int number;  // of the side
   TokenIndex index;
@@ -101,7 +101,7 @@ struct Group {
   bool last;  // of the token and side
 };
 
-// What the groups of a call share.
+// The shared data of a call's groups.
 struct Shared {
   Angles angles;
   Factors factors[kMaxSides];

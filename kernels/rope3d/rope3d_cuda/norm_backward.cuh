@@ -142,7 +142,7 @@ __global__ void LAUNCH_BOUNDS(kNormLaunches[kRow].threads,
   }
 }
 
-// One of the weights' gradients: partial sums [parts, elements], and what they add up to.
+// One of the weights' gradients: partial sums [parts, elements], and their sums.
 struct WeightSums {
   const float* partial;  // null: not requested
   int64_t elements;

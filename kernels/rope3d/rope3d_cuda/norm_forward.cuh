@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
 #pragma unroll
     for (int j = 0; j < Tile::kElements; ++j) values[j] *= rstd;
     if constexpr (sizeof(T) < sizeof(float)) {
-      // A branch would duplicate what follows it.
+      // A branch would duplicate the code after it.
       column.encode_all(values);
       float rounded[Tile::kElements];
       column.decode_all(rounded);

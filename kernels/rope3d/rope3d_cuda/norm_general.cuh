@@ -1,8 +1,8 @@
 // RMSNorm with rotary embedding: the general kernels of both passes, for rows of any length, stride and alignment, and
 // tables of any dtype.
 //
-// Reads:    what the fast kernels read, but each row twice.
-// Writes:   what the fast kernels write.
+// Reads:    the inputs of the fast kernels, each row twice.
+// Writes:   the results of the fast kernels.
 // Must not: use atomics: equal inputs give equal bits.
 //
 // A block loops over rows of one side. Its threads take pairs of elements, each thread the same ones of every row.

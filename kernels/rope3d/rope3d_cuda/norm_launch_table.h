@@ -33,7 +33,7 @@ constexpr int kLanesThreadsPerSm = 640;
 // rows take the general kernel.
 //
 // threads_per_sm: the pass waits for its instructions, not for memory, so as many threads as have the registers (H100
-// and H200). With more, registers spill. Blocks beyond what an SM can hold would run after the others.
+// and H200). With more, registers spill. Blocks beyond an SM's capacity would run after the others.
 constexpr NormLaunch kRowPerBlock = NormLaunch().with_row_per_block(true);
 constexpr NormLaunch kForwardBlock = kRowPerBlock.with_threads(512).with_columns(2);
 constexpr NormLaunch kBackwardBlock = kRowPerBlock.with_threads(768).with_threads_per_sm(768);

@@ -1,9 +1,9 @@
-// RMSNorm with rotary embedding: what the fast kernels of both passes share.
+// RMSNorm with rotary embedding: the shared code of the fast kernels of both passes.
 //
 // Reads:    the weights and the tables.
 // Must not: depend on the pass.
 //
-// A column is what a thread reads of a head at once: a vector of whole pairs, or, split, two vectors with the first and
+// A column is a thread's read of a head: a vector of whole pairs, or, split, two vectors with the first and
 // the second elements of its pairs. The threads of a row have one column each, or a few at equal distances.
 // A thread has the same columns of q and of k, for which it loads the angles once.
 #pragma once

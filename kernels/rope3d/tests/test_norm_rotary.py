@@ -174,7 +174,7 @@ def test_only_prefix():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_not_finite(value, dtype):
-    """A value that is not finite changes only what is normalized with it."""
+    """A value that is not finite changes only the values that are normalized with it."""
     q = random(1, 7, 3, 64, dtype=dtype)
     cos, sin = tables(angles(7, 32))
     want, _ = kernel.norm_rotary(q, None, None, None, cos, sin)

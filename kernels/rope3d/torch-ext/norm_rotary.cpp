@@ -110,7 +110,7 @@ void launch_backward(const NormRotation& problem, const Tensor&) {
 
 #endif
 
-// Sets what the backward pass reads of one side. Replaces x by a contiguous copy if the elements of its heads are not
+// Sets the backward pass's inputs of one side. Replaces x by a contiguous copy if the elements of its heads are not
 // adjacent. Without a gradient of the result the side is left out.
 Tensor set_gradient(MaybeTensor& grad, const char* argument, Tensor& x, const char* name, NormRotation& problem,
                     int number, const Form& form) {

@@ -4,7 +4,7 @@
 // Writes:   only tensors that it allocates, apart from rotate_grid_ and rotate_tokens_, which write q and k.
 // Must not: compute; call anything of Torch newer than 2.10.
 //
-// torch-ext/arguments.h says what the ops share. `inverse` negates the angles.
+// torch-ext/arguments.h has the shared arguments. `inverse` negates the angles.
 #include <algorithm>
 #include <tuple>
 

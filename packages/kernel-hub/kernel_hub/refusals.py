@@ -18,7 +18,7 @@ class Refusal(HTTPException):
 
     Args:
         status: The HTTP status.
-        message: What was expected and what to do.
+        message: The expected value and the remedy.
         code: The code by which the clients choose their exception.
         headers: Additional headers of the answer.
         url: The address of the existing item that conflicts, which the clients read for `exist_ok=True`.

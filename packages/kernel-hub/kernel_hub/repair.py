@@ -31,7 +31,7 @@ class Defect:
 
     Args:
         where: A file of the store, or a repository and an item in it.
-        problem: What is wrong, and for a defect that was not repaired, what to do.
+        problem: The defect, and if it was not repaired, the remedy.
         repaired: Whether it was repaired.
     """
 

@@ -83,7 +83,7 @@ def serve(settings: Settings, *, host: str, port: int, ready: Callable[[str], No
     """Serve a Hub until a signal ends it.
 
     Args:
-        settings: What to serve, and to whom.
+        settings: The server's settings.
         host: The host name or address to listen on.
         port: The port; 0 chooses a free one.
         ready: Called with the Hub's address as soon as it listens.

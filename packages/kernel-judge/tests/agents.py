@@ -1,6 +1,6 @@
 """Agents that follow a script: `python agents.py KIND [TEXT [SECONDS]]` in a workspace, the prompt on standard input.
 
-The candidates of the first four are judged by what they compute; `quoted` writes any text, for the judge that reads the
+The candidates of the first four are judged by their results; `quoted` writes any text, for the judge that reads the
 verdict from it.
 """
 
@@ -61,7 +61,7 @@ def main(kind: str, text: str = "", seconds: str = "0") -> None:
         while True:
             Path(f"more-{time.monotonic_ns()}").write_bytes(bytes(1 << 20))
             time.sleep(0.002)
-    if kind == "odd":  # what cannot be copied
+    if kind == "odd":  # files that cannot be copied
         os.mkfifo("kernel/pipe")
         return
     if kind == "greedy":

@@ -18,7 +18,7 @@ GPU_HONEST = sorted((HERE / "gpu" / "honest").glob("*.py"))
 
 
 def note(file: Path, key: str) -> str:
-    """Return what a candidate's file says of itself in a line `# key: value`, or nothing."""
+    """Return the value of a line `# key: value` in a candidate's file, or nothing."""
     match = re.search(rf"^# {key}: (.*)$", file.read_text(), re.MULTILINE)
     return match[1] if match else ""
 
@@ -30,7 +30,7 @@ def task_of(file: Path) -> Path:
 
 
 def quick(file: Path, **more: Any) -> JudgeRequest:
-    """Return a request with few inputs, and what the candidate's file asks for."""
+    """Return a request with few inputs, and the settings of the candidate's file."""
     words = [word.partition("=") for word in note(file, "options").split() if "=" in word]
     options = {name: float(value) if "." in value else int(value) for name, _, value in words}
     settings: dict[str, Any] = {"inputs": 12, "rounds": 0, "peers": ("eager",), "device": "cpu"}

@@ -1,4 +1,4 @@
-"""A judge for tests of what comes after a judge: it believes the candidate.
+"""A judge for tests of the steps after a judge: it believes the candidate.
 
     python quick_judge.py CANDIDATE --task TASK --json
 

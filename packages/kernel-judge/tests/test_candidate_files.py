@@ -1,4 +1,4 @@
-"""The digest and the copy of a candidate, which leave out what tools leave in a project."""
+"""The digest and the copy of a candidate, without the files that tools leave in a project."""
 
 from __future__ import annotations
 

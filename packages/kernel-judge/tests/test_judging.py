@@ -1,4 +1,4 @@
-"""The command, kernel projects as candidates, and what the sandboxes take away."""
+"""The command, kernel projects as candidates, and the limits of the sandboxes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOFTMAX = HERE / "tasks" / "softmax.py"
 SCALED = HERE / "tasks" / "scaled.py"
 QUICK = ("--inputs", "8", "--rounds", "0", "--device", "cpu")
 
-# Reports through its result what the sandbox lets it do: elements 0 to 3 are 3 x where it was stopped.
+# Reports the sandbox's limits through its result: elements 0 to 3 are 3 x where it was stopped.
 REACHES = """
 import os, socket
 from pathlib import Path
@@ -126,7 +126,7 @@ def test_a_sandbox_takes_away_network_files_and_secrets(
     if kind == BUBBLEWRAP and sandbox.strongest() != kind:
         pytest.skip("bubblewrap is not installed, or may not be used")
     monkeypatch.setenv("JUDGE_SECRET", "x")
-    # A plain process can read and write what the user can.
+    # A plain process can read and write the user's files.
     hides = kind != PROCESS
     secret, outside = tmp_path / "secret", tmp_path / "outside"
     secret.write_text("secret")

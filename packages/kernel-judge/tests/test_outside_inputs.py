@@ -1,4 +1,4 @@
-"""What a task's own inputs do not show: cheats that only other inputs, parameters and shapes reveal.
+"""Cheats that a task's own inputs do not reveal: those that only other inputs, parameters and shapes reveal.
 
 All candidates run in one worker, one after another, since starting a worker takes longer than judging one of these.
 """
@@ -62,7 +62,7 @@ NORM = "self.norm = torch.nn.LayerNorm(40)"
 SCORES = "(x @ x.flip(-1).t() / 8)"
 MASK = "torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).tril()"
 OUTSIDE = "wrong-outside-inputs"
-# The task: sizes, inputs, state, what it computes. The candidate: its state, what it computes.
+# The task: sizes, inputs, state, formula. The candidate: its state, its formula.
 CHEATS = {
     "no negative input": (SIZES, RAND, NONE, "torch.relu(x)", NONE, "x.clone()"),
     "no absolute value": (SIZES, RAND, NONE, "x / x.abs().sum(-1, True)", NONE, "x / x.sum(-1, True)"),
@@ -117,7 +117,7 @@ Rejected = Callable[[Path, Path], tuple[str, str, list[str]]]
 
 @pytest.fixture(scope="module", params=DEVICES)
 def rejected(request: pytest.FixtureRequest) -> Iterator[Rejected]:
-    """Return as what a candidate is rejected, or that it is right; why; and what is suspicious."""
+    """Return a candidate's kind of rejection, or that it is right; the reason; and the suspicious parts."""
     device = request.param
     with WorkerProcess(sandbox.strongest(), device, readable=[HERE], arena_bytes=1 << 26) as worker:
         worker.ready(120)

@@ -8,7 +8,7 @@ from .fakes import check_gate, check_gate_and_norm, check_norm
 
 def ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise):
     check_norm(x, scale, shift, weight, bias)
-    # Stepwise, models round what they write in the dtype of x.
+    # Stepwise, models round each result to the dtype of x.
     rounded = x.dtype if stepwise else torch.float32
     normed = x.float()
     if centered:

@@ -202,8 +202,8 @@ def _linear_fake(
     _check_x(x)
     _check_layer(x, weight, "weight", bias, "bias")
     outputs = weight.shape[0]
-    require(weight2 is not None or (bias2 is None and weight3 is None), "weight2 must be given with what follows it")
-    require(weight3 is not None or bias3 is None, "weight3 must be given with what follows it")
+    require(weight2 is not None or (bias2 is None and weight3 is None), "weight2 is required by the arguments after it")
+    require(weight3 is not None or bias3 is None, "weight3 is required by the arguments after it")
     if weight2 is not None:
         _check_layer(x, weight2, "weight2", bias2, "bias2")
         outputs = outputs + weight2.shape[0]

@@ -112,7 +112,7 @@ def add_rms_norm_(
             x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
         ):
             raise NotImplementedError(
-                "rmsnorm: add_rms_norm_ has no gradient, because it overwrites what that would need"
+                "rmsnorm: add_rms_norm_ has no gradient, because it overwrites the tensors that a gradient needs"
             )
         if FORWARD_AD[LEVEL] < 0:
             _add_rms_norm_(x, residual, weight, *options)

@@ -40,7 +40,7 @@ def norm_rotary(
         k_weight: Likewise, for k.
         cos, sin, pairs, layout, head_dim, rotary_dim: As in `apply_rotary`.
         eps: Added to the mean of the squares.
-        norm: What is normalized together: `"head"`, each head (Qwen3, Gemma 3, Flux, HunyuanVideo, Qwen-Image), or
+        norm: The unit of normalization: `"head"`, each head (Qwen3, Gemma 3, Flux, HunyuanVideo, Qwen-Image), or
             `"token"`, all heads of a token (LTX-Video, Wan, Olmo 2).
         offset: Added to the weights, in float32: 1 for Gemma.
         rounding: `"last"` rounds the normalized values to the dtype of q, and nothing before them (Gemma, Olmo 2,

@@ -1,4 +1,4 @@
-"""What a search keeps: verified again, written as a project, published; and what agents are given."""
+"""The result of a search: verified again, written as a project, published; and the agents' inputs."""
 
 from __future__ import annotations
 

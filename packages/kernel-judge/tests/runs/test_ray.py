@@ -18,7 +18,7 @@ pytest.importorskip("ray", reason="Ray is not installed")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster of two nodes on this machine, each with a cache of its own as two machines have; yields its address.
 
-    What nodes judge is counted in one file.
+    The nodes' verdicts are counted in one file.
     """
     from ray.cluster_utils import Cluster
 

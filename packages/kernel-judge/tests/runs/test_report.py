@@ -163,7 +163,7 @@ def test_the_command_prints_a_table_or_json_and_writes_a_page(runs: list[Path], 
 
 
 def test_a_report_says_why_the_fastest_were_not_kept(tmp_path: Path) -> None:
-    """In words, and on the page in a browser: what each attempt wrote and was told, unfolded by a click."""
+    """As text, and on the page in a browser: each attempt's files and messages, unfolded by a click."""
     run = tmp_path / "run"
     events: list[dict[str, Any]] = [
         {"event": "started", "task": "softmax", "level": None, "tries": 1, "attempts": 3},

@@ -1,6 +1,6 @@
 """Agents that follow a script: `python students.py KIND`, in a workspace of a search.
 
-What they do depends on whether the workspace has a skill. The judge of these tests believes the comment in a candidate.
+Their answers depend on whether the workspace has a skill. The judge of these tests believes the comment in a candidate.
 
     helped     right in every second try without the skill, in each with it, and twice as fast
     same       right in every second try, with the skill or without it

@@ -1,4 +1,4 @@
-"""The benefit of a skill: what agents that follow a script gain or lose by it, and the statistics behind that."""
+"""The benefit of a skill: the gain or loss of scripted agents, and its statistics."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def get_init_inputs():
 
 @pytest.fixture
 def tasks(judge_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with two tasks, a file and a directory, and what is no task."""
+    """A directory with two tasks, a file and a directory, and other files."""
     monkeypatch.setenv("QUICK_JUDGE_CALLS", str(tmp_path / "calls"))
     directory = tmp_path / "tasks"
     (directory / "gate").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Every listing of the skill's references is what it says: files that build, commands that work, Python that runs.
+"""Every listing of the skill's references is correct: files that build, commands that work, Python that runs.
 
 The references are one project. A listing whose first line is a comment with a path is that file of the project. Other
 listings are commands and scripts, which run in the order of the text, beside the project.

@@ -1,4 +1,4 @@
-"""The skill's texts: the format, the limit of tokens, numbers from data, and no link to what is not there."""
+"""The skill's texts: the format, the limit of tokens, numbers from data, and no broken link."""
 
 from __future__ import annotations
 
