@@ -135,7 +135,7 @@ def _candidates(project: Project, able: Sequence[CompiledBackend]) -> Iterator[t
 
     Sources of another back end may replace its own, as hipify would translate them.
     """
-    for known in sorted(able, key=lambda known: known.translates is not None):
+    for known in sorted(able, key=lambda known: known.translates is None):
         yield known, known
         if known.translates and (len(able) == 1 or _has_plain_bodies(project, known)):
             yield known, known.translates

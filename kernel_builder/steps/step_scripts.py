@@ -110,6 +110,7 @@ def _readable(step: CompileStep, directory: Path) -> list[str]:
         # The assembler's input, and the names in it of the files that it was generated from.
         rf"{escaped(str(directory / INSIDE / 'tmp'))}/(cc\w+|[^/]+-[0-9a-f]+)\.s",
         r"\./[^/]+\.(c|cc|cpp|cu|cxx|ii)",
+        rf"\./[^/]+{escaped(Path(step.source).suffix)}",
     ]
 
 

@@ -82,11 +82,16 @@ class Toolchains:
         self.cuda_home, self.cuda_compiler = cuda_home, cuda_compiler
         self._cxx = cxx
         self._offline, self._index_url = offline, index_url
-        self.lock = pinned or lock.shipped()
+        self._pinned = pinned
         self._given = _given() if given is None else given
         self.given_dependencies = {**header_libraries.given_by_environment(), **(dependencies or {})}
         self._in_directories: dict[str, HeaderLibrary] = {}
         self._hosts: dict[str, HostCompiler] = {}
+
+    @cached_property
+    def lock(self) -> Lock:
+        """The lock, by default the builder's own, which a Nix step does not have."""
+        return self._pinned or lock.shipped()
 
     @cached_property
     def _index(self) -> Index:

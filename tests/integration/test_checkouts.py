@@ -97,7 +97,7 @@ def test_a_checkout_has_the_files_of_the_commit(
     assert (project / "run.sh").stat().st_mode & 0o777 == 0o755
     assert (project / "link").readlink() == Path("a.cpp")
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(VerificationError, match="cannot be checked out"):
+    with pytest.raises(VerificationError, match="cannot check out the commit"):
         _checkout((repository, "kernel/"), "0" * 40, tmp_path / "other")
 
 

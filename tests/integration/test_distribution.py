@@ -89,7 +89,9 @@ def test_all_distributions_have_one_version_and_require_it_of_each_other(directo
 
 
 def test_the_version_is_known_without_an_installation(tmp_path: Path) -> None:
-    shutil.copyfile(ROOT / "kernel_builder" / "__init__.py", tmp_path / "kernel_builder.py")
+    (tmp_path / "kernel_builder").mkdir()
+    for name in ("__init__.py", "version.py"):
+        shutil.copyfile(ROOT / "kernel_builder" / name, tmp_path / "kernel_builder" / name)
     show = "import kernel_builder; print(kernel_builder.__version__)"
     command = [sys.executable, "-S", "-c", show]  # -S: no installed distributions, as in a Nix build
     assert run(*command, cwd=tmp_path).strip() == "0+unknown"

@@ -115,7 +115,7 @@ def test_a_symbolic_link_out_of_the_project_is_refused(
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--backend", "cpu")
     assert_refused(
-        done, 2, "ConfigError", where=str(project), message="link out of the project", hint="copy what it points"
+        done, 2, "ConfigError", where=str(project), message="link out of the project", hint="copy its target"
     )
     assert link in str(done.answer)
 

@@ -117,9 +117,9 @@ def test_check_config_and_doctor_name_a_library_that_no_index_has(
     assert "stable-scale: needs cutlass_4_5" in warnings()
     assert not warnings(KERNEL_BUILDER_DEPENDENCIES=given)
     findings = {row["name"]: row for row in kernel_builder(tmp_path, "doctor").answer["findings"]}
-    assert "KERNEL_BUILDER_DEPENDENCIES=cutlass_4_5=DIR" in findings["cutlass_4_5"]["hint"]
-    assert not findings["cutlass_4_5"]["needed_for"], "only projects that name it need it"
-    assert findings["cutlass_3_8"]["ok"]
+    assert "KERNEL_BUILDER_DEPENDENCIES=cutlass_4_5=DIR" in findings["CUTLASS 4.5.2 headers"]["hint"]
+    assert not findings["CUTLASS 4.5.2 headers"]["needed_for"], "only projects that name it need it"
+    assert findings["CUTLASS 3.8.0 headers"]["ok"]
 
 
 def test_a_directory_with_the_library(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -157,10 +156,3 @@ def test_check_config_describes_the_project(tmp_path: Path) -> None:
     )
     (tmp_path / "build.toml").write_text("[general]\n")
     assert invoke("check-config", str(tmp_path)).exit_code == 2
-
-
-def test_the_commands_are_quick_to_start() -> None:
-    """Heavy libraries are imported only when needed, so that the program starts fast."""
-    heavy = "{'auditwheel', 'abi3info', 'elftools', 'kernels', 'kernels_data', 'torch', 'vermin'}"
-    code = f"import sys, kernel_builder.cli.check_command; print(sorted({heavy} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
