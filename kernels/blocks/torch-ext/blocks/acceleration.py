@@ -11,17 +11,22 @@ from .graphs import add_generation, add_graphs, remove_graphs
 from .norms import reason_of_norm
 from .replacements import Replacement, find, original_class, put, replacement_in, take_out
 from .report import Report, notes_on
+from .tracing import is_traced, resume, suspend, trace, untrace
 
 _SLOWER = "the check found the model faster without its replacement"
 _KEPT = "the check kept the model as it was"
 
 
-def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = False) -> Report:
+def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = False, scope: str = "modules") -> Report:
     """Replace operations of a model by faster kernels, in place.
 
     The model keeps its classes, parameters, hooks and `state_dict`; only the forwards of some of its modules change.
     Modules that do not look as expected keep their own forward, and so does every module for an input that the kernels
     do not take: on another device, in autocast, or while `torch.compile` traces. A second call changes nothing.
+
+    With the scope `"model"`, the forwards stay, and `torch.compile` traces the whole model at its first call, which
+    takes some seconds. Later calls run the traced operations, with the kernels in place of some, and without the
+    Python around them. Torch traces again where an input, a module or a global name differs from the trace.
 
     Args:
         model: A `torch.nn.Module`, or a pipeline of diffusers, whose modules are all accelerated.
@@ -33,16 +38,26 @@ def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = Fals
             with tensors of some shapes, to be replayed from then on. Calls that no graph can serve run as usual; the
             report counts them by reason. A model that the check restored has none. `generate` of a model of
             transformers then holds a static cache and captures whole decoding steps.
+        scope: `"modules"` or `"model"`; the latter has no CUDA graphs. Its report grows as Torch traces.
 
     Returns:
         The replaced modules, the modules left and the reasons, and the figures of the check.
 
     Raises:
         TypeError: If `model` or `check` is of another type.
-        ValueError: If a pipeline without a denoiser should be checked.
+        ValueError: If a pipeline without a denoiser should be checked, if `scope` has another value, or if it is
+            `"model"` together with `graphs`.
     """
+    if scope not in ("modules", "model"):
+        raise ValueError(f'blocks: scope must be "modules" or "model", not {scope!r}')
+    if scope == "model" and graphs:
+        raise ValueError('blocks: graphs=True needs scope="modules"')
     roots = _roots(model)
     checked = None if check is None else _root_to_check(model, check)
+    if scope == "model":
+        return _trace(roots, checked, check)
+    for root in roots:
+        untrace(root)
     report = Report()
     for root in roots:
         if root is checked:
@@ -58,6 +73,21 @@ def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = Fals
         report.graphs = add_graphs(model, but=rejected)
         report.generation = add_generation(model) if model is not rejected else {}
     report.notes += notes_on(roots)
+    return report
+
+
+def _trace(roots: list[nn.Module], checked: Optional[nn.Module], check: Optional[Check]) -> Report:
+    report = Report()
+    for root in roots:
+        if not is_traced(root):
+            _restore_root(root)
+        report = trace(root, report)
+    if checked is not None and check is not None:
+        call = suspend(checked)
+        report.check = compare(checked, check, lambda: resume(checked, call), lambda: suspend(checked))
+        if report.check.kept == "eager":
+            untrace(checked)
+    report.notes = notes_on(roots)
     return report
 
 
@@ -181,6 +211,7 @@ def _measure_shares(root: nn.Module, check: Check, report: Report) -> None:
 
 
 def _restore_root(root: nn.Module) -> None:
+    untrace(root)
     _remove_graphs(root)
     for module in root.modules():
         take_out(module)

@@ -1,0 +1,353 @@
+"""`accelerate(model, scope="model")`: Dynamo's graphs with the kernels in them."""
+
+import copy
+import importlib
+import pickle
+from unittest import mock
+
+import pytest
+import small_image_models
+import small_video_models
+import torch
+from model_cases import Case, error
+from text_models import PADDED, TOKENS, lively, logits, model_of
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels")
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def text_case(name):
+    inputs = {"input_ids": TOKENS, "attention_mask": PADDED, "use_cache": False, "return_dict": False}
+    return Case(model_of(name).requires_grad_(False), inputs)
+
+
+CASES = {
+    "qwen3": lambda: text_case("qwen3"),
+    "gemma3": lambda: text_case("gemma3"),
+    "phi3": lambda: text_case("phi3"),
+    "ltx": small_video_models.ltx,
+    "wan": small_video_models.wan,
+    "cogvideox": small_video_models.cogvideox,
+    "flux2": small_image_models.flux2,
+    "qwen-image": small_image_models.qwen_image,
+}
+KERNELS = {
+    "qwen3": {"RMSNorm", "residual sum with RMSNorm", "q/k norm with rotary embedding", "gated activation"},
+    "gemma3": {"RMSNorm", "residual sum with RMSNorm", "q/k norm with rotary embedding", "gated activation"},
+    "phi3": {"RMSNorm", "residual sum with RMSNorm", "rotary embedding", "gated activation"},
+    "ltx": {"norm with modulation", "residual sum with gate", "q/k norm with rotary embedding"},
+    "wan": {"RMSNorm", "residual sum with gate", "q/k norm with rotary embedding"},
+    "cogvideox": {"residual sum with gate", "rotary embedding"},
+    "flux2": {"RMSNorm", "gated activation", "q/k norm with rotary embedding", "rotary embedding"},
+    "qwen-image": {"RMSNorm", "residual sum with gate", "q/k norm with rotary embedding"},
+}
+
+
+def traced(blocks, model):
+    return blocks.accelerate(model, scope="model")
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_outputs_are_the_models_and_bit_equal_once_restored(blocks, name):
+    torch.manual_seed(0)
+    case = CASES[name]()
+    expected = case.run()
+    report = traced(blocks, case.model)
+    assert error(case.run(), expected) < 1e-5
+    does = {does for _, does in report.replaced}
+    assert KERNELS[name] <= does
+    assert not [reason for _, reason in report.left if "rotary" in reason]
+    assert "graph break" not in {name for name, _ in report.left}
+    blocks.restore(case.model)
+    assert torch.equal(case.run(), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "wan"])
+@torch.no_grad()
+def test_bfloat16_is_as_close_to_float32_as_eager(blocks, name):
+    torch.manual_seed(0)
+    case = CASES[name]()
+    expected = case.run()
+    lower = case.in_dtype(torch.bfloat16)
+    own = error(lower.run(), expected)
+    traced(blocks, lower.model)
+    assert error(lower.run(), expected) <= 1.1 * own
+
+
+def rms_norm(x, weight, eps=1e-6):
+    wide = x.to(torch.float32)
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+NORMS = {
+    "rounded before the weight": (rms_norm, "RMSNorm"),
+    "rounded last": (
+        lambda x, w: (w.float() * (x.float() / torch.sqrt(x.float().square().mean(-1, keepdim=True) + 1e-6))).to(
+            x.dtype
+        ),
+        "RMSNorm",
+    ),
+    "plus one": (
+        lambda x, w: ((1.0 + w.float()) * (x.float() * (x.float().pow(2).mean(-1, True) + 1e-6).pow(-0.5))).type_as(x),
+        "RMSNorm",
+    ),
+    "of Torch": (lambda x, w: F.rms_norm(x, (x.shape[-1],), w, 1e-6), "RMSNorm"),
+    "centered": (lambda x, w: F.layer_norm(x, (x.shape[-1],), w, None, 1e-6), "LayerNorm"),
+    "in bfloat16": (lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)), None),
+    "of another dimension": (
+        lambda x, w: w * (x.float() * torch.rsqrt(x.float().pow(2).mean(1, True))).to(x.dtype),
+        None,
+    ),
+}
+
+
+class Function(nn.Module):
+    """A module that computes a function of its input and its weight."""
+
+    def __init__(self, function, size=64):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(size, dtype=torch.bfloat16), requires_grad=False)
+
+    def forward(self, x):
+        return self.function(x, self.weight)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_are_replaced_if_a_kernel_rounds_as_they_do(blocks, name):
+    function, does = NORMS[name]
+    model, x = Function(function), torch.randn(3, 5, 64, dtype=torch.bfloat16)
+    expected = model(x)
+    report = traced(blocks, model)
+    # Two values in bfloat16 that are neighbors, where a float32 sum has another order.
+    torch.testing.assert_close(model(x), expected, rtol=2**-7, atol=0)
+    assert [operation.split(",")[0] for _, operation in report.replaced] == ([] if does is None else [does])
+
+
+def test_gradients_of_parameters_also_through_checkpoints(blocks):
+    model = model_of("llama").train()
+
+    def gradients():
+        model.zero_grad()
+        model(TOKENS, use_cache=False).logits.square().mean().backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    expected = gradients()
+    report = traced(blocks, model)
+    assert error(gradients(), expected) < 1e-5
+    assert ("LlamaAttention", "rotary embedding") in report.replaced
+    blocks.restore(model)
+    model.gradient_checkpointing_enable()
+    report = traced(blocks, model)
+    assert error(gradients(), expected) < 1e-5
+    assert ("LlamaAttention", "rotary embedding") in report.replaced
+
+
+@torch.no_grad()
+def test_forty_lengths_need_two_graphs(blocks):
+    model = lively()
+    expected = [model(torch.arange(3, 3 + n)[None], use_cache=False).logits for n in range(2, 42)]
+    traced(blocks, model)
+    fuse = importlib.import_module(f"{blocks.__name__}.tracing").fuse
+    with mock.patch(f"{blocks.__name__}.tracing.fuse", side_effect=fuse) as fusions:
+        for n, own in zip(range(2, 42), expected):
+            assert error(model(torch.arange(3, 3 + n)[None], use_cache=False).logits, own) < 1e-5
+    assert fusions.call_count == 2
+
+
+def test_generated_tokens_are_the_models(blocks):
+    model = lively()
+    expected = model.generate(TOKENS, max_new_tokens=12, do_sample=False)
+    traced(blocks, model)
+    assert torch.equal(model.generate(TOKENS, max_new_tokens=12, do_sample=False), expected)
+
+
+# --- models whose operations have side effects, or change ------------------------------------------------------------
+
+
+class InPlace(nn.Module):
+    """A block with an activation between a residual sum and its norm that may write to an operand of the sum."""
+
+    def __init__(self, inplace=False):
+        super().__init__()
+        self.norm, self.act, self.linear = nn.LayerNorm(32), nn.SiLU(inplace=inplace), nn.Linear(32, 32)
+
+    def forward(self, x):
+        branch = self.linear(x)
+        hidden = x + branch
+        more = self.act(branch)
+        return self.norm(hidden) + more
+
+
+@pytest.mark.parametrize("later", [False, True])
+@torch.no_grad()
+def test_activations_in_place(blocks, later):
+    model, x = InPlace(inplace=not later), torch.randn(2, 6, 32)
+    traced(blocks, model)
+    model(x)
+    model.act.inplace = True
+    actual = model(x)
+    blocks.restore(model)
+    torch.testing.assert_close(actual, model(x))
+
+
+class NormWithDropout(nn.RMSNorm):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.5, self.training)
+
+
+def test_dropout_of_a_norm_in_training(blocks):
+    model = NormWithDropout(64, eps=1e-6).eval()
+    traced(blocks, model)
+    x = torch.randn(4, 64)
+    assert model(x).count_nonzero() == x.numel()
+    assert model.train()(x).count_nonzero() < x.numel()
+
+
+class Squared(nn.Module):
+    def forward(self, weight):
+        return weight * weight
+
+
+@torch.no_grad()
+def test_a_norm_that_gets_a_parametrization_and_hooks_later(blocks):
+    model, x = nn.Sequential(nn.LayerNorm(32)), torch.randn(2, 32)
+    model[0].weight.copy_(torch.randn(32))
+    traced(blocks, model)
+    model(x)
+    parametrize.register_parametrization(model[0], "weight", Squared())
+    model[0].register_forward_hook(lambda module, args, output: 2 * output)
+    actual = model(x)
+    blocks.restore(model)
+    torch.testing.assert_close(actual, model(x))
+
+
+@torch.no_grad()
+def test_a_function_that_is_patched_later(blocks):
+    model = model_of("llama")
+    traced(blocks, model)
+    logits(model)
+    with mock.patch.object(F, "silu", lambda x, inplace=False: x.relu()):
+        actual = logits(model)
+        blocks.restore(model)
+        expected = logits(model)
+    assert error(actual, expected) < 1e-5
+
+
+class Rotating(nn.Module):
+    """Rotates heads by tables that its caller gives it."""
+
+    def forward(self, x, cos, sin):
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+
+@torch.no_grad()
+def test_tables_with_two_values_for_a_pair(blocks):
+    model, x = Rotating(), torch.randn(2, 3, 5, 16)
+    angles = torch.randn(5, 8)
+    tables = [torch.cat((function(angles),) * 2, -1) for function in (torch.cos, torch.sin)]
+    report = traced(blocks, model)
+    for change in (lambda table: None, lambda table: table.add_(torch.randn(16))):
+        for table in tables:
+            change(table)
+        actual = model(x, *tables)
+        torch.testing.assert_close(actual, Rotating()(x, *tables))
+    other = [torch.randn(5, 16) for _ in range(2)]
+    torch.testing.assert_close(model(x, *other), Rotating()(x, *other))
+    assert report.replaced["Rotating", "rotary embedding"] == 1
+
+
+# --- with other tools ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_copies_and_pickles_run_as_the_model_did(blocks):
+    model = model_of("llama")
+    expected = logits(model)
+    traced(blocks, model)
+    logits(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(other), expected)
+
+
+def test_compile_on_top_traces_the_models_own_operations(blocks):
+    model = model_of("llama")
+    traced(blocks, model)
+    targets = []
+
+    def backend(module, inputs):
+        targets.extend(node.target for node in module.graph.nodes if node.op == "call_function")
+        return module.forward
+
+    with torch.no_grad():
+        torch.compile(model, backend=backend)(TOKENS, use_cache=False)
+    assert torch.rsqrt in targets
+    assert not [target for target in targets if "rms_norm" in getattr(target, "__name__", "")]
+
+
+def test_transforms_and_autocast_run_the_models_own_operations(blocks):
+    model, x = InPlace().requires_grad_(False), torch.randn(2, 6, 32)
+    expected = torch.func.jvp(model, (x,), (x,))
+    with torch.autocast(x.device.type, torch.bfloat16):
+        lower = model(x)
+    traced(blocks, model)
+    model(x)
+    torch.testing.assert_close(torch.func.jvp(model, (x,), (x,)), expected)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        assert torch.equal(model(x), lower)
+
+
+def test_graph_breaks_are_in_the_report(blocks):
+    class Breaks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.RMSNorm(64, eps=1e-6)
+
+        def forward(self, x):
+            x = self.norm(x)
+            return self.norm(x) if x.sum().item() > 0 else x
+
+    model = Breaks()
+    report = traced(blocks, model)
+    model(torch.ones(2, 64))
+    assert "graph break" in {name for name, _ in report.left}
+    assert report.replaced["RMSNorm", "RMSNorm"] == 1
+
+
+@torch.no_grad()
+def test_a_second_call_keeps_graphs_and_report(blocks):
+    model = nn.Sequential(nn.RMSNorm(64, eps=1e-6))
+    report = traced(blocks, model)
+    model(torch.randn(2, 64))
+    assert traced(blocks, model) is report
+    assert report.replaced == {("RMSNorm", "RMSNorm"): 1}
+
+
+def test_the_check_compares_and_times(blocks):
+    model = nn.Sequential(*(nn.RMSNorm(64, eps=1e-6) for _ in range(3)))
+    report = blocks.accelerate(model, check=(torch.randn(2, 64),), scope="model")
+    assert report.check.accelerated_error <= max(1.1 * report.check.eager_error, 1e-6)
+    assert report.check.kept in ("accelerated", "eager")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scope": "layers"}, 'scope must be "modules" or "model", not \'layers\''),
+        ({"scope": "model", "graphs": True}, 'graphs=True needs scope="modules"'),
+    ],
+)
+def test_wrong_options(blocks, options, message):
+    with pytest.raises(ValueError, match=message):
+        blocks.accelerate(nn.Linear(2, 2), **options)

@@ -1,0 +1,139 @@
+"""Changes to an FX graph of Dynamo's that keep the order of its effects."""
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from .kernel_set import DEVICE, DTYPES
+from .values import changes, dtype_of, is_tensor, operation, same_value, shape_of, value
+
+
+class Editor:
+    """One graph, whose operations are replaced by calls of the kernels."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._graph = module.graph
+        self.misses: list[tuple[Node, str]] = []  # operations that a kernel almost computes, and the reasons
+        self._changing = [node for node in module.graph.nodes if changes(node)]
+
+    def nodes(self) -> Iterable[Node]:
+        """Return the nodes that are left, the last ones first."""
+        return (node for node in reversed(list(self._graph.nodes)) if not node._erased)
+
+    def may_join(self, nodes: Iterable[Node], place: Node, replaced: Sequence[Node] = ()) -> bool:
+        """Return whether the operations of `nodes` may all be done at `place`: none writes to a tensor in between.
+
+        `replaced` are writes that go with the operations.
+        """
+        ends = [*nodes, place]
+        first, last = min(ends), max(ends)
+        return not any(first < node < last and node not in replaced for node in self._changing)
+
+    def insert(self, before: Node, function: Any, args: Any, kwargs: Any = None, like: Any = None) -> Node:
+        """Insert a call whose result is like that of the node `like`."""
+        with self._graph.inserting_before(before):
+            new = self._graph.call_function(function, tuple(args), kwargs or {})
+        new.meta = dict(before.meta if like is None else like.meta)
+        if like is None:
+            new.meta.pop("example_value", None)
+        return new
+
+    def insert_view(self, before: Node, name: str, x: Node, *args: Any) -> Node:
+        """Insert a call of a method that returns a view of `x`."""
+        with self._graph.inserting_before(before):
+            new = self._graph.call_method(name, (x, *args))
+        new.meta = {"example_value": getattr(value(x), name)(*args)}
+        return new
+
+    def insert_part(self, before: Node, results: Node, index: int, like: Node) -> Node:
+        """Insert a read of one of several results."""
+        return self.insert(before, operator.getitem, (results, index), like=like)
+
+    def repeat_views(self, before: Node, views: Iterable[Node], x: Node) -> Node:
+        """Insert the views that the nodes `views` make, of `x`."""
+        for view in views:
+            with self._graph.inserting_before(before):
+                new = self._graph.create_node(view.op, view.target, (x, *view.args[1:]), dict(view.kwargs))
+            args = [value(arg) for arg in view.args[1:]]
+            method = operator.getitem if view.op == "call_function" else None
+            given = value(x)
+            new.meta = {
+                "example_value": method(given, *args) if method else getattr(given, view.target)(*args, **view.kwargs)
+            }
+            x = new
+        return x
+
+    def replace(self, node: Node, new: Node) -> None:
+        node.replace_all_uses_with(new)
+        self.erase_unused(node)
+
+    def erase_unused(self, node: Node) -> None:
+        """Erase a node without users, and operands that have none then."""
+        if node._erased or node.users or node.op not in ("call_method", "call_function") or changes(node):
+            return
+        operands = node.all_input_nodes
+        self._graph.erase_node(node)
+        for operand in operands:
+            self.erase_unused(operand)
+
+    def erase(self, node: Node) -> None:
+        """Erase a node that nothing reads, and that another one replaces."""
+        operands = node.all_input_nodes
+        self._changing = [other for other in self._changing if other is not node]
+        self._graph.erase_node(node)
+        for operand in operands:
+            self.erase_unused(operand)
+
+    def move(self, nodes: Iterable[Node], before: Node) -> None:
+        for node in sorted(nodes):
+            before.prepend(node)
+
+    def remove_copies(self) -> None:
+        """Remove casts to the dtype that a value has, and dropouts that drop nothing: they return their argument."""
+        for node in self.nodes():
+            if is_tensor(node) and same_value(node) is not node:
+                self.replace(node, same_value(node))
+
+
+def fits(node: Any, *dtypes: torch.dtype) -> bool:
+    """Return whether a value is a plain tensor that the kernels compute on, of one of the dtypes."""
+    x = value(node)
+    if not isinstance(node, Node) or not isinstance(x, Tensor) or type(x) not in _PLAIN:
+        return False
+    return x.dtype in (dtypes or DTYPES) and x.device.type == DEVICE and x.layout == torch.strided
+
+
+_PLAIN = (torch._subclasses.FakeTensor, torch.nn.Parameter)
+
+
+def is_alike(*nodes: Any) -> bool:
+    """Return whether values are plain tensors of one shape and dtype."""
+    return all(
+        fits(node) and shape_of(node) == shape_of(nodes[0]) and dtype_of(node) == dtype_of(nodes[0]) for node in nodes
+    )
+
+
+def broadcasts(modulation: Any, x: Any) -> bool:
+    """Return whether the kernels broadcast a scale, shift or gate to `x` as Torch does."""
+    shape, expected = shape_of(modulation), shape_of(x)
+    if len(shape) == 1:
+        return shape == expected[-1:]
+    if len(shape) != len(expected) or shape[-1] != expected[-1]:
+        return False
+    ones = False
+    for size, full in zip(shape[:-1], expected[:-1]):
+        ones = ones or size != full
+        if ones and size != 1:
+            return False
+    return True
+
+
+_VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "flatten"}
+
+
+def is_view(node: Any) -> bool:
+    return operation(node) in _VIEWS

@@ -1,0 +1,311 @@
+"""Norms, modulations, gates, residual sums and gated activations by the kernels, in a graph of Dynamo's.
+
+Each pass looks for one kind of operation, from the last node of the graph to the first. The kernel is called where the
+last of its operations stood.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from .editing import Editor, broadcasts, fits, is_alike
+from .kernel_set import DEVICE, adaln, geglu, rmsnorm, rope3d
+from .matching import Match, Named, Pattern, match, mean, narrow, one_plus, rsqrt, sqrt, tagged, wide
+from .rotations import rotate, rotate_if_repeated, rotate_together
+from .values import argument, counted, dtype_of, is_tensor, operation, row_source, same_value, shape_of, value
+
+# Torch has no documented function for it. The schemas of ATen's ops stay compatible. On the CPU it is the exact GELU.
+_ADDMM_ACTIVATION = getattr(torch.ops.aten, "_addmm_activation", None)
+HAS_EPILOGUE = DEVICE == "cuda" and _ADDMM_ACTIVATION is not None
+
+_x, _weight, _eps = Named("x"), Named("weight"), Named("eps", number=True)
+_any_weight, _any_bias = Named("weight", optional=True), Named("bias", optional=True)
+_branch, _gate = Named("branch"), Named("gate")
+
+_variance = mean(wide(_x) ** 2) + _eps
+_normalized = wide(_x) * rsqrt(_variance) | wide(_x) / sqrt(_variance)
+_WIDE_NORM = (  # before it is rounded to the dtype of x
+    tagged("rms", wide(_weight) * _normalized)
+    | tagged("offset", (1 + wide(_weight)) * _normalized)
+    | tagged("rms", _normalized)
+    | tagged("layer", Pattern("layer_norm", wide(_x), wide(_any_weight), wide(_any_bias), _eps))
+)
+_NORM = (
+    narrow(_WIDE_NORM)
+    | tagged("before_weight", _weight * narrow(_normalized))
+    | tagged("layer", Pattern("layer_norm", _x, _any_weight, _any_bias, _eps))
+    | tagged("rms", Pattern("rms_norm", _x, _any_weight, _eps))
+)
+_modulation = (one_plus(Named("scale")), Named("shift"))
+_MODULATED = {
+    "each": _NORM * _modulation[0] + _modulation[1],
+    "last": narrow(_WIDE_NORM * _modulation[0] + _modulation[1]),
+}
+_GATED = {"each": _x + _branch * _gate, "last": narrow(wide(_x) + wide(_branch) * _gate)}
+_ACTIVATED = {name: Pattern(name, Named("gate")) * Named("up") for name in ("silu", "gelu")}
+_NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's function in a graph: its operation, for the report, and the packages that it is from."""
+
+    does: str
+    names: tuple[str, ...]
+
+
+KERNELS_OF = {
+    rmsnorm.rms_norm: Kernel("RMSNorm", ("rmsnorm",)),
+    rmsnorm.add_rms_norm: Kernel("residual sum with RMSNorm", ("rmsnorm",)),
+    adaln.ada_layer_norm: Kernel("LayerNorm, with modulation or without", ("adaln",)),
+    adaln.ada_rms_norm: Kernel("norm with modulation", ("adaln",)),
+    adaln.gate_residual: Kernel("residual sum with gate", ("adaln",)),
+    adaln.gate_residual_ada_norm: Kernel("residual sum with norm, gate and modulation", ("adaln",)),
+    geglu.geglu: Kernel("gated activation", ("geglu",)),
+    geglu.geglu_pair: Kernel("gated activation", ("geglu",)),
+    geglu.swiglu: Kernel("gated activation", ("geglu",)),
+    geglu.swiglu_pair: Kernel("gated activation", ("geglu",)),
+    rope3d.apply_rotary: Kernel("rotary embedding", ("rope3d",)),
+    rotate_if_repeated: Kernel("rotary embedding", ("rope3d",)),
+    rope3d.norm_rotary: Kernel("q/k norm with rotary embedding", ("rope3d",)),
+}
+
+
+def fuse(module: GraphModule) -> list[tuple[Node, str]]:
+    """Replace all operations of a graph that the kernels compute. Return those that almost are, and the reasons."""
+    editor = Editor(module)
+    for replace in (
+        rotate,
+        _modulate,
+        _normalize,
+        _gate_residual,
+        _add_before_norm,
+        rotate_together,
+        _activate,
+        _join_gelu,
+    ):
+        for node in editor.nodes():
+            replace(editor, node)
+    editor.remove_copies()
+    module.graph.lint()
+    module.recompile()
+    return editor.misses
+
+
+def _modulate(editor: Editor, node: Node) -> None:
+    if not fits(node) or operation(node) not in ("add", "cast"):
+        return
+    for rounding, pattern in _MODULATED.items():
+        found = match(pattern, node)
+        if found is None or not _is_norm(found, node):
+            continue
+        x, scale, shift = (found[name] for name in ("x", "scale", "shift"))
+        weight, is_layer = found["weight"], "layer" in found.tags
+        if "offset" in found.tags or (rounding == "each" and weight is not None and dtype_of(weight) != dtype_of(x)):
+            continue
+        if "before_weight" in found.tags and dtype_of(x) != torch.float32:
+            continue
+        dtype = torch.float32 if rounding == "last" else dtype_of(x)
+        if not (fits(scale, dtype) and fits(shift, dtype) and editor.may_join(found.nodes, node)):
+            continue
+        scale = editor.repeat_views(node, reversed(found["views"]), scale)
+        if shape_of(scale) != shape_of(shift) or not broadcasts(scale, x):
+            continue
+        parts = (weight, found["bias"]) if is_layer else (weight,)
+        function = adaln.ada_layer_norm if is_layer else adaln.ada_rms_norm
+        editor.replace(
+            node, editor.insert(node, function, (x, scale, shift, *parts, found["eps"], rounding), like=node)
+        )
+        return
+
+
+def _normalize(editor: Editor, node: Node) -> None:
+    if not fits(node) or operation(node) not in ("mul", "div", "cast", "layer_norm", "rms_norm"):
+        return
+    found = match(_NORM, node)
+    if found is None or not _is_norm(found, node) or not editor.may_join(found.nodes, node):
+        return
+    x, weight, eps = found["x"], found["weight"], found["eps"]
+    if "layer" in found.tags:
+        new = editor.insert(node, adaln.ada_layer_norm, (x, None, None, weight, found["bias"], eps, "last"), like=node)
+    else:
+        rounding = "before_weight" if "before_weight" in found.tags else "last"
+        offset = 1.0 if "offset" in found.tags else 0.0
+        new = editor.insert(node, rmsnorm.rms_norm, (x, weight, eps, offset, rounding), like=node)
+    editor.replace(node, new)
+
+
+def _is_norm(found: Match, node: Node) -> bool:
+    """Return whether a kernel computes a matched norm."""
+    x, weight, bias = found["x"], found["weight"], found["bias"]
+    if not fits(x) or value(x).stride(-1) != 1 or found["eps"] is None:
+        return False
+    for parameter in (weight, bias):
+        if parameter is not None and not (
+            fits(parameter, dtype_of(x), torch.float32) and shape_of(parameter) == shape_of(x)[-1:]
+        ):
+            return False
+    if weight is not None and bias is not None and dtype_of(weight) != dtype_of(bias):
+        return False
+    keeps = weight is None or "before_weight" not in found.tags
+    return dtype_of(node) == (dtype_of(x) if keeps else torch.promote_types(dtype_of(x), dtype_of(weight)))
+
+
+def _gate_residual(editor: Editor, node: Node) -> None:
+    if not fits(node) or value(node).dim() < 2 or operation(node) not in ("add", "cast"):
+        return
+    for rounding, pattern in _GATED.items():
+        found = match(pattern, node)
+        if found is None or (rounding == "last" and dtype_of(node) == torch.float32):
+            continue
+        x, branch, gate = found["x"], found["branch"], found["gate"]
+        if shape_of(branch) != shape_of(x):
+            branch, gate = gate, branch
+        dtype = torch.float32 if rounding == "last" else dtype_of(x)
+        if (
+            is_alike(node, x, branch)
+            and fits(gate, dtype)
+            and broadcasts(gate, x)
+            and editor.may_join(found.nodes, node)
+        ):
+            new = editor.insert(node, adaln.gate_residual, (x, branch, gate, rounding), like=node)
+            editor.replace(node, new)
+            return
+
+
+def _add_before_norm(editor: Editor, node: Node) -> None:
+    """Compute a norm together with the residual sum before it."""
+    if node.target not in _NORMS or dtype_of(node) != dtype_of(node.args[0]):
+        return
+    total = node.args[0]
+    is_gated = total.target is adaln.gate_residual
+    if not is_gated and (operation(total) != "add" or total.kwargs or not all(map(is_tensor, total.args))):
+        return
+    x, branch, *gating = (same_value(part) for part in total.args)
+    if not is_alike(total, x, branch):
+        return
+    call = _sum_and_norm(node, x, branch, *gating)
+    if call is None or not editor.may_join([total], node):
+        return
+    function, args, is_sum_last = call
+    place = node
+    if any(user < node for user in total.users if user is not node):
+        late = _made_after(total, args)
+        if late is None:
+            return
+        editor.move(late, total)
+        place = total
+    both = editor.insert(place, function, args)
+    both.meta = {**node.meta, "example_value": None}
+    summed = editor.insert_part(place, both, int(is_sum_last), total)
+    normed = editor.insert_part(place, both, int(not is_sum_last), node)
+    node.replace_all_uses_with(normed)
+    total.replace_all_uses_with(summed)
+    both.args = args  # which `replace_all_uses_with` may have changed
+    editor.erase_unused(node)
+    editor.erase_unused(total)
+
+
+def _sum_and_norm(node: Node, x: Node, branch: Node, gate: Any = None, sum_rounding: Any = None) -> Any:
+    """Return the kernel that computes a sum and its norm, its arguments, and whether the sum is its last result."""
+    scale = shift = bias = None
+    if node.target is rmsnorm.rms_norm:
+        weight, eps, offset, rounding = node.args[1:]
+        if gate is None:
+            return rmsnorm.add_rms_norm, (branch, x, weight, eps, offset, rounding), True
+        if offset or (weight is not None and rounding == "before_weight" and dtype_of(x) != torch.float32):
+            return None
+    elif node.target is adaln.ada_rms_norm:
+        scale, shift, weight, eps, rounding = node.args[1:]
+    else:
+        scale, shift, weight, bias, eps, rounding = node.args[1:]
+    if gate is not None and scale is not None:
+        is_same = rounding == sum_rounding or dtype_of(x) == torch.float32
+        if not is_same or shape_of(gate) != shape_of(scale):
+            return None
+    rounding = rounding if scale is not None else sum_rounding or "each"
+    kind = "layer" if node.target is adaln.ada_layer_norm else "rms"
+    return adaln.gate_residual_ada_norm, (x, branch, gate, scale, shift, weight, bias, eps, kind, rounding), False
+
+
+def _made_after(place: Node, args: Iterable[Any]) -> Optional[set[Node]]:
+    """Return the nodes that make operands after `place`; None if they depend on its result, or are many."""
+    late: set[Node] = set()
+    pending = [arg for arg in args if isinstance(arg, Node)]
+    while pending:
+        node = pending.pop()
+        if node is place or len(late) > 16:
+            return None
+        if node > place and node not in late:
+            late.add(node)
+            pending += node.all_input_nodes
+    return late
+
+
+def _activate(editor: Editor, node: Node) -> None:
+    if not fits(node) or operation(node) != "mul":
+        return
+    for name, pattern in _ACTIVATED.items():
+        found = match(pattern, node)
+        if found is None or not is_alike(node, found["gate"], found["up"]) or not editor.may_join(found.nodes, node):
+            continue
+        gate, up = found["gate"], found["up"]
+        activation = next(part for part in found.nodes if operation(part) == name)
+        if argument(activation, 1, "inplace", False) is True:
+            return
+        approximate = argument(activation, 1, "approximate", "none")
+        base, half = _halves(gate, up)
+        if name == "silu":
+            function, options = (geglu.swiglu_pair, ()) if base is None else (geglu.swiglu, {"gate": half})
+        elif base is None:
+            function, options = geglu.geglu_pair, (approximate,)
+        else:
+            function, options = geglu.geglu, {"approximate": approximate, "gate": half}
+        if base is None:
+            new = editor.insert(node, function, (gate, up, *options), like=node)
+        else:
+            new = editor.insert(node, function, (base,), options, like=node)
+        editor.replace(node, new)
+        return
+
+
+def _join_gelu(editor: Editor, node: Node) -> None:
+    """Compute a GELU in the epilogue of its projection, which has no gradient."""
+    if not HAS_EPILOGUE or operation(node) != "gelu" or argument(node, 1, "approximate", "none") != "tanh":
+        return
+    projection = same_value(node.args[0])
+    if operation(projection) != "linear" or len(projection.args) != 3 or len(projection.users) > 1:
+        return
+    x, weight, bias = projection.args
+    if not all(fits(part, torch.float16, torch.bfloat16) and dtype_of(part) == dtype_of(x) for part in projection.args):
+        return
+    needs_gradient = torch.is_grad_enabled() and any(value(part).requires_grad for part in projection.args)
+    if not needs_gradient and value(x).dim() > 1 and editor.may_join([projection], node):
+        editor.replace(node, editor.insert(node, linear_gelu, (x, weight, bias), like=node))
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return `gelu(linear(x, weight, bias), approximate="tanh")`, with the GELU in the epilogue of the product."""
+    out = _ADDMM_ACTIVATION.default(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _halves(gate: Node, up: Node) -> tuple[Optional[Node], str]:
+    """Return the value whose halves are `gate` and `up`, if there is one, and which half is the gate."""
+    (base, first), (other, second) = row_source(gate), row_source(up)
+    count = first.numel()
+    if (
+        base is not other
+        or first.ndim != 1
+        or not fits(base, dtype_of(gate))
+        or shape_of(base) != (*shape_of(gate)[:-1], 2 * count)
+    ):
+        return None, ""
+    low, high = counted(1, count), counted(count + 1, 2 * count)
+    if torch.equal(first, low) and torch.equal(second, high):
+        return base, "first"
+    return (base, "second") if torch.equal(first, high) and torch.equal(second, low) else (None, "")

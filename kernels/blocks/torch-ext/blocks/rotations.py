@@ -1,0 +1,312 @@
+"""Rotary embeddings by the kernels in a graph of Dynamo's, alone and together with the norms of q and k.
+
+A kernel reads one cosine and one sine for each pair. Tables with one for each element are used if the graph shows that
+both elements of a pair have the same; tables that are inputs of the graph are compared when it runs.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from .editing import Editor, fits, is_view
+from .kernel_set import is_capturing, rmsnorm, rope3d
+from .rotary_forms import Rotation, assignments_to, rotation_in
+from .values import (
+    added_dimensions,
+    dtype_of,
+    operation,
+    shape_of,
+    value,
+)
+
+
+def rotate(editor: Editor, node: Node) -> None:
+    """Replace a rotation of one value."""
+    if not fits(node) or value(node).dim() not in (3, 4):
+        return
+    rotation = rotation_in(node)
+    if rotation is None or not fits(rotation.x, dtype_of(node)) or shape_of(rotation.x) != shape_of(node):
+        return
+    x = rotation.x
+    layout = _layout(shape_of(x), shape_of(rotation.cos))
+    place, stores = node, assignments_to(node)
+    if stores:
+        place = stores[-1]
+    elif _assignment(node, x) is not None:
+        place = _assignment(node, x)
+    is_used_later = all(user > place for user in node.users if user not in (*stores, place))
+    if (
+        layout is None
+        or value(x).stride(-1) != 1
+        or not is_used_later
+        or not editor.may_join(rotation.nodes, place, stores)
+    ):
+        return
+    tables = _tables(editor, place, rotation, layout)
+    if tables is None:
+        editor.misses.append((node, "its rotary tables may have two values for a pair, or are in another dtype"))
+        return
+    if value(x).dim() == 3:
+        heads = editor.insert_view(place, "unsqueeze", x, 2)
+    else:
+        heads = _tokens_first(editor, place, x) if layout.is_heads_first else x
+    options: dict[str, Any] = {"pairs": rotation.pairs}
+    if rotation.width is not None:
+        options["rotary_dim"] = rotation.width
+    function = rope3d.apply_rotary
+    if rotation.checked:
+        function, options["roots"] = rotate_if_repeated, [_root(table) for table in (rotation.cos, rotation.sin)]
+    if place is not node and not stores:
+        editor.insert(place, function, (heads, None, *tables), {**options, "inplace": True})
+        editor.erase(place)
+        editor.erase_unused(node)
+        return
+    call = editor.insert(place, function, (heads, None, *tables), options)
+    new = editor.insert_part(place, call, 0, like=heads)
+    if value(x).dim() == 3:
+        new = editor.insert_view(place, "squeeze", new, 2)
+    elif layout.is_heads_first:
+        new = editor.insert_view(place, "transpose", new, 1, 2)
+    new.meta = dict(node.meta)
+    for store in reversed(stores):
+        editor.erase(store)
+    editor.replace(node, new)
+
+
+def _assignment(node: Node, x: Node) -> Optional[Node]:
+    """Return the assignment `base[part] = node` if `x` is `base[part]`, and no gradient is needed."""
+    if len(node.users) != 1 or (torch.is_grad_enabled() and value(x).requires_grad):
+        return None
+    (user,) = node.users
+    is_part = operation(user) == "setitem" and operation(x) == "getitem"
+    return user if is_part and user.args[:2] == x.args else None
+
+
+def _tables(editor: Editor, place: Node, rotation: Rotation, layout: "_Layout") -> Optional[list[Node]]:
+    """Return the tables as the kernel takes them; None if it cannot."""
+    if rotation.checked and any(_root(table).op != "placeholder" for table in (rotation.cos, rotation.sin)):
+        return None
+    tables = []
+    for given, part in ((rotation.cos, torch.real), (rotation.sin, torch.imag)):
+        table = given
+        if value(given).is_complex():
+            table = editor.insert(place, part, (given,))
+            table.meta["example_value"] = part(value(given))
+        if not fits(table):
+            return None
+        tables.append(_without_dimension(editor, place, table, layout.dim_of_heads))
+    return tables
+
+
+def _tokens_first(editor: Editor, before: Node, x: Node) -> Node:
+    """Return `x.transpose(1, 2)`: heads stay where they are in memory."""
+    swaps = operation(x) == "transpose" and {*x.args[1:]} == {1, 2}
+    if swaps or (operation(x) == "permute" and x.args[1:] in ((0, 2, 1, 3), ((0, 2, 1, 3),))):
+        return x.args[0]
+    return editor.insert_view(before, "transpose", x, 1, 2)
+
+
+def _without_dimension(editor: Editor, before: Node, table: Node, dim: Optional[int]) -> Node:
+    if dim is None:
+        return table
+    *_, inner = added_dimensions(table)
+    shape = shape_of(table)
+    if inner is not table and shape_of(inner) in (
+        (*shape[:dim], *shape[dim + 1 :]),
+        shape[dim + 1 :] if shape[0] == 1 else (),
+    ):
+        return inner
+    return editor.insert_view(before, "squeeze", table, dim)
+
+
+class _Layout(NamedTuple):
+    """The dimension of a table that stands for the heads, if it has one, and whether heads precede tokens in x."""
+
+    dim_of_heads: Optional[int]
+    is_heads_first: bool
+
+
+def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[_Layout]:
+    if len(table) > len(shape) or len(table) < 2:
+        return None
+    full = (1,) * (len(shape) - len(table)) + table
+    if full[0] not in (1, shape[0]):
+        return None
+    if len(shape) == 3:
+        return _Layout(None, False) if full[1] == shape[1] else None
+    for heads, tokens in ((1, 2), (2, 1)):
+        if full[heads] == 1 and full[tokens] == shape[tokens] and (heads == 1 or len(table) > 2):
+            dim = heads - (len(shape) - len(table))
+            return _Layout(dim if dim >= 0 else None, heads == 1)
+    return None
+
+
+# --- tables that are inputs of the graph ------------------------------------------------------------------------------
+
+# By the id of a table and the kind of pairs: the table, its version, and whether both elements of its pairs have the
+# same value. Tables of a pipeline are the same tensors at all its steps.
+_compared: dict[tuple[int, str], tuple[Any, int, bool]] = {}
+
+
+def rotate_if_repeated(
+    q: Tensor, k: Optional[Tensor], cos: Tensor, sin: Tensor, *, pairs: str, roots: Sequence[Tensor], **options: Any
+) -> tuple[Tensor, Optional[Tensor]]:
+    """Return `apply_rotary`'s result, by its kernel if the tables have one value for each pair, else by Torch.
+
+    `roots` are the tensors that the tables are views of. Each is compared once, and again after it was written to,
+    which waits for the GPU; in CUDA graphs, whose inputs change without notice, Torch's operations run.
+    """
+    if not is_capturing() and all(_repeat_now(root, pairs) for root in roots):
+        return rope3d.apply_rotary(q, k, cos, sin, pairs=pairs, **options)
+    results = [None if x is None else _turned(x, cos, sin, pairs) for x in (q, k)]
+    if not options.get("inplace"):
+        return results[0], results[1]
+    for x, result in zip((q, k), results):
+        if x is not None:
+            x.copy_(result)
+    return q, k
+
+
+def _repeat_now(table: Tensor, pairs: str) -> bool:
+    try:
+        version = table._version
+    except RuntimeError:  # tensors of inference mode have none
+        return False
+    key = id(table), pairs
+    known = _compared.get(key)
+    if known is not None and known[0]() is table and known[1] == version:
+        return known[2]
+    first, second = table.chunk(2, -1) if pairs == "half" else (table[..., ::2], table[..., 1::2])
+    same = torch.equal(first, second)
+    _compared[key] = weakref.ref(table, lambda _: _compared.pop(key, None)), version, same
+    return same
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairs: str) -> Tensor:
+    """Return the rotation of x, `[batch, tokens, heads, n]`, by tables with a value for each element."""
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    if pairs == "half":
+        first, second = x.chunk(2, -1)
+        turned = torch.cat((-second, first), -1)
+    else:
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return (x * cos + turned * sin).to(x.dtype)
+
+
+# --- q and k together -------------------------------------------------------------------------------------------------
+
+
+def rotate_together(editor: Editor, node: Node) -> None:
+    """Rotate q and k in one call, together with their norms."""
+    if node.target not in (rope3d.apply_rotary, rotate_if_repeated) or node.args[1] is not None:
+        return
+    if "inplace" in node.kwargs:
+        return
+    other = _earlier(node)
+    if other is not None:
+        views = _views_after(other, node)
+        if views is not None and editor.may_join([other], node):
+            _join(editor, other, node, views)
+    if node.target is rope3d.apply_rotary:
+        _normalize(editor, node)
+
+
+def _earlier(node: Node) -> Optional[Node]:
+    """Return the rotation of another value by the same tables, if there is one a little before."""
+    x, _, cos, sin = node.args
+    other, distance = node.prev, 0
+    while other.op in ("call_method", "call_function") and distance < 40:
+        if other.target is node.target and other.args[1] is None and other.kwargs == node.kwargs:
+            is_same = all(
+                _root(a) is _root(b) and shape_of(a) == shape_of(b) for a, b in zip(other.args[2:], (cos, sin))
+            )
+            sizes, others = shape_of(x), shape_of(other.args[0])
+            if is_same and sizes[:2] == others[:2] and sizes[3] == others[3] and dtype_of(x) == dtype_of(other.args[0]):
+                return other
+        other, distance = other.prev, distance + 1
+    return None
+
+
+def _root(table: Node) -> Node:
+    """Return the value of which a table is the same view or cast as another node may be."""
+    while operation(table) in ("squeeze", "unsqueeze", "cast", "transfer"):
+        table = table.args[0]
+    *_, table = added_dimensions(table)
+    return table
+
+
+def _views_after(first: Node, place: Node) -> Optional[list[Node]]:
+    """Return the views of a rotation's result that are made before `place`; None if anything else reads it there."""
+    views, pending = [], list(first.users)
+    while pending:
+        node = pending.pop()
+        if node < place:
+            if operation(node) != "getitem" and not is_view(node):
+                return None
+            views.append(node)
+            pending += node.users
+    return views
+
+
+def _join(editor: Editor, first: Node, second: Node, views: list[Node]) -> None:
+    """Let the second of two rotations do both."""
+    for part in list(second.users):
+        part.args = (second, 1)
+    for part in list(first.users):
+        part.args = (second, 0)
+    second.args = (first.args[0], second.args[0], *second.args[2:])
+    editor.move(views, second.next)
+    editor.erase_unused(first)
+
+
+def _normalize(editor: Editor, node: Node) -> None:
+    """Compute the norms of q and k in the call that rotates them."""
+    given = [part for part in node.args[:2] if part is not None]
+    norms = [_norm_of(part) for part in given]
+    if None in norms or any(norm.args[2:] != norms[0].args[2:] for norm in norms):
+        return
+    kinds = {_kind(norm, heads) for norm, heads in zip(norms, given)}
+    (kind,) = kinds if len(kinds) == 1 else (None,)
+    if kind is None or not editor.may_join(norms, node):
+        return
+    heads = [
+        editor.repeat_views(node, reversed(_views_between(norm, part)), norm.args[0])
+        for norm, part in zip(norms, given)
+    ]
+    if any(value(part).stride(-1) != 1 for part in heads):
+        return
+    weights = [norm.args[1] for norm in norms]
+    padding = [None] * (2 - len(heads))
+    eps, offset, rounding = norms[0].args[2:]
+    options = {"eps": eps, "offset": offset, "rounding": rounding, "norm": kind, **node.kwargs}
+    args = (*heads, *padding, *weights, *padding, *node.args[2:])
+    editor.replace(node, editor.insert(node, rope3d.norm_rotary, args, options))
+
+
+def _norm_of(heads: Node) -> Optional[Node]:
+    while is_view(heads):
+        heads = heads.args[0]
+    return heads if heads.target is rmsnorm.rms_norm and len(heads.users) == 1 else None
+
+
+def _views_between(norm: Node, heads: Node) -> list[Node]:
+    views = []
+    while heads is not norm:
+        views.append(heads)
+        heads = heads.args[0]
+    return views
+
+
+def _kind(norm: Node, heads: Node) -> Optional[str]:
+    """Return whether the unit of a norm is a head or a token; None if it is neither, or rounds unlike the kernel."""
+    x, weight, _, _, rounding = norm.args
+    if weight is not None and rounding == "before_weight" and dtype_of(weight) != dtype_of(x):
+        return None
+    width, (_, _, count, size) = shape_of(x)[-1], shape_of(heads)
+    if width == size:
+        return "head"
+    return "token" if weight is not None and width == count * size else None
