@@ -181,7 +181,7 @@ def copy(bundle: Path, destination: Path) -> None:
             for path in [staged / result.name, *(staged / result.name).rglob("*")]:
                 path.chmod(path.stat().st_mode | stat.S_IWUSR)
         check_replaced(Path(os.path.realpath(destination)), [result.name for result in bundle.iterdir()])
-        publish(staged, Path(os.path.realpath(destination)), replace_all=[])
+        publish(staged, Path(os.path.realpath(destination)))
 
 
 _STEPS: Mapping[str, Callable[[Spec, Path], None]] = {

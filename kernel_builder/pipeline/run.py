@@ -272,7 +272,7 @@ def _publish(targets: Sequence[Target], cache: Path, checker: _Checker) -> list[
             if passed:
                 foreign_files.check_replaced(selection.destination, names)  # may have changed since the selection
                 is_whole = not (checker.request.variants or checker.request.backends)
-                publish(staged, selection.destination, replace_all=selection.outdated() if is_whole else [])
+                publish(staged, selection.destination, outdated=selection.outdated() if is_whole else [])
     except StoreError:  # stops the build
         raise
     except KernelBuilderError as error:
