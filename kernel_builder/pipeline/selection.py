@@ -52,7 +52,6 @@ class BuildRequest:
         provenance: The builder and the sources, as the packages' metadata records them; None to ask git.
         sandbox: Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), always
             (`require`), or never (`off`).
-        resources: Also report each kernel's use of the GPU, which compiles device code once more.
         shared_cache: A second cache, of which objects and binaries are copied and which is never written.
     """
 
@@ -69,7 +68,6 @@ class BuildRequest:
     allow: tuple[str, ...] = ()
     provenance: Mapping[str, Any] | None = None
     sandbox: SandboxMode = "auto"
-    resources: bool = False
     shared_cache: Path | None = None
 
 
