@@ -8,7 +8,6 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from auditwheel.elfutils import elf_find_versioned_symbols
 from elftools.common.exceptions import ELFError
@@ -16,7 +15,6 @@ from elftools.construct import ConstructError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
-from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import StringTableSection, SymbolTableSection
 
 _TEXTS = ("DT_NEEDED", "DT_RPATH", "DT_RUNPATH")
@@ -145,39 +143,6 @@ def section(path: Path, name: str) -> bytes | None:
     with _opened(path) as elf:
         section = elf.get_section_by_name(name)
         return bytes(section.data()) if section else None
-
-
-def callers(path: Path, names: Container[str]) -> dict[str, set[str]]:
-    """Return which functions of an object file refer to symbols of these names: symbol -> functions, both mangled.
-
-    A reference from data has the empty name.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
-    callers_of: dict[str, set[str]] = {}
-    with _opened(path) as elf:
-        table = elf.get_section_by_name(".symtab")
-        if not isinstance(table, SymbolTableSection):
-            return callers_of
-        symbols = list(table.iter_symbols())
-        functions = [symbol for symbol in symbols if symbol["st_info"]["type"] == "STT_FUNC"]
-        for section in elf.iter_sections():
-            # References from debugging sections and from tables for unwinding are no calls.
-            if not isinstance(section, RelocationSection) or not section.name.startswith((".rela.text", ".rela.data")):
-                continue
-            for relocation in section.iter_relocations():
-                name = symbols[relocation["r_info_sym"]].name
-                if name in names:
-                    place = (section["sh_info"], relocation["r_offset"])
-                    holders = (f.name for f in functions if _holds(f, *place))
-                    callers_of.setdefault(name, set()).add(next(holders, ""))
-    return callers_of
-
-
-def _holds(function: Any, section: int, offset: int) -> bool:
-    start = function["st_value"]
-    return function["st_shndx"] == section and bool(start <= offset < start + function["st_size"])
 
 
 def compilers(path: Path) -> list[str]:

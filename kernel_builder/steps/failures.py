@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kernel_builder import elf
@@ -125,11 +124,6 @@ def _reason(step: CompileStep | Binary, output: str) -> str:
     return f": {error[:_LONGEST_REASON]}"
 
 
-def is_killed(error: BuildError) -> bool:
-    """Return whether the kernel has killed the compiler, as it does when memory is short."""
-    return _KILLED.search(error.output) is not None
-
-
 def _on_stable_abi(step: CompileStep) -> bool:
     return any(argument.startswith("-DTORCH_TARGET_VERSION") for argument in step.argv)
 
@@ -145,7 +139,7 @@ def _hint_of_linker(output: str) -> str | None:
 def _hint(output: str, *, stable: bool) -> str | None:
     if _KILLED.search(output):
         return (
-            "the machine has too little memory for this source; end other programs, or use a machine with more memory"
+            "the machine has too little memory: use fewer --jobs, end other programs, or use a machine with more memory"
         )
     if _BY_PYBIND11.search(output):
         macro, headers = (
@@ -197,23 +191,16 @@ def check_symbols(binary: Binary, path: Path, graph: Graph, cache: Path) -> None
     too_new = Sysroot(binary.roots[SYSROOT], binary.platform).too_new()
     late = sorted(undefined & too_new.keys())
     if late:
+        readable = demangle(late)
+        objects = {step.source: object_path(cache, step).read_bytes() for step in binary.objects}
+        # The names of a symbol table end in NUL.
+        users = {name: [source for source, data in objects.items() if b"%b\0" % name.encode() in data] for name in late}
         raise BuildError(
             f"needs {counted(len(late), 'symbol')} newer than glibc 2.28, GLIBCXX_3.4.24 and Torch's libgomp "
-            f"(GOMP_5.0), for {', '.join(graph.variants_of(binary))}:" + "".join(_users(binary, cache, late, too_new)),
+            f"(GOMP_5.0), for {', '.join(graph.variants_of(binary))}:"
+            + "".join(
+                f"\n  {readable[name]} ({too_new[name]}), in {', '.join(users[name]) or 'libstdc++.a'}" for name in late
+            ),
             where=binary.title,
             hint="call an older function; kernels have to run on machines with glibc 2.28",
         )
-
-
-def _users(binary: Binary, cache: Path, names: Sequence[str], versions: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each symbol and source that refers to it, with the functions that do."""
-    callers = [(step.source, elf.callers(object_path(cache, step), names)) for step in binary.objects]
-    mangled = {function for _, of in callers for functions in of.values() for function in functions}
-    readable = demangle([*names, *mangled])
-    for name in names:
-        line = f"\n  {readable[name]} ({versions[name]})"
-        by = [(source, sorted(readable[f] for f in of[name] if f)) for source, of in callers if name in of]
-        for source, functions in by:
-            yield f"{line}, in {source}" + (f": called by {', '.join(functions)}" if functions else "")
-        if not by:
-            yield f"{line}, through the compiler's libstdc++.a"
