@@ -59,20 +59,15 @@ class DefinedSymbol:
 
 @dataclass(frozen=True)
 class SharedObject:
-    """The dynamic section, symbols and flags of one shared object.
-
-    Attributes:
-        machine: `x86_64`, `aarch64` or ELF's own constant.
-        run_paths: (`DT_RPATH` or `DT_RUNPATH`, its value).
-        versions: All required symbol versions, also those that no symbol needs, except the dynamic linker's own.
-    """
+    """The dynamic section, symbols and flags of one shared object."""
 
     path: Path
-    machine: str
+    machine: str  # `x86_64`, `aarch64` or ELF's own constant
     needed: tuple[str, ...]
-    run_paths: tuple[tuple[str, str], ...]
+    run_paths: tuple[tuple[str, str], ...]  # (`DT_RPATH` or `DT_RUNPATH`, its value)
     undefined: tuple[Symbol, ...]
     exported: frozenset[str]
+    # All required symbol versions, also those that no symbol needs, except the dynamic linker's own.
     versions: tuple[str, ...]
     executable_stack: bool
     text_relocations: bool
@@ -84,21 +79,13 @@ class SharedObject:
 
 
 def read(path: Path) -> SharedObject:
-    """Read the dynamic section, symbols and flags of a shared object.
-
-    Raises:
-        Unreadable: If `path` is not a shared object.
-    """
+    """Read the dynamic section, symbols and flags of a shared object."""
     with _opened(path) as elf:
         return _read(path, elf)
 
 
 def defined_symbols(path: Path) -> list[DefinedSymbol]:
-    """Return the versioned symbols that a shared library defines; none if it has no symbol versions.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
+    """Return the versioned symbols that a shared library defines; none if it has no symbol versions."""
     symbols = []
     with _opened(path) as elf:
         table = elf.get_section_by_name(".dynsym")
@@ -125,32 +112,20 @@ def defined_symbols(path: Path) -> list[DefinedSymbol]:
 
 
 def constants(path: Path) -> list[bytes]:
-    """Return the read-only data sections (`.rodata*`) of an ELF file.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
+    """Return the read-only data sections (`.rodata*`) of an ELF file."""
     with _opened(path) as elf:
         return [section.data() for section in elf.iter_sections() if section.name.startswith(".rodata")]
 
 
 def section(path: Path, name: str) -> bytes | None:
-    """Return the content of a section of an ELF file; None if it has none of this name.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
+    """Return the content of a section of an ELF file; None if it has none of this name."""
     with _opened(path) as elf:
         section = elf.get_section_by_name(name)
         return bytes(section.data()) if section else None
 
 
 def compilers(path: Path) -> list[str]:
-    """Return the entries of compilers and assemblers in the `.comment` section of an ELF file.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
+    """Return the entries of compilers and assemblers in the `.comment` section of an ELF file."""
     with _opened(path) as elf:
         section = elf.get_section_by_name(".comment")
         texts = section.data().split(b"\0") if section else []
@@ -162,9 +137,6 @@ def without_definitions(archive: bytes, dropped: Container[str]) -> bytes:
 
     The code of such a symbol stays in its section, which the linker removes if nothing else is in use there. The
     library's index still has the old definitions; `ar s` makes a new one.
-
-    Raises:
-        Unreadable: If `archive` is not a static library of 64-bit little-endian objects.
     """
     changed = bytearray(archive)
     for start, stop in _members(archive):

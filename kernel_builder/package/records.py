@@ -19,21 +19,14 @@ NO_LOAD = "--no-load"
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """The check results of a package without errors.
+    """The check results of a package without errors."""
 
-    Attributes:
-        tree: The digest of the package's files.
-        passed: The checks that passed.
-        skipped: Skipped check -> reason.
-        conditions: The load conditions at that time; None if they do not determine the result.
-        sandbox: The sandbox of the `steps` and of the `load` check; None for no sandbox. Not in the package, whose
-            bytes are equal on machines with and without a sandbox.
-    """
-
-    tree: str
-    passed: tuple[str, ...] = ()
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    conditions: str | None = None
+    tree: str  # the digest of the package's files
+    passed: tuple[str, ...] = ()  # the checks that passed
+    skipped: Mapping[str, str] = field(default_factory=dict)  # skipped check -> reason
+    conditions: str | None = None  # the load conditions at that time; None if they do not determine the result
+    # The sandbox of the `steps` and of the `load` check; None for no sandbox. Not in the package, whose bytes are equal
+    # on machines with and without a sandbox.
     sandbox: Mapping[str, str | None] = field(default_factory=dict)
 
 

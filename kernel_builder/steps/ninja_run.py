@@ -228,11 +228,7 @@ def _write_build_file(
 
 
 def find_ninja() -> Path:
-    """Return the ninja program of the PyPI package, or else the one on PATH.
-
-    Raises:
-        ToolchainError: If there is none.
-    """
+    """Return the ninja program of the PyPI package, or else the one on PATH."""
     program = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
     if program is None:
         raise ToolchainError("there is no ninja on this machine", hint="pip install ninja")

@@ -43,16 +43,7 @@ def stage_compile(
     threads: int = 1,
     confinement: Confinement = _UNCONFINED,
 ) -> None:
-    """Write the directory of a compile step.
-
-    Args:
-        output: Where the script moves the object, with its digest.
-        threads: Threads for a compiler that uses several.
-        confinement: The sandbox of the compiler.
-
-    Raises:
-        BuildError: If a file has changed since the build was planned.
-    """
+    """Write the directory of a compile step."""
     inside = directory / INSIDE
     for name, expected in step.files:
         _write(inside, f"src/{name}", read_unchanged(step.project / name, expected))

@@ -50,19 +50,12 @@ _TOOLKIT, _CLANG, _DEVICE_LIBRARIES = token("rocm"), token("clang"), token("rocm
 
 @dataclass(frozen=True, kw_only=True)
 class RocmToolkit(Toolkit):
-    """clang with the headers and libraries of HIP.
+    """clang with the headers and libraries of HIP."""
 
-    Attributes:
-        root: The directory with `include/`, `lib/` and `hipify/`.
-        version: That of the headers, for example `7.1.25424`.
-        device_libraries: The directory with the device libraries, as clang looks for them.
-        translations: The directory in which sources that its hipify has translated are kept.
-    """
-
-    version: str
+    version: str  # that of the headers, for example `7.1.25424`
     clang: ComponentFiles
-    device_libraries: Path
-    translations: Path
+    device_libraries: Path  # the directory with the device libraries, as clang looks for them
+    translations: Path  # the directory in which sources that its hipify has translated are kept
 
 
 # Command lines.

@@ -31,15 +31,10 @@ _FORM = 1
 
 @dataclass(frozen=True)
 class Translation:
-    """A source in HIP.
+    """A source in HIP."""
 
-    Attributes:
-        source: The path of the source, relative to the project; hipify renames `.cu` to `.hip`.
-        files: Path relative to the project -> text, of the files that differ from the project's.
-    """
-
-    source: str
-    files: Mapping[str, str]
+    source: str  # the path of the source, relative to the project; hipify renames `.cu` to `.hip`
+    files: Mapping[str, str]  # path relative to the project -> text, of the files that differ from the project's
 
 
 def translate(
