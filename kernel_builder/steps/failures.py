@@ -40,8 +40,6 @@ _BY_PYBIND11 = re.compile(
     r"PYBIND11_MODULE|/Python\.h\S*: .*error|"
     r"error: '?(?:torch/extension\.h|torch/python\.h|Python\.h|pybind11/|torch/csrc/utils/pybind\.h)"
 )
-# A member of a class of the stable ABI, all of which are inline functions.
-_DECLARED_ONLY = re.compile(r"undefined reference to .torch::stable::(Tensor|Device|Generator)::")
 # Errors of clang and ptxas for unknown flags.
 _UNKNOWN_FLAG = re.compile(r"error: unknown argument: '(-[^']+)'|ptxas fatal +: Unknown option '(-[^']+)'")
 # clang's request to attach files of the step, which are removed, to a bug report.
@@ -99,7 +97,7 @@ def failure(
         message = f"the compiler failed{_reason(step, output)}"
         hint = _hint(output, stable=_on_stable_abi(step)) or step.compiler.hint
     else:
-        message, hint = f"the linker failed{_reason(step, output)}", _hint_of_linker(output)
+        message, hint = f"the linker failed{_reason(step, output)}", None
     return BuildError(
         f"{message}, for {served or 'a variant'}",
         where=where,
@@ -126,14 +124,6 @@ def _reason(step: CompileStep | Binary, output: str) -> str:
 
 def _on_stable_abi(step: CompileStep) -> bool:
     return any(argument.startswith("-DTORCH_TARGET_VERSION") for argument in step.argv)
-
-
-def _hint_of_linker(output: str) -> str | None:
-    match = _DECLARED_ONLY.search(output)
-    if not match:
-        return None
-    header = f"torch/csrc/stable/{match[1].lower()}"
-    return f"include {header}.h in that source: {header}_struct.h declares the functions, and does not define them"
 
 
 def _hint(output: str, *, stable: bool) -> str | None:

@@ -35,6 +35,7 @@ from kernel_builder.backends.tools import ComponentFiles, HostCompiler, Obstacle
 from kernel_builder.config import compiler_flags, toml_schema
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.toml_schema import Key
+from kernel_builder.probe_cache import ProbeCache
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
 from kernel_format.variant import Abi
@@ -55,7 +56,7 @@ class RocmToolkit(Toolkit):
     version: str  # that of the headers, for example `7.1.25424`
     clang: ComponentFiles
     device_libraries: Path  # the directory with the device libraries, as clang looks for them
-    translations: Path  # the directory in which sources that its hipify has translated are kept
+    translations: ProbeCache  # sources that its hipify has translated
 
 
 # Command lines.
@@ -212,7 +213,7 @@ class _Rocm(CompiledBackend):
                 "ROCm's device libraries",
                 lambda directory: device_libraries.make(clang, pinned.root, archs, directory),
             ),
-            translations=toolchains.cache / "translations" / pinned.identity[:16],
+            translations=ProbeCache(toolchains.cache / "translations" / pinned.identity[:16]),
         )
 
     def provenance(self, toolkit: Toolkit | None) -> dict[str, str]:

@@ -66,13 +66,3 @@ def test_a_missing_directory_is_a_warning(project: Path, cache: Path, kernel_bui
     done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", **variables)
     assert done.code == 0, done
     assert f"warning: the shared cache {missing} is not used: its directory `objects` cannot be read" in done.stderr
-
-
-def test_a_cache_that_others_can_write_is_a_warning(
-    project: Path, cache: Path, kernel_builder: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "open" / "objects").mkdir(parents=True)
-    (tmp_path / "open").chmod(0o777)
-    variables = {"KERNEL_BUILDER_SHARED_CACHE": str(tmp_path / "open")}
-    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", **variables)
-    assert f"warning: other users can write to the cache {tmp_path / 'open'}" in done.stderr

@@ -144,7 +144,7 @@ def test_logs_of_failed_steps_do_not_pile_up(new_cache: NewCache) -> None:
     assert sorted(path.name for path in (cache / "logs").iterdir()) == [f"{n:03}.log" for n in range(5, 105)]
 
 
-@pytest.mark.parametrize("name", ["my cache", "one,two", "it's", "$HOME", "a:b", "a;b", "a(b)", "a&b", "a*b"])
+@pytest.mark.parametrize("name", ["my cache", "one,two", "$HOME"])
 def test_paths_that_nvcc_would_split_are_refused(directory: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="white space, commas") as caught:
         ninja_run.run(planned(directory), tmp_path / name, jobs=1)
