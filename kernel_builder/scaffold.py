@@ -28,7 +28,7 @@ _TEMPLATES = Path(__file__).parent / "templates" / "init"
 _KIT = Path(__file__).parent / "templates" / "kit"
 # Names that the new project itself defines.
 _RESERVED = ("layers", "metadata", "op", "ops", "torch")
-# Marks text that only the author can write. `upload` warns of it.
+# Marks text that only the author can write.
 NOT_WRITTEN = "Not written yet:"
 _PASSES = "forward and backward, for float32, float16 and bfloat16"
 
@@ -261,11 +261,6 @@ def _placeholder_values(operator: str, template: _Template) -> dict[str, str]:
         "card_of_layer": f"{NOT_WRITTEN} the module that `kernels.kernelize` can replace with `kernel.layers.{layer}`.",
         "replaced": f"eager  # {NOT_WRITTEN} the module that the layer replaces",
     }
-
-
-def template_claims() -> tuple[tuple[str, str], ...]:
-    """Return, for each template, the function that it defines and the sentence of its card about it."""
-    return tuple((of["operator"], of["summary"]) for of in map(_template_values, (_TEMPLATE, _TEMPLATE_ON_KIT)))
 
 
 def _kit_files(directory: Path, files: Mapping[str, str | Path]) -> dict[str, str | Path]:

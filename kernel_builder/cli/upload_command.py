@@ -26,7 +26,7 @@ from kernel_builder.cli.shared_options import (
 )
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
-from kernel_builder.hub.publication import OTHER_SOURCES, UNTESTED, BranchResult, Published, PublishRequest
+from kernel_builder.hub.publication import API_CHANGE, UNTESTED, BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
@@ -63,12 +63,7 @@ _publish_options = together(
         multiple=True,
         metavar="CHECK",
         help=f"Report the errors of this check as warnings; may be repeated. `{UNTESTED}` publishes also packages that "
-        f"have not run on their hardware (ROCm), `{OTHER_SOURCES}` replaces another project's packages.",
-    ),
-    click.option(
-        "--allow-api-change",
-        metavar="REASON",
-        help="Publish an API that breaks callers of this version; the card gives the reason.",
+        f"have not run on their hardware (ROCm), `{API_CHANGE}` an API that breaks callers of this version.",
     ),
     json_option,
     # Options of the public tool, accepted for scripts.
@@ -201,8 +196,6 @@ def _print(published: Published) -> None:
             "them; commit the sources, build and upload again",
             fg="yellow",
         )
-    for line in published.card_findings:
-        click.secho(f"warning: {line}", fg="yellow")
     for line in published.api_changes:
         click.secho(f"API: {line}", fg="yellow")
     for result in (published.builds, published.main):

@@ -14,9 +14,6 @@ from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import check_link
 from kernel_builder.config.variant import Noarch, StableAbi, TvmFfiAbi, Variant
-from kernel_builder.hub import card_figures
-from kernel_builder.hub.api_changes import AllowedApiChange
-from kernel_builder.hub.card_figures import RESULTS, Measurement
 from kernel_builder.hub.package_api import Api
 from kernel_builder.hub.packages import HubPackage
 from kernel_format import front_matter
@@ -33,7 +30,6 @@ def render(
     packages: Mapping[str, HubPackage],
     api: Api,
     note: str | None = None,
-    api_changes: Sequence[AllowedApiChange] = (),
 ) -> str:
     """Return the text of the published `README.md`.
 
@@ -41,7 +37,6 @@ def render(
         packages: Every package on the branch of the builds, by variant.
         api: The API with its documentation.
         note: A sentence of the publisher, such as how the packages were tested.
-        api_changes: Changes that break callers within this version.
 
     Raises:
         ConfigError: If the front matter of `CARD.md`, or else of `README.md`, is not YAML, or the file is a link out of
@@ -56,9 +51,7 @@ def render(
         _MARK,
         *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
         _api(api),
-        *_changes(project, api_changes),
         _variants(packages),
-        *_speed(card_figures.find(project)),
         _build(project, repo_id, packages, note),
     ]
     return front_matter.join(front, "\n\n".join(parts)) + "\n"
@@ -108,13 +101,6 @@ def _api(api: Api) -> str:
     return "\n".join(lines)
 
 
-def _changes(project: Project, changes: Sequence[AllowedApiChange]) -> Iterator[str]:
-    """Yield a section with the changes that break callers within the version, if there are any."""
-    if changes:
-        parts = [f"{change.reason}\n\n" + "\n".join(f"- `{line}`" for line in change.lines) for change in changes]
-        yield f"## API changes within version {project.version}\n\n" + "\n\n".join(parts)
-
-
 def _variants(packages: Mapping[str, HubPackage]) -> str:
     titles = sorted({title for name in packages for title in _needs(name)} - {_TORCH})
     rows = [["variant", _TORCH, *titles, "capabilities", "size"]]
@@ -158,21 +144,6 @@ def _needs(name: str) -> dict[str, str]:
     if backend.compiles and backend.prefix:
         needs[backend.title] = backend.runs_with(variant.release) if variant.release else "any"
     return needs
-
-
-def _speed(runs: Sequence[Measurement]) -> Iterator[str]:
-    """Yield a section with the measurements of the project, if it has any."""
-    if not runs:
-        return
-    lines = ["## Speed"]
-    for run in runs:
-        if run.plot:
-            lines += ["", f"![Measured speed: {run.name}]({RESULTS}/{run.plot.name})"]
-        if run.data:
-            device, command = run.value("device"), run.value("command")
-            measured = f"Measured{f' on {device}' if device else ''}{f' by `{command}`' if command else ''}"
-            lines += ["", f"{measured}; all figures are in [{run.data.name}]({RESULTS}/{run.data.name})."]
-    yield "\n".join(lines)
 
 
 def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], note: str | None) -> str:
