@@ -27,7 +27,7 @@ def limited(project: Project, only: Sequence[str]) -> Project:
     Raises:
         ConfigError: If one is not the number of a capability.
     """
-    backends = dict.fromkeys([*map(known_backends.get, known_backends.COMPILED), *project.backends])
+    backends = dict.fromkeys([*known_backends.compiled_for(), *project.backends])
     known = tuple(dict.fromkeys(arch for backend in backends for arch in backend.known_archs()))
     for capability in only:
         if capability not in known:

@@ -77,25 +77,6 @@ def test_links_into_the_git_repository_of_the_project_are_followed(home: Path, t
     mistake(home)
 
 
-def test_links_inside_the_project_are_followed(home: Path, tmp_path: Path) -> None:
-    (home / "relu.cpp").rename(home / "real.cpp")
-    (home / "relu.cpp").symlink_to("real.cpp")
-    (home / "torch-ext/my_relu/layers").rename(home / "shared")
-    (home / "torch-ext/my_relu/layers").symlink_to("../../shared")
-    (tmp_path / "link").symlink_to(home)
-    read = read_project(tmp_path / "link")
-    assert read == read_project(home)
-    assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
-    (home / "shared/up").symlink_to("..")
-    assert "directory above it" in mistake(home).message
-
-
-def test_the_package_must_be_there(home: Path) -> None:
-    (home / "torch-ext/my_relu/__init__.py").unlink()
-    error = mistake(home)
-    assert error.where == str(home / "torch-ext/my_relu/__init__.py")
-
-
 @pytest.mark.parametrize("name", ["_ops.py", "metadata.json", "my_relu/ops.py"])
 def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None:
     file = home / "torch-ext/my_relu" / name
