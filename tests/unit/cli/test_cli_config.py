@@ -187,10 +187,9 @@ def test_an_old_file_gets_a_license(tmp_path: Path) -> None:
     message = invoke("check-config", home).stderr
     assert "a [general] without `version`" in message and "`license` is missing too" in message
     assert "update-build DIR --license NAME" in message
-    (home / "LICENSE").write_text("Permission is hereby granted, free of charge, to any person")
     refused = invoke("update-build", home)
     assert refused.exit_code == 2
-    assert f"{home}/LICENSE looks like mit" in refused.stderr and "--license mit" in refused.stderr
+    assert "[general] license: is missing" in refused.stderr and "--license NAME" in refused.stderr
     assert invoke("update-build", home, "--license", "mit").exit_code == 0
     added = 'version = 1\nedition = 5\nlicense = "mit"\n'
     assert (home / "build.toml").read_text() == old.replace('"rocm"]\n', f'"rocm"]\n{added}')
