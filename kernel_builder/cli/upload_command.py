@@ -31,19 +31,7 @@ from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
 from kernel_builder.toolchain import Toolchains
-from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
-
-
-def _repo_type(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    """Accept the public tool's option with its default, the only type of repository that `upload` supports."""
-    if value not in (None, "kernel"):
-        raise ConfigError(
-            "`upload` publishes to repositories of the type `kernel` only",
-            where=f"--repo-type {value}",
-            hint="remove the option",
-        )
-
 
 _publish_options = together(
     directory_argument,
@@ -67,7 +55,7 @@ _publish_options = together(
     ),
     json_option,
     # Options of the public tool, accepted for scripts.
-    click.option("--repo-type", callback=_repo_type, hidden=True, expose_value=False),
+    click.option("--repo-type", type=click.Choice(["kernel"]), hidden=True, expose_value=False),
     click.option("--quiet", "-q", is_flag=True, hidden=True),
     click.option(
         "--output-json",

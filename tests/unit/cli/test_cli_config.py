@@ -214,7 +214,7 @@ def test_options_of_the_public_tool_are_accepted(tmp_path: Path) -> None:
     for command in ("build", "build-and-copy", "build-and-upload", "devshell", "testshell"):
         done = invoke(command, tmp_path / "gone", "--max-jobs", "2", "--cores", "4", "-L")
         assert done.exit_code == 2 and "there is no such file" in done.stderr, done.output
-    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "of the type `kernel` only"))
+    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "'model' is not 'kernel'"))
     for arguments, message in cases:
         done = invoke("upload", home, "--repo-type", "kernel", *arguments)
         assert done.exit_code in (2, 7) and message in done.stderr, done.output
