@@ -102,11 +102,7 @@ def create(
 
 
 def write(files: Mapping[str, bytes], directory: Path, *, overwrite: bool) -> None:
-    """Write the files of a project into a directory.
-
-    Raises:
-        ConfigError: If a file exists already, or the directory cannot be written.
-    """
+    """Write the files of a project into a directory."""
     present = [path for path in files if os.path.lexists(directory / path)]
     if present and not overwrite:
         raise ConfigError(
@@ -127,11 +123,7 @@ def write(files: Mapping[str, bytes], directory: Path, *, overwrite: bool) -> No
 
 
 def kernel_name(repo_id: str) -> str:
-    """Return the kernel's part of the name of a Hub repository.
-
-    Raises:
-        ConfigError: If the name of the repository or that of the kernel is invalid.
-    """
+    """Return the kernel's part of the name of a Hub repository."""
     name = repo_id.rpartition("/")[2]
     if not re.fullmatch(REPO_ID, repo_id):
         raise ConfigError(

@@ -241,9 +241,6 @@ def read(path: Path, root: Path) -> Project:
     """Read the `build.toml` at `path` as a project in `root`, without its Python files.
 
     Paths in the project are relative, but need not exist.
-
-    Raises:
-        ConfigError: If the file is missing, is not TOML, or is not valid.
     """
     return from_document(toml_file.parse(read_text(path), str(path)), str(path), root)
 
@@ -254,9 +251,6 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     Args:
         where: The file name for errors.
         root: The directory of the project, without symbolic links.
-
-    Raises:
-        ConfigError: If the document is not valid.
     """
     place = TomlPlace(where)
     document, warnings = editions.as_current(document, place)
@@ -305,11 +299,7 @@ def _of_backends(by_backend: Mapping[Backend, Mapping[str, Any]], key: str) -> d
 
 
 def read_text(path: Path) -> str:
-    """Return the text of the `build.toml` at `path`, without a byte order mark.
-
-    Raises:
-        ConfigError: If there is no such file, or it is not a text that could be a `build.toml`.
-    """
+    """Return the text of the `build.toml` at `path`, without a byte order mark."""
     if path.parent.is_file():
         raise ConfigError(
             "is a file, and a project is a directory with a build.toml",

@@ -20,9 +20,6 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
 
     Args:
         license: The SPDX name of the license of a file without one.
-
-    Raises:
-        ConfigError: If the edition is unknown, or the file names no license.
     """
     where = TomlPlace(str(path))
     parsed = toml_file.parse(text, str(path))

@@ -40,9 +40,6 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
     """Return a document as one of the current edition, and the warnings about its edition.
 
     The document is not validated further.
-
-    Raises:
-        ConfigError: If it has another edition than 4 and 5.
     """
     general = document.get("general")
     if not isinstance(general, dict) or general.get("edition") == EDITION:
@@ -73,11 +70,7 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
 
 
 def refuse_unknown(document: Mapping[str, Any], place: TomlPlace) -> None:
-    """Raise an error for an edition that is not read or converted.
-
-    Raises:
-        ConfigError: If it is 1, 2, or above the current one. The reader of [general] reports other types.
-    """
+    """Raise an error for an edition that is not read or converted."""
     edition = document["general"].get("edition")
     if _is_integer(edition) and edition > EDITION:
         raise ConfigError(

@@ -78,11 +78,7 @@ def _differences(older: Mapping[str, str], newer: Mapping[str, str], kind: str =
 
 
 def read(package: Path) -> Api:
-    """Read the API of a package from its Python files and binaries, without running code.
-
-    Raises:
-        PackageError: If a file is not Python, or is nested too deeply.
-    """
+    """Read the API of a package from its Python files and binaries, without running code."""
     logging.getLogger("griffe").disabled = True  # it also raises the errors that it logs
     # Older builders put the whole package into an inner directory.
     inner = next((path.parent for path in sorted(package.glob("*/__init__.py"))), package)

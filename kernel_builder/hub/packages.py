@@ -100,11 +100,6 @@ def checked_packages(
         progress: Receives a line for each package.
         load: Check that each package loads, if this machine can load it.
         allow: Names of checks whose errors do not count.
-
-    Raises:
-        CheckError: If there is no package, or one fails a check.
-        PackageError: If a package differs from the project in name, version or license, if the APIs differ, or if a
-            package was built for only some of its capabilities.
     """
     build = project.root / "build"
     again = f"rebuild: kernel-builder build {project.root}"
@@ -140,9 +135,6 @@ def without_untested(packages: Mapping[str, HubPackage], hint: str) -> dict[str,
 
     Args:
         hint: The hint of the error.
-
-    Raises:
-        CheckError: If no package remains.
     """
     kept = {name: package for name, package in packages.items() if not package.metadata.status}
     if not kept:

@@ -174,11 +174,7 @@ class RemoteRepository:
             ) from error
 
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
-        """Return every file of a revision, by path.
-
-        Raises:
-            VerificationError: If paths are unsafe, conflict with each other, or are too many.
-        """
+        """Return every file of a revision, by path."""
         from huggingface_hub.hf_api import RepoFile
 
         with self._translated_errors(f"list the files of {revision}"):
@@ -205,11 +201,7 @@ class RemoteRepository:
             return Path(str(directory))
 
     def download_into(self, directory: Path, revision: str, files: Mapping[str, RemoteFile]) -> None:
-        """Download the listed files, and no others.
-
-        Raises:
-            VerificationError: If the Hub sends more bytes than it has listed.
-        """
+        """Download the listed files, and no others."""
         largest = max((remote.size for remote in files.values()), default=0)
 
         def fetch(path: str) -> None:
@@ -265,9 +257,6 @@ class RemoteRepository:
             delete: Paths of the files to delete.
             message: The commit message.
             create_pr: Open a pull request instead of moving the branch.
-
-        Raises:
-            Conflict: If `parent` is no longer the head of the branch.
         """
         from huggingface_hub import CommitOperationDelete
 
@@ -373,11 +362,7 @@ class RemoteRepository:
 
 
 def _additions(add: Mapping[str, Content]) -> list[CommitOperationAdd]:
-    """Return the client's operations that write files. The client hashes each file again.
-
-    Raises:
-        HubError: If a file has changed since it was hashed.
-    """
+    """Return the client's operations that write files. The client hashes each file again."""
     from huggingface_hub import CommitOperationAdd
 
     additions = []

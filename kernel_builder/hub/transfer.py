@@ -39,11 +39,7 @@ class Transferred:
 
 
 def kernels_of(organization: str, endpoint: str) -> list[str]:
-    """List the public kernels of an organization.
-
-    Raises:
-        HubError: If the Hub does not list kernels, cannot be reached, or has none of this organization.
-    """
+    """List the public kernels of an organization."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, paginate
 

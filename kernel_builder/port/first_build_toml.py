@@ -81,11 +81,7 @@ class Port:
         return {**plain, "directory": str(self.directory)}
 
     def write(self) -> list[str]:
-        """Write the files, all or none; return their names.
-
-        Raises:
-            ConfigError: If one exists.
-        """
+        """Write the files, all or none; return their names."""
         if existing := [name for name in self.files if os.path.lexists(self.directory / name)]:
             raise ConfigError(
                 f"has {' and '.join(existing)} already; existing files are kept",
@@ -103,10 +99,6 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
 
     Args:
         words: Options of the script, and environment variables as NAME=VALUE.
-
-    Raises:
-        ConfigError: If the script fails for each machine, or declares no extension with sources.
-        ToolchainError: If a sandbox is required, and this system has none.
     """
     runs = run_setup(setup, words, sandbox)
     root = setup.resolve().parent
