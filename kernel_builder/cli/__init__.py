@@ -68,8 +68,6 @@ _HIDDEN = {
     "completions": "completions_command.completions",
     "hash": "check_command.hash_builds",
 }
-# Command -> the distribution that adds it.
-_ELSEWHERE = dict.fromkeys(("judge", "search", "report", "skills"), "torch-kernel-judge")
 _PLUGIN_SECTION = "Agents"
 
 _OUTPUT_LINES = 40  # of a compiler, before its log is named
@@ -182,7 +180,6 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, is_set: bool)
     own={command: target for commands in _SECTIONS.values() for command, target in commands.items()},
     hidden_commands=_HIDDEN,
     entry_points="kernel_builder.commands",
-    elsewhere=_ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(

@@ -21,10 +21,9 @@ from kernel_format.errors import ConfigError, SeveralErrors
     cls=PluginGroup,
     own={"import": "hub_command.import_", "merge": "hub_command.merge"},
     entry_points="kernel_builder.hub_commands",
-    elsewhere=dict.fromkeys(("serve", "check", "gc", "token"), "torch-kernel-hub"),
 )
 def hub() -> None:
-    """Serve your own Hub, and copy kernels between Hubs.
+    """Serve your own Hub (with torch-kernel-hub installed), and copy kernels between Hubs.
 
     `huggingface_hub` and `kernels` use it for kernels as they use huggingface.co.
 

@@ -26,7 +26,7 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
     general = parsed.get("general")
     if not isinstance(general, dict) or general.get("edition") == editions.EDITION:
         return text
-    editions.refuse_unknown(parsed, replace(where, table="general", key="edition"))
+    editions.refuse_unknown(general, replace(where, table="general", key="edition"))
     if license is None and "license" not in general:
         raise ConfigError(
             "is missing, and the current edition needs it",

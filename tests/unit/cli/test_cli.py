@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -16,7 +14,6 @@ from kernel_builder.cli import main
 from kernel_builder.cli.build_command import print_summary
 from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage
 from kernel_builder.steps.buildable import UnavailableVariant
-from tests.support.places import ROOT
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
 HIDDEN = ["build-and-copy", "build-and-upload", "clean-pyproject", "completions", "hash"]
@@ -33,51 +30,6 @@ def test_an_unknown_command_gets_a_hint() -> None:
     done = CliRunner().invoke(main, ["buidl"])
     assert done.exit_code == 2
     assert "No such command 'buidl': did you mean `build`?" in done.output
-
-
-@pytest.mark.parametrize(
-    ("command", "distribution"),
-    [(["judge", "candidate.py", "--task", "t.py"], "torch-kernel-judge"), (["hub", "serve", "-h"], "torch-kernel-hub")],
-)
-def test_a_command_of_a_distribution_that_is_not_installed_names_the_distribution(
-    tmp_path: Path, command: list[str], distribution: str
-) -> None:
-    """The installed packages without the builder's own: an installation of the builder alone."""
-    for path in Path(click.__file__).parent.parent.iterdir():
-        if "kernel_" not in path.name:
-            (tmp_path / path.name).symlink_to(path)
-    script = "from kernel_builder.cli import main; main()"
-    places = (ROOT, ROOT / "packages/kernel-format", ROOT / "packages/kernel-sandbox", tmp_path)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        started = [sys.executable, "-S", "-c", script, *arguments]
-        return subprocess.run(started, capture_output=True, text=True, check=False, env=environment)
-
-    done = run(*command)
-    assert done.returncode == 1, done
-    assert f"`{command[-2] if command[0] == 'hub' else command[0]}` is a command of {distribution}" in done.stderr
-    assert f"hint: pip install {distribution}" in done.stderr
-    assert "judge" not in run("--help").stdout
-
-
-def test_a_command_that_cannot_be_imported_does_not_hide_the_others(tmp_path: Path) -> None:
-    metadata = tmp_path / "torch_broken-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-broken\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[kernel_builder.commands]\nbroken = module_that_is_absent:run\n")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        started = [sys.executable, "-m", "kernel_builder", *arguments]
-        return subprocess.run(started, capture_output=True, text=True, check=False, env=environment)
-
-    done = run("broken", "--option")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "a command of torch-broken, which cannot be imported: No module named 'module_that_is_absent'" in done.stderr
-    assert "hint: pip install --force-reinstall torch-broken" in done.stderr
-    listed = run("--help").stdout
-    assert "broken" in listed and "check-config" in listed
 
 
 def test_completion_completes() -> None:

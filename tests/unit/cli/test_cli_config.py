@@ -177,7 +177,7 @@ def test_an_old_file_gets_a_license(tmp_path: Path) -> None:
     old = BUILD_TOML.replace("version = 3\n", "").replace('license = "apache-2.0"\n', "")
     home = project(tmp_path / "a", old)
     message = invoke("check-config", home).stderr
-    assert "a [general] without `version`" in message and "`license` is missing too" in message
+    assert "so is `version`, as in edition 3" in message and "`license` is missing too" in message
     assert "update-build DIR --license NAME" in message
     refused = invoke("update-build", home)
     assert refused.exit_code == 2

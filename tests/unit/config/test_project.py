@@ -125,13 +125,6 @@ def test_stable_abi_by_backend(home: Path) -> None:
             'like "9.0"',
         ),
         (
-            "edition = 5\n",
-            "kernel-depends = []\n",
-            "[general] edition",
-            "is missing, and `[general] kernel-depends` belongs to edition 5",
-            "add `edition = 5`",
-        ),
-        (
             "[torch]",
             "[torch-noarch]\n[torch]",
             "",

@@ -12,7 +12,6 @@ from kernel_format.errors import ConfigError
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,
-    DEPENDENCY,
     TORCH,
     assert_same_values,
     general,
@@ -33,13 +32,6 @@ EDITION_4 = [
 EDITION_3 = [
     general(edition=None, version=None),
     general(edition=None, version=None).replace(TORCH + CPU + CUDA, ""),
-]
-# Editions 1 and 2 have languages or backends in the kernels only.
-HEAD = '[general]\nname = "a-b"\nlicense = "mit"\n'
-OLD = [
-    f'{HEAD}cuda-minver = "12.6"\ncuda-maxver = "13.0"\nuniversal = false\n{TORCH}{CPU}{CUDA}',
-    f"{HEAD}{TORCH}{CUDA}".replace('backend = "cuda"', 'language = "cuda-hipify"\nrocm-archs = ["gfx942"]'),
-    f'{HEAD}[torch]\nuniversal = true\npyext = ["py"]\n',
 ]
 
 
@@ -62,10 +54,6 @@ def test_both_accept_edition_4(home: Path, text: str) -> None:
     "text",
     [
         *EDITION_3,
-        general(edition=None, kernel_depends=f"[{DEPENDENCY}]"),
-        general(edition=None, tpu="{}"),
-        general(edition=None, cuda=f"{{kernel-depends = [{DEPENDENCY}]}}"),
-        general(edition=None).replace("[torch]", '[torch]\nstable-abi = {cuda = "2.10"}'),
         *(general(edition=str(edition)) for edition in (3, 4)),
     ],
 )
@@ -78,12 +66,10 @@ def test_both_reject_other_editions(home: Path, text: str) -> None:
     assert "`kernel-builder update-build DIR`" in str(error.hint)
 
 
-@pytest.mark.parametrize("text", [*OLD, general(edition="2")])
-def test_editions_1_and_2_are_refused_with_the_tool_that_reads_them(home: Path, text: str) -> None:
-    write(home, text)
-    assert theirs(home) is None
+def test_edition_2_is_refused_with_the_tool_that_reads_it(home: Path) -> None:
+    write(home, general(edition="2"))
     for refuse in (lambda: build_toml.read(home / build_toml.FILE, home), lambda: converted(home)):
-        with pytest.raises(ConfigError, match=r"edition ([0-2]|1 or 2); expected edition 5") as caught:
+        with pytest.raises(ConfigError, match="this is edition 2; expected edition 5") as caught:
             refuse()
         assert str(caught.value.where).endswith("[general] edition")
         assert "`kernel-builder update-build` of a release of the Hub's builder" in str(caught.value.hint)
