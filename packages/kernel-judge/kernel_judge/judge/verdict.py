@@ -15,7 +15,6 @@ Notify = Callable[[str], None]
 
 _ERROR = re.compile(r"\berror\b|Error\b", re.IGNORECASE)
 RIGHT, WRONG, NOT_JUDGED = "right", "wrong", "not judged"
-NO_KERNEL = "It has no kernel of its own"  # how a suspicious fact begins
 EXIT_STATUS = {RIGHT: 0, WRONG: 1, NOT_JUDGED: 11}  # of `judge`; errors of the builder have those between
 
 
@@ -75,11 +74,6 @@ class Verdict:
     share_of_peak: float | None = None
     suspicious: Sequence[str] = ()
     cases: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def is_plain_torch(self) -> bool:
-        """Whether the candidate has no kernel of its own."""
-        return any(sentence.startswith(NO_KERNEL) for sentence in self.suspicious)
 
     @property
     def is_right(self) -> bool:

@@ -9,7 +9,6 @@ WORK/benefit/      the evaluation of the student
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import string
@@ -168,12 +167,9 @@ def _write(request: DistilRequest, work: Path, directory: Path) -> None:
         ended = run_limited(
             shlex.split(request.writer),
             work,
-            os.environ,
             request.student.limits,
-            mark=str(work),
             stdin=prompt,
             output=output,
-            is_stopping=lambda: False,
         )
     if not (directory / SKILL_FILE).is_file():
         why = f"it met its limit of {ended.stopped}" if ended.stopped else f"its exit status is {ended.exit_status}"
