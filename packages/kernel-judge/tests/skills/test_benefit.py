@@ -136,10 +136,7 @@ def command(*arguments: str | Path) -> tuple[int, dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_the_command_asks_the_judge(tasks: Path, judge_cache: Path, tmp_path: Path) -> None:
-    # Nothing can be prepared for torch.compile, which would take 15 s: the candidates are wrong before it compiles.
-    (judge_cache / "torch-compile").unlink()
-    (judge_cache / "torch-compile").touch()
+def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
     agent = f"{sys.executable} {agents.__file__} wrong"
     options = ("--tasks", tasks / "silu.py", "--agent", agent, "-k", "1", "-j", "2", "--run", tmp_path / "run")
     code, answer = command("eval", "cuda-kernels", *options)
