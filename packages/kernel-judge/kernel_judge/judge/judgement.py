@@ -140,7 +140,6 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
         speed=speed.speed,
         missing_peers=speed.missing,
         share_of_copy_speed=speed.share_of_copy_speed,
-        share_of_peak=speed.share_of_peak,
         suspicious=(*judgement.suspicious, *speed.suspicious),
         cases=speed.cases,
     )
