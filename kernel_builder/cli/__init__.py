@@ -49,7 +49,6 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "Develop": {
         "devshell": "develop_command.devshell",
         "testshell": "develop_command.testshell",
-        "test-report": "develop_command.test_report",
         "emulate": "emulate_command.emulate",
         "compile-commands": "develop_command.compile_commands",
         "create-pyproject": "pyproject_command.create_pyproject",

@@ -32,7 +32,6 @@ from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
 from kernel_builder.plural import counted, some_of
 from kernel_builder.progress import Progress, shown
-from kernel_builder.steps.resources import SourceResources
 from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import shared_cache
 from kernel_format.errors import BuildError, KernelBuilderError
@@ -40,7 +39,6 @@ from kernel_format.errors import BuildError, KernelBuilderError
 _ERRORS = 5  # printed in full
 _NAMED = 3  # variants named in a message; the rest is counted
 _SHORT = 100  # characters of a reason in the table
-_THREADS = 256  # per block; `--json` has the occupancy for other sizes
 
 
 def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
@@ -70,9 +68,6 @@ def print_summary(summary: BuildSummary) -> None:
     _print_unavailable(summary)
     _print_table(summary)
     _print_skipped(summary)
-    for source in summary.resources:
-        if source.kernels:
-            _print_resources(source)
     binaries = len({built.module for built in summary.packages if any(built.path.glob(f"{built.module}.*so"))})
     sandbox = summary.sandbox.get("load")
     click.echo(
@@ -80,21 +75,6 @@ def print_summary(summary: BuildSummary) -> None:
         f"{counted(summary.compiles, 'file')} compiled in {summary.cpu_seconds:.1f} s of processor time; "
         f"{summary.seconds:.1f} s in all{f'; in a sandbox ({sandbox})' if sandbox else ''}"
     )
-
-
-def _print_resources(source: SourceResources) -> None:
-    rows = [("capability", "registers", "spills", "stack", "shared", f"occupancy at {_THREADS}", "kernel")]
-    for kernel in source.kernels:
-        shares = kernel.occupancy()
-        spills = f"{kernel.spill_stores + kernel.spill_loads} B"
-        occupancy = f"{shares[_THREADS]:.0%}" if shares else "unknown"
-        figures = (str(kernel.registers), spills, f"{kernel.stack} B", f"{kernel.shared} B", occupancy)
-        rows.append((kernel.capability, *figures, kernel.kernel))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    click.echo(f"{source.title}:")
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        click.echo(f"  {'  '.join([*cells, row[-1]])}")
 
 
 def _print_unavailable(summary: BuildSummary) -> None:
@@ -205,12 +185,6 @@ def _cut(text: str) -> str:
     help="Run compilers and load packages without network and without access to other files: if the system has a "
     "sandbox, always, or never.",
 )
-@click.option(
-    "--resources",
-    is_flag=True,
-    help="Also print registers, spills, stack, shared memory and occupancy of each CUDA kernel and capability, as "
-    "ptxas reports them. Compiles CUDA sources once more.",
-)
 @json_option
 def build(
     directories: tuple[Path, ...],
@@ -237,7 +211,7 @@ def build(
     kernel-builder build kernels/rmsnorm --platform all
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
-    kernel-builder build . --capability 9.0 --resources
+    kernel-builder build . --capability 9.0
     kernel-builder build third-party-kernel --sandbox require
     """
     summary = run(
