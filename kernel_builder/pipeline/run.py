@@ -20,7 +20,6 @@ from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.package import foreign_files, records
 from kernel_builder.package.assembly import assemble
-from kernel_builder.package.load_conditions import load_conditions
 from kernel_builder.package.swap import publish, staging
 from kernel_builder.pipeline.selection import BuildRequest, Selection, dependencies, select
 from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVariant
@@ -192,7 +191,7 @@ def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bo
     """
     if record is None or not request.load or "load" in record.passed:
         return record is not None
-    return record.skipped.get("load") != records.NO_LOAD and record.conditions == load_conditions()
+    return record.skipped.get("load") != records.NO_LOAD and record.conditions == records.load_conditions()
 
 
 def _rebuild(
@@ -315,7 +314,7 @@ class _Checker:
     def _record(self, target: Target, tree: str, report: CheckReport) -> records.CheckRecord:
         # The conditions do not cover the kernels of the Hub's cache that a package may depend on.
         needs_others = report.package.metadata and report.package.metadata.kernel_depends
-        conditions = None if needs_others else load_conditions()
+        conditions = None if needs_others else records.load_conditions()
         sandbox = self.probe.confinement.described()
         return records.CheckRecord(tree, report.passed, report.skipped, conditions, sandbox)
 

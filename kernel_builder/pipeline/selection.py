@@ -147,9 +147,9 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
         failures += map(_nothing, selections)
     places = Counter(selection.destination for selection in selections)
     failures += _doubles(selections, places)
-    unique, cyclic = _ordered([selection for selection in selections if places[selection.destination] == 1])
+    unique = _ordered([selection for selection in selections if places[selection.destination] == 1])
     unavailable += [variant for selection in unique for variant in selection.unavailable]
-    return Selected(_named_apart(unique), tuple(unavailable), (*failures, *cyclic))
+    return Selected(_named_apart(unique), tuple(unavailable), tuple(failures))
 
 
 def dependencies(selection: Selection, selections: Sequence[Selection]) -> dict[str, Selection]:
@@ -171,27 +171,22 @@ def _direct(selection: Selection, selections: Sequence[Selection]) -> dict[str, 
     return {kernel.repo_id: other for kernel in named for other in selections if other.provides(kernel)}
 
 
-def _ordered(selections: Sequence[Selection]) -> tuple[tuple[Selection, ...], list[FailedVariant]]:
-    """Return the projects, each after its dependencies, and the failures of projects with circular dependencies."""
-    failures: list[FailedVariant] = []
-    remaining = list(selections)
-    while True:
-        needs = {
-            number: [remaining.index(other) for other in _direct(selection, remaining).values()]
-            for number, selection in enumerate(remaining)
-        }
-        try:
-            return tuple(remaining[number] for number in TopologicalSorter(needs).static_order()), failures
-        except CycleError as error:
-            cycle = [remaining[number] for number in error.args[1]]
-            # Each project is followed by one that depends on it; the last is the first.
-            path = " -> ".join(selection.name for selection in reversed(cycle))
-            for selection in cycle[1:]:
-                where = f"{selection.project.root}/build.toml: [general] kernel-depends"
-                message = f"the kernels depend on each other: {path}"
-                hint = "remove one of the dependencies: the client does not load such kernels"
-                failures.append(FailedVariant(selection.name, None, (ConfigError(message, where=where, hint=hint),)))
-            remaining = [selection for selection in remaining if selection not in cycle]
+def _ordered(selections: Sequence[Selection]) -> list[Selection]:
+    """Return the projects, each after its dependencies."""
+    needs = {
+        number: [selections.index(other) for other in _direct(selection, selections).values()]
+        for number, selection in enumerate(selections)
+    }
+    try:
+        return [selections[number] for number in TopologicalSorter(needs).static_order()]
+    except CycleError as error:
+        # Each project is followed by one that depends on it; the last is the first.
+        cycle = [selections[number] for number in reversed(error.args[1])]
+        raise ConfigError(
+            f"the kernels depend on each other: {' -> '.join(selection.name for selection in cycle)}",
+            where=f"{cycle[0].project.root}/build.toml: [general] kernel-depends",
+            hint="remove one of the dependencies: the client does not load such kernels",
+        ) from error
 
 
 def _nothing(selection: Selection) -> FailedVariant:

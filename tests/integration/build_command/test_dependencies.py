@@ -20,7 +20,7 @@ from tests.integration.build_command.conftest import (
 )
 from tests.support.places import CPU, CUDA
 
-# What the code below takes from CUTLASS.
+# The files of CUTLASS that the code below uses.
 HEADERS = {
     "include/cutlass/cutlass.h": "#pragma once\n",
     "include/cutlass/version.h": "#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 5\n#define CUTLASS_PATCH 2\n",
@@ -103,7 +103,7 @@ def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
 def test_a_directory_with_the_library(
     copy_project: Copy, new_cache: NewCache, cutlass: Path, kernel_builder: Run
 ) -> None:
-    """The content of the directory's headers, and not its place, determines what is compiled again."""
+    """The content of the directory's headers, and not its place, determines the sources that are compiled again."""
     headers = ("cutlass/gemm_coord.h", "cutlass/util/packed_stride.hpp")
     project, cache = depend(copy_project("stable-scale"), "cutlass_4_5", *headers, backend="cpu"), new_cache("cache")
 

@@ -101,15 +101,3 @@ def test_a_read_only_file_system_is_reported(
     assert "Read-only file system" in answer["message"]
     assert str(place) in answer["where"]
     assert ("KERNEL_BUILDER_CACHE" if where == "cache" else "--out") in answer["hint"]
-
-
-def test_a_check_that_cannot_be_recorded_is_repeated(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
-) -> None:
-    """If the cache cannot record that a package was checked, the next build checks it again."""
-    project, cache = copy_project("python-only"), new_cache("cache")
-    (cache / "packages").write_text("in the way")
-    for _ in range(2):
-        done = kernel_builder(cache, "build", project, "--no-load")
-        assert done.code == 0, done
-        assert {package["status"] for package in done.answer["packages"]} == {"built"}

@@ -16,7 +16,6 @@ from tests.integration.build_command.conftest import (
     Start,
     assert_whole,
     compiling,
-    replace,
     untouched,
     wait_for,
     working_in,
@@ -84,38 +83,6 @@ def test_compilers_of_a_killed_build_end_with_it(slow_project: Path, new_cache: 
     process.kill()
     process.wait()
     assert wait_for(lambda: working_in(cache) == {}, 5)
-
-
-def test_compilers_that_outlive_a_killed_build_do_no_harm(
-    slow_project: Path, new_cache: NewCache, kernel_builder: Run, start: Start
-) -> None:
-    """The next build does not wait for these compilers. They write neither to its directory nor to the cache."""
-    replace(slow_project / "scale" / "scale_cpu.cpp", "count(1000000000)", "count(100000)")
-    cache = new_cache("cache")
-    # In the session of this test: in a session of its own, the kernel would continue a stopped process
-    # when its parent dies.
-    first = start(cache, slow_project, own_session=False)
-    assert wait_for(compiling(cache), 30)
-    running = working_in(cache)
-    ninja = next(number for number, command in running.items() if "/ninja -C" in command)
-    compiler = next(number for number, command in running.items() if "cc1plus" in command and "scale_cpu" in command)
-    for process in (ninja, compiler):
-        os.kill(process, signal.SIGSTOP)
-    first.kill()
-    first.wait()
-    assert compiling(cache)()
-    arguments = ("build", slow_project, "--variant", CPU, "--no-load")
-    second = kernel_builder(cache, *arguments)
-    assert second.code == 0 and second.answer["steps"] >= 2, second  # the binding may have been compiled before
-    outputs = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix in (".o", ".so")}
-    assert len(outputs) == 3
-    os.kill(compiler, signal.SIGCONT)
-    assert wait_for(lambda: working_in(cache).keys() <= {ninja}, 60)
-    os.kill(ninja, signal.SIGCONT)
-    assert wait_for(lambda: working_in(cache) == {}, 10)
-    assert {path: path.stat().st_mtime_ns for path in outputs} == outputs
-    assert not (cache / "work").exists()
-    assert kernel_builder(cache, *arguments).answer["steps"] == 0
 
 
 def test_a_build_stopped_while_checking_leaves_nothing_behind(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -57,15 +56,11 @@ def test_directories_of_headers_mean_nothing_to_the_shell_of_nvcc(
     )
 
 
-@pytest.mark.parametrize("out", [False, True])
-def test_a_destination_that_is_a_file_is_refused(project: Path, cache: Path, kernel_builder: Run, out: bool) -> None:
-    shutil.rmtree(project / "build")
-    place = project / ("packages" if out else "build")
+def test_a_destination_that_is_a_file_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
+    place = project / "packages"
     place.write_text("mine")
     with untouched(project):
-        done = kernel_builder(
-            cache, "build", project, "--variant", CPU, "--no-load", *(["--out", place] if out else [])
-        )
+        done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--out", place)
     assert_refused(done, 6, "PackageError", where=str(place), message="is a file", hint="--out")
     assert done.answer["hint"]
 
@@ -81,19 +76,12 @@ def test_a_destination_that_cannot_be_written_is_refused(
     assert_refused(done, 6, "PackageError", where=str(tmp_path / "file"), message="cannot be written", hint="--out")
 
 
-@pytest.mark.parametrize("dangling", [False, True])
-def test_build_may_be_a_symbolic_link(
-    copy_project: Copy, cache: Path, kernel_builder: Run, tmp_path: Path, dangling: bool
-) -> None:
+def test_build_may_be_a_symbolic_link(copy_project: Copy, cache: Path, kernel_builder: Run, tmp_path: Path) -> None:
     project, elsewhere = copy_project("stable-scale"), tmp_path / "elsewhere" / "packages"
     elsewhere.parent.mkdir()
-    if not dangling:
-        elsewhere.mkdir()
-        (elsewhere / "mine.txt").write_text("mine")
     (project / "build").symlink_to(elsewhere)
     done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
     assert done.code == 0, done
     assert (project / "build").readlink() == elsewhere
     assert (elsewhere / CPU / "metadata.json").is_file()
     assert [path.name for path in elsewhere.parent.iterdir()] == ["packages"]
-    assert dangling or (elsewhere / "mine.txt").read_text() == "mine"

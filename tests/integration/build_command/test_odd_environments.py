@@ -40,32 +40,6 @@ def test_names_that_nvcc_would_make_too_long_are_refused(project: Path, cache: P
     assert_refused(done, 2, "ConfigError", where="scale_cuda] src", message="longer than 255 bytes", hint="at most 220")
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "+".join("1" * 20_000),
-        "1\nif x == 0: pass\n" + "elif x == 1: pass\n" * 1500,  # the parser takes it, a check does not
-    ],
-)
-def test_deep_expressions_are_findings(
-    copy_project: Callable[..., Path], cache: Path, kernel_builder: Run, expression: str
-) -> None:
-    project = copy_project("python-only")
-    (project / "build" / CPU_ALONE).mkdir(parents=True)
-    (project / "build" / CPU_ALONE / "metadata.json").write_text("{}")
-    (project / "torch-ext" / "python_only" / "deep.py").write_text(f"x = {expression}\n")
-    done = kernel_builder(cache, "build", project, "--variant", CPU_ALONE, "--no-load")
-    assert_refused(
-        done,
-        7,
-        "CheckError",
-        where=str(project),
-        message="checks refuse 1 of 1 package (python-",
-        hint="1 earlier package unchanged in ",
-    )
-    assert "nested too deeply" in done.answer["message"]
-
-
 def test_a_user_without_a_home(project: Path, cache: Path) -> None:
     if not (unshare := shutil.which("unshare")):
         pytest.skip("this machine has no unshare")

@@ -110,8 +110,8 @@ def test_a_cuda_kernel_is_compiled_for_rocm(copy_project: Copy, new_cache: NewCa
     assert (elsewhere / "build" / VARIANTS[1] / binary.name).read_bytes() == binary.read_bytes()
 
     # Code for an architecture less, and one more.
-    said = packages[1] / "metadata.json"
-    said.write_text(said.read_text().replace('"gfx1100"', '"gfx90a"'))
+    recorded = packages[1] / "metadata.json"
+    recorded.write_text(recorded.read_text().replace('"gfx1100"', '"gfx90a"'))
     assert list(findings(packages[1], "device-code")) == [
         "has no code for gfx90a, which its metadata lists",
         "has code for gfx1100, which its metadata does not list",

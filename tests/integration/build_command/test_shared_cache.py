@@ -34,19 +34,6 @@ def test_outputs_are_copied_instead_of_compiled(
     assert snapshot(second / "build") == snapshot(first / "build")
 
 
-def test_a_changed_source_takes_the_other_objects(
-    shared: Path, copy_project: Copy, cache: Path, kernel_builder: Run
-) -> None:
-    project = copy_project("stable-scale", "second")
-    python = project / "torch-ext" / "stable_scale" / "__init__.py"
-    python.write_text(python.read_text() + "# changed\n")
-    variables = {"KERNEL_BUILDER_SHARED_CACHE": str(shared)}
-    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", **variables)
-    assert (done.answer["compiles"], done.answer["steps"]) == (1, 2), (
-        "the binding, with its new namespace, and the link"
-    )
-
-
 def test_a_damaged_output_is_ignored(shared: Path, copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
     shutil.rmtree(shared / "binaries")
     damaged, without_digest = sorted((shared / "objects").glob("*/*.o"))

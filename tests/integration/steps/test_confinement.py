@@ -1,4 +1,4 @@
-"""What compilers and loaded packages can reach in a sandbox, and what a build does where there is none."""
+"""Compilers and loaded packages reach only their own files in a sandbox; a build without one gives a warning."""
 
 from __future__ import annotations
 

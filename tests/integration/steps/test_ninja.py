@@ -66,7 +66,7 @@ def test_only_missing_outputs_are_built(directory: Path, new_cache: NewCache) ->
 
 
 def test_other_work_begins_beside_the_last_compile_step(directory: Path, new_cache: NewCache) -> None:
-    """It is for what is built: not before a step has succeeded, or after one has failed."""
+    """Not before a step has succeeded, or after one has failed."""
     cache, calls = new_cache("cache"), list[int]()
 
     def idle() -> None:
