@@ -80,9 +80,9 @@ inline void check_like(const Tensor& tensor, const char* argument, const Tensor&
 }
 
 // Folds the leading dimensions into as few as their strides allow. Replaces the tensor by a contiguous copy if the
-// elements of a row are not adjacent, if more than kMaxDims dimensions are left, or if more than one is left and there
-// are 2^31 rows or more.
-inline Rows rows_of(Tensor& tensor) {
+// elements of a row are not adjacent, if more than `most_dims` dimensions are left, or if more than one is left and
+// there are 2^31 rows or more.
+inline Rows rows_of(Tensor& tensor, int most_dims = kMaxDims) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   const size_t last = sizes.size() - 1;
   Rows rows;
@@ -94,7 +94,7 @@ inline Rows rows_of(Tensor& tensor) {
     const int top = rows.dims - 1;
     if (top >= 0 && strides[dim] == reversed_strides[top] * reversed_sizes[top]) {
       reversed_sizes[top] *= sizes[dim];
-    } else if (rows.dims < kMaxDims) {
+    } else if (rows.dims < most_dims) {
       reversed_sizes[rows.dims] = sizes[dim];
       reversed_strides[rows.dims++] = strides[dim];
     } else {
@@ -104,7 +104,7 @@ inline Rows rows_of(Tensor& tensor) {
   constexpr int64_t kMostRows = int64_t{1} << 31;
   if (!foldable || (rows.dims > 1 && tensor.numel() / sizes[last] >= kMostRows)) {
     tensor = torch::stable::contiguous(tensor);
-    return rows_of(tensor);
+    return rows_of(tensor, most_dims);
   }
   for (int dim = 0; dim < rows.dims; ++dim) {
     rows.sizes[dim] = reversed_sizes[rows.dims - 1 - dim];

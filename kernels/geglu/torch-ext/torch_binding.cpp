@@ -66,16 +66,19 @@ Problem problem_of(const Tensor& first, const char* argument, int64_t activation
   return problem;
 }
 
+// The kernels read evenly strided rows.
+Rows even_rows_of(Tensor& tensor) { return rows_of(tensor, 1); }
+
 // Sets gate and up to the halves of the rows of x.
 template <class Problem>
 void read_halves(Problem& problem, Tensor& x, bool gate_first) {
-  problem.gate = problem.up = rows_of(x);
+  problem.gate = problem.up = even_rows_of(x);
   Rows& second = gate_first ? problem.up : problem.gate;
   second.data = static_cast<const char*>(second.data) + problem.hidden * bytes_of(problem.type);
 }
 
 // Reads each tensor as a single row if all of them are contiguous: fewer rows have fewer tails. Otherwise replaces
-// tensors as `rows_of` does.
+// tensors as `even_rows_of` does.
 template <class Problem>
 void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> tensors) {
   const auto contiguous = [](const auto& one) { return one.second->is_contiguous(); };
@@ -84,7 +87,7 @@ void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> ten
     problem.rows = 1;
     for (const auto& [rows, tensor] : tensors) rows->data = tensor->const_data_ptr();
   } else {
-    for (const auto& [rows, tensor] : tensors) *rows = rows_of(*tensor);
+    for (const auto& [rows, tensor] : tensors) *rows = even_rows_of(*tensor);
   }
 }
 
@@ -155,7 +158,7 @@ Tensor geglu_halves_backward(Tensor grad, Tensor x, int64_t activation, bool gat
   problem.hidden = sizes.hidden();
   problem.rows = elements / problem.hidden;
   read_halves(problem, x, gate_first);
-  problem.grad = rows_of(grad);
+  problem.grad = even_rows_of(grad);
   auto* first = static_cast<char*>(grad_x.mutable_data_ptr());
   char* second = first + problem.hidden * bytes_of(problem.type);
   problem.grad_gate = gate_first ? first : second;

@@ -15,8 +15,8 @@ def geglu(x: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none", 
     """Return `up * gelu(gate)`, contiguous, where gate and up are the halves of the last dimension of `x`.
 
     Args:
-        x: float32, float16 or bfloat16, of any shape whose last size is even. The elements of a row must be adjacent to
-            be read in place; the other dimensions may have any strides.
+        x: float32, float16 or bfloat16, of any shape whose last size is even. Rows that are evenly strided and whose
+            elements are adjacent are read in place; other tensors are copied.
         up: If given, `x` is the whole gate: `geglu(gate, up)` is `geglu_pair(gate, up)`.
         approximate: `"none"` for the exact gelu, `"tanh"` for its approximation.
         gate: Which half of `x` is the gate, `"first"` or `"second"`.
@@ -49,7 +49,7 @@ def geglu_pair(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     """Return `up * gelu(gate)`, contiguous.
 
     Args:
-        gate: float32, float16 or bfloat16, of any shape. The elements of a row must be adjacent to be read in place.
+        gate: float32, float16 or bfloat16, of any shape. It is read in place as in `geglu`.
         up: Of the shape and dtype of `gate`; its strides may differ.
         approximate: As in `geglu`.
 
@@ -106,7 +106,7 @@ def swiglu_pair(gate: Tensor, up: Tensor) -> Tensor:
     """Return `up * silu(gate)`, contiguous, rounded once.
 
     Args:
-        gate: float32, float16 or bfloat16, of any shape. The elements of a row must be adjacent to be read in place.
+        gate: float32, float16 or bfloat16, of any shape. It is read in place as in `geglu`.
         up: Of the shape and dtype of `gate`; its strides may differ.
 
     Raises:
