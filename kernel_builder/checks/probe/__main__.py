@@ -37,7 +37,6 @@ from collections.abc import Callable
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1

@@ -208,7 +208,6 @@ class Fault:
         status: Answer with this status and no body.
         cut: Close the connection after this number of bytes of the body.
         flip: The position of a byte to alter.
-        shorter: The number of bytes to cut off the end of the file.
         no_ranges: Answer range requests with the whole file.
         rate: Bytes per second.
         odd: `empty`: a range without its bytes; `shifted`: another range; `endless`: a body without an end; `zipped`:
@@ -219,7 +218,6 @@ class Fault:
     status: int | None = None
     cut: int | None = None
     flip: int | None = None
-    shorter: int = 0
     no_ranges: bool = False
     rate: int | None = None
     odd: str | None = None
@@ -363,7 +361,6 @@ class IndexServer:
         data = bytearray(self.files[name])
         if fault.flip is not None:
             data[fault.flip] ^= 0x01
-        data = data[: len(data) - fault.shorter]
         start, stop, status = 0, len(data), 200
         wanted = re.fullmatch(r"bytes=(\d*)-(\d+)", handler.headers["Range"] or "")
         if wanted and not fault.no_ranges:
