@@ -210,8 +210,7 @@ class Fault:
         flip: The position of a byte to alter.
         no_ranges: Answer range requests with the whole file.
         rate: Bytes per second.
-        odd: `empty`: a range without its bytes; `shifted`: another range; `endless`: a body without an end; `zipped`:
-            a body that grows to 1 GB.
+        odd: `empty`: a range without its bytes; `endless`: a body without an end.
     """
 
     times: int = -1
@@ -298,9 +297,6 @@ class IndexServer:
             self._send(handler, 404, b"")
 
     def _page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
-        if odd := self.faults.get(project):
-            self._odd(handler, project, str(odd.odd))
-            return
         if self.password:
             expected = "Basic " + base64.b64encode(":".join(self.password).encode()).decode()
             if handler.headers["Authorization"] != expected:
@@ -330,20 +326,15 @@ class IndexServer:
         handler.send_response(206 if wanted and kind != "endless" else 200)
         handler.send_header("Content-Type", "text/html")
         size = len(self.files.get(name, b""))
-        handler.send_header("Content-Range", f"bytes {start + (kind == 'shifted')}-{stop}/{size}")
+        handler.send_header("Content-Range", f"bytes {start}-{stop}/{size}")
         if kind == "empty":
             handler.send_header("Content-Length", "0")
         body = b"<a href='x'>x</a>" * 1000
-        if kind == "zipped":
-            handler.send_header("Content-Encoding", "gzip")
-            body = gzip.compress(bytes(1 << 30), 1)
         handler.end_headers()
         try:
-            while kind != "empty":
+            while kind == "endless":
                 handler.wfile.write(body)
                 request.sent += len(body)
-                if kind != "endless":
-                    break
         except (BrokenPipeError, ConnectionResetError):
             pass
 
