@@ -4,7 +4,6 @@ import torch
 from torch.nn.functional import pad
 
 from .derivatives import transform_with
-from .fakes import check_adjacent, check_grid, check_norm, check_tokens
 from .tables import rows_of
 
 
@@ -25,7 +24,6 @@ def rotate_grid(
     heads_first=False,
     inverse=False,
 ):
-    check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_dim, in_turn, half, heads_first, inverse)
     grid, pairs = (f, h, w), (f_pairs, h_pairs, w_pairs)
     starts, _ = rows_of(pairs, in_turn)
     axes = []
@@ -43,7 +41,6 @@ def rotate_grid(
 
 
 def rotate_tokens(q, k, cos, sin, rotary_dim=0, prefix=0, head_dim=0, half=False, heads_first=False, inverse=False):
-    check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first, inverse)
     rotary_dim = rotary_dim or _heads(q, head_dim, heads_first).shape[-1]
     form = (rotary_dim, prefix, head_dim, half, heads_first, inverse)
     return _rotated(q, cos, sin, *form), _rotated(k, cos, sin, *form)
@@ -67,7 +64,6 @@ def norm_rotate(
     heads_first=False,
 ):
     form = (rotary_dim, prefix, head_dim, half, heads_first)
-    check_norm(q, k, q_weight, k_weight, cos, sin, eps, per_token, offset, rounded_before_weight, *form)
     normed = []
     for x, weight in ((q, q_weight), (k, k_weight)):
         normed.append(
@@ -82,7 +78,6 @@ def in_place(formula):
     """Return a formula that writes the results over q and k."""
 
     def formula_in_place(q, k, *arguments, **inverse):
-        check_adjacent(q, k)
         for x, rotated in zip((q, k), formula(q, k, *arguments, **inverse)):
             if x is not None:
                 x.copy_(rotated)
