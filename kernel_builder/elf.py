@@ -17,7 +17,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.relocation import RelocationSection
-from elftools.elf.sections import NoteSection, StringTableSection, SymbolTableSection
+from elftools.elf.sections import StringTableSection, SymbolTableSection
 
 _TEXTS = ("DT_NEEDED", "DT_RPATH", "DT_RUNPATH")
 _EXECUTABLE = 0x1  # PF_X in a program header's flags
@@ -145,24 +145,6 @@ def section(path: Path, name: str) -> bytes | None:
     with _opened(path) as elf:
         section = elf.get_section_by_name(name)
         return bytes(section.data()) if section else None
-
-
-def notes(content: bytes) -> list[tuple[str, bytes]]:
-    """Return the notes of an ELF file in memory: (name, content).
-
-    Raises:
-        Unreadable: If it is not an ELF file.
-    """
-    try:
-        sections = list(ELFFile(io.BytesIO(content)).iter_sections())
-        return [
-            (note["n_name"], note["n_descdata"])
-            for section in sections
-            if isinstance(section, NoteSection)
-            for note in section.iter_notes()
-        ]
-    except (ELFError, ConstructError, UnicodeDecodeError) as error:
-        raise Unreadable(f"cannot be read as an ELF file: {error}") from error
 
 
 def callers(path: Path, names: Container[str]) -> dict[str, set[str]]:

@@ -36,7 +36,6 @@ class Compiler:
         to_assembler: How it passes on the option to list the files that the assembler reads, with `{}` for the list.
             None if its assembler makes no list.
         environment: Variables, with tokens.
-        report: Options that make it report the resources of each kernel; empty if it cannot.
         hint: The remedy for a rejected source for which no other hint fits.
         for_editors: Returns the command that tools for editors understand: (command with paths, roots, source); None if
             they understand its own.
@@ -47,7 +46,6 @@ class Compiler:
     directories: tuple[str, ...] = ()
     to_assembler: str | None = "-Wa,--MD,{}"
     environment: Mapping[str, str] | None = None
-    report: tuple[str, ...] = ()
     hint: str | None = None
     for_editors: Callable[[Sequence[str], Mapping[str, Path], str], list[str]] | None = None
 

@@ -26,7 +26,7 @@ from kernel_builder.pipeline.selection import BuildRequest, Selection, dependenc
 from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVariant
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.steps import confinement, ninja_run, provenance, recorded_sources, resources
+from kernel_builder.steps import confinement, ninja_run, provenance, recorded_sources
 from kernel_builder.steps.cache import binary_path
 from kernel_builder.steps.graph import Graph, Outcome, PlannedVariant
 from kernel_builder.steps.plan import plan
@@ -120,7 +120,6 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         failed = {(failure.project, failure.variant) for failure in failures}
         results = {target.key: target for target in (*targets, *rebuilt.targets) if target.key not in failed}
         packages = tuple(_package(target, list(results.values())) for target in results.values())
-        usage = _resources(list(results.values()), request, cache, progress) if request.resources else ()
     skipped = {selection.name: offered.skipped_backends(selection.project) for selection in selected.selections}
     return BuildSummary(
         packages=packages,
@@ -133,7 +132,6 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         seconds=time.monotonic() - started,
         warnings=rebuilt.outcome.warnings,
         notices=tuple(warnings),
-        resources=usage,
         sandbox=rebuilt.sandbox,
     )
 
@@ -272,7 +270,7 @@ def _publish(targets: Sequence[Target], cache: Path, checker: _Checker) -> list[
             if passed:
                 foreign_files.check_replaced(selection.destination, names)  # may have changed since the selection
                 is_whole = not (checker.request.variants or checker.request.backends)
-                publish(staged, selection.destination, replace_all=selection.outdated() if is_whole else [])
+                publish(staged, selection.destination, outdated=selection.outdated() if is_whole else [])
     except StoreError:  # stops the build
         raise
     except KernelBuilderError as error:
@@ -426,18 +424,4 @@ def _package(target: Target, targets: Sequence[Target]) -> BuiltPackage:
         skipped=record.skipped,
         sandbox=record.sandbox,
         report=target.report,
-    )
-
-
-def _resources(
-    targets: Sequence[Target], request: BuildRequest, cache: Path, progress: Progress
-) -> tuple[resources.SourceResources, ...]:
-    graph = Graph(tuple(target.planned for target in targets))
-    compiler = next((binary.cxx for binary in graph.binaries), None)
-    return resources.report(
-        graph,
-        cache,
-        jobs=request.jobs or ninja_run.default_jobs(),
-        confinement=confinement.chosen(request.sandbox, compiler),
-        progress=progress,
     )

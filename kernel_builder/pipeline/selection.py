@@ -52,7 +52,6 @@ class BuildRequest:
         provenance: The builder and the sources, as the packages' metadata records them; None to ask git.
         sandbox: Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), always
             (`require`), or never (`off`).
-        resources: Also report each kernel's use of the GPU, which compiles device code once more.
         shared_cache: A second cache, of which objects and binaries are copied and which is never written.
     """
 
@@ -69,7 +68,6 @@ class BuildRequest:
     allow: tuple[str, ...] = ()
     provenance: Mapping[str, Any] | None = None
     sandbox: SandboxMode = "auto"
-    resources: bool = False
     shared_cache: Path | None = None
 
 
@@ -108,8 +106,8 @@ class Selection:
     def outdated(self) -> list[str]:
         """Return the names of packages in the destination that the project no longer offers.
 
-        It leaves out variants that only this machine cannot build, which may come from another machine, packages of
-        other kernels, and directories with foreign files.
+        It leaves out variants that only this machine cannot build, which may come from another machine, and packages
+        of other kernels.
         """
         kept = {variant.name for variant in (*offered.variants(self.project, whole=True), *self.variants)}
         try:
@@ -117,10 +115,7 @@ class Selection:
         except OSError:
             return []
         return [
-            entry.name
-            for entry in present
-            if entry.name not in kept and not foreign_files.foreign_file(entry)
-            if foreign_files.is_of(entry, self.project.name)
+            entry.name for entry in present if entry.name not in kept and foreign_files.is_of(entry, self.project.name)
         ]
 
 
@@ -279,11 +274,9 @@ def _doubles(selections: Sequence[Selection], places: Mapping[Path, int]) -> Ite
 
 
 def _destination(project: Project, request: BuildRequest, *, several: bool) -> Path:
-    """Return the destination of a project's packages. Links are followed: the directory is swapped, not its link."""
+    """Return the destination of a project's packages, with links followed."""
     out = request.out or project.root / "build"
     path = Path(os.path.realpath(out / project.name if request.out and several else out))
     if path.exists() and not path.is_dir():
         raise PackageError("is a file; packages need a directory", where=str(path), hint="move it, or choose --out")
-    if request.out:
-        foreign_files.check_destination(path)
     return path

@@ -9,7 +9,6 @@ from typing import Any
 
 from kernel_builder.checks import CheckReport
 from kernel_builder.steps.buildable import UnavailableVariant
-from kernel_builder.steps.resources import SourceResources
 from kernel_format.errors import BuildError, KernelBuilderError, SeveralErrors
 
 
@@ -100,7 +99,6 @@ class BuildSummary:
         seconds: Wall time of the whole build.
         warnings: Title of a step -> output of its compiler.
         notices: Warnings about `build.toml`, and parts of it that are not built.
-        resources: Each kernel's use of the GPU, if requested.
         sandbox: The sandbox of this build's `steps` and `load` checks; None for no sandbox, or if nothing ran.
     """
 
@@ -114,7 +112,6 @@ class BuildSummary:
     seconds: float
     warnings: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
-    resources: tuple[SourceResources, ...] = ()
     sandbox: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
@@ -153,6 +150,5 @@ class BuildSummary:
             "seconds": round(self.seconds, 3),
             "warnings": dict(self.warnings),
             "notices": list(self.notices),
-            "resources": [source.as_dict() for source in self.resources],
             "sandbox": dict(self.sandbox),
         }

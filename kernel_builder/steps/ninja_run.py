@@ -33,7 +33,7 @@ from kernel_builder.steps.cache import (
 from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.failures import check_symbols, failure, is_killed
 from kernel_builder.steps.graph import Binary, CompileStep, Graph, Outcome
-from kernel_builder.steps.step_scripts import compiled, linked, stage_compile, stage_link
+from kernel_builder.steps.step_scripts import linked, stage_compile, stage_link
 from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import BuildError, StoreError, ToolchainError
 from kernel_format.files import remove_tree
@@ -107,31 +107,6 @@ def run(
         warnings=running.warnings,
         failures=running.failures,
     )
-
-
-def compile_alone(
-    step: CompileStep, work: Path, output: Path, threads: int, confinement: Confinement | None = None
-) -> str:
-    """Run one compile step without ninja or a cache; return the compiler's output.
-
-    Args:
-        work: An empty directory to work in.
-        output: The object; written in one step.
-        threads: The most processors to use.
-        confinement: The sandbox of the compiler; None for none.
-
-    Raises:
-        BuildError: If the compiler fails, with the command and the compiler's output.
-        StoreError: If the disk is full.
-    """
-    check_path(work)
-    directory = work / step.key
-    stage_compile(step, directory, None, threads=threads, confinement=confinement or Confinement())
-    done = subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=host_compiler.environment(), check=False)
-    if done.returncode:
-        raise failure(Graph(()), step, directory, "")
-    shutil.move(compiled(directory), output)
-    return (directory / "log").read_text(errors="replace")
 
 
 @dataclass

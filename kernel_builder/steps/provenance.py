@@ -11,7 +11,7 @@ from typing import Any
 
 import kernel_format
 import kernel_sandbox
-from kernel_builder.checkouts import CommittedFiles, ForgedObjectError, committed_files, git_output
+from kernel_builder.checkouts import CommittedEntry, committed_files, git_output
 from kernel_builder.config.project import Project
 from kernel_builder.version import VERSION
 
@@ -40,33 +40,28 @@ def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
         if answer is None:
             return None
         top, _, commit = os.fsdecode(answer.rstrip(b"\n")).rpartition("\n")
-        with committed_files(directory, commit) as committed:
-            return _compared(committed, Path(top), files)
+        committed = committed_files(directory, commit)
     except FileNotFoundError:
         return None
-
-
-def _compared(committed: CommittedFiles, root: Path, files: Iterable[Path]) -> GitState | None:
-    try:
-        committed.entry(".")
-    except ForgedObjectError:  # nothing is known of the commit
-        return None
-    modules: dict[tuple[str, str], list[Path]] = {}
+    if committed is None:
+        return GitState(commit, dirty=True)
+    submodules: dict[str, list[Path]] = {}
     dirty = False
     for path in files:
-        name = os.path.relpath(path, root)
-        try:
-            entry, inside = committed.entry(name)
-        except ForgedObjectError:
-            entry, inside = None, ""
-        if entry and inside:
-            modules.setdefault((name.removesuffix(inside), entry.name), []).append(path)
+        name = os.path.relpath(path, top)
+        entry = committed.get(name)
+        if module := next((str(parent) for parent in Path(name).parents if _is_submodule(committed, parent)), None):
+            submodules.setdefault(module, []).append(path)
         elif entry is None or not entry.is_file(path):
             dirty = True
-    # A submodule stands in the commit with one of its own.
-    for (name, commit), paths in modules.items():
-        dirty = git_state(root / name, paths) != GitState(commit, dirty=False) or dirty
-    return GitState(committed.commit, dirty)
+    for name, paths in submodules.items():
+        dirty = git_state(Path(top, name), paths) != GitState(committed[name].name, dirty=False) or dirty
+    return GitState(commit, dirty)
+
+
+def _is_submodule(committed: Mapping[str, CommittedEntry], directory: Path) -> bool:
+    entry = committed.get(str(directory))
+    return entry is not None and entry.is_submodule
 
 
 def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ _UNCONFINED = Confinement()
 def stage_compile(
     step: CompileStep,
     directory: Path,
-    output: Path | None,
+    output: Path,
     *,
     threads: int = 1,
     confinement: Confinement = _UNCONFINED,
@@ -49,7 +49,7 @@ def stage_compile(
     """Write the directory of a compile step.
 
     Args:
-        output: Where the script moves the object in the cache, with its digest; None to leave it at `compiled`.
+        output: Where the script moves the object, with its digest.
         threads: Threads for a compiler that uses several.
         confinement: The sandbox of the compiler.
 
@@ -81,10 +81,8 @@ def stage_compile(
         command = ["env", *with_paths(variables, step.roots), *command]
     readable = [place for root in step.roots.values() for place in _places(root)]
     compile_it = _inside(shlex.join(confinement.around(command, inside, readable)))
-    store = [sys.executable, "-I", "-S", files_read.__file__, str(directory)]
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        store += [str(output), str(digest_path(output))]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    store = [sys.executable, "-I", "-S", files_read.__file__, *map(str, (directory, output, digest_path(output)))]
     _write_script(directory, [compile_it, shlex.join(store)], confinement)
 
 
@@ -117,11 +115,6 @@ def _readable(step: CompileStep, directory: Path) -> list[str]:
 def _inside(command: str) -> str:
     """Return a shell command that runs in the directory `inside`."""
     return f"( cd {INSIDE} && {command} )"
-
-
-def compiled(directory: Path) -> Path:
-    """Return the object of a compile step without a place in the cache."""
-    return directory / "out.o"
 
 
 def linked(directory: Path) -> Path:

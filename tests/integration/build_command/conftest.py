@@ -165,9 +165,6 @@ def command(cache: Path, *arguments: str | Path, **more: str) -> subprocess.Comp
     if debugging():  # in this process, which a debugger controls
         done = CliRunner().invoke(main, given, env=variables, catch_exceptions=False)
         return subprocess.CompletedProcess(given, done.exit_code, done.stdout, done.stderr)
-    if debugging():  # in this process, which a debugger controls
-        done = CliRunner().invoke(main, given, env=variables, catch_exceptions=False)
-        return subprocess.CompletedProcess(given, done.exit_code, done.stdout, done.stderr)
     if more:  # a variable of Python or of a library counts where that is imported
         return subprocess.run([BUILDER, *given], capture_output=True, text=True, check=False, env=variables)
     return COMMANDS.run("from kernel_builder.cli import main; main()", given, variables)

@@ -10,7 +10,7 @@ import pytest
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
-from kernel_builder.steps import compile_steps, ninja_run
+from kernel_builder.steps import compile_steps
 from kernel_builder.toolchain import Toolchains
 from tests.integration.build_command.conftest import (
     BUILDER,
@@ -22,6 +22,7 @@ from tests.integration.build_command.conftest import (
     replace,
     untouched,
 )
+from tests.support.compile_step import compile_alone
 from tests.support.places import CPU, CUDA
 
 # What the code below takes from CUTLASS.
@@ -190,5 +191,5 @@ def test_torchs_cuda_context_compiles(copy_project: Copy, tmp_path: Path) -> Non
     drafts = compile_steps.drafts(read_project(project), variant, Toolchains())
     with_libraries = [step for step in drafts if "\0cuda-libraries-13.0\0" in step.roots]
     assert [step.source for step in with_libraries] == ["scale/context.cpp"], "the others do without the libraries"
-    ninja_run.compile_alone(with_libraries[0], tmp_path, tmp_path / "context.o", 1)
+    compile_alone(with_libraries[0], tmp_path, tmp_path / "context.o")
     assert (tmp_path / "context.o").stat().st_size > 0

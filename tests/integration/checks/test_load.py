@@ -176,10 +176,7 @@ def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_na
         assert report.passed == ("load",), report
 
 
-def test_a_process_that_ends_tells_its_last_words(tmp_path: Path) -> None:
-    bad = loading(tmp_path, "torch-cpu", "print('out of luck', file=sys.stderr, flush=True); os._exit(3)")
-    with ProbeProcess() as probe:
-        assert probe.ask("describe", str(bad), "cpu")(60) == ("failed", "the process ended with status 3: out of luck")
+def test_a_process_that_ends_is_reported_with_its_status() -> None:
     with ProbeProcess("/bin/false") as probe:
         assert probe.ask("fits", FITS)(60) == ("failed", "the process ended with status 1")
 

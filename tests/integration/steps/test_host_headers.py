@@ -12,9 +12,10 @@ from pathlib import Path
 from kernel_builder.backends import HostCompiler
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
-from kernel_builder.steps import compile_steps, files_read, ninja_run
+from kernel_builder.steps import compile_steps, files_read
 from kernel_builder.steps.graph import CompileStep
 from kernel_builder.toolchain import Toolchains
+from tests.support.compile_step import compile_alone
 from tests.support.places import CUDA
 
 # Of the headers' functions, device code has one and host code the other; `-lineinfo` names the headers of both.
@@ -35,7 +36,7 @@ def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:
 def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
     """Return the object, and the machine's headers that it is made from, all of which the step may read."""
     work.mkdir()
-    ninja_run.compile_alone(step, work, work / "object", 1)
+    compile_alone(step, work, work / "object")
     read = [Path(os.fsdecode(name)) for name in files_read.listed(str(work / step.key)) if name.startswith(b"/")]
     others = [work, *step.roots.values(), *(root.resolve() for root in step.roots.values())]
     return (work / "object").read_bytes(), [path for path in read if not any(map(path.is_relative_to, others))]
