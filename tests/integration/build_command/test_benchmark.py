@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -96,13 +97,21 @@ def test_a_wrong_kernel_is_not_timed(scale: Callable[..., Path], tmp_path: Path,
     assert json.loads(file.read_text())["rows"][0]["times"] == {}
 
 
-def test_an_exception_of_a_benchmark_names_its_line(scale: Callable[..., Path]) -> None:
+def test_bad_selections_have_clear_errors(
+    scale: Callable[..., Path], copy_project: Callable[..., Path], tmp_path: Path
+) -> None:
     project = scale()
-    file = project / "benchmarks/benchmark.py"
-    lines = file.read_text().splitlines()
-    number = next(number for number, line in enumerate(lines, 1) if "def eager(" in line)
-    lines.insert(number, "        raise ValueError('no such function\\nmore')")
-    file.write_text("\n".join(lines) + "\n")
-    done = benchmark(project, *MEASURED, "--against", "eager", "--shapes", "64x512")
-    assert done.exit_code == 2
-    assert f"{file}: line {number + 1}, in eager: ValueError: no such function\n" in done.stderr
+    for arguments, words in {
+        ("--shapes", "64x512,7by9"): "--shapes: '7by9' is not a shape; expected sizes joined by x",
+        ("--shapes", "*x3"): "--shapes: '*x3' fits no operation on cpu; they take 2 sizes, and declare 64x512, 128x512",
+        ("--shapes", "1x2x3"): "--shapes: '1x2x3' fits no operation on cpu",
+        ("--against", "eager,unknown"): "--against: 'unknown' is none of eager, mul, absent, another, compile",
+        ("--operation", "scale"): "--operation: 'scale' is none of scaled",
+    }.items():
+        done = benchmark(project, *arguments)
+        assert done.exit_code == 2 and words in done.stderr, done.stderr
+    unbuilt = copy_project("stable-scale", "unbuilt")
+    assert "benchmark.py: does not exist" in benchmark(unbuilt).stderr
+    shutil.copytree(project / "benchmarks", unbuilt / "benchmarks")
+    done = benchmark(unbuilt)
+    assert done.exit_code == 3 and f"hint: kernel-builder build {unbuilt} --backend cpu" in done.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -74,11 +75,6 @@ def test_ops_that_are_registered_wrongly(findings_of: FindingsOf) -> None:
             "its build",
             "take `ops` from `._ops`: `from ._ops import ops`",
         ),
-        (
-            "warning",
-            f"ops: {init}: line 24: calls the op scaledd, which the package does not register",
-            "did you mean scaled?",
-        ),
         without("error", "elsewhere", 10, "only for CUDA"),
         without("warning", "lost", 9, "nor for another backend"),
         without("warning", "on_gpus", 14, "nor for another backend"),
@@ -88,9 +84,6 @@ def test_ops_that_are_registered_wrongly(findings_of: FindingsOf) -> None:
             'add one in Python: @torch.library.register_fake(add_op_namespace_prefix("untraced"))',
         ),
     ]
-
-
-UNREGISTERED = "line 8: Torch has not registered scaled: it refuses the schema or its namespace"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +96,7 @@ UNREGISTERED = "line 8: Torch has not registered scaled: it refuses the schema o
             "loaded in one process",
             "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
         ),
-        ("misspelt", "ops", UNREGISTERED, "a schema is like `name(Tensor x"),
-        ("miskeyed", "load", "was killed by SIG", "schemas, namespaces and dispatch keys of op registrations"),
+        ("miskeyed", "load", "was killed by SIG", "schemas and keys of registered ops"),
         ("uninitialized", "python-abi", "exports no module initialiser", "put `REGISTER_EXTENSION("),
     ],
 )
@@ -127,25 +119,18 @@ def test_functions_are_compared_with_their_schemas(findings_of: FindingsOf) -> N
     def made(of_function: str, of_schema: str) -> str:
         return f"make it {of_function}, which {of_schema} of a schema is in C++: Torch does not convert it"
 
-    def again(op: str, line: int, first: int) -> tuple[str, str]:
-        return (
-            f"line {line}: {op} is defined again, after line {first}",
-            f"remove one, or make it an overload, such as {op}.other(...): Torch refuses it, or keeps the first "
-            "without a message",
-        )
-
     assert errors("typed") == [
+        ("line 20: scaled takes argument 2 as float, in the schema of scaled it is float", made("double", "float")),
         (
-            "line 27: counted takes argument 2 as optional<double>, in the schema of counted it is int?",
+            "line 21: counted takes argument 2 as optional<double>, in the schema of counted it is int?",
             made("std::optional<int64_t>", "int?"),
         ),
-        ("line 27: counted takes argument 3 as int32_t, in the schema of counted it is int", made("int64_t", "int")),
-        ("line 28: mean returns its result as float, in the schema of mean it is float", made("double", "float")),
+        ("line 21: counted takes argument 3 as int32_t, in the schema of counted it is int", made("int64_t", "int")),
+        ("line 22: mean returns its result as float, in the schema of mean it is float", made("double", "float")),
         (
-            "line 30: both takes argument 2 as int64_t, in the schema of both.by it is float",
+            "line 24: both takes argument 2 as int64_t, in the schema of both.by it is float",
             made("double", "float"),
         ),
-        again("scaled", 14, 13),
     ]
     assert errors("written") == [
         (
@@ -170,7 +155,7 @@ LOAD = "the client cannot load the package: "
             "throwing",
             f"load: torch-ext/throwing/__init__.py: {LOAD}the process was killed by SIGABRT: std::runtime_error: no "
             "table",
-            "a static initializer or an op registration of the binary throws it",
+            "look at code that runs at load: static initializers, and schemas and keys of registered ops",
         ),
         (
             "syntax",
@@ -178,43 +163,20 @@ LOAD = "the client cannot load the package: "
             "correct the syntax; Python 3.10 must be able to read it",
         ),
         (
-            "circular",
-            f"load: torch-ext/circular/__init__.py: {LOAD}ImportError: cannot import name 'g' from 'MODULE' "
-            "(torch-ext/circular/__init__.py)",
-            "`__init__.py` does not have it, or not yet: where modules import each other, move their shared "
-            "code into a third module",
-        ),
-        (
             "data",
             f"load: torch-ext/data/__init__.py: {LOAD}FileNotFoundError: [Errno 2] No such file or directory: "
             "'build/torch-cpu/table.json'",
-            "add the ending of the file to `pyext` in build.toml: the package has only files with these endings",
+            "add the ending of the file to `pyext` in build.toml: the package has only these files",
         ),
         (
             "device",
             f"load: torch-ext/device/__init__.py: {LOAD}AssertionError: Torch not compiled with CUDA enabled",
-            "ask for the device in the function that needs it: a package is imported on machines without a GPU too",
-        ),
-        (
-            "exiting",
-            f"load: torch-ext/exiting/__init__.py: {LOAD}SystemExit: no GPU",
-            "raise an exception instead, such as ImportError: a library must not end its user's process",
-        ),
-        (
-            "ops-of",
-            f"load: torch-ext/ops_of/__init__.py: {LOAD}ImportError: cannot import name 'doubled' from 'MODULE._ops' "
-            "(build/torch-cpu/_ops.py)",
-            "`_ops` has `ops`, whose attributes are the ops, and `add_op_namespace_prefix`",
+            "ask for the device in the function that needs it",
         ),
         (
             "misnamed",
-            "ops: torch-ext/misnamed/__init__.py: line 6: names the op doubld, which the package does not register",
-            "did you mean doubled?",
-        ),
-        (
-            "bound-early",
-            "ops: torch-ext/bound_early/__init__.py: line 11: calls the op scald, which the package does not register",
-            "did you mean scaled?",
+            f"load: torch-ext/misnamed/__init__.py: {LOAD}RuntimeError: operator MODULE::doubld does not exist",
+            "run `python -m kernel_builder.checks.probe load DIR` on the package to see the full message",
         ),
         (
             "missing",
@@ -229,7 +191,7 @@ def test_a_mistake_has_one_finding(findings_of: FindingsOf, project: str, messag
     name = project.replace("-", "_")
     words = [word for word in text.replace("'", " ").split() if word.startswith(f"_{name}_c")]
     if words:
-        text = text.replace(words[0].partition(".")[0], "MODULE")
+        text = text.replace(re.split("[.:]", words[0])[0], "MODULE")
     assert (severity, text, advice) == ("error", message, hint)
 
 
@@ -275,19 +237,7 @@ def test_a_binding_by_pybind11_on_the_full_abi(findings_of: FindingsOf) -> None:
         )
 
 
-def test_an_exit_and_a_fake_that_does_not_take_the_arguments_of_its_schema(findings_of: FindingsOf) -> None:
-    assert findings_of("fake") == [
-        (
-            "warning",
-            f"process-end: {BINDING}: line 7: calls exit, which ends the process of the kernel's user",
-            "report the error as an exception: TORCH_CHECK, STD_TORCH_CHECK on the stable ABI, or throw",
-        ),
-        (
-            "warning",
-            "ops: torch-ext/fake/__init__.py: line 7: the fake of scaled takes 1 argument, and its schema has 2",
-            "take those of the schema: torch.compile calls the fake with them",
-        ),
-    ]
+def test_a_sound_project_has_no_findings(findings_of: FindingsOf) -> None:
     assert findings_of("sound") == []
 
 
