@@ -16,8 +16,7 @@ let
   oldestOfEachMajor = releases: attrValues
     (foldl' (kept: release: { ${head (splitVersion release)} = release; } // kept) { } (ascending releases));
 
-  # `floor` is the oldest Torch of a variant on the stable ABI, else null. A source that does not include Torch is compiled
-  # for the variant `withoutTorch`, which is the same for all releases.
+  # `floor` is the oldest Torch of a variant on the stable ABI, else null.
   variant = backend: floor: release: cuda:
     let
       digits = replaceStrings [ "." ] [ "" ];
@@ -26,7 +25,6 @@ let
     in {
       inherit backend floor release cuda;
       name = named (if floor == null then "torch${digits release}-cxx11" else stable);
-      withoutTorch = named (if floor == null then "torch00-cxx11" else stable);
     };
   compiled = backend:
     let

@@ -1,5 +1,4 @@
-# One derivation for each step of a build, on one system. kernel_builder/nix.py does the work of a step; this file defines
-# the inputs of the step.
+# The derivations of a build on one system. kernel_builder/nix.py does the work of a step; this file defines its inputs.
 { pkgs, system, commit }: with builtins;
 let
   lock = fromJSON (readFile ../kernel_builder/toolchain/lock.json);
@@ -59,25 +58,18 @@ let
     '';
   };
   compileall = "python3 -m compileall -q --invalidation-mode unchecked-hash"; # all files in the store have one time
-  # The part of the builder that determines objects; a change to the rest recompiles nothing.
-  planner = withBytecode "kernel-builder-plan" (map (name: "kernel_builder/${name}") ([
-    "__init__.py" "backends" "checkouts.py" "config" "demangle.py" "elf.py" "nix.py" "plural.py" "probe_cache.py"
-    "progress.py" "steps" "toml_file.py" "version.py" "templates/clang" "templates/compat.cpp" "templates/registration.h"
-  ] ++ map (name: "toolchain/${name}")
-    (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain))))
-    ++ [ format sandbox ]);
   format = "packages/kernel-format/kernel_format";
   sandbox = "packages/kernel-sandbox/kernel_sandbox";
-  # The import path of a copy of this repository's distributions.
-  distributions = root: "${root}:${root}/packages/kernel-format:${root}/packages/kernel-sandbox";
-  # `init` reads the kit through a link in kernel_builder/templates.
-  builder = "${distributions (withBytecode "kernel-builder" [ "kernel_builder" format sandbox "kernels/kit" ])}:${dependencies}";
+  # The builder's import path. `init` reads the kit through a link in kernel_builder/templates.
+  builder =
+    let root = withBytecode "kernel-builder" [ "kernel_builder" format sandbox "kernels/kit" ];
+    in "${root}:${root}/packages/kernel-format:${root}/packages/kernel-sandbox:${dependencies}";
   libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # nixpkgs' wrapper of g++ does not print these directories
   step = name: program: spec: attributes: run name ({
     spec = toJSON spec;
     passAsFile = [ "spec" ];
     nativeBuildInputs = [ python ];
-    PYTHONPATH = "${distributions planner}:${dependencies}";
+    PYTHONPATH = builder;
     LIBRARY_PATH = libraries;
     buildCommand = "python3 -m kernel_builder.nix ${program} $specPath $out";
   } // attributes);
@@ -148,8 +140,8 @@ let
     + "depends on; `kernel-builder build` with KERNEL_BUILDER_DEPENDENCIES=${name}=DIR builds with a checkout of it");
   # The stub libraries that every binary is linked against. A package would take 1.5 s to build them.
   sysroot = step "sysroot" "sysroot" { lock = lockOf [ ]; } { };
-  # The requirements of a step besides compilers: `torch`, `cudaLibraries`: whether it has such headers; `depends`: libraries.
-  toolchain = { cuda, floor, ... }@variant: { torch, cudaLibraries, depends }:
+  # The compilers and headers of a variant. `isCompiled`: whether it has code; `depends`: its header libraries.
+  toolchain = { cuda, floor, ... }@variant: { isCompiled, depends }:
     let
       # The stable ABI of a release before the first pinned one is targeted with the headers of the first.
       stable = filter (name: match "torch-.*-stable" name != null) (attrNames lock.components);
@@ -157,13 +149,13 @@ let
       oldest = head (sort (a: b: compareVersions a b < 0) releases);
       release = if floor != null && compareVersions floor oldest < 0 then oldest else variant.release;
       toolkit = toolkitOf cuda;
-      compilers = if cuda == null then [ ] else [ "cuda-${toolkit}" ] ++ (if isByClang cuda then [ clang ] else [ ]);
-      headers = (if cuda != null && cudaLibraries then [ "cuda-libraries-${toolkit}" ] else [ ])
-        ++ (if torch then [ "torch-${release}-${if floor == null then "full" else "stable"}" ] else [ ])
+      names = (if cuda == null then [ ] else [ "cuda-${toolkit}" "cuda-libraries-${toolkit}" ])
+        ++ (if isByClang cuda then [ clang ] else [ ])
+        ++ (if isCompiled then [ "torch-${release}-${if floor == null then "full" else "stable"}" ] else [ ])
         ++ map pinnedLibrary (filter (name: name != "torch") depends);
     in {
-      lock = lockOf (compilers ++ headers);
-      trees = listToAttrs (map (name: { inherit name; value = treeOf.${name}; }) (compilers ++ headers));
+      lock = lockOf names;
+      trees = listToAttrs (map (name: { inherit name; value = treeOf.${name}; }) names);
     };
 
   # A project. `path` is its directory; `commit` is the commit of the sources, for the metadata of its packages.
@@ -173,64 +165,26 @@ let
       inherit (build) general;
       torch = build.torch or { };
       kernels = build.kernel or { };
-      isHeader = file: match ".*[.](cuh|h|hh|hpp|hxx|inc|inl)" file != null;
+      isCompiled = build ? torch;
       # A variant's kernels. One is left out where the CUDA release is older than its `cuda-minver`.
-      namesOf = variant:
-        let
-          isCompiled = kernel: kernel.backend == variant.backend && (variant.cuda == null
-            || !(kernel ? cuda-minver) || compareVersions kernel.cuda-minver variant.cuda <= 0);
-        in filter (name: isCompiled kernels.${name}) (attrNames kernels);
-      # The libraries of a variant's kernels, which all of its sources see.
-      dependsOf = variant: concatMap (name: kernels.${name}.depends or [ ]) (namesOf variant);
-      # A variant's sources, each with its table of build.toml and the files that it can include.
-      unitsOf = variant:
-        let
-          units = name: table: map (file: {
-            inherit name table file;
-            # `csrc` as in compile_steps.py.
-            reached = import ./sources.nix path { include = table.include or [ ] ++ [ "csrc" ]; listed = table.src; } file;
-          }) (filter (file: !isHeader file) (table.src or [ ]));
-        in units null torch ++ concatMap (name: units name kernels.${name}) (namesOf variant);
-      # The requirements of all steps of a variant.
-      allOf = variant: {
-        torch = build ? torch;
-        cudaLibraries = any (unit: unit.reached.cudaLibraries) (unitsOf variant);
-        depends = dependsOf variant;
+      kernelsOf = variant: filter (kernel: kernel.backend == variant.backend && (variant.cuda == null
+        || !(kernel ? cuda-minver) || compareVersions kernel.cuda-minver variant.cuda <= 0)) (attrValues kernels);
+      toolchainOf = variant: toolchain variant {
+        inherit isCompiled;
+        depends = concatMap (kernel: kernel.depends or [ ]) (kernelsOf variant);
       };
-      compile = variant: { name, table, file, reached }:
-        let
-          narrowed = removeAttrs table [ "maxver" "minver" "pyext" "stable-abi" ]
-            // { src = if reached.computed then table.src else [ file ]; };
-        in step "${general.name}-${file}" "compile" ({
-          inherit file;
-          variant = if reached.torch then variant.name else variant.withoutTorch;
-          source = sources "source" path reached.files;
-          build = {
-            general = { inherit (general) name license; edition = 5; version = 0; backends = [ variant.backend ]; };
-            torch = { src = [ ]; } // when (variant.floor != null) { stable-abi = variant.floor; }
-              // when (name == null) narrowed;
-            # The source sees the libraries of all kernels; `_` stands for the other ones.
-            kernel = { _ = { inherit (variant) backend; depends = dependsOf variant; src = [ ]; }; }
-              // when (name != null) { ${name} = narrowed; };
-          };
-        } // toolchain variant { inherit (reached) torch cudaLibraries; depends = dependsOf variant; }) { };
       package = variant:
         let
-          units = unitsOf variant;
-          listed = table: filter (one: !isLinked path one) (table.include or [ ]) ++ table.src or [ ];
-          # Sources that mention the op namespace are compiled here, since it is a digest of all inputs of the binary.
-          # So are sources of several tables, which are compiled once with the flags of all.
-          isShared = file: length (filter (unit: unit.file == file) units) > 1;
-          compiled = filter (unit: !unit.reached.namespace && !isShared unit.file) units;
+          # `csrc` as in compile_steps.py.
+          listed = table: filter (file: !isLinked path file) (table.include or [ ]) ++ table.src or [ ];
         in step "${general.name}-${variant.name}" "package" ({
           inherit commit;
           builder = builderCommit;
           variant = variant.name;
           source = sources general.name path ([ "build.toml" "torch-ext" ]
-            ++ concatMap listed ([ torch ] ++ attrValues kernels) ++ concatMap (unit: unit.reached.files) units);
-          objects = map (compile variant) compiled;
-        } // when (units != [ ]) { inherit sysroot; } // toolchain variant (allOf variant)) {
-          PYTHONPATH = builder;
+            ++ (if pathExists (path + "/csrc") then [ "csrc" ] else [ ])
+            ++ concatMap listed ([ torch ] ++ attrValues kernels));
+        } // when isCompiled { inherit sysroot; } // toolchainOf variant) {
           nativeBuildInputs = [ python pkgs.ninja ];
         };
       variants = variantsOf build;
@@ -239,7 +193,7 @@ let
         (listToAttrs (map ({ name, ... }: { inherit name; value = packages.${name}; }) variants));
     in {
       inherit build bundleOf path variants;
-      toolchain = variant: toolchain variant (allOf variant);
+      toolchain = toolchainOf;
       bundle = bundleOf variants;
       variant = name: if packages ? ${name} then bundleOf [ { inherit name; } ] else throw (concatStringsSep "\n  "
         ([ "${general.name} has no variant ${name} on ${system}; it has" ] ++ attrNames packages));

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from kernel_builder import toml_file
 from kernel_builder.backends.host_code import CompileOptions, Compiler
@@ -84,20 +84,6 @@ class SymbolFamily:
     hint: str
 
 
-@dataclass(frozen=True)
-class DeviceFinding:
-    """A finding about device code, for the check `device-code`.
-
-    Attributes:
-        path: The source, relative to the project; empty for the binary.
-    """
-
-    message: str
-    hint: str
-    severity: Literal["error", "warning"] = "error"
-    path: str = ""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompiledBackend(Backend):
     """A back end that the builder compiles for. By default it has no releases, and g++ compiles all of its sources.
@@ -114,7 +100,6 @@ class CompiledBackend(Backend):
         warp_sizes: The threads that a warp of its devices may have, for the emulator; empty if that cannot emulate it.
         translates: The back end whose sources hipify translates to its own; None for none.
         shims_of: The back end in `torch_shims.toml` whose functions these libraries define; empty for its own.
-        reads_device_code: Whether `in_device_code` and `in_sources` look for anything.
         looks_like: Names of libraries that are of its devices; None for none.
     """
 
@@ -130,7 +115,6 @@ class CompiledBackend(Backend):
     warp_sizes: tuple[int, ...] = ()
     translates: CompiledBackend | None = None
     shims_of: str = ""
-    reads_device_code: bool = False
     looks_like: re.Pattern[str] | None = None
 
     # The matrix.
@@ -233,13 +217,13 @@ class CompiledBackend(Backend):
         """Return the symbols that a binary may leave undefined, because Torch has loaded the libraries."""
         return ()
 
-    def in_device_code(self, binary: Path, archs: Sequence[str]) -> Iterator[DeviceFinding]:
-        """Yield the problems of the device code of a binary whose metadata lists these architectures."""
-        return iter(())
+    def device_archs(self, binary: Path) -> frozenset[str] | None:
+        """Return the architectures that a binary has device code for; None if the builder does not read that.
 
-    def in_sources(self, sources: Mapping[str, str], archs: Sequence[str]) -> Iterator[DeviceFinding]:
-        """Yield the problems of a variant's sources, without comments, on these architectures."""
-        return iter(())
+        Raises:
+            elf.Unreadable: If the binary cannot be read.
+        """
+        return None
 
     def lacking(self, symbol: str, release: Release) -> str | None:
         """Return why some clients that load a variant of a release lack a symbol, or None if all have it."""

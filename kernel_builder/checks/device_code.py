@@ -1,15 +1,10 @@
-"""Check a binary's device code and its sources for code that its devices would not run well.
-
-The back end defines the patterns.
-"""
+"""Check that a binary has device code for the architectures of its metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_builder import backends
-from kernel_builder.backends import DeviceFinding
-from kernel_builder.checks import registrations
+from kernel_builder import backends, elf
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 
 NAME = "device-code"
@@ -20,16 +15,18 @@ def check_device_code(package: CheckedPackage) -> Iterator[Finding]:
     if variant is None or variant.platform is None:
         raise NotApplicable("the package has no device code of its own")
     backend = backends.compiled(variant.backend)
-    if not backend.reads_device_code:
-        raise NotApplicable(f"the builder does not read device code of {backend.title}")
-    archs = package.known_metadata.archs
+    expected = frozenset(package.known_metadata.archs)
     for binary in package.binaries:
-        for finding in backend.in_device_code(binary.path, archs):
-            yield _finding(finding, binary.name)
-    if package.project:
-        for finding in backend.in_sources(registrations.sources(package.project, variant), archs):
-            yield _finding(finding, finding.path)
-
-
-def _finding(device_finding: DeviceFinding, path: str) -> Finding:
-    return Finding(NAME, path, device_finding.message, device_finding.hint, device_finding.severity)
+        try:
+            found = backend.device_archs(binary.path)
+        except elf.Unreadable as error:
+            yield Finding(NAME, binary.name, str(error), "build the package again")
+            continue
+        if found is None:
+            raise NotApplicable(f"the builder does not read device code of {backend.title}")
+        for archs, fault in (
+            (expected - found, "has no code for {}, which its metadata lists"),
+            (found - expected, "has code for {}, which its metadata does not list"),
+        ):
+            if archs:
+                yield Finding(NAME, binary.name, fault.format(", ".join(sorted(archs))), "build the package again")

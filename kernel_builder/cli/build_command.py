@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
 from kernel_builder.plural import counted, some_of
 from kernel_builder.progress import Progress, shown
-from kernel_builder.steps.resources import SourceResources
 from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import shared_cache
 from kernel_format.errors import BuildError, KernelBuilderError
@@ -40,7 +38,6 @@ from kernel_format.errors import BuildError, KernelBuilderError
 _ERRORS = 5  # printed in full
 _NAMED = 3  # variants named in a message; the rest is counted
 _SHORT = 100  # characters of a reason in the table
-_THREADS = 256  # per block; `--json` has the occupancy for other sizes
 
 
 def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
@@ -70,9 +67,6 @@ def print_summary(summary: BuildSummary) -> None:
     _print_unavailable(summary)
     _print_table(summary)
     _print_skipped(summary)
-    for source in summary.resources:
-        if source.kernels:
-            _print_resources(source)
     binaries = len({built.module for built in summary.packages if any(built.path.glob(f"{built.module}.*so"))})
     sandbox = summary.sandbox.get("load")
     click.echo(
@@ -80,21 +74,6 @@ def print_summary(summary: BuildSummary) -> None:
         f"{counted(summary.compiles, 'file')} compiled in {summary.cpu_seconds:.1f} s of processor time; "
         f"{summary.seconds:.1f} s in all{f'; in a sandbox ({sandbox})' if sandbox else ''}"
     )
-
-
-def _print_resources(source: SourceResources) -> None:
-    rows = [("capability", "registers", "spills", "stack", "shared", f"occupancy at {_THREADS}", "kernel")]
-    for kernel in source.kernels:
-        shares = kernel.occupancy()
-        spills = f"{kernel.spill_stores + kernel.spill_loads} B"
-        occupancy = f"{shares[_THREADS]:.0%}" if shares else "unknown"
-        figures = (str(kernel.registers), spills, f"{kernel.stack} B", f"{kernel.shared} B", occupancy)
-        rows.append((kernel.capability, *figures, kernel.kernel))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    click.echo(f"{source.title}:")
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        click.echo(f"  {'  '.join([*cells, row[-1]])}")
 
 
 def _print_unavailable(summary: BuildSummary) -> None:
@@ -119,15 +98,6 @@ def _print_skipped(summary: BuildSummary) -> None:
         click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {reason}", fg="yellow")
     if any(" Torch here: " in reason for reason in reasons):
         click.echo("    these packages passed all other checks; they load on a machine with a matching Torch")
-    loadable = {name for reason, names in reasons.items() for name in _loadable(reason, names)}
-    if loadable and not any("load" in built.passed for built in summary.packages):
-        click.echo(f"    `--variant {min(loadable)}` builds one for the Torch that is installed")
-
-
-def _loadable(reason: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield the corresponding variants for the installed Torch, whose version the client gives as the reason."""
-    if match := re.search(r"environment Torch version \((\d+)\.(\d+)\)", reason):
-        yield from (re.sub(r"^torch\d+-", f"torch{match[1]}{match[2]}-", name) for name in names)
 
 
 def _print_table(summary: BuildSummary) -> None:
@@ -141,15 +111,6 @@ def _print_table(summary: BuildSummary) -> None:
     for failed in summary.failures:
         old = "; the package of an earlier build is outdated" if failed.outdated else ""
         rows.append((failed.project, failed.variant or "-", f"failed: {_short(failed.errors[0])}{old}", "", "", ""))
-    elsewhere: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for missing in summary.unavailable:
-        projects, names = elsewhere.setdefault(missing.reason, ({}, {}))
-        projects[missing.project] = None
-        names[missing.variant or "-"] = None
-    for projects, names in elsewhere.values():
-        project = f"{len(projects)} projects" if len(projects) > 1 else next(iter(projects))
-        variant = f"{len(names)} variants" if len(names) > 1 else next(iter(names))
-        rows.append((project, variant, "not here", "", "", ""))
     if len({row[0] for row in rows[1:]}) < 2:
         rows = [("", *row[1:]) for row in rows]
     # Reasons can be long: only rows with a short status align the columns after it.
@@ -205,12 +166,6 @@ def _cut(text: str) -> str:
     help="Run compilers and load packages without network and without access to other files: if the system has a "
     "sandbox, always, or never.",
 )
-@click.option(
-    "--resources",
-    is_flag=True,
-    help="Also print registers, spills, stack, shared memory and occupancy of each CUDA kernel and capability, as "
-    "ptxas reports them. Compiles CUDA sources once more.",
-)
 @json_option
 def build(
     directories: tuple[Path, ...],
@@ -237,7 +192,7 @@ def build(
     kernel-builder build kernels/rmsnorm --platform all
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
-    kernel-builder build . --capability 9.0 --resources
+    kernel-builder build . --capability 9.0
     kernel-builder build third-party-kernel --sandbox require
     """
     summary = run(

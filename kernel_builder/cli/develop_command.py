@@ -1,8 +1,7 @@
-"""`kernel-builder devshell`, `testshell`, `test-report` and `compile-commands`."""
+"""`kernel-builder devshell`, `testshell` and `compile-commands`."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from kernel_builder.cli.shared_options import directory_argument, public_shell_o
 from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.develop import choice, hardware_report, interpreter, shells
+from kernel_builder.develop import choice, interpreter, shells
 from kernel_builder.develop import compile_commands as editor
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
@@ -86,30 +85,6 @@ def testshell(directory: Path, variant: str | None, command: tuple[str, ...]) ->
     with shown(sys.stderr) as progress:
         python = interpreter.find(project, chosen, default_cache(), progress)
     _enter(f"{python} with {project.name} {chosen.name}", shells.testing(project, chosen, python), command)
-
-
-@click.command("test-report")
-@directory_argument
-@_variant_option
-@click.argument("pytest_arguments", metavar="[PYTEST_OPTION]...", nargs=-1, type=click.UNPROCESSED)
-def test_report(directory: Path, variant: str | None, pytest_arguments: tuple[str, ...]) -> None:
-    """Run the tests of a project on this machine's hardware, and print a report as JSON.
-
-    DIR is the project (default: here). The variant is built first, and tested with a Torch that loads it, as in
-    `testshell`. The report has the hardware, the versions, the package's metadata, and the results of the tests. The
-    exit status is 1 if a test has failed.
-
-    \b
-    kernel-builder test-report kernels/rmsnorm > report.json
-    kernel-builder test-report kernels/rmsnorm --variant torch-stable-abi210-rocm72-x86_64-linux -- -k forward
-    """
-    project = _read(directory)
-    with shown(sys.stderr) as progress:
-        report = hardware_report.run(
-            project, variant, Toolchains(progress=progress), progress, arguments=pytest_arguments
-        )
-    click.echo(json.dumps(report, indent=2))
-    sys.exit(0 if report["status"] == 0 else 1)
 
 
 def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) -> NoReturn:

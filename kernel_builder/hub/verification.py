@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import checks, pipeline
-from kernel_builder.checkouts import ForgedObjectError, committed_files, git_output
+from kernel_builder.checkouts import check_out, git_output
 from kernel_builder.config import offered
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant, this_platform
@@ -197,15 +197,12 @@ def _git_repository(source: Path) -> tuple[Path, str] | None:
 def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
     """Write the project at a commit to a new directory, so that the user's files stay unchanged."""
     top, prefix = repository
-    try:
-        with committed_files(top, commit) as committed:
-            committed.write(target)
-    except (ForgedObjectError, OSError) as error:
+    if error := check_out(top, commit, target):
         raise VerificationError(
             f"cannot check out the commit {commit[:12]}: {error}",
             where=str(top),
             hint="fetch the commit that the package names into this repository",
-        ) from error
+        )
     (target / ".git").mkdir()  # symbolic links may point to files of the whole repository
     return target / prefix
 

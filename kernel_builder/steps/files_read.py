@@ -1,9 +1,9 @@
 """The last command of a compile step: moves the object into the cache if its compiler has read nothing else.
 
-    files_read.py DIRECTORY [OUTPUT DIGEST]
+    files_read.py OUTPUT DIGEST
 
-It runs in the step's directory, outside of a sandbox, and starts fast: without site-packages. Without OUTPUT, the
-object stays in the directory. Names of files are bytes, in whatever encoding.
+It runs in the step's directory, outside of a sandbox, and starts fast: without site-packages. Names of files are bytes,
+in whatever encoding.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def foreign(names: Iterable[bytes], readable: bytes) -> list[bytes]:
 
 def main() -> None:
     """Check the lists of a step, and move its object."""
-    directory, *stored = sys.argv[1:]
+    output, digest_path = sys.argv[1:]
     for name in ("out.o", HEADERS_READ, ASSEMBLED, PRINTED):
         if os.path.lexists(f"{INSIDE}/{name}"):
             os.replace(f"{INSIDE}/{name}", name)
@@ -73,14 +73,10 @@ def main() -> None:
         sys.exit(1)
     with open("out.o", "rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()
-    if stored:
-        with open("digest", "w") as file:
-            file.write(digest)
-        if not os.path.samefile(".", directory):  # the build was killed, and the next one has renamed the directory
-            sys.exit("the directory of the step has another name")
-        output, digest_path = stored
-        os.replace("digest", digest_path)
-        os.replace("out.o", output)
+    with open("digest", "w") as file:
+        file.write(digest)
+    os.replace("digest", digest_path)
+    os.replace("out.o", output)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import kernel_format
 import kernel_sandbox
-from kernel_builder.checkouts import CommittedFiles, ForgedObjectError, committed_files, git_output
+from kernel_builder.checkouts import CommittedEntry, committed_files, git_output
 from kernel_builder.config.project import Project
 from kernel_builder.version import VERSION
 
@@ -30,51 +30,38 @@ def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
     The content of every file is compared with the commit. `git status` is not safe: it runs programs that the
     repository's configuration names (filters, a file system monitor), and trusts the index. A file that the commit
     lacks counts as a difference.
-
-    Args:
-        directory: A directory of the repository.
-        files: Absolute paths, without symbolic links above the repository.
     """
     try:
         answer = git_output(directory, "rev-parse", "--show-toplevel", "--verify", "HEAD")
         if answer is None:
             return None
         top, _, commit = os.fsdecode(answer.rstrip(b"\n")).rpartition("\n")
-        with committed_files(directory, commit) as committed:
-            return _compared(committed, Path(top), files)
+        committed = committed_files(directory, commit)
     except FileNotFoundError:
         return None
-
-
-def _compared(committed: CommittedFiles, root: Path, files: Iterable[Path]) -> GitState | None:
-    try:
-        committed.entry(".")
-    except ForgedObjectError:  # nothing is known of the commit
-        return None
-    modules: dict[tuple[str, str], list[Path]] = {}
+    if committed is None:
+        return GitState(commit, dirty=True)
+    submodules: dict[str, list[Path]] = {}
     dirty = False
     for path in files:
-        name = os.path.relpath(path, root)
-        try:
-            entry, inside = committed.entry(name)
-        except ForgedObjectError:
-            entry, inside = None, ""
-        if entry and inside:
-            modules.setdefault((name.removesuffix(inside), entry.name), []).append(path)
+        name = os.path.relpath(path, top)
+        entry = committed.get(name)
+        if module := next((str(parent) for parent in Path(name).parents if _is_submodule(committed, parent)), None):
+            submodules.setdefault(module, []).append(path)
         elif entry is None or not entry.is_file(path):
             dirty = True
-    # A submodule stands in the commit with one of its own.
-    for (name, commit), paths in modules.items():
-        dirty = git_state(root / name, paths) != GitState(commit, dirty=False) or dirty
-    return GitState(committed.commit, dirty)
+    for name, paths in submodules.items():
+        dirty = git_state(Path(top, name), paths) != GitState(committed[name].name, dirty=False) or dirty
+    return GitState(commit, dirty)
+
+
+def _is_submodule(committed: Mapping[str, CommittedEntry], directory: Path) -> bool:
+    entry = committed.get(str(directory))
+    return entry is not None and entry.is_submodule
 
 
 def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the builder's entry in a package's provenance.
-
-    Args:
-        state: `commit` and `dirty` of a builder in a git checkout, else empty.
-    """
+    """Return the builder's entry in a package's provenance."""
     # The public client expects a version. An editable install reports the version of its installation time, so a
     # checkout records its commit as the version: equal sources give equal bytes.
     version = f"0+g{state['commit'][:12]}" if state else VERSION
@@ -82,11 +69,7 @@ def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
-    """Return the provenance of a package: the builder and the project's sources.
-
-    Args:
-        sources: The files that its compile steps read, relative to its root.
-    """
+    """Return the provenance of a package: the builder and the project's sources."""
     here = Path(__file__).resolve().parents[1]
     packages = [here, *(Path(str(module.__file__)).parent for module in (kernel_format, kernel_sandbox))]
     files = chain.from_iterable(map(_builder_files, packages))

@@ -172,27 +172,6 @@ __device__ __forceinline__ int computed_here(int offset) {
   return offset;
 }
 
-// Returns 16 of the 32 bytes in `low` and `high`, from byte `misalignment` (below 16) on.
-//
-// Both elements of a choice are read before it. Of a choice between two elements clang makes one between their
-// addresses, which keeps the array in local memory and makes kernels for unaligned rows up to four times slower (H100).
-__device__ __forceinline__ uint4 shift_words(uint4 low, uint4 high, unsigned misalignment) {
-  uint32_t parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-  for (int i = 0; i < 6; ++i) {
-    const uint32_t near = parts[i], far = parts[i + 2];
-    parts[i] = (misalignment & 8) != 0 ? far : near;
-  }
-#pragma unroll
-  for (int i = 0; i < 5; ++i) {
-    const uint32_t near = parts[i], far = parts[i + 1];
-    parts[i] = (misalignment & 4) != 0 ? far : near;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) parts[i] = __funnelshift_r(parts[i], parts[i + 1], misalignment % 4 * 8);
-  return make_uint4(parts[0], parts[1], parts[2], parts[3]);
-}
-
 // Products and sums that are not fused with the following operations, of float32 or of pairs of 16-bit elements, which
 // are rounded once. In float32, products of two such elements are exact.
 #if defined(USE_ROCM)
@@ -224,6 +203,26 @@ __device__ __forceinline__ Pair rounded_sum(Pair a, Pair b) {
 }
 #endif
 
+// Elements whose dtype is known at run time only.
+__device__ __forceinline__ float load_as(Type type, const void* data, int64_t index) {
+  if (type == Type::float32) return static_cast<const float*>(data)[index];
+  if (type == Type::float16) return decode(static_cast<const __half*>(data)[index]);
+  return decode(static_cast<const __nv_bfloat16*>(data)[index]);
+}
+__device__ __forceinline__ void store_as(Type type, void* data, int64_t index, float value) {
+  if (type == Type::float32) {
+    static_cast<float*>(data)[index] = value;
+  } else if (type == Type::float16) {
+    static_cast<__half*>(data)[index] = encode<__half>(value);
+  } else {
+    static_cast<__nv_bfloat16*>(data)[index] = encode<__nv_bfloat16>(value);
+  }
+}
+__device__ __forceinline__ float rounded_as(Type type, float value) {
+  if (type == Type::float32) return value;
+  return type == Type::float16 ? decode(encode<__half>(value)) : decode(encode<__nv_bfloat16>(value));
+}
+
 // Floats in one load or store: at most 16 bytes. A vector of 16-bit elements becomes several vectors of floats.
 template <int kWidth>
 constexpr int kFloats = kWidth < 4 ? kWidth : 4;
@@ -247,11 +246,6 @@ __device__ __forceinline__ void store_floats(float* to, const float (&values)[kW
     for (int i = 0; i < kFloats<kWidth>; ++i) vector.elements[i] = values[start + i];
     store(to + start, vector);
   }
-}
-
-template <typename T>
-__device__ __forceinline__ const T* row_of(const Rows& rows, int64_t row) {
-  return static_cast<const T*>(rows.data) + rows.offset(row);
 }
 
 inline bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0; }

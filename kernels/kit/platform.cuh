@@ -31,10 +31,6 @@ constexpr int kWarp = 32;
 constexpr auto kSharedBytesPerSm = cudaDevAttrMaxSharedMemoryPerBlock;
 
 template <typename Value>
-__device__ __forceinline__ Value shuffle(Value value, int lane) {
-  return __shfl(value, lane, kWarp);
-}
-template <typename Value>
 __device__ __forceinline__ Value shuffle_xor(Value value, int mask) {
   return __shfl_xor(value, mask, kWarp);
 }
@@ -53,16 +49,6 @@ __device__ __forceinline__ void synchronize_warps(int, int) { __syncthreads(); }
 template <typename... Values>
 __device__ __forceinline__ void hide(Values&...) {}
 
-// Hides an index into an array of kernel arguments from the compiler, which then reads them where they are used. It
-// would read all of them before a loop, into scalar registers, of which there are some hundred, and spill those.
-__device__ __forceinline__ int hidden_index(int index) {
-#if defined(__AMDGCN__)
-  asm volatile("" : "+s"(index));
-#endif
-  return index;
-}
-#define ARGUMENT_INDEX(index) kit::hidden_index(index)
-
 __device__ __forceinline__ float exp2_approximate(float x) { return exp2f(x); }
 
 #else
@@ -70,14 +56,9 @@ __device__ __forceinline__ float exp2_approximate(float x) { return exp2f(x); }
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 #define LAUNCH_BOUNDS(threads, ...) __launch_bounds__(threads, __VA_ARGS__)
-#define ARGUMENT_INDEX(index) index  // no function: it would change the code that nvcc makes
 
 constexpr auto kSharedBytesPerSm = cudaDevAttrMaxSharedMemoryPerMultiprocessor;
 
-template <typename Value>
-__device__ __forceinline__ Value shuffle(Value value, int lane) {
-  return __shfl_sync(kAllLanes, value, lane);
-}
 template <typename Value>
 __device__ __forceinline__ Value shuffle_xor(Value value, int mask) {
   return __shfl_xor_sync(kAllLanes, value, mask);

@@ -26,19 +26,8 @@ __device__ __forceinline__ VectorOf<T> vector_of(uint4 word) {
   return vector;
 }
 
-template <typename T>
-__device__ __forceinline__ uint4 word_of(const VectorOf<T>& vector) {
-  uint4 word;
-  memcpy(&word, &vector, sizeof(word));
-  return word;
-}
-
 #if defined(USE_ROCM)
 
-template <typename Element>
-__device__ __forceinline__ Element load_element(const Element* from) {
-  return *from;
-}
 __device__ __forceinline__ uint4 load_word(const uint4* from) { return *from; }
 __device__ __forceinline__ uint4 load_word_nc(const uint4* from) { return *from; }
 
@@ -53,18 +42,6 @@ __device__ __forceinline__ void store_shared(SharedAddress to, Word word) {
 }
 
 #else
-
-// Loads from global memory by an address that was read from shared memory: the compiler cannot infer its memory space.
-__device__ __forceinline__ uint32_t load_element(const uint32_t* from) {
-  uint32_t word;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-  return word;
-}
-__device__ __forceinline__ uint16_t load_element(const uint16_t* from) {
-  uint16_t word;
-  asm volatile("ld.global.u16 %0, [%1];" : "=h"(word) : "l"(from) : "memory");
-  return word;
-}
 
 // Loads a vector with an ordinary load. The memory clobber keeps it in program order; the compiler would move a plain
 // load after asynchronous copies, which need no registers.
@@ -102,12 +79,6 @@ __device__ __forceinline__ uint2 load_shared(SharedAddress from, uint2) {
   return word;
 }
 
-__device__ __forceinline__ uint16_t load_shared(SharedAddress from, uint16_t) {
-  uint16_t half;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(from) : "memory");
-  return half;
-}
-
 __device__ __forceinline__ void store_shared(SharedAddress to, uint4 word) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
                : "memory");
@@ -120,12 +91,6 @@ __device__ __forceinline__ void store_shared(SharedAddress to, float value) {
 }
 
 #endif
-
-// Returns the number of elements between a vector boundary and the start of `row`.
-template <int kWidth, typename T>
-__device__ __forceinline__ int misalignment_of(const T* row) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kWidth);
-}
 
 // Conversions to float32, in pairs, which takes half the instructions.
 template <int kWidth>

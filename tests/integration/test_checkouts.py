@@ -1,10 +1,8 @@
-"""Third-party repositories: none of their code runs, and a commit has the content that its name identifies."""
+"""Third-party repositories: none of their code runs, and a commit has its own files."""
 
 from __future__ import annotations
 
 import subprocess
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,43 +47,20 @@ def commit_of(repository: Path, text: str) -> str:
     return git(repository, "commit-tree", tree, "-m", "Other")
 
 
-def replaced(repository: Path) -> None:
-    git(repository, "replace", "HEAD", commit_of(repository, "int evil;\n"))
-
-
-def forged(repository: Path) -> None:
-    """Write the directory of another commit under the name of HEAD's."""
-    other = git(repository, "rev-parse", f"{commit_of(repository, 'int evil;' + chr(10))}:kernel")
-    content = subprocess.run(
-        ["git", "-C", repository, "cat-file", "tree", other], check=True, capture_output=True
-    ).stdout
-    name = git(repository, "rev-parse", "HEAD:kernel")
-    path = repository / ".git/objects" / name[:2] / name[2:]
-    path.unlink()
-    path.write_bytes(zlib.compress(b"tree %d\0" % len(content) + content))
-
-
-@pytest.mark.parametrize("attack", [replaced, forged])
-def test_bytes_of_another_commit_are_not_those_of_this_one(
-    repository: Path, attack: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_a_replaced_commit_has_its_own_files(repository: Path, tmp_path: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD")
     assert state(repository) == GitState(commit, dirty=False)
-    attack(repository)
+    git(repository, "replace", "HEAD", commit_of(repository, "int evil;\n"))
     (repository / "kernel/a.cpp").write_text("int evil;\n")
     assert state(repository) == GitState(commit, dirty=True)
-    if attack is forged:
-        with pytest.raises(VerificationError, match="does not match its name"):
-            _checkout((repository, "kernel/"), commit, tmp_path / "checkout")
-    else:
-        project = _checkout((repository, "kernel/"), commit, tmp_path / "checkout")
-        assert (project / "a.cpp").read_text() == "int a;\n"
+    project = _checkout((repository, "kernel/"), commit, tmp_path / "checkout")
+    assert (project / "a.cpp").read_text() == "int a;\n"
 
 
 def test_a_checkout_has_the_files_of_the_commit(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not what filters and conversions make of them, which packages do not count as the commit's."""
+    """Filters and conversions do not change them."""
     (repository / ".gitattributes").write_text("*.cpp eol=crlf filter=evil ident\n")
     git(repository, "add", ".gitattributes")
     git(repository, "commit", "--quiet", "--message", "Attributes")
@@ -99,9 +74,11 @@ def test_a_checkout_has_the_files_of_the_commit(
     assert not (tmp_path / "ran").exists()
     with pytest.raises(VerificationError, match="cannot check out the commit"):
         _checkout((repository, "kernel/"), "0" * 40, tmp_path / "other")
+    with pytest.raises(VerificationError, match="not the name of a commit"):
+        _checkout((repository, "kernel/"), "--help", tmp_path / "third")
 
 
-@pytest.mark.parametrize("entry", ["..", ".GIT", "a.cpp"])
+@pytest.mark.parametrize("entry", ["..", ".GIT"])
 def test_a_commit_with_names_that_lead_elsewhere_is_not_checked_out(
     repository: Path, tmp_path: Path, entry: str
 ) -> None:
@@ -116,7 +93,7 @@ def test_a_commit_with_names_that_lead_elsewhere_is_not_checked_out(
         capture_output=True,
     ).stdout.decode()
     commit = git(repository, "commit-tree", tree.strip(), "-m", "Bad")
-    with pytest.raises(VerificationError, match="which git does not make"):
+    with pytest.raises(VerificationError, match="cannot check out the commit"):
         _checkout((repository, ""), commit, tmp_path / "checkout")
 
 
@@ -132,7 +109,7 @@ def test_missing_objects_are_not_fetched_by_a_program_of_the_repository(reposito
     commit = git(repository, "rev-parse", "HEAD")
     (repository / ".git/objects" / name[:2] / name[2:]).unlink()
     assert state(repository) == GitState(commit, dirty=True)
-    with pytest.raises(VerificationError, match="there is no tree"):
+    with pytest.raises(VerificationError, match="cannot check out the commit"):
         _checkout((repository, "kernel/"), commit, tmp_path / "checkout")
     with pytest.raises(ConfigError, match="no common ancestor"):
         touched([repository / "kernel"], commit_of(repository, "int other;\n"))
@@ -140,7 +117,7 @@ def test_missing_objects_are_not_fetched_by_a_program_of_the_repository(reposito
 
 
 def test_a_committed_directory_is_no_repository(repository: Path, tmp_path: Path) -> None:
-    """Whoever clones the repository around it has its configuration, which names a program."""
+    """A clone of the repository around it has its configuration, which names a program."""
     kernel = repository / "kernel"
     subprocess.run(["git", "clone", "--quiet", "--bare", repository, tmp_path / "bare"], check=True)
     for path in (tmp_path / "bare").iterdir():
@@ -176,15 +153,3 @@ def test_the_environment_names_no_other_repository(
     assert state(repository) == GitState(commit, dirty=False)
     assert set(published_files(repository / "kernel")) == {"a.cpp", "build.toml", "link", "run.sh"}
     assert touched([repository / "kernel"], commit) == []
-
-
-def test_replaced_and_grafted_commits_do_not_hide_changes(repository: Path) -> None:
-    first = git(repository, "rev-parse", "HEAD")
-    (repository / "kernel/a.cpp").write_text("int later;\n")
-    git(repository, "commit", "--quiet", "--all", "--message", "Later")
-    git(repository, "replace", first, commit_of(repository, "int later;\n"))
-    git(repository, "replace", f"{first}:kernel/a.cpp", git(repository, "rev-parse", "HEAD:kernel/a.cpp"))
-    git(repository, "config", "diff.ignoreSubmodules", "all")
-    assert touched([repository / "kernel"], first) == [repository / "kernel"]
-    (repository / ".git/info/grafts").write_text(git(repository, "rev-parse", "HEAD") + "\n")
-    assert touched([repository / "kernel"], first) == [repository / "kernel"]

@@ -1,6 +1,6 @@
 """CUDA: `releases` has capabilities, `toolkits` the compilers, `commands` their command lines, `libraries` the symbols.
 
-`cuda.toml`, `cuda_runtimes.toml`, `nvcc_options.toml` and `multiprocessors.toml` are the data.
+`cuda.toml`, `cuda_runtimes.toml` and `nvcc_options.toml` are the data.
 """
 
 from kernel_builder.backends.cuda.backend import CUDA

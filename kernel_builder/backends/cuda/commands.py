@@ -190,7 +190,6 @@ _NVCC = Compiler(
     threads="--threads={}",
     directories=("keep",),
     to_assembler=r"-Xcompiler=-Wa\,--MD\,{}",
-    report=("-Xptxas=-v",),
     for_editors=_for_editors,
 )
 _CLANG = Compiler(
@@ -200,7 +199,6 @@ _CLANG = Compiler(
         "CC_PRINT_HEADERS": "1",
         "CC_PRINT_HEADERS_FILE": HEADERS_PRINTED,
     },
-    report=("-Xcuda-ptxas", "-v"),
     # For a source that nvcc accepts.
     hint="clang compiles the variants of CUDA 12: guard unsupported code with #ifndef __clang__; or compile "
     'with an nvcc of CUDA 12 (`--cuda-home DIR`); or leave CUDA 12 out by [general.cuda] minver = "13.0"',

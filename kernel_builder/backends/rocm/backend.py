@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from kernel_builder import elf, toml_file
+from kernel_builder import toml_file
 from kernel_builder.backends.compiled import (
     CLANG,
     CompiledBackend,
     DeviceCommand,
-    DeviceFinding,
     DeviceSource,
     SymbolFamily,
 )
@@ -31,14 +30,12 @@ from kernel_builder.backends.host_code import (
     path_maps,
     token,
 )
-from kernel_builder.backends.rocm import code_objects, device_libraries, hipify, wavefronts
-from kernel_builder.backends.rocm.code_objects import CodeObject
+from kernel_builder.backends.rocm import code_objects, device_libraries, hipify
 from kernel_builder.backends.tools import ComponentFiles, HostCompiler, Obstacle, ToolchainSource, Toolkit
 from kernel_builder.config import compiler_flags, toml_schema
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.toml_schema import Key
-from kernel_builder.demangle import demangle
-from kernel_builder.plural import counted
+from kernel_builder.probe_cache import ProbeCache
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
 from kernel_format.variant import Abi
@@ -54,24 +51,12 @@ _TOOLKIT, _CLANG, _DEVICE_LIBRARIES = token("rocm"), token("clang"), token("rocm
 
 @dataclass(frozen=True, kw_only=True)
 class RocmToolkit(Toolkit):
-    """clang with the headers and libraries of HIP.
+    """clang with the headers and libraries of HIP."""
 
-    Attributes:
-        root: The directory with `include/`, `lib/` and `hipify/`.
-        version: That of the headers, for example `7.1.25424`.
-        device_libraries: The directory with the device libraries, as clang looks for them.
-        translations: The directory in which sources that its hipify has translated are kept.
-    """
-
-    version: str
+    version: str  # that of the headers, for example `7.1.25424`
     clang: ComponentFiles
-    device_libraries: Path
-    translations: Path
-
-
-def is_wave64(arch: str) -> bool:
-    """Return whether wavefronts of an architecture have 64 lanes; those of the others have 32."""
-    return len(arch) == len("gfx90a")
+    device_libraries: Path  # the directory with the device libraries, as clang looks for them
+    translations: ProbeCache  # sources that its hipify has translated
 
 
 # Command lines.
@@ -146,7 +131,6 @@ _BY_CLANG = Compiler(
 
 # Libraries and symbols.
 
-_BUILD_AGAIN = "build the package again"
 _LINK_TORCH = "link with libtorch_hip.so, which loads the HIP runtime"
 
 
@@ -159,32 +143,6 @@ def _runtime() -> SymbolFamily:
         re.compile(r"libtorch_hip\.so|libamdhip64\.so"),
         _LINK_TORCH,
     )
-
-
-# Device code.
-
-# A kernel that spills more registers is worth a word. Spilled scalar registers go into vector registers first.
-_MOST_VECTOR_SPILLS, _MOST_SCALAR_SPILLS = 8, 64
-
-
-def _spills(objects: Sequence[CodeObject]) -> Iterator[DeviceFinding]:
-    """Yield one finding for the kernels of each architecture that spill registers."""
-    for arch in dict.fromkeys(code.arch for code in objects):
-        spilling = [
-            kernel
-            for code in objects
-            if code.arch == arch
-            for kernel in code.kernels
-            if kernel.vector_spills > _MOST_VECTOR_SPILLS or kernel.scalar_spills > _MOST_SCALAR_SPILLS
-        ]
-        if spilling:
-            worst = max(spilling, key=lambda kernel: (kernel.vector_spills, kernel.scalar_spills))
-            yield DeviceFinding(
-                f"for {arch}, {counted(len(spilling), 'kernel')} spill{'s' * (len(spilling) == 1)} registers, the most "
-                f"{demangle([worst.name])[worst.name]}: {worst.vector_spills} vector and {worst.scalar_spills} scalar",
-                "let each thread keep fewer values, or bound the threads of a block with __launch_bounds__",
-                "warning",
-            )
 
 
 class _Rocm(CompiledBackend):
@@ -255,7 +213,7 @@ class _Rocm(CompiledBackend):
                 "ROCm's device libraries",
                 lambda directory: device_libraries.make(clang, pinned.root, archs, directory),
             ),
-            translations=toolchains.cache / "translations" / pinned.identity[:16],
+            translations=ProbeCache(toolchains.cache / "translations" / pinned.identity[:16]),
         )
 
     def provenance(self, toolkit: Toolkit | None) -> dict[str, str]:
@@ -309,34 +267,8 @@ class _Rocm(CompiledBackend):
     def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
         return (_runtime(),)
 
-    def in_device_code(self, binary: Path, archs: Sequence[str]) -> Iterator[DeviceFinding]:
-        try:
-            objects = code_objects.read(binary)
-        except elf.Unreadable as error:
-            yield DeviceFinding(str(error), _BUILD_AGAIN)
-            return
-        has = {code.arch for code in objects}
-        if missing := [arch for arch in archs if arch not in has]:
-            yield DeviceFinding(f"has no code for {', '.join(missing)}, which its metadata lists", _BUILD_AGAIN)
-        if more := sorted(has - {*archs}):
-            yield DeviceFinding(f"has code for {', '.join(more)}, which its metadata does not list", _BUILD_AGAIN)
-        for wrong in sorted({(code.arch, code.target) for code in objects if code.target != code.arch}):
-            yield DeviceFinding(f"its code for {wrong[0]} is for {wrong[1] or 'no target'}", _BUILD_AGAIN)
-        yield from _spills(objects)
-
-    def in_sources(self, sources: Mapping[str, str], archs: Sequence[str]) -> Iterator[DeviceFinding]:
-        wide = [arch for arch in archs if is_wave64(arch)]
-        if not wide:
-            return
-        for name, text in sources.items():
-            for line, assumption in wavefronts.assumptions(text):
-                yield DeviceFinding(
-                    f"line {line}: {assumption}; a wavefront of {', '.join(wide)} has 64 lanes",
-                    "take the width from warpSize at run time or from a template parameter, and masks of 64 bits; or "
-                    "leave these architectures out of rocm-archs",
-                    "warning",
-                    name,
-                )
+    def device_archs(self, binary: Path) -> frozenset[str]:
+        return code_objects.archs(binary)
 
     def is_present(self) -> bool:
         return Path("/dev/kfd").exists()
@@ -375,6 +307,5 @@ ROCM = _Rocm(
     # shim_cuda.cpp of Torch is among the sources that its own build hipifies (libtorch_cuda_core_sources in
     # build_variables.bzl), and hipify does not rename its functions.
     shims_of="cuda",
-    reads_device_code=True,
     looks_like=re.compile(r"lib(?:amdhip|amd_comgr|hip[a-z]|hsa|MIOpen|rccl|roc[a-z]|torch_hip|c10_hip)"),
 )

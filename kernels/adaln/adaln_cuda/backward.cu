@@ -14,8 +14,8 @@
 // rest.
 //
 // backward_ring.cuh is the fast path. backward_short.cuh takes short rows and rows with a modulation each, and
-// backward_general.cuh all others. The blocks write partial sums, which reduce.cu adds up. The order of both sums is
-// fixed, so that equal inputs give equal bits.
+// backward_general.cuh all others, element by element. The blocks write partial sums, which reduce.cu adds up. The
+// order of both sums is fixed, so that equal inputs give equal bits.
 #include <type_traits>
 #include <utility>
 
@@ -163,12 +163,7 @@ int partial_sums(const Backward& problem, int64_t* parts) {
   const RingLayout ring = ring_layout(problem);
   int64_t rows_at_once = ring.rows;
   if (!ring_takes(problem, ring)) {
-    rows_at_once = short_layout(problem).rows;
-    if (rows_at_once <= 0) {
-      Source sources[kOperands];
-      const BackwardGeneralConfig& config = kBackwardGeneralTable[general_row(problem.type)];
-      rows_at_once = general_layout(problem, config, problem.hidden % kDynamicWidth != 0, sources).rows;
-    }
+    rows_at_once = std::max(1, short_layout(problem).rows);
   }
   const int64_t groups = problem.sums.groups, most = (problem.rows / groups + rows_at_once - 1) / rows_at_once;
   *parts = std::max<int64_t>(1, std::min(sms / groups, most));

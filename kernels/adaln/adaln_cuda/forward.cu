@@ -156,12 +156,12 @@ void add_shared(const Forward& problem, const Factors& factors, bool one_factor,
 }
 
 // Returns the row of the launch table for a problem, or -1.
-int select_row(const Forward& problem, const Factors& factors) {
+int select_row(const Forward& problem, const Factors& factors, int64_t vectors) {
   const Branch branch = problem.branch.data == nullptr      ? Branch::none
                         : problem.gate.rows.data == nullptr ? Branch::plain
                                                             : Branch::gated;
   const auto find = [&](FactorCount count) {
-    return find_row(kForwardTable, {compiled_capability(), problem.type, {branch, count}});
+    return find_row(kForwardTable, {compiled_capability(), problem.type, {branch, count}, vectors});
   };
   const int general = factors.fast ? find(FactorCount::any) : -1;
   if (!factors.one_factor || (factors.simple && general >= 0)) return general;
@@ -172,18 +172,18 @@ int select_row(const Forward& problem, const Factors& factors) {
 template <typename T>
 cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   const Factors factors = factors_of(problem);
-  const int row = select_row(problem, factors);
   const int64_t vectors = problem.hidden / kVectorWidth<T>;
+  const int row = select_row(problem, factors, vectors);
   TiledForward tiled(problem.hidden);
   if (row < 0 || vectors > kForwardTable[row].max_threads * kForwardTable[row].vectors || !as_tiled(problem, &tiled)) {
-    return launch_general<T>(problem, stream);
+    return launch_general(problem, stream);
   }
   add_shared(problem, factors, kForwardTable[row].is(FactorCount::one), &tiled);
   const int staged_words = tiled.staged * (tiled.float32_shared ? 2 : 1);
   const TileLayout layout = tile_layout(kForwardTable[row], static_cast<int>(vectors), staged_words);
   const size_t shared_bytes = layout.shared_bytes + kStaticSharedBytes;
   if (shared_bytes > kDefaultSharedBytes && shared_bytes > max_shared_bytes_per_block()) {
-    return launch_general<T>(problem, stream);
+    return launch_general(problem, stream);
   }
   return launch_row<kForwardTable, dtype_bit(kTypeOf<T>)>(
       row, [&](auto index) { return launch_tiles<T, index()>(tiled, problem.rows, layout, stream); });

@@ -44,13 +44,7 @@ cudaError_t launch_rows(const Gate& problem, cudaStream_t stream) {
     return launch_with_pdl(gate_kernel<T, kRow>, dim3(blocks), dim3(layout.columns * layout.rows), 0, stream, strided,
                            layout);
   }
-  // An unaligned row has parts of vectors at both ends.
-  const int64_t vectors = problem.hidden / kWidth + 2, iterations = (vectors + kConfig.threads - 1) / kConfig.threads;
-  const int64_t threads = ((vectors + iterations - 1) / iterations + kWarp - 1) / kWarp * kWarp;
-  return launch_in_parts(problem.rows, problem.span, [&](unsigned blocks, const FirstRow& first) {
-    return launch_with_pdl(gate_general_kernel<T, kRow>, dim3(blocks), dim3(static_cast<unsigned>(threads)), 0, stream,
-                           problem, first);
-  });
+  return launch_general(problem, stream);
 }
 
 template <typename T, int kRow>
@@ -77,14 +71,10 @@ cudaError_t launch_rows(const GateBackward& problem, cudaStream_t stream) {
                                       problem.span > 1};
     const GateLayout layout = gate_layout(kConfig, problem.hidden, kWidth, kConfig.backward_threads);
     const auto blocks = static_cast<unsigned>(parts * layout.blocks_per_row);
-    launch_with_pdl(gate_backward_kernel<T, kRow>, dim3(blocks), dim3(layout.columns * layout.rows), 0, stream, strided,
-                    layout);
-  } else {
-    const auto blocks_per_row = static_cast<unsigned>((problem.hidden + kConfig.threads - 1) / kConfig.threads);
-    gate_backward_general_kernel<T, kRow>
-        <<<static_cast<unsigned>(parts) * blocks_per_row, kConfig.threads, 0, stream>>>(problem, rows, blocks_per_row);
+    return launch_with_pdl(gate_backward_kernel<T, kRow>, dim3(blocks), dim3(layout.columns * layout.rows), 0, stream,
+                           strided, layout);
   }
-  return cudaGetLastError();
+  return launch_general(problem, stream);
 }
 
 template <typename Problem>

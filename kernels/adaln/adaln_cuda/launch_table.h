@@ -27,8 +27,8 @@ enum class Branch : unsigned { none = 1, gated = 2, plain = 4 };
 // kernels.
 constexpr int kPrefetchL2Divisor = 2;
 
-// Forward, fast path: a row stays in registers. It takes rows of up to max_threads * vectors * 16 bytes. Results are
-// written with streaming stores (evict-first).
+// Forward, fast path: a row stays in registers. It takes rows of up to max_threads * vectors * 16 bytes; widths are in
+// such vectors. Results are written with streaming stores (evict-first).
 //
 // With FactorCount::one, the kernel takes at most one factor and one offset, a scale and a shift or a weight and a
 // bias. Their dtype may be another than that of the gate. Such a row goes before the others, except for calls for which
@@ -43,18 +43,18 @@ struct ForwardConfig : kit::LaunchKey<ForwardConfig> {
   LAUNCH_FIELD(int64_t, prefetch_bytes_per_sm, 32 * 1024)  // of input, prefetched ahead of the blocks that read it
   LAUNCH_FIELD(uint32_t, prefetch_spans, 8)                // spans whose modulations the first blocks prefetch
 };
+constexpr ForwardConfig kWideForward = ForwardConfig().for_dtypes(kFloat32).for_widths(1025, 2048).with_vectors(4);
 constexpr ForwardConfig kForwardTable[] = {
+    // Wide float32 rows have as many bytes as 16-bit rows of twice the width: twice the vectors a thread.
+    kWideForward.for_variants(Branch::none, FactorCount::any),
+    kWideForward.for_variants(Branch::gated, FactorCount::any).with_blocks_per_sm(1),
+    kWideForward.for_variants(Branch::plain, FactorCount::one).with_blocks_per_sm(1),
     // At copy speed there is time for about ten instructions an element. Two rows share the decoding of modulations.
     ForwardConfig().for_variants(Branch::none, FactorCount::any).with_rows(2),
     // x and the branch of one row take the registers of two rows of x.
     ForwardConfig().for_variants(Branch::gated, FactorCount::any),
     // A branch without gate has no other fast path.
-    ForwardConfig().for_variants(Branch::plain, FactorCount::one).for_dtypes(kBfloat16),
-    // On other capabilities, other dtypes take the general kernel: with more code, the package grows too large.
-    ForwardConfig()
-        .for_variants(Branch::plain, FactorCount::one)
-        .for_dtypes(kFloat16 | kFloat32)
-        .for_capabilities(kHopperAndBlackwell),
+    ForwardConfig().for_variants(Branch::plain, FactorCount::one),
     // Modulations in float32 (Wan), rounding of each step (LTX-Video), and a weight and a bias. On other capabilities
     // and for other dtypes the first two rows take these: with more code, the package grows too large.
     ForwardConfig()
@@ -68,24 +68,9 @@ constexpr ForwardConfig kForwardTable[] = {
         .for_capabilities(kHopperAndBlackwell),
 };
 
-// Forward, general kernel: a row stays in shared memory, or is read again. Results are written with ordinary stores.
-struct ForwardGeneralConfig : kit::LaunchKey<ForwardGeneralConfig> {
-  LAUNCH_FIELD(int, vectors, 4)        // of a thread; longer rows have more
-  LAUNCH_FIELD(int, max_threads, 512)  // launch bounds
-  LAUNCH_FIELD(int, blocks_per_sm, 2)
-};
-constexpr ForwardGeneralConfig kForwardGeneralTable[] = {
-#if defined(__clang__)
-    // 48 registers, as nvcc takes. clang takes 60 if it may: up to 5 % more time for rows of 4097 elements (H100).
-    ForwardGeneralConfig().with_max_threads(320).with_blocks_per_sm(4),
-#else
-    ForwardGeneralConfig(),
-#endif
-};
-
 // Backward, fast path: rows pass through a ring buffer in shared memory. One block an SM. It takes rows of up to
-// max_threads * vectors * vector_bytes, of which each thread has at least all but one of its vectors. Results are
-// written with streaming stores (evict-first).
+// max_threads * vectors * vector_bytes, of which each thread has at least all but one of its vectors. Widths are in
+// vectors of 16 bytes. Results are written with streaming stores (evict-first).
 struct RingKernelConfig : kit::LaunchKey<RingKernelConfig> {
   LAUNCH_FIELD(int, vector_bytes, 16)  // 8 or 16
   LAUNCH_FIELD(int, vectors, 2)        // of a thread
@@ -100,6 +85,8 @@ struct RingKernelConfig : kit::LaunchKey<RingKernelConfig> {
 // for a gated branch: with more code, the package grows too large.
 constexpr unsigned kPlainRingDtypes = kBfloat16;
 constexpr RingKernelConfig kRingKernelTable[] = {
+    // Wide float32 rows, with as many elements a thread as 16-bit rows have.
+    RingKernelConfig().for_dtypes(kFloat32).for_widths(1025, 2048).with_vectors(4),
     RingKernelConfig(),
     // 12 elements a thread need 4/3 of the threads that 16 need. That pays off where fewer threads are idle.
     RingKernelConfig().for_dtypes(kTwoByteDtypes).with_vector_bytes(8).with_vectors(3).with_share(40).with_of(33),
@@ -165,29 +152,17 @@ struct ShortConfig : kit::LaunchKey<ShortConfig> {
 };
 constexpr ShortConfig kShortTable[] = {
     ShortConfig().for_variants(Inputs::bfloat16),
-    // On other capabilities, other dtypes take the general kernel: with more code, the package grows too large.
-    ShortConfig().for_variants(Inputs::mixed).for_capabilities(kHopperAndBlackwell),
+    ShortConfig().for_variants(Inputs::mixed),
 };
-
-// Backward, general kernel. One block an SM. Results are written with streaming stores.
-struct BackwardGeneralConfig : kit::LaunchKey<BackwardGeneralConfig> {
-  LAUNCH_FIELD(int, max_threads, 512)     // launch bound
-  LAUNCH_FIELD(int, max_stages, 3)        // of the ring, as many as fit; 3 at most
-  LAUNCH_FIELD(int64_t, max_vectors, 64)  // of a thread, of a row that stays in shared memory
-  LAUNCH_FIELD(int, max_piece, 2048)  // vectors of a piece of a longer row: the largest that fits, from min_piece on
-  LAUNCH_FIELD(int, min_piece, 64)
-};
-constexpr BackwardGeneralConfig kBackwardGeneralTable[] = {BackwardGeneralConfig()};
 
 // The gate by itself. A thread has one vector of each of its rows. Results are written with ordinary stores. Backward,
 // few large blocks leave few partial sums, and several rows of a thread keep enough loads in flight.
 struct GateConfig : kit::LaunchKey<GateConfig> {
   LAUNCH_FIELD(int, max_columns, 256)       // threads next to each other in a row
-  LAUNCH_FIELD(int, threads, 256)           // of a block, forward and in the general kernels
+  LAUNCH_FIELD(int, threads, 256)           // of a block, forward
   LAUNCH_FIELD(int, backward_threads, 640)  // launch bounds
   LAUNCH_FIELD(int, backward_blocks_per_sm, 1)
   LAUNCH_FIELD(int, backward_rows, 2)  // of a thread in flight
-  LAUNCH_FIELD(int, general_rows, 4)   // of a thread in flight, backward
 };
 constexpr GateConfig kGateTable[] = {GateConfig()};
 
@@ -201,9 +176,8 @@ struct ReduceConfig : kit::LaunchKey<ReduceConfig> {
 };
 constexpr ReduceConfig kReduceTable[] = {ReduceConfig()};
 
-// Other kernels take the calls without a row for the ring and short kernels.
-static_assert(kit::serves_all(kForwardGeneralTable) && kit::serves_all(kBackwardGeneralTable) &&
-                  kit::serves_all(kGateTable) && kit::serves_all(kReduceTable),
+// The general kernels take the calls without a row in the other tables.
+static_assert(kit::serves_all(kGateTable) && kit::serves_all(kReduceTable),
               "these tables need a row for every capability");
 
 }  // namespace adaln

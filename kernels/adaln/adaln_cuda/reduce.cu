@@ -42,16 +42,6 @@ __device__ __forceinline__ float decode_raw(uint32_t raw, Type type) {
   return __uint_as_float(type == Type::bfloat16 ? raw << 16 : raw);
 }
 
-__device__ __forceinline__ void write(const Total& total, int64_t index, float value) {
-  if (total.type == Type::float16) {
-    static_cast<__half*>(total.data)[index] = encode<__half>(value);
-  } else if (total.type == Type::bfloat16) {
-    static_cast<__nv_bfloat16*>(total.data)[index] = encode<__nv_bfloat16>(value);
-  } else {
-    static_cast<float*>(total.data)[index] = value;
-  }
-}
-
 // Launch configuration of a row of the table. A block has kColumns columns.
 template <int kRow>
 struct ReduceTypes {
@@ -126,7 +116,7 @@ struct FinishedColumn {
       if (term + 1 < total.count) {
         block.group_sums[group][in_block] = value;
       } else if (block.has_per_group && in_row) {
-        write(block.per_group, (begin + group) * block.reduction.hidden + column, value);
+        store_as(block.per_group.type, block.per_group.data, (begin + group) * block.reduction.hidden + column, value);
       }
     }
   }
@@ -233,7 +223,7 @@ __global__ void LAUNCH_BOUNDS(kReduceTable[kRow].columns* kReduceTable[kRow].man
     groups = static_cast<int>(min(sums.groups - begin, static_cast<int64_t>(groups)));
     scale = finished.load_scale(begin + first_group);
   }
-  if (first_group == 0 && column < hidden) write(block.over_groups, column, result);
+  if (first_group == 0 && column < hidden) store_as(block.over_groups.type, block.over_groups.data, column, result);
 }
 
 // Puts the gradients into families. With more groups than a block has at a time, gradients of each group have families

@@ -46,7 +46,7 @@ bool select_ring_kernel(const Backward& problem, RingLayout* layout) {
   if (problem.hidden % (kVectorBytes / element) != 0) return false;
   const bool plain = kernel_branch(problem) == Branch::plain;
   int first_threads = 0;
-  const LaunchCall call{compiled_capability(), problem.type};
+  const LaunchCall call{compiled_capability(), problem.type, {}, problem.hidden / (kVectorBytes / element)};
   for (int row = 0; row < static_cast<int>(std::size(kRingKernelTable)); ++row) {
     const RingKernelConfig& config = kRingKernelTable[row];
     if (!config.serves(call) || (plain && config.vector_bytes != kVectorBytes)) continue;

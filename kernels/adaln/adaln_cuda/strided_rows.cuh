@@ -1,5 +1,4 @@
-// The addresses of a problem's rows: evenly strided rows for the fast paths, and launches over parts of all rows for
-// the general kernels.
+// Evenly strided rows, for the fast paths.
 //
 // Reads:    nothing.
 // Must not: depend on the operation of a kernel.
@@ -40,28 +39,6 @@ inline bool as_strided(const Rows& rows, int64_t span, StridedRows* strided) {
 
 inline bool as_strided(const Modulation& modulation, StridedRows* strided) {
   return as_strided(modulation.rows, 1, strided);
-}
-
-// The first row of a launch over fewer than 2^31 rows, and its span. The launch covers whole spans or part of one.
-struct FirstRow {
-  int64_t row, span;
-  Divider spans;  // of a row of the launch
-};
-
-// Calls `launch` with one part of the rows after another.
-template <typename Launch>
-cudaError_t launch_in_parts(int64_t rows, int64_t span, Launch&& launch) {
-  const int64_t most = INT32_MAX, divisor = std::min(span, most);
-  FirstRow first{0, 0, Divider(static_cast<uint32_t>(divisor))};
-  while (first.row < rows) {
-    first.span = first.row / span;
-    const int64_t whole = divisor < most ? most / span * span : (first.span + 1) * span - first.row;
-    const int64_t part = std::min({rows - first.row, whole, most});
-    const cudaError_t error = launch(static_cast<unsigned>(part), first);
-    if (error != cudaSuccess) return error;
-    first.row += part;
-  }
-  return cudaSuccess;
 }
 
 inline int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }

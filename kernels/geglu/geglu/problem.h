@@ -3,8 +3,8 @@
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
 //
-// Each call has `rows` rows of `hidden` contiguous elements, both at least 1. Strides and sizes are in elements. The
-// arithmetic is float32, and each result is rounded once.
+// Each call has `rows` evenly strided rows of `hidden` contiguous elements, both at least 1. Strides and sizes are in
+// elements. The arithmetic is float32, and each result is rounded once.
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,7 @@ namespace {
 
 template <class Config>
 struct Tensors {
-  typename Config::InputRows grad, gate, up;
-  typename Config::OutputRows grad_gate, grad_up;
+  typename Config::Rows grad, gate, up, grad_gate, grad_up;
 };
 
 template <typename T, class Config, class G>
@@ -62,8 +61,7 @@ void launch(Backward problem, cudaStream_t stream) {
   const bool vectors = problem.hidden % kWidth == 0 && problem.stride % kWidth == 0 &&
                        aligned(problem.grad, sizeof(T)) && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.grad_gate) && aligned(problem.grad_up);
-  const bool strided = problem.grad.dims <= 1 && problem.gate.dims <= 1 && problem.up.dims <= 1;
-  dispatch_access<Pass::backward, T>(vectors, strided, problem.hidden, [&](auto row) {
+  dispatch_access<Pass::backward, T>(vectors, problem.hidden, [&](auto row) {
     using Row = KernelConfig<T, row()>;
     for_each_chunk<Row>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
       const Tensors<Row> tensors{{problem.grad, chunk},

@@ -95,33 +95,15 @@ class StridedRows {
   int64_t gap_;  // elements from the end of a row to the start of the next
 };
 
-// Addresses of a chunk's vectors in a tensor whose leading dimensions do not fold into one.
-template <typename T, int kWidth>
-class NdRows {
- public:
-  NdRows(const Rows& rows, const Chunk& chunk) : rows_(rows), chunk_(chunk) {}
-
-  __device__ __forceinline__ const T* at(uint32_t vector, uint32_t row) const {
-    const int64_t column = chunk_.first_column + static_cast<int64_t>(vector - row * chunk_.columns) * kWidth;
-    return static_cast<const T*>(rows_.data) + rows_.offset(chunk_.first_row + row) + column;
-  }
-
- private:
-  Rows rows_;
-  Chunk chunk_;
-};
-
 // A row of the launch table as compile-time constants.
 template <typename T, int kRow>
 struct KernelConfig {
   static constexpr LaunchConfig kConfig = kLaunchTable[kRow];
   static constexpr int kThreads = kConfig.threads, kLoads = kConfig.loads;
-  static constexpr bool kStrided = !kConfig.is({Access::vectors_nd, Access::elements_nd});
-  static constexpr bool kVectors = kConfig.is({Access::vectors, Access::vectors_nd});
+  static constexpr bool kVectors = kConfig.is(Access::vectors);
   static constexpr int kWidth = kVectors ? kVectorBytes / sizeof(T) : 1;  // elements per load
 
-  using OutputRows = StridedRows<T, kWidth>;
-  using InputRows = std::conditional_t<kStrided, OutputRows, NdRows<T, kWidth>>;
+  using Rows = StridedRows<T, kWidth>;
 };
 
 // Calls `launch(row)` with the row of the launch table for a call, as a std::integral_constant.
@@ -133,15 +115,11 @@ void dispatch_row(int64_t hidden, const Launch& launch) {
 }
 
 template <Pass kPass, typename T, typename Launch>
-void dispatch_access(bool vectors, bool strided, int64_t hidden, const Launch& launch) {
-  if (vectors && strided) {
+void dispatch_access(bool vectors, int64_t hidden, const Launch& launch) {
+  if (vectors) {
     dispatch_row<kPass, Access::vectors, T>(hidden, launch);
-  } else if (vectors) {
-    dispatch_row<kPass, Access::vectors_nd, T>(hidden, launch);
-  } else if (strided) {
-    dispatch_row<kPass, Access::elements, T>(hidden, launch);
   } else {
-    dispatch_row<kPass, Access::elements_nd, T>(hidden, launch);
+    dispatch_row<kPass, Access::elements, T>(hidden, launch);
   }
 }
 

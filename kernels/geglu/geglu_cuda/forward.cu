@@ -16,7 +16,7 @@ namespace {
 
 template <typename T, class Config>
 struct Tensors {
-  typename Config::InputRows gate, up;
+  typename Config::Rows gate, up;
   T* out;
 };
 
@@ -50,8 +50,7 @@ void launch(Forward problem, cudaStream_t stream) {
   fold(problem.rows, problem.hidden, {&problem.gate, &problem.up});
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.out);
-  const bool strided = problem.gate.dims <= 1 && problem.up.dims <= 1;
-  dispatch_access<Pass::forward, T>(vectors, strided, problem.hidden, [&](auto row) {
+  dispatch_access<Pass::forward, T>(vectors, problem.hidden, [&](auto row) {
     using Row = KernelConfig<T, row()>;
     for_each_chunk<Row>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
       T* out = static_cast<T*>(problem.out) + chunk.first_row * problem.hidden + chunk.first_column;

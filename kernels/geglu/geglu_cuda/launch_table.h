@@ -12,12 +12,10 @@ namespace geglu {
 
 enum class Pass : unsigned { forward = 1, backward = 2 };
 
-// How a kernel accesses rows. "nd": leading dimensions do not fold into one; else rows are evenly strided.
+// How a kernel accesses rows.
 enum class Access : unsigned {
-  vectors = 4,  // rows are 16-byte aligned: one vector per load
-  vectors_nd = 8,
-  elements = 16,  // rows at any alignment: one element per load
-  elements_nd = 32,
+  vectors = 4,   // rows are 16-byte aligned: one vector per load
+  elements = 8,  // rows at any alignment: one element per load
 };
 
 // widths: elements of a row; contiguous rows count as one.
@@ -30,13 +28,9 @@ struct LaunchConfig : kit::LaunchKey<LaunchConfig> {
 constexpr LaunchConfig kLaunchTable[] = {
     // One vector per thread: blocks are short, and PDL hides their start. Reaches 1.00 to 1.04 (24 MB to 1.3 GB).
     LaunchConfig().for_variants(Access::vectors),
-    LaunchConfig().for_variants(Access::vectors_nd),
 
     // Several elements per thread, since each load is small. The backward pass reaches 0.93 (4096x4097).
     LaunchConfig().for_variants(Access::elements).with_loads(4),
-
-    // One element per thread: each load divides by the leading dimensions to find its row.
-    LaunchConfig().for_variants(Access::elements_nd),
 };
 
 // Whether calls of every size find a row.
@@ -44,8 +38,7 @@ constexpr bool is_complete(Access access) {
   return kit::serves_all(kLaunchTable, {Pass::forward, access}) &&
          kit::serves_all(kLaunchTable, {Pass::backward, access});
 }
-static_assert(is_complete(Access::vectors) && is_complete(Access::vectors_nd) && is_complete(Access::elements) &&
-                  is_complete(Access::elements_nd),
+static_assert(is_complete(Access::vectors) && is_complete(Access::elements),
               "the table needs a row without limits for each pass, access and dtype");
 
 }  // namespace geglu

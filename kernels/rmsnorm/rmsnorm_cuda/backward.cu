@@ -18,7 +18,6 @@
 #include "rmsnorm_cuda/backward_general.cuh"
 #include "rmsnorm_cuda/backward_reduce.cuh"
 #include "rmsnorm_cuda/backward_ring.cuh"
-#include "rmsnorm_cuda/backward_scalar.cuh"
 #include "rmsnorm_cuda/launch_table.h"
 #include "rmsnorm_cuda/rmsnorm.h"
 
@@ -75,29 +74,25 @@ struct Threads {
 };
 
 Threads threads_of(const BackwardLaunch& launch, int64_t rows, int64_t units, const DeviceProperties& device) {
-  int most = launch.threads;
-  if (launch.kernel == BackwardKernel::ring) {
-    const int share = (device.shared_bytes_per_sm - 2 * kReservedBytes) / ring_bytes(launch);
-    most = std::min(share / kWarp * kWarp, most);
-  }
+  const int share = (device.shared_bytes_per_sm - 2 * kReservedBytes) / ring_bytes(launch);
+  const int most = std::min(share / kWarp * kWarp, launch.threads);
   const int min_threads = rows == 1 ? std::min(most, launch.single_row_threads) : launch.min_threads;
   const int64_t wanted =
       std::max<int64_t>((units + launch.units - 1) / launch.units, std::min<int64_t>(units, min_threads));
   return {most, wanted};
 }
 
-// For rows of `hidden` elements, read in vectors of `width` elements, or one by one with a width of 1.
-Grid grid_of(int64_t rows, int64_t hidden, int width, Type type, const DeviceProperties& device) {
-  const auto layout = width > 1 ? BackwardLayout::vectors : BackwardLayout::elements;
-  const int64_t units = hidden / width;
-  Threads threads;
+// For rows of `units` vectors. Without `vectors`, rows are read element by element.
+Grid grid_of(int64_t rows, int64_t units, bool vectors, Type type, const DeviceProperties& device) {
+  Threads threads{};
   const int row =
-      find_row(kBackwardLaunches, {compiled_capability(), type, layout, units}, [&](const BackwardLaunch& launch) {
+      find_row(kBackwardLaunches, {compiled_capability(), type, {}, units}, [&](const BackwardLaunch& launch) {
+        if (launch.general) return true;
         threads = threads_of(launch, rows, units, device);
-        return launch.kernel == BackwardKernel::general || threads.wanted <= threads.most;
+        return vectors && threads.wanted <= threads.most;
       });
   const BackwardLaunch& launch = kBackwardLaunches[row];
-  if (launch.kernel != BackwardKernel::general) {
+  if (!launch.general) {
     const int most_threads = std::min(threads.most, launch.threads_per_sm);
     return grid_of_groups(row, rows, group_of(threads.wanted), most_threads, device);
   }
@@ -133,14 +128,10 @@ void launch_row(const BackwardArguments& arguments, const Grid& grid, bool all_a
   with_row<kBackwardLaunches, dtype_bit(kTypeOf<T>)>(grid.row, [&](auto row) {
     constexpr BackwardLaunch kLaunch = kBackwardLaunches[row()];
     const auto blocks = static_cast<unsigned>(grid.blocks);
-    if constexpr (kLaunch.kernel == BackwardKernel::general) {
+    if constexpr (kLaunch.general) {
       constexpr int kWidth = kVectorBytes / sizeof(T);
       const auto kernel = all_aligned ? backward_general_kernel<T, kWidth> : backward_general_kernel<T, 1>;
       launch_with_pdl(kernel, blocks, kMaxBlockThreads, 0, stream, arguments);
-    } else if constexpr (kLaunch.kernel == BackwardKernel::scalar) {
-      const size_t shared = arguments.partial != nullptr ? grid.groups * arguments.hidden * sizeof(float) : 0;
-      launch_with_pdl(backward_scalar_kernel<T, kLaunch.threads, kLaunch.held>, blocks,
-                      static_cast<unsigned>(grid.group * grid.groups), shared, stream, arguments);
     } else {
       using Config = RingConfig<kLaunch.threads, kLaunch.held, kLaunch.stages, kLaunch.many_iterations>;
       const auto launch = all_aligned && row_dtype ? launch_ring<Config, T, true> : launch_ring<Config, T, false>;
@@ -198,11 +189,11 @@ void launch(const Backward& problem, const DeviceProperties& device, cudaStream_
   const bool all_aligned = aligned_rows && aligned(problem.weight.data);
   const bool row_dtype =
       sizeof(T) == sizeof(float) || problem.weight.data == nullptr || problem.weight.type == problem.type;
-  Grid grid = grid_of(problem.rows, problem.hidden, aligned_rows ? kWidth : 1, problem.type, device);
+  Grid grid = grid_of(problem.rows, problem.hidden / kWidth, aligned_rows, problem.type, device);
   if (problem.partial != nullptr) grid.blocks = problem.parts;
   BackwardArguments arguments = arguments_of(problem);
   arguments.group = grid.group;
-  if (kBackwardLaunches[grid.row].kernel == BackwardKernel::ring && all_aligned && row_dtype && problem.parts == 1) {
+  if (!kBackwardLaunches[grid.row].general && all_aligned && row_dtype && problem.parts == 1) {
     arguments.grad_weight = problem.grad_weight;
   }
   launch_row<T>(arguments, grid, all_aligned, row_dtype, device, stream);
@@ -217,7 +208,7 @@ int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts) {
   const cudaError_t error = current_device_properties(&device);
   if (error != cudaSuccess) return error;
   const int width = kVectorBytes / (type == Type::float32 ? 4 : 2);
-  *parts = grid_of(rows, hidden, hidden % width == 0 ? width : 1, type, device).blocks;
+  *parts = grid_of(rows, hidden / width, hidden % width == 0, type, device).blocks;
   return cudaSuccess;
 }
 

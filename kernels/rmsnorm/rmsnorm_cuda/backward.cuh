@@ -173,7 +173,7 @@ template <typename T, int kWidth, int kVectors>
 __device__ __forceinline__ void write_partial(const BackwardArguments& arguments, float* shared, int index,
                                               int first_column, int step,
                                               const float (&weight_sums)[kVectors][kWidth]) {
-  constexpr int kEach = kFloats<kWidth>, kTogether = 8;
+  constexpr int kEach = 4, kTogether = 8;
   const int hidden = arguments.hidden, groups = blockDim.x / arguments.group;
   float* const own = shared + index * hidden;
   __syncthreads();
@@ -202,7 +202,7 @@ __device__ __forceinline__ void write_partial(const BackwardArguments& arguments
 #pragma unroll
       for (int i = 0; i < kEach; ++i) sums[i] += some[i];
     }
-    if (kEach > 1 && arguments.grad_weight != nullptr) {
+    if (arguments.grad_weight != nullptr) {
       store(static_cast<T*>(arguments.grad_weight) + column, encode_all<T>(sums));
     } else {
       store_floats(partial + column, sums);

@@ -73,21 +73,6 @@ class Factors {
     for (int i = 0; i < kWidth; ++i) factors[i] += weight.offset;
   }
 
-  // Both steps at once, from any column.
-  static __device__ __forceinline__ void read(const Weight& weight, int64_t column, float (&factors)[kWidth]) {
-    if (has_row_dtype(weight)) {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        factors[i] = weight.data == nullptr ? 1.0f : decode(static_cast<const T*>(weight.data)[column + i]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) factors[i] = static_cast<const float*>(weight.data)[column + i];
-    }
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) factors[i] += weight.offset;
-  }
-
   __device__ __forceinline__ void make_opaque() { rmsnorm::make_opaque(vector_); }
 
  private:

@@ -97,16 +97,9 @@ constexpr int fixed_log2_lanes(const ForwardLaunch& launch) {
 
 // --- backward
 
-enum class BackwardLayout : unsigned {
-  vectors = 1,   // aligned rows
-  elements = 2,  // other rows
-};
-
-enum class BackwardKernel { ring, scalar, general };
-
-// `units` are vectors or elements, as the layout says.
+// `units` are vectors. Rows that are not aligned take the general kernel.
 struct BackwardLaunch : kit::LaunchKey<BackwardLaunch> {
-  LAUNCH_FIELD(BackwardKernel, kernel, BackwardKernel::ring)
+  LAUNCH_FIELD(bool, general, false)
   LAUNCH_FIELD(int, threads, 512)         // the most per block
   LAUNCH_FIELD(int, threads_per_sm, 512)  // at most, in one to three blocks
 
@@ -125,20 +118,10 @@ constexpr BackwardLaunch kBackwardLaunches[] = {
     // have room, so that one works while the other starts or ends. Rows whose ring does not fit in shared memory fall
     // through to the general kernel. In short rows a thread takes two vectors only, so that a load covers more of a
     // cache line.
-    BackwardLaunch().for_variants(BackwardLayout::vectors).for_widths(0, 32).with_units(2).with_held(2),
-    BackwardLaunch().for_variants(BackwardLayout::vectors).for_widths(33, 2048),
-    // Rows that are read element by element. A whole warp reads a row, instead of a few threads with many elements
-    // each.
-    BackwardLaunch()
-        .for_variants(BackwardLayout::elements)
-        .for_widths(1, 1024)
-        .with_kernel(BackwardKernel::scalar)
-        .with_min_threads(32)
-        .with_single_row_threads(32)
-        .with_units(2)
-        .with_held(2),
+    BackwardLaunch().for_widths(0, 32).with_units(2).with_held(2),
+    BackwardLaunch().for_widths(33, 2048),
     // Longer rows are read twice, by one block per SM.
-    BackwardLaunch().with_kernel(BackwardKernel::general).with_threads(1024).with_threads_per_sm(1024),
+    BackwardLaunch().with_general(true).with_threads(1024).with_threads_per_sm(1024),
 };
 
 // The second stage of the weight gradient's reduction. A block has `across` x `down` threads: `across` of them hold the
@@ -172,9 +155,8 @@ constexpr bool can_run(const ForwardLaunch& row) {
 constexpr bool can_run(const BackwardLaunch& row) {
   const bool block =
       row.threads >= 32 && row.threads <= 1024 && row.threads % 32 == 0 && row.units > 0 && row.threads_per_sm > 0;
-  if (row.kernel == BackwardKernel::general) return block && row.threads == 1024;
-  return block && row.units <= row.held && row.widths.last <= int64_t{row.threads} * row.units && row.stages > 0 &&
-         row.is(row.kernel == BackwardKernel::ring ? BackwardLayout::vectors : BackwardLayout::elements);
+  if (row.general) return block && row.threads == 1024;
+  return block && row.units <= row.held && row.widths.last <= int64_t{row.threads} * row.units && row.stages > 0;
 }
 
 constexpr bool can_run(const ReduceLaunch& row) {
@@ -190,11 +172,10 @@ constexpr bool can_run(const Launch (&table)[kRows]) {
   return true;
 }
 
-constexpr bool is_general(const BackwardLaunch& row) { return row.kernel == BackwardKernel::general; }
+constexpr bool is_general(const BackwardLaunch& row) { return row.general; }
 
 static_assert(kit::serves_all(kForwardLaunches, ForwardLayout::general), "a width has no row");
-static_assert(kit::serves_all(kBackwardLaunches, BackwardLayout::vectors, is_general), "a width has no row");
-static_assert(kit::serves_all(kBackwardLaunches, BackwardLayout::elements, is_general), "a width has no row");
+static_assert(kit::serves_all(kBackwardLaunches, {}, is_general), "a width has no row");
 static_assert(can_run(kForwardLaunches), "a row of kForwardLaunches violates its kernel's requirements");
 static_assert(can_run(kBackwardLaunches), "a row of kBackwardLaunches violates its kernel's requirements");
 static_assert(can_run(kReduceLaunches), "a row of kReduceLaunches violates its kernel's requirements");

@@ -179,17 +179,7 @@ static __global__ void __launch_bounds__(kReduceAcross* kReduceDown)
   if (threadIdx.x >= kColumns || column >= weight.elements) return;
   float sum = 0.0f;
   for (int other = 0; other < kReduceDown; ++other) sum += of_rows[other][threadIdx.x];
-  switch (weight.type) {
-    case Type::float32:
-      static_cast<float*>(weight.to)[column] = sum;
-      break;
-    case Type::float16:
-      static_cast<__half*>(weight.to)[column] = encode<__half>(sum);
-      break;
-    case Type::bfloat16:
-      static_cast<__nv_bfloat16*>(weight.to)[column] = encode<__nv_bfloat16>(sum);
-      break;
-  }
+  store_as(weight.type, weight.to, column, sum);
 }
 
 }  // namespace rope3d

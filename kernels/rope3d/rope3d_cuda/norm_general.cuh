@@ -8,6 +8,7 @@
 // A block loops over rows of one side. Its threads take pairs of elements, each thread the same ones of every row.
 #pragma once
 
+#include "kit/elements.cuh"
 #include "kit/launch.cuh"
 #include "rope3d/norm_problem.h"
 #include "rope3d_cuda/norm_launch_table.h"
@@ -15,17 +16,6 @@
 namespace rope3d {
 
 using namespace kit;
-
-__device__ __forceinline__ float decode_entry(Type type, const void* table, int64_t index) {
-  switch (type) {
-    case Type::float16:
-      return decode(static_cast<const __half*>(table)[index]);
-    case Type::bfloat16:
-      return decode(static_cast<const __nv_bfloat16*>(table)[index]);
-    default:
-      return static_cast<const float*>(table)[index];
-  }
-}
 
 // A row, and access to its pairs by their number in the row.
 template <typename T>
@@ -60,8 +50,8 @@ struct GeneralRow {
     const Tokens& table = rotation.table;
     const int64_t entry =
         sequence * table.batch_stride + (token - rotation.prefix) * table.row_stride + p * table.pair_stride;
-    pair.cos = decode_entry(table.type, table.cos, entry);
-    pair.sin = decode_entry(table.type, table.sin, entry);
+    pair.cos = load_as(table.type, table.cos, entry);
+    pair.sin = load_as(table.type, table.sin, entry);
     return pair;
   }
 
@@ -89,7 +79,7 @@ struct GeneralRow {
   __device__ float factor(const Pair& pair, int64_t element) const {
     const SideNorm& norm = problem.norms[side];
     if (norm.weight == nullptr) return 1.0f;
-    return decode_entry(norm.weight_type, norm.weight, weight_index(pair, element)) + problem.offset;
+    return load_as(norm.weight_type, norm.weight, weight_index(pair, element)) + problem.offset;
   }
 };
 

@@ -1,10 +1,9 @@
-"""ROCm: what is planned for it, what is refused, and what is found in sources. Nothing is compiled here."""
+"""ROCm: the plan of its variants, and the refused projects. Nothing is compiled here."""
 
 from __future__ import annotations
 
 import importlib.util
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +12,12 @@ from kernels import variants as client
 from kernels.backends import ROCm
 from packaging.version import Version
 
-from kernel_builder.backends.rocm import ROCM, backend, code_objects, hipify, wavefronts
+from kernel_builder.backends.rocm import ROCM, hipify
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
+from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.steps import buildable
 from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
@@ -110,26 +110,15 @@ def test_the_translation_is_part_of_the_key(project: Path, monkeypatch: pytest.M
     assert keys() != before
 
 
-def test_a_translation_is_kept_and_a_damaged_one_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, kept = importlib.util.find_spec("torch"), tmp_path / "kept"
+def test_a_translation_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, kept = importlib.util.find_spec("torch"), ProbeCache(tmp_path / "kept")
     assert torch and torch.origin
     utils = Path(torch.origin).with_name("utils")
     (tmp_path / "kernel.cu").write_text("#include <cuda_runtime.h>\n")
-
-    def translate() -> hipify.Translation:
-        hipify._kept_or_translated.cache_clear()
-        return hipify.translate(utils, tmp_path, "kernel.cu", ["kernel.cu"], [], kept)
-
-    first = translate()
+    first = hipify.translate(utils, tmp_path, "kernel.cu", ["kernel.cu"], [], kept)
     assert "hip/hip_runtime.h" in first.files["kernel.hip"]
-    with monkeypatch.context() as without:
-        without.setattr(hipify, "_translated", None)
-        assert translate() == first
-    (file,) = kept.iterdir()
-    whole = file.read_text()
-    file.write_text(whole.replace("hip_runtime", "hop_runtime"))
-    assert translate() == first
-    assert file.read_text() == whole
+    monkeypatch.setattr(hipify, "_translated", None)
+    assert hipify.translate(utils, tmp_path, "kernel.cu", ["kernel.cu"], [], kept) == first
 
 
 def test_a_source_that_hipify_cannot_read_is_named(project: Path) -> None:
@@ -167,73 +156,3 @@ def test_a_build_can_be_limited_to_an_architecture(project: Path) -> None:
     kernels = {kernel.backend.name: kernel for kernel in limited.kernels}
     assert ROCM.archs([kernels["rocm"]], None, "x86_64-linux") == ("gfx1100",)
     assert kernels["cuda"].only_capabilities == ("8.0",)
-
-
-WARPS = """\
-#ifdef USE_ROCM
-#define MASK 0xffffffffffffffffull
-#else
-#define MASK 0xffffffff
-#endif
-#define WARP_SIZE 32
-__device__ float reduce(float v) {
-  for (int offset = 16; offset > 0; offset >>= 1) v += __shfl_xor_sync(0xffffffff, v, offset);
-  v += __shfl_down(v, 4, 32);
-  int lane = threadIdx.x & 31;
-  constexpr int width = warpSize;
-#ifndef USE_ROCM
-  return __shfl_sync(0xffffffff, v, 0, 32);
-#else
-  return __shfl(v, 0, warpSize) + threadIdx.x % 64 + lane * 32;
-#endif
-}
-"""
-
-
-def test_what_takes_a_warp_of_32_lanes_for_granted_is_found() -> None:
-    assert dict(wavefronts.assumptions(WARPS)) == {
-        6: "a warp of 32 lanes",
-        8: "a mask of 32 lanes; HIP takes masks of 64 bits",
-        9: "a shuffle among 32 lanes",
-        10: "lanes counted by 32",
-        11: "warpSize as a constant, which it is not since ROCm 7",
-    }
-    assert list(ROCM.in_sources({"x.cu": WARPS}, ["gfx1100"])) == []
-    assert len(list(ROCM.in_sources({"x.cu": WARPS}, ["gfx90a", "gfx1100"]))) == 5
-
-
-def packed(value: object) -> Iterator[bytes]:
-    """Yield a value in MessagePack, in the forms that LLVM writes."""
-    if isinstance(value, dict):
-        yield struct.pack(">BH", 0xDE, len(value)) if len(value) > 2 else bytes([0x80 | len(value)])
-        for item in (part for pair in value.items() for part in pair):
-            yield from packed(item)
-    elif isinstance(value, list):
-        yield bytes([0x90 | len(value)]) if len(value) < 16 else struct.pack(">BH", 0xDC, len(value))
-        for item in value:
-            yield from packed(item)
-    elif isinstance(value, str):
-        text = value.encode()
-        yield (bytes([0xA0 | len(text)]) if len(text) < 32 else struct.pack(">BB", 0xD9, len(text))) + text
-    elif isinstance(value, bool):
-        yield b"\xc3" if value else b"\xc2"
-    else:
-        assert isinstance(value, int)
-        yield bytes([value]) if value < 128 else struct.pack(">BI", 0xCE, value)
-
-
-def test_metadata_of_code_objects_is_read() -> None:
-    value = {"a": [{".name": "x" * 40, "n": 3, "m": 70000, "t": True}] * 20, "b": "gfx942"}
-    assert code_objects._value(b"".join(packed(value)), 0)[0] == value
-
-
-def test_kernels_that_spill_registers_are_warned_of_once_for_each_architecture() -> None:
-    kernels = [code_objects.DeviceKernel(f"k{spills}", *spills) for spills in ((0, 64), (8, 0), (0, 65), (9, 1))]
-    objects = [code_objects.CodeObject(arch, arch, tuple(kernels)) for arch in ("gfx90a", "gfx90a", "gfx1100")]
-    objects.append(code_objects.CodeObject("gfx942", "gfx942", tuple(kernels[:2])))
-    findings = list(backend._spills(objects))
-    assert [finding.severity for finding in findings] == ["warning"] * 2
-    assert [finding.message for finding in findings] == [
-        f"for {arch}, {count} kernels spill registers, the most k(9, 1): 9 vector and 1 scalar"
-        for arch, count in (("gfx90a", 4), ("gfx1100", 2))
-    ]

@@ -9,7 +9,6 @@ import pytest
 from kernels import Metadata
 
 from kernel_builder.backends.rocm import NOT_RUN
-from kernel_builder.develop.hardware_report import summarized
 from kernel_builder.hub import card
 from kernel_builder.hub.packages import HubPackage, without_untested
 from kernel_format.errors import CheckError
@@ -48,18 +47,3 @@ def test_untested_packages_are_excluded_and_the_card_names_them(packages: dict[s
 def test_the_client_ignores_the_label(packages: dict[str, HubPackage]) -> None:
     metadata = Metadata.read_from_file(packages[ROCM].directory / "metadata.json")
     assert metadata.backend.archs == ["gfx942"]
-
-
-def test_results_of_pytest_are_summarized() -> None:
-    results = (
-        '<testsuites><testsuite><testcase classname="a" name="x" time="1.26"/>'
-        '<testcase classname="a" name="y" time="0.5"><failure message="m">where it failed</failure></testcase>'
-        '<testcase classname="a" name="z" time="0"><skipped message="s"/></testcase></testsuite></testsuites>'
-    )
-    assert summarized(results) == {
-        "passed": 1,
-        "failed": 1,
-        "skipped": 1,
-        "seconds": 1.8,
-        "failures": [{"test": "a::y", "output": "where it failed"}],
-    }
