@@ -77,21 +77,6 @@ def test_a_file_in_the_place_of_a_directory_is_refused(project: Path, cache: Pat
     assert done.answer["where"] == str(file)
 
 
-def test_a_pattern_in_the_place_of_a_source_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
-    replace(project / "build.toml", '"scale/scale_cpu.cpp"', '"scale/*.cpp"')
-    done = kernel_builder(cache, "build", project)
-    hint = "name each file: `src` takes no patterns"
-    assert_refused(done, 2, "ConfigError", where="src", message="there is no file 'scale/*.cpp'", hint=hint)
-
-
-def test_a_python_package_of_another_name_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
-    (project / "torch-ext/stable_scale").rename(project / "torch-ext/scale")
-    done = kernel_builder(cache, "build", project)
-    where = str(project / "torch-ext/stable_scale/__init__.py")
-    hint = "rename scale to stable_scale: the package has the kernel's name"
-    assert_refused(done, 2, "ConfigError", where=where, message="is missing", hint=hint)
-
-
 def test_a_directory_that_does_not_exist(cache: Path, kernel_builder: Run, tmp_path: Path) -> None:
     done = kernel_builder(cache, "build", tmp_path / "nothing")
     assert_refused(
