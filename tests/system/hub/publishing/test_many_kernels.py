@@ -134,7 +134,7 @@ class ManyKernels:
         return projects
 
     def build(self, event: str, job: str) -> str:
-        """Build what an event touches on this platform, and return the projects."""
+        """Build the projects that an event touches on this platform, and return them."""
         rehearsal = self.workflow("build-kernels.yml", event, job)
         selected = rehearsal.job("select")
         parts = json.loads(selected["runners"])["include"]
@@ -178,7 +178,7 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     ]
     assert "| `one` |" in (tmp_path / "summary").read_text()
 
-    # The comment says what was built, and is one comment however often it is written.
+    # The comment lists the packages, and is one comment after each run.
     (artifacts / "results-evil").mkdir()
     (artifacts / "results-evil" / "evil.json").write_text(
         json.dumps({"message": "` @everyone <script> |", "where": "x"})
