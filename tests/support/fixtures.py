@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kernel_format.cache_directory import default_cache
 from tests.support.places import PROJECTS
 
 
@@ -43,14 +42,8 @@ def new_cache(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def judge_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a new cache the builder's: its device locks are apart from those of other tests.
-
-    `torch.compile`'s precompiled headers, which take 15 s, are shared with the user's cache.
-    """
+    """Make a new cache the builder's: its device locks are apart from those of other tests."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    shared = default_cache() / "torch-compile"
-    shared.mkdir(parents=True, exist_ok=True)
-    (cache / "torch-compile").symlink_to(shared, target_is_directory=True)
     monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(cache))
     return cache

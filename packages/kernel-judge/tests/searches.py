@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from kernel_judge.search import search_run
 from kernel_judge.search.limited_process import Limits
@@ -89,15 +90,12 @@ def logged(run: Path, event: str) -> list[Event]:
 
 
 def marked_processes(run: Path) -> list[int]:
-    """Return the processes of agents and judges of a search that are alive."""
+    """Return the live processes of agents and judges of a search, by their directories and arguments."""
     processes = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            content = (process / "environ").read_bytes()
-        except OSError:
-            continue
-        if f"KERNEL_BUILDER_TRY={run}".encode() in content and int(process.name) != os.getpid():
-            processes.append(int(process.name))
+    for process in psutil.process_iter(["cwd", "cmdline"]):
+        places = [process.info["cwd"] or "", *(process.info["cmdline"] or ())]
+        if any(place.startswith(f"{run}/attempts/") for place in places):
+            processes.append(process.pid)
     return processes
 
 

@@ -244,7 +244,6 @@ def test_a_candidate_is_not_judged_without_the_package_that_it_needs(tmp_path: P
 
 def test_the_first_line_names_the_peers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judgement, "_CPU_SECONDS", 0.0)
-    monkeypatch.setattr(judgement.compiler_cache, "prepared", lambda *_: None)
     monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing=peers.missing))
     right = HERE / "honest" / "more_exact.py"
     done = run(right, "--task", SOFTMAX, *QUICK[:2], "--rounds", "1", "--device", "cpu", "--against", "eager,compile")

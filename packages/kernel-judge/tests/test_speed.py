@@ -1,4 +1,4 @@
-"""The clocks of a judgement may disagree for a while, and arithmetic is counted as Torch counts it."""
+"""The clocks of a judgement may disagree for a while."""
 
 from __future__ import annotations
 
@@ -10,18 +10,11 @@ from judge_samples import HERE
 from kernel_judge.judge import speed
 from kernel_judge.judge.reference import Arguments, Reference
 from kernel_judge.judge.result_checks import RejectedError
-from kernel_judge.judge.speed_report import TimedShape, _operations
 from kernel_judge.judge.task import read_task
 
 
 def reference(task: str) -> Reference:
     return Reference(read_task(HERE / "tasks" / f"{task}.py"), {}, None, "cpu", 0)
-
-
-@pytest.mark.parametrize(("task", "operations"), [("gated", 2 * 3 * 24 * 64 * 128), ("softmax", 0)])
-def test_the_arithmetic_of_products_is_counted(task: str, operations: int) -> None:
-    timed = reference(task)
-    assert _operations(TimedShape(timed, timed.arguments(0), 1, {})) == operations
 
 
 class LateRace(speed._TimedRuns):

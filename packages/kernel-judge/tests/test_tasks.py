@@ -58,7 +58,7 @@ def problem(tmp_path: Path) -> Path:
 def test_sizes_are_the_integers_that_the_file_assigns(problem: Path) -> None:
     task = read_task(problem)
     assert task.sizes() == {"batch": 4096, "width": 16384, "kernel": 3}
-    assert (task.name, task.level) == ("7_Linear", 1)
+    assert task.name == "7_Linear"
     problem.write_text(PROBLEM.replace("kernel = 3", "kernel, depth = 3, 40\nheight = rows = 64"))
     assert read_task(problem).sizes() == {**task.sizes(), "depth": 40, "height": 64, "rows": 64}
     assert read_task(problem).problem({"rows": 2, "depth": 5}).depth == 5

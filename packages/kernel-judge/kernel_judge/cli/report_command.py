@@ -9,8 +9,7 @@ import click
 
 from kernel_format.errors import ConfigError
 from kernel_judge.cli.options import json_option
-from kernel_judge.search.run_page import save_page
-from kernel_judge.search.run_report import attempt_lines, format_table, make_report, notes, summary_table
+from kernel_judge.search.run_report import attempt_lines, make_report, summary_lines
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -34,11 +33,8 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     help="The peer that speeds are relative to.",
 )
 @json_option
-@click.option(
-    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a page with plots."
-)
-def report(runs: tuple[Path, ...], ks: tuple[int, ...], peer: str, as_json: bool, page: Path | None) -> None:
-    """Report the results of searches by agent, context and level.
+def report(runs: tuple[Path, ...], ks: tuple[int, ...], peer: str, as_json: bool) -> None:
+    """Report the results of searches by agent and context.
 
     RUN is the directory of a search, its --run; several are reported together, one task each. pass@k is the
     probability that one of k attempts is right, speedup@k the expected speed of the best of k, fast_p the share of
@@ -47,14 +43,11 @@ def report(runs: tuple[Path, ...], ks: tuple[int, ...], peer: str, as_json: bool
 
     \b
     kernel-builder report search-softmax
-    kernel-builder report runs/* --k 1,5,10 --against compile --html report.html
+    kernel-builder report runs/* --k 1,5,10 --against compile
     """
     result = make_report(runs, peer, ks)
-    if page:
-        save_page(result, page)
     if as_json:
         click.echo(json.dumps(result.as_dict()))
         return
-    click.echo(format_table(summary_table(result)) + "\n")
-    for line in [*notes(result), "", *attempt_lines(result)]:
+    for line in [*summary_lines(result), "", *attempt_lines(result)]:
         click.echo(line)

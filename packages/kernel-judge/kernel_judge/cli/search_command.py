@@ -13,7 +13,7 @@ import click
 from kernel_judge.cli.options import json_option, minutes_option, notify, require_torch
 from kernel_judge.search.local_judge import JUDGE_COMMAND
 from kernel_judge.search.run_log import REFERENCE_PEER
-from kernel_judge.search.run_report import attempt_lines, best_remark, make_report
+from kernel_judge.search.run_report import attempt_lines, make_report
 from kernel_judge.search.search_request import SearchRequest, parse_context
 from kernel_judge.skills.catalog import find_skill
 
@@ -33,7 +33,7 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     multiple=True,
     required=True,
     metavar="COMMAND",
-    help="A command that writes a kernel, or mailbox:DIR; may be repeated: attempts use the agents in turn.",
+    help="A command that writes a kernel; may be repeated: attempts use the agents in turn.",
 )
 @click.option("-n", "--attempts", type=click.IntRange(min=1), help="Attempts in all. [default: one for each agent]")
 @click.option(
@@ -49,7 +49,7 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     multiple=True,
     callback=_contexts,
     metavar="NAME,...",
-    help="Files for the agents besides the task: skill, reference, profile, or none; may be repeated to compare. "
+    help="Files for the agents besides the task: skill, reference, or none; may be repeated to compare. "
     "[default: none]",
 )
 @click.option(
@@ -58,7 +58,7 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
     metavar="FILE",
-    help="A file of --context reference; may be repeated. [default: the code that torch.compile generates]",
+    help="A file of --context reference; may be repeated.",
 )
 @click.option("--run", type=_DIRECTORY, metavar="DIR", help="The search's directory. [default: search-<task>]")
 @click.option(
@@ -96,7 +96,7 @@ def search(
 
     \b
     kernel-builder search task.py --agent 'claude -p --dangerously-skip-permissions' -n 8 --tries 5
-    kernel-builder search task.py --agent 'codex exec -' --agent ./mine.sh --context none --context reference,profile
+    kernel-builder search task.py --agent 'codex exec -' --agent ./mine.sh --context none --context skill
     kernel-builder report search-task
     """
     require_torch()
@@ -118,23 +118,15 @@ def search(
     )
     if as_json:
         click.echo(json.dumps(result.as_dict()))
-    elif result.best:
-        best = result.best
-        _print_tries(result.run)
-        click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}{best_remark(best)}")
+        sys.exit(result.best is None)
+    for line in attempt_lines(make_report([result.run], REFERENCE_PEER)):
+        click.echo(line)
+    if best := result.best:
+        click.echo(f"Best: attempt {best['attempt']}, try {best['try']}, by {best['agent']}")
         for peer, speed in best["verdict"]["speed"].items():
             click.echo(f"  {speed['ratio']:.2f} times the speed of {peer} ({speed['low']:.2f} to {speed['high']:.2f})")
         click.echo(f"It is in {result.run / 'best'}. Next:\n  kernel-builder report {result.run}")
         click.echo(f"  kernel-builder build-and-upload {result.run / 'best'} --repo-id ORG/NAME")
     else:
-        _print_tries(result.run)
         click.echo(f"No candidate is right and faster than the reference. Next:\n  kernel-builder report {result.run}")
-    if result.best is None:
         sys.exit(1)
-
-
-def _print_tries(run: Path) -> None:
-    """Print the result of each try, and the reasons for which the fastest were not kept."""
-    report = make_report([run], REFERENCE_PEER)
-    for line in [*attempt_lines(report), *(reason for entry in report.best for reason in entry["explained"])]:
-        click.echo(line)

@@ -6,33 +6,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from kernel_format.errors import ConfigError
 from kernel_judge.cli.options import json_option, minutes_option, notify, require_torch
 from kernel_judge.search.search_request import SearchRequest
-from kernel_judge.skills import installation
-from kernel_judge.skills.catalog import built_in, find_skill, read_skill
-from kernel_judge.skills.installation import AGENT_TOOLS
+from kernel_judge.skills.catalog import find_skill, read_skill
+from kernel_judge.skills.installation import AGENT_TOOLS, install_skill, skill_directory
 
-_DEFAULT = "cuda-kernels"
 _PATH = click.Path(path_type=Path)
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
-_name_argument = click.argument("name", default=_DEFAULT)
-_agent_option = click.option(
-    "--agent",
-    "tools",
-    multiple=True,
-    type=click.Choice(list(AGENT_TOOLS)),
-    help="The agent whose directory of skills is used; may be repeated.",
-)
-_global_option = click.option("--global", "globally", is_flag=True, help="For all projects of the user.")
-_dest_option = click.option(
-    "--dest", "destination", type=_DIRECTORY, metavar="DIR", help="Another directory of skills."
-)
-_force_option = click.option("--force", is_flag=True, help="Also replace or remove files that were edited.")
 _tries_option = click.option(
     "-k",
     "tries",
@@ -61,76 +45,37 @@ def skills() -> None:
     """
 
 
-def _directories(tools: tuple[str, ...], globally: bool, destination: Path | None) -> list[Path]:
-    if destination is not None and (tools or globally):
-        raise ConfigError("names the directory by itself", where="--dest", hint="leave out --agent and --global")
-    if destination is not None:
-        return [destination]
-    if not tools:
-        raise ConfigError(
-            "no directory of skills is named",
-            where="skills",
-            hint=f"add --agent {', --agent '.join(AGENT_TOOLS)} or --dest DIR",
-        )
-    return [installation.skill_directory(tool, globally=globally) for tool in tools]
-
-
 @skills.command()
-@_name_argument
-@_agent_option
-@_global_option
-@_dest_option
-@_force_option
+@click.argument("name", default="cuda-kernels")
+@click.option(
+    "--agent",
+    "tools",
+    multiple=True,
+    type=click.Choice(list(AGENT_TOOLS)),
+    help="The agent whose directory of skills is used; may be repeated.",
+)
+@click.option("--global", "globally", is_flag=True, help="For all projects of the user.")
+@click.option("--dest", "destination", type=_DIRECTORY, metavar="DIR", help="Another directory of skills.")
+@click.option("--force", is_flag=True, help="Also replace files that differ.")
 def add(name: str, tools: tuple[str, ...], globally: bool, destination: Path | None, force: bool) -> None:
     """Install the skill NAME (default: cuda-kernels).
 
-    An older version is replaced as a whole. Files that you edited are kept, unless --force is given.
+    An installed skill with other files, your own edits or those of another release, is replaced only with --force.
 
     \b
     kernel-builder skills add --agent claude
     kernel-builder skills add cuda-kernels --agent codex --global
     kernel-builder skills add --dest my-agent/skills
     """
-    results = {"absent": "installed", "current": "unchanged", "outdated": "updated", "edited": "replaced"}
-    directories = _directories(tools, globally, destination)
-    for place in installation.install_skill(find_skill(name), directories, force=force):
-        click.echo(f"{results[place.state]}: {place.path}")
-
-
-@skills.command()
-@_name_argument
-@_agent_option
-@_global_option
-@_dest_option
-@_force_option
-def remove(name: str, tools: tuple[str, ...], globally: bool, destination: Path | None, force: bool) -> None:
-    """Remove the skill NAME (default: cuda-kernels), unless its files were edited.
-
-    \b
-    kernel-builder skills remove --agent claude
-    """
-    directories = _directories(tools, globally, destination)
-    for place in installation.uninstall_skill(find_skill(name), directories, force=force):
-        click.echo(f"{'not there' if place.state == installation.ABSENT else 'removed'}: {place.path}")
-
-
-@skills.command("list")
-@json_option
-def list_skills(as_json: bool) -> None:
-    """List the skills that come with the builder, and where they are installed: in this project, and for you."""
-    offered, places = built_in(), installation.installations(Path())
-    if as_json:
-        rows: list[dict[str, Any]] = [
-            {"tool": tool, "scope": scope, "skill": skill.name, **place.as_dict()}
-            for tool, scope, skill, place in places
-        ]
-        listed = [{"name": skill.name, "description": skill.description, "tokens": skill.tokens} for skill in offered]
-        click.echo(json.dumps({"skills": listed, "installed": rows}, indent=2))
-        return
-    for skill in offered:
-        click.echo(f"{skill.name} (at most {skill.tokens} tokens): {skill.description}")
-    for tool, scope, skill, place in places:
-        click.echo(f"  {skill.name}: {place.state}, {AGENT_TOOLS[tool].title}, {scope}: {place.path}")
+    if bool(destination) == bool(tools) or (destination and globally):
+        raise ConfigError(
+            "expected either --agent or --dest, and --global only with --agent",
+            where="skills add",
+            hint=f"add --agent {', --agent '.join(AGENT_TOOLS)} or --dest DIR",
+        )
+    directories = [destination] if destination else [skill_directory(tool, globally=globally) for tool in tools]
+    for result, place in install_skill(find_skill(name), directories, force=force):
+        click.echo(f"{result}: {place}")
 
 
 def _template(agent: str, run: Path, minutes: float, jobs: int | None) -> SearchRequest:
@@ -164,7 +109,7 @@ def evaluate(
     """Measure how much SKILL helps an agent: the name of a skill, or the directory of one.
 
     The agent does each task -k times with the skill and -k times without it, under the same limits and the same judge.
-    pass@1, pass@k, speedup@1, speedup@k, time, and the tokens where the agent reports them, are compared. The exit
+    pass@1, speedup@1, time, and the tokens where the agent reports them, are compared. The exit
     status is 0 if the skill helps by more than chance explains, and 1 if there is no measurable help.
 
     The same command continues an interrupted evaluation. Every try is a call of the agent, with its costs.

@@ -10,7 +10,6 @@ from pathlib import Path
 from kernel_builder.api import build_for_device, require_built
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.candidate_files import candidate_digest, ignored
-from kernel_judge.judge.verdict import NO_KERNEL
 
 MODEL = "ModelNew"
 # Names in programs that call a kernel of their own.
@@ -71,7 +70,7 @@ class Candidate:
         text = "\n".join(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace") for path in files))
         sentences = []
         if not self.is_project and not any(name in text for name in _KERNELS):
-            sentences.append(f"{NO_KERNEL}: it calls only PyTorch's operations.")
+            sentences.append("It has no kernel of its own: it calls only PyTorch's operations.")
         if dtype == "float32" and (casts := [name for name in _CASTS if name in text]):
             sentences.append(f"Its source names a lower precision: {', '.join(casts)}.")
         return sentences

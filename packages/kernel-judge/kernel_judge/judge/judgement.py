@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from kernel_format.cache_directory import default_cache
 from kernel_format.errors import (
     BuildError,
     KernelBuilderError,
@@ -23,7 +22,6 @@ from kernel_format.errors import (
     VariantError,
 )
 from kernel_format.files import temporary_directory
-from kernel_judge.judge import compiler_cache
 from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
 from kernel_judge.judge.peer_workers import COMPILED, PeerWorkers
 from kernel_judge.judge.reference import Reference
@@ -41,9 +39,9 @@ _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
 _ARENA_SHARE = 26  # each of four workers has two, and its results; the judge has copies
 _UNSEEN = 3
 _START_SECONDS = 120.0
-# On a CPU, so that a verdict takes less than 20 seconds: after how many peers that still compile are left out, and
-# after how many timing ends. Both are longer in proportion on a machine on which a worker needs longer to start.
-_CPU_SECONDS, _TIMED_SECONDS = 12.5, 17.0
+# On a CPU: the seconds after which peers that still compile are left out, and after which timing ends. Both are longer
+# in proportion on a machine on which a worker needs longer to start.
+_CPU_SECONDS, _TIMED_SECONDS = 30.0, 40.0
 _READY_SECONDS = 4.0
 # Messages of Torch, Triton and the client for kernels on a machine without a GPU.
 _NEEDS_GPU = re.compile(
@@ -142,7 +140,6 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
         speed=speed.speed,
         missing_peers=speed.missing,
         share_of_copy_speed=speed.share_of_copy_speed,
-        share_of_peak=speed.share_of_peak,
         suspicious=(*judgement.suspicious, *speed.suspicious),
         cases=speed.cases,
     )
@@ -165,7 +162,6 @@ class _Judgement:
         self._started = time.monotonic()
         self.sandbox = request.sandbox or sandbox.strongest()
         self.suspicious: list[str] = []
-        self._lent: Path | None = None
 
     def run(self) -> SpeedReport:
         """Examine the candidate and time it.
@@ -177,11 +173,6 @@ class _Judgement:
         """
         request, device = self._request, self._device
         with ExitStack() as stack:
-            if device == "cpu":
-                self._lent = compiler_cache.existing(default_cache())
-            if device == "cpu" and not self._lent and request.rounds and set(request.peers) & set(COMPILED):
-                self._lent = compiler_cache.prepared(default_cache(), lambda: self._worker([]), self._notify)
-                self._started = time.monotonic()
             directory = stack.enter_context(temporary_directory())
             file = self._built(directory)
             worker = stack.enter_context(self._worker([directory]))
@@ -251,7 +242,6 @@ class _Judgement:
             self.sandbox,
             self._device,
             readable=readable,
-            lent=self._lent,
             arena_bytes=_arena_bytes(self._device),
             threads=torch.get_num_threads(),
         )

@@ -62,7 +62,6 @@ class Task:
         source: Its content.
         settings: The settings in `task.toml`.
         digest: SHA-256 of the problem file and `task.toml`, in hexadecimal.
-        level: The level of KernelBench that the file is in, or None.
     """
 
     name: str
@@ -70,7 +69,6 @@ class Task:
     source: str
     settings: TaskSettings
     digest: str
-    level: int | None = None
 
     def sizes(self) -> dict[str, Any]:
         """Return the sizes of the file: integers, and tuples of integers, that its top level assigns once."""
@@ -138,14 +136,12 @@ def read_task(path: Path) -> Task:
     except (SyntaxError, ValueError, OSError) as error:
         raise ConfigError(f"is not a Python file: {error}", where=str(file)) from error
     text = _read_settings(settings) if settings.is_file() else ""
-    level = re.fullmatch(r"level(\d+)", file.parent.name)
     task = Task(
         name=path.stem if path.is_file() else path.resolve().name,
         path=file,
         source=source,
         settings=_settings(text, settings),
         digest=hashlib.sha256(json.dumps([source, text]).encode()).hexdigest(),
-        level=int(level[1]) if level else None,
     )
     own = task.sizes()
     for sizes in (task.settings.sizes, *task.settings.shapes):

@@ -15,7 +15,6 @@ Notify = Callable[[str], None]
 
 _ERROR = re.compile(r"\berror\b|Error\b", re.IGNORECASE)
 RIGHT, WRONG, NOT_JUDGED = "right", "wrong", "not judged"
-NO_KERNEL = "It has no kernel of its own"  # how a suspicious fact begins
 EXIT_STATUS = {RIGHT: 0, WRONG: 1, NOT_JUDGED: 11}  # of `judge`; errors of the builder have those between
 
 
@@ -54,7 +53,6 @@ class Verdict:
         speed: "eager", "compile" and "max-autotune" -> speedup over that peer; a peer without a time is absent.
         missing_peers: The peers that were asked for and have no time, with the reason.
         share_of_copy_speed: The time of a copy of the inputs' and results' bytes divided by the candidate's.
-        share_of_peak: Floating-point operations a second over the device's peak, where both are known.
         suspicious: Facts to review, in sentences. It does not make a candidate wrong.
         cases: Of each timed shape: "shapes", and "milliseconds" of the candidate and its peers.
     """
@@ -72,14 +70,8 @@ class Verdict:
     speed: Mapping[str, Speedup] = field(default_factory=dict)
     missing_peers: Mapping[str, str] = field(default_factory=dict)
     share_of_copy_speed: float | None = None
-    share_of_peak: float | None = None
     suspicious: Sequence[str] = ()
     cases: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def is_plain_torch(self) -> bool:
-        """Whether the candidate has no kernel of its own."""
-        return any(sentence.startswith(NO_KERNEL) for sentence in self.suspicious)
 
     @property
     def is_right(self) -> bool:
@@ -98,8 +90,6 @@ class Verdict:
         lines += [f"not compared with {peer}: {reason}" for peer, reason in self.missing_peers.items()]
         if self.share_of_copy_speed is not None:
             lines.append(f"{self.share_of_copy_speed:.0%} of copy speed, the upper bound for a memory-bound kernel")
-        if self.share_of_peak is not None:
-            lines.append(f"{self.share_of_peak:.0%} of the speed of a large matrix product")
         return lines + [f"suspicious: {fact}" for fact in self.suspicious]
 
     def as_dict(self) -> dict[str, Any]:

@@ -39,7 +39,6 @@ from kernel_sandbox.confine import LARGEST_FILE
 
 _LONGEST_ANSWER = 1 << 20
 _LONGEST_OUTPUT = 1500
-_USER = "judge"
 # Limits of the processes of one worker: half of the memory, and as much disk as a file of theirs may have.
 MOST_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 MOST_PROCESSES = 1000
@@ -70,14 +69,11 @@ class WorkerProcess:
         kind: The sandbox.
         device: "cpu" or "cuda".
         readable: Paths that it may read beside the system and Python.
-        lent: Files for `torch.compile`, to start with.
-        variables: More environment variables.
         arena_bytes: The size of each arena on a GPU.
 
     Attributes:
         inputs, outputs: The arenas that it shares with this process.
         scratch: The only directory that it may write.
-        compiled: The directory in it where `torch.compile` keeps files.
     """
 
     def __init__(
@@ -86,8 +82,6 @@ class WorkerProcess:
         device: str,
         *,
         readable: Sequence[Path] = (),
-        lent: Path | None = None,
-        variables: dict[str, str] | None = None,
         arena_bytes: int = 0,
         threads: int = 1,
     ) -> None:
@@ -98,9 +92,6 @@ class WorkerProcess:
         self._stack = ExitStack()
         with ExitStack() as opened:
             self.scratch = opened.enter_context(temporary_directory())
-            self.compiled = self.scratch / f"torchinductor_{_USER}"  # where Torch looks for precompiled headers
-            if lent:
-                _link(lent, self.compiled)
             self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
             opened.callback(self.inputs.close)
             opened.callback(self.outputs.close)
@@ -110,7 +101,7 @@ class WorkerProcess:
             opened.enter_context(self._connection)
             modules = (api, kernel_format, kernel_sandbox, kernel_judge)
             own = [Path(str(module.__file__)).parent.parent for module in modules]
-            paths = sandbox.readable([*readable, *([lent] if lent else []), *own])
+            paths = sandbox.readable([*readable, *own])
             settings = {
                 "connection": other.fileno(),
                 "sandbox": kind,
@@ -125,7 +116,7 @@ class WorkerProcess:
                 self.process = subprocess.Popen(
                     [*sandbox.prefix(kind, self.scratch, paths, device), *command],
                     cwd=self.scratch,
-                    env=self._environment(own, variables or {}),
+                    env=self._environment(own),
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
                     stderr=self._output,
@@ -274,19 +265,20 @@ class WorkerProcess:
         start = max(start, os.fstat(file).st_size - _LONGEST_OUTPUT)
         return os.pread(file, _LONGEST_OUTPUT, start).decode(errors="replace").strip()
 
-    def _environment(self, packages: Sequence[Path], more: dict[str, str]) -> dict[str, str]:
+    def _environment(self, packages: Sequence[Path]) -> dict[str, str]:
         scratch = str(self.scratch)
         own = {
             "TORCH_EXTENSIONS_DIR": f"{scratch}/extensions",
-            "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
+            "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",  # by /proc/cpuinfo; compiling probes takes 10 s
             "TORCH_NO_COMPILER_WRAPPER": "1",  # sccache, which would start a server of its own in each sandbox
             "TRITON_CACHE_DIR": f"{scratch}/triton",
             "PYTHONPATH": os.pathsep.join([*map(str, packages), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "USER": _USER,
+            "USER": "judge",
             **_STEADY_TIMES,
         }
-        return {**sandbox.environment(self.scratch), **own, **more}
+        return {**sandbox.environment(self.scratch), **own}
 
 
 def _cpu_seconds(process: int) -> float:
@@ -295,12 +287,3 @@ def _cpu_seconds(process: int) -> float:
     if ctypes.CDLL(None).clock_getcpuclockid(process, ctypes.byref(clock)):
         return 0.0  # it has ended
     return time.clock_gettime(clock.value)
-
-
-def _link(lent: Path, here: Path) -> None:
-    """Put links to the files of a directory, which a worker can only read, into one of its own."""
-    for file in lent.rglob("*"):
-        place = here / file.relative_to(lent)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not file.is_dir():
-            place.symlink_to(file)

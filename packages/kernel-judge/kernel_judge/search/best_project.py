@@ -103,8 +103,6 @@ def card_text(name: str, contender: Contender, verdict: Verdict) -> str:
     ]
     if verdict.share_of_copy_speed is not None:
         lines.append(f"- share of copy speed: {verdict.share_of_copy_speed:.2f}")
-    if verdict.share_of_peak is not None:
-        lines.append(f"- share of peak arithmetic: {verdict.share_of_peak:.2f}")
     lines += [f"- suspicious: {fact}" for fact in verdict.suspicious]
     lines += [
         f"- task: `{verdict.task}`, SHA-256 `{verdict.task_digest}`",

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,11 +19,12 @@ from filelock import FileLock, Timeout
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
+from kernel_judge.search.limited_process import end_guard, guard
 
 BUILDER = "kernel-builder"
 JUDGE_COMMAND = (BUILDER, "judge")
 _OUTPUT_TAIL = 2000  # characters of the judge's output, if it has no verdict
-_POLL = 0.05  # seconds between two looks for a free device
+_POLL = 0.05  # seconds between two looks for a free device or the end of the judge
 
 
 class Judged(NamedTuple):
@@ -59,7 +60,7 @@ class LocalJudge:
         task: The task's file or directory.
         seconds: The judge is stopped after this time, which includes the build of the candidate.
         command: The judge, with the arguments and the output of `kernel-builder judge --json`.
-        environment: Variables of the judge's process besides those of this one.
+        is_stopping: Asked often; True stops the judge.
     """
 
     def __init__(
@@ -68,14 +69,12 @@ class LocalJudge:
         *,
         seconds: float,
         command: Sequence[str] = JUDGE_COMMAND,
-        environment: Mapping[str, str] | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._task = task
-        self._seconds = seconds
+        self._task, self._seconds, self._is_stopping = task, seconds, is_stopping
         # Of this installation: that of another machine may be elsewhere.
         own = (sys.executable, "-m", "kernel_builder", *command[1:])
         self._command = own if command[0] == BUILDER else tuple(command)
-        self._environment = dict(environment or {})
         self._devices = judging_devices()
 
     def judge(self, candidate: Path) -> Judged:
@@ -87,33 +86,40 @@ class LocalJudge:
 
     def _run(self, candidate: Path, environment: Mapping[str, str]) -> tuple[Verdict | None, str | None]:
         command = [*self._command, str(candidate), "--task", str(self._task), "--json"]
+        process = subprocess.Popen(
+            [*guard(), *command],
+            # Agents work meanwhile: threads of Torch that spin for work multiply the time of a busy CPU.
+            env={"OMP_WAIT_POLICY": "passive", **os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        end = time.monotonic() + self._seconds
         try:
-            done = subprocess.run(
-                command,
-                # Agents work meanwhile: threads of Torch that spin for work multiply the time of a busy CPU.
-                env={"OMP_WAIT_POLICY": "passive", **os.environ, **self._environment, **environment},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=self._seconds,
-            )
-        except subprocess.TimeoutExpired:
-            return None, f"the judge took longer than {self._seconds:.0f} s, with the build; make the candidate smaller"
-        if done.returncode in EXIT_STATUS.values():
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    printed, errors = (text.decode(errors="replace") for text in process.communicate(timeout=_POLL))
+                    break
+                if self._is_stopping():
+                    return None, "the search was stopped"
+                if time.monotonic() > end:
+                    took = f"the judge took longer than {self._seconds:.0f} s, with the build"
+                    return None, f"{took}; make the candidate smaller"
+        finally:
+            end_guard(process)
+        if process.returncode in EXIT_STATUS.values():
             with suppress(ConfigError):
-                verdict = Verdict.from_json(done.stdout)
+                verdict = Verdict.from_json(printed)
                 return (None, f"not judged: {verdict.reason}") if verdict.verdict == NOT_JUDGED else (verdict, None)
-        return None, f"there is no verdict (exit status {done.returncode}): {_error(done)}"
+        return None, f"there is no verdict (exit status {process.returncode}): {_error(printed, errors)}"
 
 
-def _error(done: subprocess.CompletedProcess[str]) -> str:
+def _error(printed: str, errors: str) -> str:
     """Return the reason of a failure: the message in the judge's JSON, or else the end of its output."""
     with suppress(ValueError, AttributeError):
-        failure = json.loads(done.stdout)
+        failure = json.loads(printed)
         return ". ".join(str(failure[key]) for key in ("message", "hint") if failure.get(key))
-    return (done.stderr.strip() or done.stdout.strip())[-_OUTPUT_TAIL:]
+    return (errors.strip() or printed.strip())[-_OUTPUT_TAIL:]
 
 
 def judging_devices() -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The figures of searches by agent, context and level, computed from their logs."""
+"""The figures of searches by agent and context, computed from their logs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,17 @@ from typing import Any, NamedTuple
 
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import RIGHT, Verdict, cause
-from kernel_judge.search import best_kernel, estimators
+from kernel_judge.search import estimators
 from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, TRY_ENDED, Event, read_events
 from kernel_judge.search.workspace import Workspace
 
-Table = list[list[str]]
 THRESHOLDS = (1.0, 1.5, 2.0)  # of fast_p
 _NAME = 40  # characters of an agent's command in a table
 
 
 class TryResult(NamedTuple):
-    """The result of one call of an agent.
-
-    Attributes:
-        outcome: "right", "wrong", "no-candidate" or "no-verdict".
-        reason: Why it is not right; empty if it is.
-        verdict: The judge's; None without one.
-        code: The agent's kernel, a file or a directory; None if it is missing.
-        log: The agent's output.
-    """
+    """The result of one call of an agent. The outcome is "right", "wrong", "no-candidate" or "no-verdict"."""
 
     number: int
     outcome: str
@@ -40,7 +31,7 @@ class TryResult(NamedTuple):
     log: Path
 
     def speed(self, peer: str) -> str:
-        """Return the speed beside a peer with its interval, in words; empty without one."""
+        """Return the speed relative to a peer with its interval as text; empty without one."""
         speed = self.verdict.speed.get(peer) if self.verdict else None
         return f"{speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})" if speed else ""
 
@@ -58,45 +49,29 @@ class TryResult(NamedTuple):
 
 
 class AttemptResult(NamedTuple):
-    """The outcome of one attempt: the speed of its fastest right try, or None if none is right.
-
-    Times are in seconds. `tries` is how many tries the attempt has in the log, and
-    `details` their results.
-    """
+    """One attempt. The speed is that of its fastest right try, None if none is right; seconds include the judge's."""
 
     task: str
-    level: str
     agent: str
     context: str
     number: int
-    tries: int
     first_right: int | None
     speed: float | None
-    busy_seconds: float
-    details: Sequence[TryResult] = ()
+    seconds: float
+    tries: Sequence[TryResult]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attempt as `--json` prints it."""
         values = {key.replace("_", "-"): value for key, value in self._asdict().items()}
-        return {**values, "details": [each.as_dict() for each in self.details]}
+        return {**values, "tries": [each.as_dict() for each in self.tries]}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Figures of attempts that have something in common. Those of several tasks are means over the tasks.
+    """Figures of attempts that have something in common: "all", or one "agent" or "context".
 
-    Attributes:
-        by: The common property: "all", "agent", "context" or "level".
-        name: Its value.
-        tasks: The number of tasks.
-        attempts: The number of attempts.
-        right: How many are right.
-        pass_at: k -> pass@k, an arithmetic mean over tasks.
-        speedup_at: k -> speedup@k with floor 1.0, a geometric mean over tasks.
-        fast: p -> fast_p, an arithmetic mean over tasks.
-        geometric_mean: Of the speeds of all attempts, each at least 1.0.
-        median: Of the same.
-        seconds: The mean time of an attempt, with that of the judge.
+    Over several tasks, `pass_at` (k -> pass@k) and `fast` (p -> fast_p) are arithmetic means, `speedup_at`
+    (k -> speedup@k) is a geometric mean. Speeds are at least 1.0.
     """
 
     by: str
@@ -118,7 +93,8 @@ class RunReport:
 
     Attributes:
         peer: The peer that speeds are relative to.
-        unfinished: Attempts that are planned and not in the log with all of their tries; they are left out.
+        best: Of each finished search, its task and its best kernel.
+        unfinished: The number of planned attempts whose tries are not all in the log; they are left out.
     """
 
     peer: str
@@ -153,26 +129,29 @@ def make_report(runs: Iterable[Path], peer: str, ks: Sequence[int] = ()) -> RunR
     best: list[Mapping[str, Any]] = []
     planned = 0
     for run in runs:
-        events = _events(run)
+        try:
+            events = read_events(run / LOG)
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"there is no {LOG}", where=str(run), hint="name the directory of a search, its --run"
+            ) from error
         settings = [event for event in events if event["event"] == STARTED]
         if not settings:
             continue
         planned += settings[-1]["attempts"]
         attempts += _attempts(events, settings[-1], peer, run)
         for event in [event for event in events if event["event"] == FINISHED][-1:]:
-            kept = event["best"]
-            reasons = best_kernel.explained(events, kept["candidate"] if kept else None)
-            best.append({"task": settings[-1]["task"], "best": kept, "explained": reasons})
+            best.append({"task": settings[-1]["task"], "best": event["best"]})
     if not attempts:
         raise ConfigError(
             "no attempt is finished", where=", ".join(map(str, runs)), hint="run the search again: it goes on"
         )
-    ks = ks or [2**power for power in range(12) if 2**power <= _fewest(attempts)]
+    fewest = min(map(len, _parted(attempts, lambda attempt: attempt.task).values()))
+    ks = ks or [2**power for power in range(12) if 2**power <= fewest]
     groups = [_group("all", "all", attempts, ks)]
     keys: dict[str, Callable[[AttemptResult], str]] = {
         "agent": lambda attempt: attempt.agent,
         "context": lambda attempt: attempt.context,
-        "level": lambda attempt: attempt.level,
     }
     for by, key in keys.items():
         parts = _parted(attempts, key)
@@ -181,52 +160,37 @@ def make_report(runs: Iterable[Path], peer: str, ks: Sequence[int] = ()) -> RunR
     return RunReport(peer, attempts, groups, best, planned - len(attempts))
 
 
-def _events(run: Path) -> list[Event]:
-    try:
-        return read_events(run / LOG)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"there is no {LOG}", where=str(run), hint="name the directory of a search, its --run"
-        ) from error
-
-
 def _attempts(events: Iterable[Event], settings: Event, peer: str, run: Path) -> list[AttemptResult]:
     tries: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event["event"] == TRY_ENDED:
             tries[event["attempt"]].append(event)
     finished = {number: ended for number, ended in sorted(tries.items()) if len(ended) == settings["tries"]}
-    return [_attempt(number, ended, settings, peer, run) for number, ended in finished.items()]
+    return [_attempt(number, ended, settings["task"], peer, run) for number, ended in finished.items()]
 
 
-def _attempt(number: int, tries: Sequence[Event], settings: Event, peer: str, run: Path) -> AttemptResult:
-    speeds, busy = [], 0.0
-    for event in tries:
-        busy += event["agent-seconds"]
-        if event["judged"] and not event["judged-as"]:
-            busy += event["judged"]["seconds"]
-        if event["outcome"] == RIGHT:
-            verdict = Judged.from_dict(event["judged"]).verdict
-            assert verdict
-            if peer not in verdict.speed:
-                raise ConfigError(
-                    f"the verdict on attempt {number}, try {event['try']} has no speed relative to {peer}",
-                    where=str(run),
-                    hint=f"choose --against from {', '.join(verdict.speed) or 'nothing: the judge measured no peer'}",
-                )
-            speeds.append(verdict.speed[peer].ratio)
-    right = [event["try"] for event in tries if event["outcome"] == RIGHT]
+def _attempt(number: int, events: Sequence[Event], task: str, peer: str, run: Path) -> AttemptResult:
+    tries = [_try(event, run) for event in events]
+    right = [each for each in tries if each.outcome == RIGHT]
+    speeds = []
+    for each in right:
+        assert each.verdict
+        if peer not in each.verdict.speed:
+            raise ConfigError(
+                f"the verdict on attempt {number}, try {each.number} has no speed relative to {peer}",
+                where=str(run),
+                hint=f"choose --against from {', '.join(each.verdict.speed) or 'nothing: the judge measured no peer'}",
+            )
+        speeds.append(each.verdict.speed[peer].ratio)
     return AttemptResult(
-        task=settings["task"],
-        level=str(settings["level"] or "none"),
-        agent=tries[0]["agent"],
-        context=",".join(tries[0]["context"]) or "none",
+        task=task,
+        agent=events[0]["agent"],
+        context=",".join(events[0]["context"]) or "none",
         number=number,
-        tries=len(tries),
-        first_right=min(right, default=None),
+        first_right=right[0].number if right else None,
         speed=max(speeds, default=None),
-        busy_seconds=busy,
-        details=[_try(event, run) for event in tries],
+        seconds=sum(event["agent-seconds"] + (event["judged"] or {"seconds": 0.0})["seconds"] for event in events),
+        tries=tries,
     )
 
 
@@ -245,114 +209,77 @@ def _parted(attempts: Iterable[AttemptResult], key: Callable[[AttemptResult], st
     return parts
 
 
-def _fewest(attempts: Iterable[AttemptResult]) -> int:
-    return min(len(part) for part in _parted(attempts, lambda attempt: attempt.task).values())
-
-
-def _floored(speed: float | None) -> float:
-    return max(speed or 1.0, 1.0)
-
-
 def _group(by: str, name: str, attempts: Sequence[AttemptResult], ks: Iterable[int]) -> Group:
-    tasks = list(_parted(attempts, lambda attempt: attempt.task).values())
+    tasks = [[attempt.speed for attempt in task] for task in _parted(attempts, lambda attempt: attempt.task).values()]
+    # In place of a wrong or slow kernel, the reference is used.
+    floored = [[max(speed or 1.0, 1.0) for speed in task] for task in tasks]
+    everything = [speed for task in floored for speed in task]
+    right = [sum(speed is not None for speed in task) for task in tasks]
     possible = [k for k in ks if k <= min(map(len, tasks))]
-    floored = [_floored(attempt.speed) for attempt in attempts]
     return Group(
         by,
         name,
         tasks=len(tasks),
         attempts=len(attempts),
-        right=sum(attempt.speed is not None for attempt in attempts),
+        right=sum(right),
         pass_at={
             k: statistics.fmean(
-                estimators.pass_at_k(len(task), sum(attempt.speed is not None for attempt in task), k) for task in tasks
+                estimators.pass_at_k(len(task), count, k) for task, count in zip(tasks, right, strict=True)
             )
             for k in possible
         },
         speedup_at={
-            k: statistics.geometric_mean(
-                estimators.speedup_at_k([_floored(attempt.speed) for attempt in task], k) for task in tasks
-            )
-            for k in possible
+            k: statistics.geometric_mean(estimators.speedup_at_k(task, k) for task in floored) for k in possible
         },
-        fast={
-            p: statistics.fmean(estimators.fast_p([attempt.speed for attempt in task], p) for task in tasks)
-            for p in THRESHOLDS
-        },
-        geometric_mean=statistics.geometric_mean(floored),
-        median=statistics.median(floored),
-        seconds=statistics.fmean(attempt.busy_seconds for attempt in attempts),
+        fast={p: statistics.fmean(estimators.fast_p(task, p) for task in tasks) for p in THRESHOLDS},
+        geometric_mean=statistics.geometric_mean(everything),
+        median=statistics.median(everything),
+        seconds=statistics.fmean(attempt.seconds for attempt in attempts),
     )
 
 
-def summary_table(report: RunReport) -> Table:
-    """Return one row for each group."""
+def summary_lines(report: RunReport) -> list[str]:
+    """Return a table with one row for each group, and notes on it."""
     ks = sorted({k for group in report.groups for k in group.pass_at})
     head = ["", "tasks", "attempts", *(f"pass@{k}" for k in ks), *(f"speedup@{k}" for k in ks)]
-    table = [[*head, *(f"fast_{p:g}" for p in THRESHOLDS), "geomean", "median", "s/attempt"]]
+    rows = [[*head, *(f"fast_{p:g}" for p in THRESHOLDS), "geomean", "median", "s/attempt"]]
     for group in report.groups:
-        table.append(
-            [
-                group.name if group.by == "all" else f"{group.by}: {shortened(group.name)}",
-                str(group.tasks),
-                str(group.attempts),
-                *(f"{group.pass_at[k]:.2f}" if k in group.pass_at else "-" for k in ks),
-                *(f"{group.speedup_at[k]:.2f}" if k in group.speedup_at else "-" for k in ks),
-                *(f"{group.fast[p]:.2f}" for p in THRESHOLDS),
-                f"{group.geometric_mean:.2f}",
-                f"{group.median:.2f}",
-                f"{group.seconds:.1f}",
-            ]
-        )
-    return table
-
-
-def format_table(table: Table) -> str:
-    """Return a table with aligned columns for a terminal."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    rows = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-    return "\n".join(f"{row[0]:<{widths[0]}}{line[widths[0] :]}" for row, line in zip(table, rows, strict=True))
-
-
-def shortened(name: str) -> str:
-    """Return the name of an agent for a table; commands may be long."""
-    return name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
-
-
-def notes(report: RunReport) -> list[str]:
-    """Return notes on the table, in sentences."""
-    lines = [
+        figures = [*(group.pass_at.get(k) for k in ks), *(group.speedup_at.get(k) for k in ks)]
+        figures += [*(group.fast[p] for p in THRESHOLDS), group.geometric_mean, group.median, group.seconds]
+        name = group.name if group.by == "all" else f"{group.by}: {_shortened(group.name)}"
+        numbers = ["-" if figure is None else f"{figure:.2f}" for figure in figures]
+        rows.append([name, str(group.tasks), str(group.attempts), *numbers])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines += [
+        "",
         f"Speeds are relative to {report.peer}, and at least 1.0: where no kernel is faster, the reference is used.",
     ]
     if report.unfinished:
         lines.append(f"{report.unfinished} planned attempts are not finished and left out.")
     for entry in report.best:
-        best = entry["best"]
-        if best:
+        if best := entry["best"]:
             lines.append(
                 f"Best for {entry['task']}: attempt {best['attempt']}, try {best['try']} ({best['agent']}), "
-                f"{best['speed']:.2f} times the speed of eager in its second verdict{best_remark(best)}."
+                f"{best['speed']:.2f} times the speed of eager in its second verdict."
             )
         else:
             lines.append(f"Best for {entry['task']}: the reference; no candidate is right and faster.")
-        lines += entry["explained"]
     return lines
 
 
-def best_remark(best: Mapping[str, Any]) -> str:
-    """Return a remark on the best kernel if it is PyTorch alone, else an empty string."""
-    verdict = Judged.from_dict({"verdict": best["verdict"], "error": None, "seconds": 0.0, "waited": 0.0}).verdict
-    return "; it has no kernel of its own" if verdict and verdict.is_plain_torch else ""
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME else f"{name[: _NAME - 3]}..."
 
 
 def attempt_lines(report: RunReport) -> list[str]:
     """Return each try: its speed and interval or the reason, suspicious facts, code and log."""
     lines = []
     for attempt in report.attempts:
-        for each in attempt.details:
+        for each in attempt.tries:
             speed = each.speed(report.peer) or each.speed(REFERENCE_PEER)
             lines.append(
-                f"{attempt.task}, attempt {attempt.number}, try {each.number} ({shortened(attempt.agent)}): "
+                f"{attempt.task}, attempt {attempt.number}, try {each.number} ({_shortened(attempt.agent)}): "
                 f"{each.outcome}{f', {speed}' if speed else ''}{f': {cause(each.reason)}' if each.reason else ''}"
             )
             lines += [f"  suspicious: {fact}" for fact in (each.verdict.suspicious if each.verdict else ())]

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_format.errors import ConfigError
-from kernel_judge.search import mailbox
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.local_judge import JUDGE_COMMAND
 
-SKILL, REFERENCE, PROFILE = CONTEXTS = ("skill", "reference", "profile")
+SKILL, REFERENCE = CONTEXTS = ("skill", "reference")
 GIGABYTE = 10**9
 
 
@@ -41,7 +40,7 @@ class SearchRequest:
         limits: The limits of one call of an agent.
         repo_id: The Hub repository of the kernel; None for `local/` and the name of the task.
         skill: The directory of the skill that the context "skill" gives.
-        references: The files that the context "reference" gives; without any, the code that `torch.compile` generates.
+        references: The files that the context "reference" gives.
         ray: The address of a Ray cluster whose machines judge; None for this machine.
         judge_seconds: The judge is stopped after this time.
         judge: The judge's command.
@@ -87,13 +86,9 @@ class SearchRequest:
 def agent_command(agent: str) -> list[str]:
     """Split an agent's command; a program with a slash in its name is relative to the current directory.
 
-    `mailbox:DIR` is a command of this package.
-
     Raises:
         ConfigError: If there is no such program.
     """
-    if mailbox.is_mailbox(agent):
-        return mailbox.mailbox_command(agent)
     try:
         program, *arguments = shlex.split(agent)
     except ValueError as error:
@@ -109,7 +104,7 @@ def agent_command(agent: str) -> list[str]:
 
 
 def parse_context(text: str) -> tuple[str, ...]:
-    """Read `skill,profile` or `none`.
+    """Read `skill,reference` or `none`.
 
     Raises:
         ConfigError: If a name is not a context.

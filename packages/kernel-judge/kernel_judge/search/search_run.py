@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -67,7 +68,7 @@ def run_search(request: SearchRequest, notify: Notify) -> SearchResult:
 
 
 def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> SearchResult:
-    settings = request.fixed() | {"task": task.name, "task-digest": task.digest, "level": task.level}
+    settings = request.fixed() | {"task": task.name, "task-digest": task.digest}
     before = log.find(STARTED)
     for key, value in settings.items() if before else ():
         if before and before[key] != value:
@@ -80,9 +81,10 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
     agent_files.prepare(request, backends)
     judging = request.judge_settings()
     log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
-    with open_judge(judging, agent_files.task_path(request.run), f"{request.run}/judge") as judge:
-        Supervisor(request, task.name, judge, log, notify).run()
-        chosen = best_kernel.choose(log, judge, request.run)
+    stopping = threading.Event()
+    with open_judge(judging, agent_files.task_path(request.run), stopping.is_set) as judge:
+        Supervisor(request, task.name, judge, log, notify, stopping).run()
+        chosen = best_kernel.choose(log, judge, request.run, notify)
     best = None
     if chosen:
         contender, verdict = chosen

@@ -7,25 +7,20 @@ that has a verdict.
 
 from __future__ import annotations
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 
 from kernel_judge.judge.candidate_files import candidate_digest
 from kernel_judge.judge.verdict import RIGHT, WRONG, Notify, Verdict, cause
 from kernel_judge.search import workspace as files
-from kernel_judge.search.limited_process import Ended, kill_marked, run_limited
+from kernel_judge.search.limited_process import run_limited
 from kernel_judge.search.local_judge import Judge, Judged
-from kernel_judge.search.mailbox import is_mailbox
-from kernel_judge.search.run_log import AGENT_ENDED, REFERENCE_PEER, TRY_ENDED, Event, RunLog
+from kernel_judge.search.run_log import AGENT_ENDED, TRY_ENDED, Event, RunLog
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest, agent_command
 from kernel_judge.search.workspace import Workspace
 
 NO_CANDIDATE, NO_VERDICT = "no-candidate", "no-verdict"  # outcomes of a try besides RIGHT and WRONG
-_BUSY = 1.5  # load of a core
-_UNCERTAIN = 2.0  # the ends of an interval
 _OUTPUT_TAIL = 2000  # bytes of an agent's output, for the feedback on a failure
 
 
@@ -42,18 +37,7 @@ class Supervisor:
     judge: Judge
     log: RunLog
     notify: Notify
-
-    def __post_init__(self) -> None:
-        self._commands = {agent: agent_command(agent) for agent in self.request.agents}
-        self._stopping = threading.Event()
-        self._guard = threading.Lock()
-        self._judging: dict[str, threading.Lock] = {}
-        self._has_warned = False
-        # Of each judged candidate: the verdict, and the attempt and try that it was first given to.
-        self._known: dict[str, tuple[Judged, list[int]]] = {}
-        for event in self.log.events:
-            if event["event"] == TRY_ENDED and event["outcome"] in (RIGHT, WRONG) and not event["judged-as"]:
-                self._known[event["candidate"]] = (Judged.from_dict(event["judged"]), [event["attempt"], event["try"]])
+    stopping: threading.Event
 
     def run(self) -> None:
         """Make every try that the log does not have.
@@ -61,18 +45,13 @@ class Supervisor:
         Raises:
             OSError: If the directory of the search cannot be written.
         """
-        kill_marked(str(self.request.run))  # agents and judges of a search that was killed
-        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-        if self.request.ray is None and load > _BUSY * cores:
-            self._warn(f"the machine is busy before the search has begun (load {load:.1f}, {cores} cores)")
         pool = ThreadPoolExecutor(self.request.jobs, thread_name_prefix="attempt")
         try:
             running = [pool.submit(self._attempt, attempt) for attempt in self.request.planned()]
             for done in as_completed(running):
                 done.result()
         except BaseException:
-            self._stopping.set()
-            kill_marked(str(self.request.run))
+            self.stopping.set()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -88,46 +67,40 @@ class Supervisor:
     def _try(self, attempt: PlannedAttempt, number: int) -> None:
         workspace = Workspace(self.request.run, attempt.number, number)
         ended = self._agent_ended(attempt, number, workspace)
-        candidate, digest = workspace.frozen_candidate(), ended["candidate"]
-        judged: Judged | None = None
-        origin: list[int] | None = None
-        if candidate and digest:
-            judged, origin = self._judged(candidate, digest, [attempt.number, number])
+        candidate = workspace.frozen_candidate()
+        judged = self.judge.judge(candidate) if candidate else None
+        if self.stopping.is_set():  # the judge may have been stopped
+            raise _Stopped
         outcome = _outcome(judged)
         self.log.append(
             TRY_ENDED,
             attempt=attempt.number,
             **{"try": number, "agent": attempt.agent, "context": list(attempt.context), "outcome": outcome},
-            candidate=digest,
-            **{"agent-seconds": ended["seconds"], "judged-as": origin},
+            candidate=ended["candidate"],
+            **{"agent-seconds": ended["seconds"]},
             judged=judged.as_dict() if judged else None,
         )
         summary = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
         self.notify(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{summary}")
-        speed = judged.verdict.speed.get(REFERENCE_PEER) if judged and judged.verdict else None
-        if speed and speed.high > _UNCERTAIN * speed.low:
-            self._warn(f"a speed was measured as {speed.ratio:.2f} ({speed.low:.2f} to {speed.high:.2f})")
-
-    def _warn(self, why: str) -> None:
-        """Say once that times are uncertain, before agents have worked for hours."""
-        if not self._has_warned:
-            self._has_warned = True
-            self.notify(
-                f"Speeds will be uncertain: {why}. Which kernel is the fastest may be chance. Stop other work, or use "
-                "-j 1 if agents and the judge share the CPU."
-            )
 
     def _agent_ended(self, attempt: PlannedAttempt, number: int, workspace: Workspace) -> Event:
         """Call the agent, unless the log says how its call ended."""
         key = {"attempt": attempt.number, "try": number}
         if event := self.log.find(AGENT_ENDED, **key):
             return event
-        if not (is_mailbox(attempt.agent) and workspace.is_prepared()):  # who answers may be at work between two starts
-            before = Workspace(self.request.run, attempt.number, number - 1).frozen_candidate() if number > 1 else None
-            feedback = self._feedback(attempt.number, number - 1)
-            prompt = files.prompt_text(self.request, attempt, self.task_name, feedback)
-            workspace.prepare(prompt, attempt.context, files.judge_script(self.request), before)
-        ended = self._call(attempt.agent, workspace)
+        before = Workspace(self.request.run, attempt.number, number - 1).frozen_candidate() if number > 1 else None
+        feedback = self._feedback(attempt.number, number - 1)
+        prompt = files.prompt_text(self.request, attempt, self.task_name, feedback)
+        workspace.prepare(prompt, attempt.context, files.judge_script(self.request), before)
+        with workspace.log.open("wb") as output:
+            ended = run_limited(
+                agent_command(attempt.agent),
+                workspace.directory,
+                self.request.limits,
+                stdin=workspace.directory / files.PROMPT,
+                output=output,
+                is_stopping=self.stopping.is_set,
+            )
         if ended.stopped == "search":
             raise _Stopped
         frozen = workspace.freeze()
@@ -139,35 +112,6 @@ class Supervisor:
         }
         self.log.append(AGENT_ENDED, **key, **entry)
         return entry
-
-    def _call(self, agent: str, workspace: Workspace) -> Ended:
-        with workspace.log.open("wb") as output:
-            return run_limited(
-                self._commands[agent],
-                workspace.directory,
-                os.environ,
-                self.request.limits,
-                mark=workspace.mark,
-                stdin=workspace.directory / files.PROMPT,
-                output=output,
-                is_stopping=self._stopping.is_set,
-            )
-
-    def _judged(self, candidate: Path, digest: str, place: list[int]) -> tuple[Judged, list[int] | None]:
-        """Judge a candidate, or take the verdict on an equal one; also return the attempt and try that got it."""
-        with self._guard:
-            lock = self._judging.setdefault(digest, threading.Lock())
-        with lock:
-            if digest in self._known:
-                return self._known[digest]
-            if self._stopping.is_set():
-                raise _Stopped
-            judged = self.judge.judge(candidate)
-            if self._stopping.is_set():  # the judge was killed
-                raise _Stopped
-            if judged.verdict:
-                self._known[digest] = judged, place
-        return judged, None
 
     def _feedback(self, attempt: int, number: int) -> str:
         """Return the report on the last try for the agent's prompt; empty before the first."""

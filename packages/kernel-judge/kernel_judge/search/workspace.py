@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_format.files import remove_tree, write_atomically
+from kernel_format.files import remove_tree
 from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 from kernel_judge.judge.verdict import Verdict
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest
@@ -26,6 +26,10 @@ from kernel_judge.search.search_request import PlannedAttempt, SearchRequest
 _TEMPLATES = Path(__file__).parent / "templates"
 FILE, PROJECT = "candidate.py", "kernel"  # an agent writes one of them
 PROMPT = "PROMPT.md"
+_CONTEXTS = {
+    "skill": "how kernels are written for this builder; start with `SKILL.md`.",
+    "reference": "the same computation in another language.",
+}
 
 
 class Workspace:
@@ -42,7 +46,6 @@ class Workspace:
         self.root = run / "attempts" / f"{attempt:04}" / str(number)
         self.directory = self.root / "workspace"
         self.log = self.root / "agent.log"
-        self.mark = f"{run}/{attempt}/{number}"
 
     def prepare(self, prompt: str, context: Sequence[str], judge: str, before: Path | None) -> None:
         """Make the workspace anew.
@@ -62,11 +65,7 @@ class Workspace:
         script = self.directory / "judge"
         script.write_text(judge)
         script.chmod(0o755)
-        write_atomically(self.directory / PROMPT, prompt)  # last: `is_prepared` looks for it
-
-    def is_prepared(self) -> bool:
-        """Return whether `prepare` has ended, in this start of the search or in an earlier one."""
-        return (self.directory / PROMPT).is_file()
+        (self.directory / PROMPT).write_text(prompt)
 
     def freeze(self) -> Path | None:
         """Copy the agent's kernel out of its reach; return the copy.
@@ -108,11 +107,10 @@ def written(directory: Path, pristine: Path) -> Path | None:
 def prompt_text(request: SearchRequest, attempt: PlannedAttempt, task_name: str, feedback: str) -> str:
     """Return the instructions of an agent, on its standard input and in `PROMPT.md`."""
     template = string.Template((_TEMPLATES / "PROMPT.md").read_text(encoding="utf-8"))
-    explained = json.loads((_TEMPLATES / "contexts.json").read_text(encoding="utf-8"))
     return template.substitute(
         task=task_name,
         minutes=f"{request.limits.seconds / 60:.3g}",
-        context="".join(f"- `context/{name}/`: {explained[name]}\n" for name in attempt.context),
+        context="".join(f"- `context/{name}/`: {_CONTEXTS[name]}\n" for name in attempt.context),
         feedback=feedback,
     )
 

@@ -25,7 +25,7 @@ def main(run: Path, workspace: Path) -> int:
         print("There is no candidate: write candidate.py, or change the project in kernel/.")
         return 2
     settings = [event for event in read_events(run / LOG) if event["event"] == STARTED][-1]["judge"]
-    with tempfile.TemporaryDirectory() as scratch, open_judge(settings, task_path(run)) as judge:
+    with tempfile.TemporaryDirectory() as scratch, open_judge(settings, task_path(run), lambda: False) as judge:
         copy = Path(scratch) / candidate.name
         copy_candidate(candidate, copy)
         judged = judge.judge(candidate)

@@ -6,6 +6,7 @@ machine. Like any search, it goes on where it was stopped.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,8 @@ from kernel_judge.search.search_request import SKILL, SearchRequest
 from kernel_judge.search.search_run import run_search
 from kernel_judge.search.workspace import Workspace
 from kernel_judge.skills.agent_usage import reported_tokens
-from kernel_judge.skills.catalog import Skill, digests
-from kernel_judge.skills.intervals import CONFIDENCE, Compared, compare_best, compare_means, compare_shares
+from kernel_judge.skills.catalog import Skill
+from kernel_judge.skills.intervals import CONFIDENCE, Compared, compare_means, compare_shares
 
 HELPS, HARMS, MIXED, NO_HELP = "helps", "harms", "mixed", "no measurable help"
 _PEER = "eager"
@@ -49,8 +50,8 @@ class Benefit:
         skill: The name of the skill.
         agent: The command of the agent.
         tries: All tries, half of them with the skill.
-        measures: "pass@1", "pass@k", "speedup@1", "speedup@k", "seconds", "tokens" -> the intervals. Tokens are absent
-            if the agent does not report them in every try.
+        measures: "pass@1", "speedup@1", "seconds", "tokens" -> the intervals. Tokens are absent if the agent does not
+            report them in every try.
         conclusion: "helps", "harms", "mixed" (more right and slower, or the other way) or "no measurable help".
     """
 
@@ -125,12 +126,12 @@ def measure_benefit(
         )
         run_search(request, notify)
         results += _tries(task.stem, run)
-    return compare_tries(skill.name, template.agents[0], results, tries)
+    return compare_tries(skill.name, template.agents[0], results)
 
 
 def _claim(run: Path, skill: Skill, tries: int) -> None:
     """Record the evaluated skill, or check that it is the recorded one: groups of tries must not be mixed."""
-    files = digests(skill.files())
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in skill.files().items()}
     settings = json.dumps({"skill": skill.name, "files": files, "tries": tries}, indent=1)
     run.mkdir(parents=True, exist_ok=True)
     file = run / _SETTINGS
@@ -160,30 +161,23 @@ def _tries(task: str, run: Path) -> list[SkillTry]:
     return tries
 
 
-def compare_tries(skill: str, agent: str, tries: Sequence[SkillTry], k: int) -> Benefit:
-    """Compare the tries with the skill with those without it; there are k of each for every task."""
-    tasks = list(dict.fromkeys(made.task for made in tries))
+def compare_tries(skill: str, agent: str, tries: Sequence[SkillTry]) -> Benefit:
+    """Compare the tries with the skill with those without it; there are equally many for every task."""
+    tasks = list(dict.fromkeys(each.task for each in tries))
     groups = [
-        [[made for made in tries if made.task == task and made.has_skill == has_skill] for task in tasks]
+        [[each for each in tries if each.task == task and each.has_skill == has_skill] for task in tasks]
         for has_skill in (False, True)
     ]
 
-    def shares(of_task: bool) -> list[list[bool]]:
-        if of_task:
-            return [[any(made.is_right for made in task) for task in group] for group in groups]
-        return [[made.is_right for task in group for made in task] for group in groups]
-
     def values(name: str) -> list[list[list[float]]]:
-        return [[[max(getattr(made, name), 1e-3) for made in task] for task in group] for group in groups]
+        return [[[max(getattr(each, name), 1e-3) for each in task] for task in group] for group in groups]
 
-    measures = {"pass@1": compare_shares(*shares(of_task=False))}
-    if k > 1:
-        measures[f"pass@{k}"] = compare_shares(*shares(of_task=True))
-    measures["speedup@1"] = compare_means(*values("speed"))
-    if k > 1:
-        measures[f"speedup@{k}"] = compare_best(*values("speed"))
-    measures["seconds"] = compare_means(*values("seconds"))
-    if all(made.tokens is not None for made in tries):
+    measures = {
+        "pass@1": compare_shares(*([each.is_right for task in group for each in task] for group in groups)),
+        "speedup@1": compare_means(*values("speed")),
+        "seconds": compare_means(*values("seconds")),
+    }
+    if all(each.tokens is not None for each in tries):
         measures["tokens"] = compare_means(*values("tokens"))
     return Benefit(skill, agent, tries, measures, _conclusion(measures))
 
@@ -197,16 +191,16 @@ def _conclusion(measures: Mapping[str, Compared]) -> str:
 
 
 def benefit_lines(benefit: Benefit) -> list[str]:
-    """Return a comparison in words and as a table."""
-    words = {
+    """Return a comparison as text with a table."""
+    summary = {
         HELPS: "The skill helps.",
         HARMS: "The skill harms.",
         MIXED: "The skill makes one of pass@1 and speedup@1 better and the other worse.",
         NO_HELP: "No measurable help: neither pass@1 nor speedup@1 differs by more than chance gives.",
     }
-    tasks = len({made.task for made in benefit.tries})
+    tasks = len({each.task for each in benefit.tries})
     lines = [
-        words[benefit.conclusion],
+        summary[benefit.conclusion],
         f"{tasks} tasks, {len(benefit.tries) // (2 * tasks)} tries of each with the skill and as many without it.",
         f"{'':<12}{'without':>10}{'with':>10}{'change':>10}   {CONFIDENCE:.1%} interval",
     ]

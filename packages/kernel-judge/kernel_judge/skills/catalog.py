@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,13 +37,13 @@ class Skill:
 
     def files(self) -> dict[str, bytes]:
         """Return the content of all files, by relative path."""
-        paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
-        return {path.relative_to(self.directory).as_posix(): path.read_bytes() for path in paths}
+        return files_in(self.directory)
 
 
-def digests(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the SHA-256 of each file, in hexadecimal."""
-    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+def files_in(directory: Path) -> dict[str, bytes]:
+    """Return the content of all files below a directory, by relative path."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
 def built_in() -> list[Skill]:
@@ -62,11 +59,10 @@ def find_skill(name: str) -> Skill:
     """
     known = {skill.name: skill for skill in built_in()}
     if name not in known:
-        meant = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(
             f"there is no skill {name!r}; there is {', '.join(known)}",
             where="skills",
-            hint=f"did you mean {meant[0]}?" if meant else "`kernel-builder skills list` lists the skills",
+            hint="name it, or the directory of another skill",
         )
     return known[name]
 

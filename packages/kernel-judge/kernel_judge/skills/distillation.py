@@ -9,7 +9,6 @@ WORK/benefit/      the evaluation of the student
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import string
@@ -28,7 +27,7 @@ from kernel_judge.search.search_request import SearchRequest
 from kernel_judge.search.workspace import Workspace
 from kernel_judge.skills.benefit import HELPS, Benefit, measure_benefit
 from kernel_judge.skills.catalog import MOST_TOKENS, SKILL_FILE, Skill, read_skill
-from kernel_judge.skills.installation import write_files
+from kernel_judge.skills.installation import copy_skill
 
 _PROMPT = Path(__file__).parent / "distil.md"
 _MOST_TRACES = 3
@@ -101,7 +100,7 @@ def distil(request: DistilRequest, notify: Notify) -> Distilled:
     if benefit.conclusion != HELPS:
         return Distilled(skill, benefit, None)
     try:
-        write_files(skill.files(), request.target)
+        copy_skill(skill, request.target)
     except ConfigError as error:
         error.hint = f"the skill is in {skill.directory}; copy it where you want it"
         raise
@@ -168,12 +167,9 @@ def _write(request: DistilRequest, work: Path, directory: Path) -> None:
         ended = run_limited(
             shlex.split(request.writer),
             work,
-            os.environ,
             request.student.limits,
-            mark=str(work),
             stdin=prompt,
             output=output,
-            is_stopping=lambda: False,
         )
     if not (directory / SKILL_FILE).is_file():
         why = f"it met its limit of {ended.stopped}" if ended.stopped else f"its exit status is {ended.exit_status}"

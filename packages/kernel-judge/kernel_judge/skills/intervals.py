@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest, bootstrap, ttest_ind
+from scipy.stats import binomtest, ttest_ind
 
 # pass@1 and speedup@1 decide whether a skill helps. Each interval has 97.5 %, so that both hold with 95 %.
 CONFIDENCE = 0.975
-_RESAMPLES = 2000
 
 Groups = Sequence[Sequence[float]]
 """For each task, the values of its tries."""
@@ -57,22 +56,3 @@ def compare_means(without: Groups, with_skill: Groups) -> Compared:
     if min(map(len, centered)) > 1 and max(map(np.ptp, centered)) > 1e-12:
         low, high = ttest_ind(*reversed(centered), equal_var=False).confidence_interval(CONFIDENCE)
     return Compared(math.exp(old), math.exp(new), math.exp(new - old), math.exp(low), math.exp(high))
-
-
-def compare_best(without: Groups, with_skill: Groups) -> Compared:
-    """Compare geometric means of the best value of each task; the change is their ratio, by a bootstrap of tries.
-
-    Each group has at least two tries of a task. A bootstrap of few values is too narrow, so nothing is decided by it.
-    """
-
-    def mean_of_best(groups: Groups) -> float:
-        return float(np.exp(np.mean([np.log(max(group)) for group in groups])))
-
-    def ratio(*groups: Sequence[float]) -> float:
-        return mean_of_best(groups[len(without) :]) / mean_of_best(groups[: len(without)])
-
-    groups = (*without, *with_skill)
-    sampled = bootstrap(
-        groups, ratio, confidence_level=CONFIDENCE, n_resamples=_RESAMPLES, method="percentile", vectorized=False, rng=0
-    )
-    return Compared(mean_of_best(without), mean_of_best(with_skill), ratio(*groups), *sampled.confidence_interval)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from agents import BODIES, MODEL
-from searches import agent, logged, quick_request, quoted, run_search, start_search
+from searches import agent, logged, quick_request, quoted, run_search
 
 from kernel_format.errors import ConfigError
 from kernel_judge.search.search_request import parse_context
 from kernel_judge.search.workspace import Workspace
+from kernel_judge.skills.catalog import find_skill
 from tests.support.running_hub import running_hub
 
 BUILDER = [sys.executable, "-m", "kernel_builder"]
@@ -84,31 +84,24 @@ def test_a_verdict_that_does_not_hold_makes_room_for_the_next(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("judge_calls")
 def test_agents_get_the_contexts_in_turn(tmp_path: Path) -> None:
-    skill, reference = tmp_path / "my-skill", tmp_path / "kernel.cu"
-    skill.mkdir()
-    (skill / "SKILL.md").write_text("how to")
+    reference = tmp_path / "kernel.cu"
     reference.write_text("__global__ void hard_swish();")
-    contexts = (parse_context("none"), parse_context("skill,reference"), parse_context("profile"))
+    contexts = (parse_context("none"), parse_context("skill,reference"))
+    skill = find_skill("cuda-kernels").directory
     request = quick_request(
-        tmp_path, quoted("# wrong"), attempts=4, contexts=contexts, skill=skill, references=(reference,)
+        tmp_path, quoted("# wrong"), attempts=3, contexts=contexts, skill=skill, references=(reference,)
     )
     run = run_search(request).run
-    spaces = [Workspace(run, number, 1).directory for number in range(1, 5)]
-    assert [sorted(path.name for path in space.glob("context/*")) for space in spaces] == [
-        [],
-        ["reference", "skill"],
-        ["profile"],
-        [],
-    ]
-    assert (spaces[1] / "context/skill/SKILL.md").read_text() == "how to"
-    assert (spaces[1] / "context/reference/kernel.cu").is_file()
+    spaces = [Workspace(run, number, 1).directory for number in range(1, 4)]
+    given = [sorted(path.name for path in space.glob("context/*")) for space in spaces]
+    assert given == [[], ["reference", "skill"], []]
+    assert (spaces[1] / "context/skill/SKILL.md").is_file() and (spaces[1] / "context/reference/kernel.cu").is_file()
     assert "`context/skill/`" in (spaces[1] / "PROMPT.md").read_text()
-    assert "aten::clamp" in (spaces[2] / "context/profile/profile.txt").read_text()
 
 
 def test_a_context_without_its_files_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no SKILL\.md"):
-        run_search(quick_request(tmp_path, agent("crashing"), contexts=(("skill",),), skill=tmp_path))
+    with pytest.raises(ConfigError, match="no file is named"):
+        run_search(quick_request(tmp_path, agent("crashing"), contexts=(("reference",),)))
     with pytest.raises(ConfigError, match="'tutorial' is not a context"):
         parse_context("skill,tutorial")
 
@@ -131,42 +124,6 @@ def test_a_command_that_answers_with_text_is_an_agent(tmp_path: Path) -> None:
     result = run_search(quick_request(tmp_path, f"{sys.executable} {script} sh -c 'tail -n 3; cat {answer}'"))
     assert result.best and result.best["speed"] == 2.0
     assert "Answer with the complete `candidate.py`" in Workspace(result.run, 1, 1).log.read_text()
-
-
-@pytest.mark.usefixtures("judge_calls")
-def test_who_is_no_command_takes_part_by_a_mailbox(tmp_path: Path) -> None:
-    box = tmp_path / "box"
-    box.mkdir()
-    (box / "stale.json").write_text('{"process": 4194305}')
-    answer = (
-        "import json, sys, time\nfrom pathlib import Path\nbox = Path(sys.argv[1])\n"
-        "while not (letters := [file for file in box.glob('*.json') if file.name != 'stale.json']):\n"
-        "    time.sleep(0.05)\n"
-        "letter = json.loads(letters[0].read_text())\n"
-        "assert 'Write a kernel' in Path(letter['prompt']).read_text()\n"
-        "Path(letter['workspace'], 'candidate.py').write_text('# right 2')\n"
-        "time.sleep(0.3)\n"
-        "Path(letter['done']).touch()\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", answer, str(box)]) as assistant:
-        result = run_search(quick_request(tmp_path, f"mailbox:{box}"))
-        assert assistant.wait(10) == 0
-    assert result.best and result.best["speed"] == 2.0
-    assert list(box.iterdir()) == []
-    assert "Written by an agent (`mailbox`)" in (result.run / "best" / "CARD.md").read_text()
-
-
-@pytest.mark.usefixtures("judge_calls")
-def test_what_is_written_for_a_mailbox_survives_the_end_of_the_search(tmp_path: Path) -> None:
-    box, workspace = tmp_path / "box", Workspace(tmp_path / "run", 1, 1)
-    with start_search(tmp_path, f"mailbox:{box}") as killed:
-        while not list(box.glob("*.json")):
-            time.sleep(0.05)
-        killed.kill()
-    (workspace.directory / "candidate.py").write_text("# right 2")
-    (workspace.directory / "DONE").touch()
-    result = run_search(quick_request(tmp_path, f"mailbox:{box}"))
-    assert result.best and result.best["speed"] == 2.0
 
 
 @pytest.mark.usefixtures("judge_calls")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import signal
 import time
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import pytest
 from searches import agent, logged, marked_processes, quick_request, quoted, run_search, start_search
 
 from kernel_format.errors import ConfigError
-from kernel_judge.search import limited_process, search_run
 from kernel_judge.search.run_log import LOG, RunLog, read_events
 from kernel_judge.search.workspace import Workspace
 from kernel_sandbox.confine import landlock_version
@@ -86,13 +83,8 @@ def test_the_next_try_receives_the_failure(tmp_path: Path, kind: str, settings: 
 
 @pytest.mark.usefixtures("judge_calls")
 @pytest.mark.parametrize(("kind", "stopped"), [("escaping", None), ("forking", "time")])
-@pytest.mark.parametrize("with_groups", [True, False])
-def test_nothing_that_an_agent_starts_outlives_its_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stopped: str | None, with_groups: bool
-) -> None:
+def test_nothing_that_an_agent_starts_outlives_its_call(tmp_path: Path, kind: str, stopped: str | None) -> None:
     """Whatever it clears, leaves and kills. Its processes are known by a number of seconds that nothing else has."""
-    if not with_groups:
-        monkeypatch.setattr(limited_process, "_control_group", nullcontext)
     kills = "its guard" if landlock_version() >= 6 else ""
     seconds = f"300.{secrets.randbelow(10**9):09}"
     run = run_search(quick_request(tmp_path, agent(kind, kills, seconds), seconds=2)).run
@@ -112,14 +104,6 @@ def test_a_try_knows_the_verdict_on_the_one_before_and_goes_on_with_its_files(tm
     assert (workspace / "task" / "hard_swish_steps.py").is_file()
     first = Workspace(run, 1, 1).frozen_candidate()
     assert first and "/0001/1/workspace" in first.read_text()
-
-
-def test_an_equal_candidate_is_not_judged_again(tmp_path: Path, judge_calls: Path) -> None:
-    result = run_search(quick_request(tmp_path, agent("quoted", "# wrong"), attempts=3, tries=2))
-    assert len(judge_calls.read_text().splitlines()) == 1
-    origins = [event["judged-as"] for event in logged(result.run, "try-ended")]
-    assert origins.count(None) == 1
-    assert len(origins) == 6
 
 
 def test_judging_is_exclusive(tmp_path: Path, judge_calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +145,7 @@ def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch:
     tries = [(event["attempt"], event["try"]) for event in logged(result.run, "try-ended")]
     assert sorted(tries) == [(attempt, number) for attempt in range(1, 13) for number in (1, 2)]
     assert result.best and result.best["speed"] == 2.5
-    judged = [event["candidate"] for event in logged(result.run, "try-ended") if not event["judged-as"]]
-    assert len(judged) == len(set(judged))
+    judged = [event["candidate"] for event in logged(result.run, "try-ended")]
     # One candidate is judged at a time, so each kill interrupts at most one judging, which begins again.
     calls = re.findall(r"[0-9a-f]{64}", judge_calls.read_text())
     assert len(judged) <= len(calls) - len(logged(result.run, "verified")) <= len(judged) + 3
@@ -170,17 +153,6 @@ def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch:
     before = (tmp_path / "judge-calls").read_bytes()
     run_search(quick_request(tmp_path, *agents, **settings))
     assert (tmp_path / "judge-calls").read_bytes() == before
-
-
-@pytest.mark.usefixtures("judge_calls")
-def test_a_busy_machine_is_named_once_before_agents_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
-    messages: list[str] = []
-    search_run.run_search(quick_request(tmp_path, quoted("# right 2"), quoted("# wrong")), messages.append)
-    assert messages[0].startswith(
-        "Speeds will be uncertain: the machine is busy before the search has begun (load 1000.0, "
-    )
-    assert sum("uncertain" in text for text in messages) == 1
 
 
 @pytest.mark.usefixtures("judge_calls")

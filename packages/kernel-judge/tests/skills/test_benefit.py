@@ -20,7 +20,6 @@ from kernel_format.errors import ConfigError
 from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.run_log import read_events
 from kernel_judge.search.search_request import SearchRequest
-from kernel_judge.skills import benefit as benefits
 from kernel_judge.skills import intervals
 from kernel_judge.skills.agent_usage import reported_tokens
 from kernel_judge.skills.benefit import Benefit, SkillTry, benefit_lines, compare_tries, find_tasks, measure_benefit
@@ -136,10 +135,7 @@ def command(*arguments: str | Path) -> tuple[int, dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_the_command_asks_the_judge(tasks: Path, judge_cache: Path, tmp_path: Path) -> None:
-    # Nothing can be prepared for torch.compile, which would take 15 s: the candidates are wrong before it compiles.
-    (judge_cache / "torch-compile").unlink()
-    (judge_cache / "torch-compile").touch()
+def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
     agent = f"{sys.executable} {agents.__file__} wrong"
     options = ("--tasks", tasks / "silu.py", "--agent", agent, "-k", "1", "-j", "2", "--run", tmp_path / "run")
     code, answer = command("eval", "cuda-kernels", *options)
@@ -261,9 +257,8 @@ def test_the_interval_of_means_moves_with_the_values() -> None:
     assert compared.low < compared.change < compared.high
 
 
-def test_a_skill_without_effect_is_rarely_said_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skill_without_effect_rarely_seems_to_have_one() -> None:
     """The intervals promise at most one in twenty; of 60 evaluations, at most 7 are expected in all but 2 % of runs."""
-    monkeypatch.setattr(benefits, "compare_best", lambda *_: intervals.Compared(1, 1, 1, 1, 1))
     generator = random.Random(1)
     wrong = 0
     for _ in range(60):
@@ -274,5 +269,5 @@ def test_a_skill_without_effect_is_rarely_said_to_have_one(monkeypatch: pytest.M
                 is_right = generator.random() < share
                 speed = max(1.0, generator.lognormvariate(0.3, 0.4)) if is_right else 1.0
                 tries.append(SkillTry(f"task{task}", number < 5, is_right, speed, 1.0, None))
-        wrong += compare_tries("skill", "agent", tries, 5).conclusion != "no measurable help"
+        wrong += compare_tries("skill", "agent", tries).conclusion != "no measurable help"
     assert wrong <= 7
