@@ -21,7 +21,7 @@ from kernel_builder.checks.load import Loaders, check_load, loading
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.needed_libraries import check_dependencies
 from kernel_builder.checks.op_namespace import check_op_namespace
-from kernel_builder.checks.ops import check_op_sources, check_ops
+from kernel_builder.checks.ops import check_ops
 from kernel_builder.checks.probe_process import ProbeProcess
 from kernel_builder.checks.python_abi import check_python_abi
 from kernel_builder.checks.python_imports import check_python_imports
@@ -38,7 +38,6 @@ from kernel_format.metadata import PackageMetadata
 __all__ = [
     "ABI_CHECKS",
     "ALLOWABLE",
-    "BEFORE_COMPILING",
     "CHECKS",
     "AbiPolicy",
     "CheckReport",
@@ -46,7 +45,6 @@ __all__ = [
     "Finding",
     "Loaders",
     "ProbeProcess",
-    "check_op_sources",
     "read",
     "require_allowable",
     "run",
@@ -72,9 +70,6 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
 }
 ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
 
-
-# Checks without a binary, of mistakes that stop a load: a build runs them before it compiles.
-BEFORE_COMPILING = ("python-source", "python-imports")
 
 # The checks that need a process with Torch.
 _LOADING = frozenset({"load", "ops"})

@@ -12,8 +12,6 @@ from typing import Any
 from kernel_builder.checks import implementations, registrations
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.checks.registrations import Schema
-from kernel_builder.config.project import Project
-from kernel_builder.config.variant import Variant
 
 NAME = "ops"
 _BINARY = "the binary"
@@ -30,14 +28,6 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     yield from findings
     if not findings and answer.get("outcome") != "loaded":
         raise NotApplicable(f"the package is not loaded: {answer.get('text') or 'it is not for this machine'}")
-
-
-def check_op_sources(project: Project, variant: Variant) -> list[Finding]:
-    """Return the findings of `check_ops` in a project's sources, before they are compiled."""
-    texts = registrations.sources(project, variant)
-    files = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in project.python_files}
-    python = {name: text for name, text in files.items() if "define" in text}
-    return list(implementations.compare(NAME, texts, registrations.read_schemas(texts), python))
 
 
 def _in_loaded(answer: Mapping[str, Any], schemas: Sequence[Schema]) -> Iterator[Finding]:

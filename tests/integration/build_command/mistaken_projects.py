@@ -47,7 +47,7 @@ def scaled(input, factor):
     return torch.ops.registered.scaled(input, factor)
 """
 )
-# Functions that do not fit the schemas of the ops, which are found before anything is compiled.
+# Functions that do not fit the schemas of the ops.
 WRITTEN = (
     HEAD
     + SCALED
@@ -62,7 +62,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("more", TORCH_BOX(&scaled));
   ops.impl("numberz", TORCH_BOX(&scaled));
 }
-#error "this is compiled"
 """
     + MODULE
 )
@@ -83,10 +82,6 @@ THROWING = f"{HEAD}{SCALED}{SOUND}{MODULE}{THROWER}"
 PARTS = "".join(f"void part_{number}(int);\n" for number in range(8))
 CALLS = "".join(f"part_{number}(1); " for number in range(8))
 LEFT_OUT = f"{HEAD}{PARTS}{SCALED.replace('{', '{ ' + CALLS)}{SOUND}{MODULE}"
-DECLARED = f"""#include <torch/csrc/stable/tensor_struct.h>
-#include "registration.h"
-const auto dtype = torch::stable::Tensor(nullptr).scalar_type();
-{MODULE}"""
 # Registrations that the load of the package reports.
 REFUSED = {
     "pinned": SOUND.replace("_EXPAND(TORCH_EXTENSION_NAME,", "(pinned_ops,"),
@@ -119,36 +114,14 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 """
     + MODULE
 )
-# On the full ABI, Torch reports these in long errors of templates, or when a user loads the package.
-TYPED_FULL = """#include <ATen/ATen.h>
-#include <torch/library.h>
-
-#include "registration.h"
-
-at::Tensor scaled(const at::Tensor& in, float factor) { return in * factor; }
-at::Tensor taken(at::Tensor in, c10::optional<at::Tensor> bias, at::IntArrayRef sizes, double factor) { return in; }
-void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {}
-
-TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
-  ops.def("scaled(Tensor input, float factor) -> Tensor");
-  ops.impl("scaled", c10::kCPU, &scaled);
-  ops.def("direct(Tensor input, float factor) -> Tensor", &scaled);
-  ops.def("boxed(Tensor input) -> Tensor", torch::CppFunction::makeFromBoxedFunction<&boxed>());
-  ops.def("taken(Tensor input, Tensor? bias, int[] sizes, int factor) -> Tensor");
-}
-TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("taken", TORCH_FN(taken)); }
-REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
-"""
 WITHOUT_HEADER = f"{HEAD}{SCALED}{SOUND}{MODULE}".replace('#include "registration.h"\n', "")
 
 COMPILED = {
     "registered": (REGISTERED, USING),
     **{name: (f"{HEAD}{SCALED}{text}{MODULE}", "from ._ops import ops\n") for name, text in REFUSED.items()},
     "uninitialized": (f"{HEAD}{SCALED}{SOUND}", PYTHON),
-    "imports": (f'#error "this is compiled"\n{MODULE}', f"import numba\n{PYTHON}"),
     "written": (WRITTEN, PYTHON),
     "typed": (TYPED, PYTHON),
-    "typed-full": (TYPED_FULL, PYTHON),
     "unincluded": (WITHOUT_HEADER, PYTHON),
     "sound": (
         f"{HEAD}{SCALED}{INTO}{SOUND}{MODULE}",
@@ -156,10 +129,8 @@ COMPILED = {
     ),
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),
-    "declared": (DECLARED, PYTHON),
     "unnamed": (UNNAMED, PYTHON),
     "ported-full": ("#include <pybind11/pybind11.h>\n#include <torch/all.h>\n", PYTHON),
-    "bound-full": ("// A comment.\n\n#include <torch/csrc/utils/pybind.h>\n", PYTHON),
     "ported": ("#include <torch/extension.h>\n\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n", PYTHON),
 }
 WITHOUT_PYTHON = (
