@@ -29,7 +29,7 @@ DISTRIBUTIONS = {
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    # Only what an installation has: no source tree on the import path.
+    # As after an installation: no source tree on the import path.
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         command, cwd=cwd, env={**clean, **environment}, capture_output=True, text=True, check=False, timeout=300
