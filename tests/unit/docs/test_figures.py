@@ -124,8 +124,8 @@ def test_a_failed_variant_is_a_missed_target(pages: ModuleType, monkeypatch: pyt
     outcome.update(status="failed", reason="the compiler refused relu.cpp")
     monkeypatch.setattr(pages, "results", {"community": community}.__getitem__)
     blocks = pages.render.__wrapped__("docs/compatibility.md")
-    assert "| relu | torch215-cxx11-cpu-x86_64-linux | | " in blocks["projects"]
-    assert "| not built: the compiler refused relu.cpp |" in blocks["projects"]
+    line = "| relu | torch215-cxx11-cpu-x86_64-linux | not built: the compiler refused relu.cpp |"
+    assert line in blocks["projects"]
     assert re.search(r"^\| built CPU variants \| 8 \| 7 \| missed \|$", blocks["community"], re.MULTILINE)
 
 
