@@ -247,16 +247,6 @@ def test_few_tries_show_nothing() -> None:
     assert intervals.compare_means([[1.0, 1.1, 1.2, 1.3, 1.4]], [[2.0, 2.1, 2.2, 2.3, 2.4]]).low > 1
 
 
-def test_the_interval_of_means_moves_with_the_values() -> None:
-    generator = random.Random(3)
-    groups = [[[generator.lognormvariate(0, 0.2) for _ in range(6)] for _ in range(3)] for _ in range(2)]
-    compared = intervals.compare_means(*groups)
-    doubled = intervals.compare_means(groups[0], [[2 * value for value in task] for task in groups[1]])
-    assert doubled.change == pytest.approx(2 * compared.change)
-    assert (doubled.low, doubled.high) == (pytest.approx(2 * compared.low), pytest.approx(2 * compared.high))
-    assert compared.low < compared.change < compared.high
-
-
 def test_a_skill_without_effect_rarely_seems_to_have_one() -> None:
     """The intervals promise at most one in twenty; of 60 evaluations, at most 7 are expected in all but 2 % of runs."""
     generator = random.Random(1)
