@@ -192,9 +192,7 @@ def test_a_cheat_is_right_for_the_inputs_of_the_task_only(name: str, rejected: R
 def test_a_wrong_result_is_rejected_by_its_name(name: str, rejected: Rejected, tmp_path: Path) -> None:
     kind, formula, statements = WRONG[name]
     file, task = tmp_path / "candidate.py", tmp_path / "task.py"
-    inputs = (
-        "torch.randn(rows, columns).round(decimals=1)" if formula == LARGEST else "0.1 * torch.randn(rows, columns)"
-    )
+    inputs = "(0.1 * torch.randn(rows, columns)).round(decimals=2)"
     task.write_text(TASK.format(sizes="rows = 24\ncolumns = 400\n", inputs=inputs, state=NONE, body=formula))
     file.write_text(MODEL.format(state=NONE, body="x").replace("return x", statements))
     assert rejected(file, task)[0] == kind
