@@ -28,12 +28,11 @@ _POLL = 0.05  # seconds between two looks for a free device or the end of the ju
 
 
 class Judged(NamedTuple):
-    """The answer of the judge. Exactly one of verdict and error is None; times are in seconds."""
+    """The answer of the judge. Exactly one of verdict and error is None."""
 
     verdict: Verdict | None
     error: str | None
     seconds: float
-    waited: float
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer as the log has it."""
@@ -72,11 +71,10 @@ class LocalJudge:
 
     def judge(self, candidate: Path) -> Judged:
         """Return the verdict on a candidate, or why there is none."""
-        asked = time.monotonic()
         with free_device(self._devices) as environment:
             started = time.monotonic()
             verdict, error = self._run(candidate, environment)
-        return Judged(verdict, error, time.monotonic() - started, started - asked)
+            return Judged(verdict, error, time.monotonic() - started)
 
     def _run(self, candidate: Path, environment: Mapping[str, str]) -> tuple[Verdict | None, str | None]:
         command = [*self._command, str(candidate), "--task", str(self._task), "--json"]

@@ -55,7 +55,6 @@ class AttemptResult(NamedTuple):
     agent: str
     context: str
     number: int
-    first_right: int | None
     speed: float | None
     seconds: float
     tries: Sequence[TryResult]
@@ -165,9 +164,10 @@ def _attempts(events: Iterable[Event], settings: Event, peer: str, run: Path) ->
 
 def _attempt(number: int, events: Sequence[Event], task: str, peer: str, run: Path) -> AttemptResult:
     tries = [_try(event, run) for event in events]
-    right = [each for each in tries if each.outcome == RIGHT]
     speeds = []
-    for each in right:
+    for each in tries:
+        if each.outcome != RIGHT:
+            continue
         assert each.verdict
         if peer not in each.verdict.speed:
             raise ConfigError(
@@ -181,7 +181,6 @@ def _attempt(number: int, events: Sequence[Event], task: str, peer: str, run: Pa
         agent=events[0]["agent"],
         context=",".join(events[0]["context"]) or "none",
         number=number,
-        first_right=right[0].number if right else None,
         speed=max(speeds, default=None),
         seconds=sum(event["agent-seconds"] + (event["judged"] or {"seconds": 0.0})["seconds"] for event in events),
         tries=tries,

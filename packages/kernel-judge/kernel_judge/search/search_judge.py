@@ -1,8 +1,8 @@
 """The judge of a search: that of this machine, or the machines of a Ray cluster.
 
 Agents, the log and `best/` stay on this machine. Ray places each judging on a node with a free GPU, or, in a cluster
-without GPUs, spreads them over the nodes. The lock
-of the device is taken there, too: searches that do not use Ray respect it.
+without GPUs, spreads them over the nodes. The lock of the device is taken there, too: searches that do not use Ray
+respect it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[st
             try:
                 judged: Judged = ray.get(remote.remote(_packed(candidate), packed, seconds, command))
             except ray.exceptions.RayError as error:
-                return Judged(None, f"the node that judged has failed: {str(error).splitlines()[0]}", 0.0, 0.0)
+                return Judged(None, f"the node that judged has failed: {str(error).splitlines()[0]}", 0.0)
             return judged
 
         yield judge

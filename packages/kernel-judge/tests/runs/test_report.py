@@ -60,7 +60,7 @@ def verdict(speed: float | None) -> Verdict:
 
 
 def ended(attempt: int, number: int, speed: float | None, *, agent: str, context: list[str]) -> dict[str, Any]:
-    judged = {"verdict": verdict(speed).as_dict(), "error": None, "seconds": 5.0, "waited": 1.0}
+    judged = {"verdict": verdict(speed).as_dict(), "error": None, "seconds": 5.0}
     return {
         "event": "try-ended",
         "attempt": attempt,
