@@ -11,24 +11,22 @@ import keyword
 import os
 import re
 import string
-import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import NAME, REPO_ID
 from kernel_builder.config.project import python_name
-from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.config.toml_schema import nearest
 from kernel_format.errors import ConfigError
+from kernel_format.files import write_atomically
 
 _TEMPLATES = Path(__file__).parent / "templates" / "init"
 _KIT = Path(__file__).parent / "templates" / "kit"
 # Names that the new project itself defines.
 _RESERVED = ("layers", "metadata", "op", "ops", "torch")
-# Marks text that only the author can write. `upload` warns of it.
+# Marks text that only the author can write.
 NOT_WRITTEN = "Not written yet:"
 _PASSES = "forward and backward, for float32, float16 and bfloat16"
 
@@ -68,7 +66,7 @@ def create(
     on_kit: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Create a project. After an error, every file is as it was before.
+    """Create a project.
 
     Args:
         directory: Where to create it; None for a directory with the name of the kernel. Other files in it are kept.
@@ -98,33 +96,24 @@ def create(
     chosen = [backend for backend in backends() if backend in wanted]
     files = _render(repo_id, name, chosen, license_name, operator, on_kit)
     if on_kit:
-        files |= _kit_files(directory, files)
-    _place(directory, files, overwrite=overwrite)
+        files |= {name: (_KIT.parent / name).read_text() for name in re.findall(r'"(kit/[^"]+)"', files["build.toml"])}
+    write({name: text.encode() for name, text in files.items()}, directory, overwrite=overwrite)
     return directory
 
 
-def copy(files: Mapping[str, bytes], directory: Path, *, overwrite: bool = False) -> None:
-    """Write the files of a project into a directory. After an error, every file is as it was before.
-
-    Raises:
-        ConfigError: If a file exists already, or the directory cannot be written.
-    """
-    _place(directory, files, overwrite=overwrite)
-
-
-def _place(directory: Path, files: Mapping[str, bytes | str | Path], *, overwrite: bool) -> None:
-    there = [path for path in files if (directory / path).is_symlink() or (directory / path).exists()]
-    if there and not overwrite:
+def write(files: Mapping[str, bytes], directory: Path, *, overwrite: bool) -> None:
+    """Write the files of a project into a directory."""
+    present = [path for path in files if os.path.lexists(directory / path)]
+    if present and not overwrite:
         raise ConfigError(
-            f"the directory already has {', '.join(there)}",
+            f"the directory already has {', '.join(present)}",
             where=str(directory),
             hint="use another PATH, or --overwrite",
         )
-    for path in there:
-        if (directory / path).is_dir() and not (directory / path).is_symlink():
-            raise ConfigError("a directory, where a file is expected", where=str(directory / path), hint="move it away")
     try:
-        _write(directory, files)
+        for name, content in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(directory / name, content)
     except OSError as error:
         raise ConfigError(
             f"cannot write the project: {error.strerror}",
@@ -134,11 +123,7 @@ def _place(directory: Path, files: Mapping[str, bytes | str | Path], *, overwrit
 
 
 def kernel_name(repo_id: str) -> str:
-    """Return the kernel's part of the name of a Hub repository.
-
-    Raises:
-        ConfigError: If the name of the repository or that of the kernel is invalid.
-    """
+    """Return the kernel's part of the name of a Hub repository."""
     name = repo_id.rpartition("/")[2]
     if not re.fullmatch(REPO_ID, repo_id):
         raise ConfigError(
@@ -159,30 +144,20 @@ def _check_backends(wanted: Sequence[str], on_kit: bool) -> None:
         if backend not in known:
             meant = nearest(backend, known)
             raise ConfigError(
-                f"there is no template for the backend {backend!r}, only for {' and '.join(known)}"
-                if backend in known_backends.NAMES
-                else f"{backend!r} is not a backend; expected {' or '.join(known)}",
+                f"there is no template for the backend {backend!r}, only for {' and '.join(known)}",
                 where="--backends",
                 hint=f"did you mean {meant}?"
-                if meant and backend not in known_backends.NAMES
+                if meant
                 else f"start with {known[0]}, and add the backend to build.toml (docs/build-toml.md)",
             )
     if not wanted:
         raise ConfigError("no backend is named", where="--backends", hint=f"use {' or '.join(known)}")
-    of_kit = _kit_backends() if on_kit else ()
-    if set(of_kit) - set(wanted):
-        titles = " and ".join(f"a {known_backends.get(name).title}" for name in of_kit)
+    if on_kit and set(known) - set(wanted):
         raise ConfigError(
-            f"a project on the kit needs {titles} backend",
+            f"a project on the kit needs the backends {' and '.join(known)}",
             where="--kit",
             hint="remove --backends; delete a backend from the new project afterwards",
         )
-
-
-def _kit_backends() -> tuple[str, ...]:
-    """Return the backends of the kernels on the kit. Its `build.toml` is not TOML until the names are filled in."""
-    text = (_TEMPLATES / "kit" / "build.toml").read_text(encoding="utf-8")
-    return tuple(re.findall(r'^backend = "(\w+)"', text, re.MULTILINE))
 
 
 def _check_operator(operator: str | None) -> None:
@@ -199,7 +174,7 @@ def _check_operator(operator: str | None) -> None:
 
 def _render(
     repo_id: str, name: str, wanted: Sequence[str], license_name: str, operator: str | None, on_kit: bool
-) -> dict[str, str | Path]:
+) -> dict[str, str]:
     """Return the files of the project, without those of the kit: path -> content."""
     computes = _TEMPLATE_ON_KIT if on_kit else _TEMPLATE
     values = {
@@ -226,7 +201,7 @@ def _render(
             path = re.sub("|".join(in_paths), lambda match: in_paths[match[0]], template.relative_to(tree).as_posix())
             content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
             files[path] = files.get(path, "") + content
-    return {**files}
+    return files
 
 
 def _template_values(template: _Template) -> dict[str, str]:
@@ -261,56 +236,3 @@ def _placeholder_values(operator: str, template: _Template) -> dict[str, str]:
         "card_of_layer": f"{NOT_WRITTEN} the module that `kernels.kernelize` can replace with `kernel.layers.{layer}`.",
         "replaced": f"eager  # {NOT_WRITTEN} the module that the layer replaces",
     }
-
-
-def template_claims() -> tuple[tuple[str, str], ...]:
-    """Return, for each template, the function that it defines and the sentence of its card about it."""
-    return tuple((of["operator"], of["summary"]) for of in map(_template_values, (_TEMPLATE, _TEMPLATE_ON_KIT)))
-
-
-def _kit_files(directory: Path, files: Mapping[str, str | Path]) -> dict[str, str | Path]:
-    """Return the kit's files for a project: path -> content, or the target of a symbolic link.
-
-    Beside a directory `kit` of the same git repository that has all of them, the project gets links to it.
-    """
-    copies = {name: (_KIT.parent / name).read_text() for name in re.findall(r'"(kit/[^"]+)"', str(files["build.toml"]))}
-    copies["kit/workload.py"] = (_KIT / "workload.py").read_text()
-    beside = Path(os.path.realpath(directory)).parent
-    if in_work_tree(beside / "project", beside / "kit") and all(
-        _equals(beside / name, copies[name]) for name in copies
-    ):
-        return {"kit": Path("../kit"), "benchmarks/workload.py": Path("../../kit/workload.py")}
-    del copies["kit/workload.py"]  # its copy is in benchmarks/
-    return {**copies}
-
-
-def _equals(path: Path, content: str) -> bool:
-    return path.is_file() and path.read_bytes() == content.encode()
-
-
-def _write(directory: Path, files: Mapping[str, bytes | str | Path]) -> None:
-    """Write the files into the directory, and undo everything after an error. A path as content makes a link to it."""
-    present = next(parent for parent in (directory, *directory.absolute().parents) if parent.is_dir())
-    with tempfile.TemporaryDirectory(prefix=".kernel-builder-", dir=present) as scratch, ExitStack() as undo:
-        staged, replaced = Path(scratch, "new"), Path(scratch, "old")
-        for name, content in files.items():
-            (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(content, Path):
-                (staged / name).symlink_to(content)
-            elif isinstance(content, bytes):
-                (staged / name).write_bytes(content)
-            else:
-                (staged / name).write_text(content, encoding="utf-8")
-        for name in files:
-            target = directory / name
-            for parent in reversed(target.parents):
-                if not parent.exists():
-                    parent.mkdir()
-                    undo.callback(parent.rmdir)
-            if target.is_symlink() or target.exists():
-                (replaced / name).parent.mkdir(parents=True, exist_ok=True)
-                target.rename(replaced / name)
-                undo.callback((replaced / name).rename, target)
-            (staged / name).rename(target)
-            undo.callback(target.unlink)
-        undo.pop_all()

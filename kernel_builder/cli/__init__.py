@@ -68,22 +68,7 @@ _HIDDEN = {
     "completions": "completions_command.completions",
     "hash": "check_command.hash_builds",
 }
-# Command -> the distribution that adds it.
-_ELSEWHERE = dict.fromkeys(("judge", "search", "report", "skills"), "torch-kernel-judge")
 _PLUGIN_SECTION = "Agents"
-
-# Commands of other tools -> this tool's equivalent.
-_MEANT = {
-    "bench": "`kernel-builder benchmark` measures a kernel",
-    "clean": "a project's packages are in its build/; `kernel-builder toolchain clean` is for downloads",
-    "create": "`kernel-builder init` creates a project",
-    "install": "`kernel-builder wheel` writes a wheel for pip; a kernel on a Hub needs no installation",
-    "new": "`kernel-builder init` creates a project",
-    "publish": "`kernel-builder upload` publishes packages",
-    "push": "`kernel-builder upload` publishes packages",
-    "run": "`kernel-builder testshell` starts a shell in which the built package is imported",
-    "test": "`pytest DIR/tests` runs a project's tests; `kernel-builder testshell` starts a shell for them",
-}
 
 _OUTPUT_LINES = 40  # of a compiler, before its log is named
 
@@ -148,7 +133,7 @@ class MainGroup(PluginGroup):
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             close = nearest(name, self.list_commands(ctx))
-            meant = _MEANT.get(name) or (f"did you mean `{close}`?" if close else "--help lists all commands")
+            meant = f"did you mean `{close}`?" if close else "--help lists all commands"
             raise click.UsageError(f"No such command {name!r}: {meant}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -195,7 +180,6 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, is_set: bool)
     own={command: target for commands in _SECTIONS.values() for command, target in commands.items()},
     hidden_commands=_HIDDEN,
     entry_points="kernel_builder.commands",
-    elsewhere=_ELSEWHERE,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(

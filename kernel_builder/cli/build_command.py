@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +98,6 @@ def _print_skipped(summary: BuildSummary) -> None:
         click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {reason}", fg="yellow")
     if any(" Torch here: " in reason for reason in reasons):
         click.echo("    these packages passed all other checks; they load on a machine with a matching Torch")
-    loadable = {name for reason, names in reasons.items() for name in _loadable(reason, names)}
-    if loadable and not any("load" in built.passed for built in summary.packages):
-        click.echo(f"    `--variant {min(loadable)}` builds one for the Torch that is installed")
-
-
-def _loadable(reason: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield the corresponding variants for the installed Torch, whose version the client gives as the reason."""
-    if match := re.search(r"environment Torch version \((\d+)\.(\d+)\)", reason):
-        yield from (re.sub(r"^torch\d+-", f"torch{match[1]}{match[2]}-", name) for name in names)
 
 
 def _print_table(summary: BuildSummary) -> None:
@@ -121,15 +111,6 @@ def _print_table(summary: BuildSummary) -> None:
     for failed in summary.failures:
         old = "; the package of an earlier build is outdated" if failed.outdated else ""
         rows.append((failed.project, failed.variant or "-", f"failed: {_short(failed.errors[0])}{old}", "", "", ""))
-    elsewhere: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for missing in summary.unavailable:
-        projects, names = elsewhere.setdefault(missing.reason, ({}, {}))
-        projects[missing.project] = None
-        names[missing.variant or "-"] = None
-    for projects, names in elsewhere.values():
-        project = f"{len(projects)} projects" if len(projects) > 1 else next(iter(projects))
-        variant = f"{len(names)} variants" if len(names) > 1 else next(iter(names))
-        rows.append((project, variant, "not here", "", "", ""))
     if len({row[0] for row in rows[1:]}) < 2:
         rows = [("", *row[1:]) for row in rows]
     # Reasons can be long: only rows with a short status align the columns after it.

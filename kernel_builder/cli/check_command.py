@@ -119,11 +119,7 @@ def hash_builds(directory: Path, as_json: bool) -> None:
 
 
 def packages_of(directory: Path) -> list[Path]:
-    """Return the packages of the project in `directory`, sorted by name.
-
-    Raises:
-        CheckError: If there are none.
-    """
+    """Return the packages of the project in `directory`, sorted by name."""
     build = directory / "build"
     packages = (
         sorted(path for path in build.iterdir() if path.is_dir() and path.name[0] != ".") if build.is_dir() else []

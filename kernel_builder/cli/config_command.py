@@ -20,6 +20,7 @@ from kernel_builder.config import build_toml, conversion
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project, sort_projects
+from kernel_builder.plural import counted
 from kernel_builder.steps import compile_steps
 from kernel_builder.steps.buildable import missing_dependency
 from kernel_builder.toolchain import Toolchains
@@ -34,22 +35,26 @@ _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=
 @_DIRECTORIES
 @json_option
 def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
-    """Validate the build.toml of every DIR (default: here) and summarise it.
+    """Validate the build.toml of every DIR (default: here), and list the projects in a table.
 
-    The files that it names must exist, and its flags and sources be such as `build` takes. Nothing has to be buildable
-    here; a library that `depends` names and no package
-    index has is a warning. --json prints every value, with defaults filled in. Of several DIR, those without a
-    build.toml are left out; a mistake in one does not stop the others.
+    The files that it names must exist, and `build` must accept its flags and sources. Nothing has to be buildable here;
+    a library in `depends` that no package index has is a warning. --json prints every value, with defaults filled in.
+    Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
 
     \b
     kernel-builder check-config kernels/rmsnorm
     kernel-builder check-config kernels/*
     """
     paths, others = sort_projects(directories or (Path(),))
-    if len(directories) < 2:
-        _check_one(paths[0], as_json)
-        return
-    results = {path: _read_or_error(path) for path in paths}
+    results: dict[Path, Project | ConfigError] = {}
+    for path in paths:
+        try:
+            results[path] = project = read_project(path)
+            compile_steps.check(project)
+        except ConfigError as error:
+            if len(paths) == 1:
+                raise
+            results[path] = error
     projects = [project for project in results.values() if isinstance(project, Project)]
     ok = len(projects) == len(results)
     if as_json:
@@ -66,38 +71,6 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
         _print_missing(projects)
     if not ok:
         raise SystemExit(ConfigError.exit_code)
-
-
-def _read_or_error(directory: Path) -> Project | ConfigError:
-    """Return the project in a directory, or its error."""
-    try:
-        return _judged(directory)
-    except ConfigError as error:
-        return error
-
-
-def _judged(directory: Path) -> Project:
-    """Return the project in a directory.
-
-    Raises:
-        ConfigError: If no build would accept it.
-    """
-    project = read_project(directory)
-    compile_steps.check(project)
-    return project
-
-
-def _check_one(directory: Path, as_json: bool) -> None:
-    read = _judged(directory)
-    if as_json:
-        click.echo(json.dumps(_plain(read)))
-        return
-    print_notices([read])
-    click.echo(f"{read.name} version {read.version}, {read.license}, for {', '.join(map(str, read.backends))}")
-    for kernel in read.kernels:
-        click.echo(f"  {kernel.name}: {kernel.backend}, {_count(len(kernel.src), 'source')}")
-    click.echo(f"  {read.python_name}: {_count(len(read.python_files), 'file')} of Python")
-    _print_missing([read])
 
 
 def _print_missing(projects: Sequence[Project]) -> None:
@@ -128,7 +101,7 @@ def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     accepted = sum(isinstance(result, Project) for result in results.values())
-    click.echo(f"{accepted} of {_count(len(results), 'project')} accepted")
+    click.echo(f"{accepted} of {counted(len(results), 'project')} accepted")
 
 
 @click.command()
@@ -159,7 +132,9 @@ def update_build(directories: tuple[Path, ...], check: bool, license: str | None
             failed.append(directory)
     print_notices((), others)
     done = "would be converted" if check else "converted"
-    click.echo(f"{len(changed)} of {_count(len(paths), 'file')} {done}" + (f", {len(failed)} failed" if failed else ""))
+    click.echo(
+        f"{len(changed)} of {counted(len(paths), 'file')} {done}" + (f", {len(failed)} failed" if failed else "")
+    )
     if failed:
         raise SystemExit(ConfigError.exit_code)
     if check and changed:
@@ -185,10 +160,6 @@ def _show_difference(old: Sequence[str], new: Sequence[str], name: str) -> None:
     colours = {"+": "green", "-": "red"}
     for line in difflib.unified_diff(old, new, name, name, lineterm=""):
         click.secho(line, fg=colours.get(line[0]))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _plain(value: Any) -> Any:

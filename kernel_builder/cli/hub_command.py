@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from dataclasses import asdict
 
 import click
 
 from kernel_builder.cli.plugins import PluginGroup
 from kernel_builder.cli.shared_options import json_option
-from kernel_builder.hub.merge import merge_pull_request
-
-_OWN = {
-    "export": "hub_transfer_command.export",
-    "import": "hub_transfer_command.import_",
-    "merge": "hub_command.merge",
-}
+from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_builder.hub.transfer import copy_kernels, kernels_of
+from kernel_builder.progress import Lines
+from kernel_format.errors import ConfigError, SeveralErrors
 
 
 @click.group(
     cls=PluginGroup,
-    own=_OWN,
+    own={"import": "hub_command.import_", "merge": "hub_command.merge"},
     entry_points="kernel_builder.hub_commands",
-    elsewhere=dict.fromkeys(("serve", "check", "gc", "token"), "torch-kernel-hub"),
 )
 def hub() -> None:
-    """Serve your own Hub, and copy kernels between Hubs.
+    """Serve your own Hub (with torch-kernel-hub installed), and copy kernels between Hubs.
 
     `huggingface_hub` and `kernels` use it for kernels as they use huggingface.co.
 
@@ -33,6 +32,70 @@ def hub() -> None:
     HF_ENDPOINT=http://127.0.0.1:8000 HF_TOKEN=any kernel-builder upload my-kernel
     HF_ENDPOINT=http://127.0.0.1:8000 python -c '…get_kernel("my-org/my-kernel", version=1)'
     """
+
+
+@click.command("import")
+@click.argument("source", metavar="REPO|ORG")
+@click.option(
+    "--from",
+    "origin",
+    metavar="URL",
+    default="https://huggingface.co",
+    show_default=True,
+    help="The Hub that has them.",
+)
+@click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
+@click.option("--organization", metavar="ORG", help="The organization to publish to.  [default: the source's]")
+@click.option(
+    "--max-size",
+    type=click.FloatRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="GB",
+    help="Refuse to transfer more than this of one repository.",
+)
+@json_option
+def import_(
+    source: str, origin: str, endpoint: str | None, organization: str | None, max_size: float, as_json: bool
+) -> None:
+    """Copy a kernel of another Hub, or all kernels of an organization.
+
+    They go to the Hub at --endpoint. All digests are compared before anything is sent. Each branch that differs gets
+    one commit; unchanged files are not downloaded. The command prints nothing if nothing is new, and can be repeated
+    at any time, for example by cron. The other Hub is read without a token.
+
+    \b
+    kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
+    kernel-builder hub import my-org --from http://other-hub:8000 --endpoint http://127.0.0.1:8000
+    """
+    endpoint = endpoint or os.environ.get("HF_ENDPOINT")
+    if not endpoint:
+        raise ConfigError(
+            "expected the address of the Hub to publish to",
+            where="--endpoint",
+            hint="--endpoint http://127.0.0.1:8000, or set HF_ENDPOINT",
+        )
+    # The user's token is for the Hub that is published to, and must not be sent to another Hub.
+    done, errors = copy_kernels(
+        [source] if "/" in source else kernels_of(source, origin),
+        Lines(sys.stderr),
+        origin=origin,
+        organization=organization,
+        endpoint=endpoint,
+        max_bytes=int(max_size * 1e9),
+    )
+    if as_json and not errors:  # after an error, the error is the only JSON object
+        repositories = [{**asdict(repository), "branches": dict(repository.branches)} for repository in done]
+        click.echo(json.dumps({"repositories": repositories}, indent=2))
+    elif not as_json:
+        for repository in done:
+            if repository.updated:
+                click.echo(
+                    f"{endpoint}: {repository.repo_id}: {', '.join(sorted(repository.updated))}; "
+                    f"{repository.files} distinct files, {repository.size / 1e6:.1f} MB"
+                )
+    if errors:
+        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
 
 
 @click.command()
@@ -46,5 +109,7 @@ def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> Non
     \b
     kernel-builder hub merge my-org/my-kernel 1
     """
-    commit = merge_pull_request(repo_id, number, endpoint=endpoint)
+    repository = RemoteRepository(repo_id, endpoint=endpoint)
+    repository.require_write()
+    commit = repository.merge_pull_request(number)
     click.echo(json.dumps({"commit": commit}) if as_json else f"{repo_id}: pull request {number} is merged ({commit})")

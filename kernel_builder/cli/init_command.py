@@ -16,26 +16,10 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.hub.project_sources import published_files
 from kernel_format.errors import ConfigError
 
-_BACKENDS = "--backends"
 CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 
 
-class _Init(click.Command):
-    """A command with `--backends cpu cuda`; click's options take a fixed number of values."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        spread: list[str] = []
-        inside = False
-        for arg in args:
-            if arg.startswith("-"):
-                inside = arg.partition("=")[0] == _BACKENDS
-            elif inside and spread[-1] != _BACKENDS:
-                spread.append(_BACKENDS)
-            spread.append(arg)
-        return super().parse_args(ctx, spread)
-
-
-@click.command(cls=_Init)
+@click.command()
 @click.argument("path", metavar="[PATH|ORG/NAME]", required=False)
 @click.option("--name", metavar="ORG/NAME", help="The Hub repository to publish the kernel to.")
 @click.option(
@@ -47,11 +31,10 @@ class _Init(click.Command):
     "that becomes an operator; may be repeated.",
 )
 @click.option(
-    _BACKENDS,
-    multiple=True,
-    default=("cpu", "cuda"),
+    "--backends",
+    default="cpu,cuda",
     show_default=True,
-    metavar="BACKEND...",
+    metavar="BACKEND,...",
     help="The backends of the kernel: cpu, cuda.",
 )
 @click.option(
@@ -62,7 +45,7 @@ class _Init(click.Command):
     "on_kit",
     is_flag=True,
     help="Start from an operator on the kit, the device code that several kernels share. Its files are copied into the "
-    "project, or linked if ../kit in the same git repository has them. It needs both back ends, CPU and CUDA.",
+    "project. It needs both back ends, CPU and CUDA.",
 )
 @click.option(
     "--from",
@@ -77,7 +60,7 @@ def init(
     path: str | None,
     name: str | None,
     operators: tuple[str, ...],
-    backends: tuple[str, ...],
+    backends: str,
     license_name: str,
     on_kit: bool,
     source: Path | None,
@@ -109,7 +92,7 @@ def init(
     created = scaffold.create(
         directory,
         repo_id,
-        [name for value in backends for name in value.replace(",", " ").split()],
+        [name for name in backends.split(",") if name],
         license_name=license_name,
         operator=operators[0] if operators else None,
         on_kit=on_kit,
@@ -142,7 +125,7 @@ def _copy(source: Path, path: str | None, name: str | None, *, overwrite: bool) 
         )
     project = read_project(source)
     files = {name: (project.root / name).read_bytes() for name in published_files(project.root)}
-    scaffold.copy(files, Path(path), overwrite=overwrite)
+    scaffold.write(files, Path(path), overwrite=overwrite)
     click.echo(f"Copied {project.name} to {path}. Next:\n  kernel-builder build {shlex.quote(path)}")
 
 
@@ -152,7 +135,7 @@ def _create_from_source(
     name = scaffold.kernel_name(repo_id)
     written = inline_project.files(repo_id, source.read_text(encoding="utf-8"), functions, license_name=license_name)
     directory = directory or Path(name)
-    scaffold.copy({path: text.encode() for path, text in written.items()}, directory, overwrite=overwrite)
+    scaffold.write({path: text.encode() for path, text in written.items()}, directory, overwrite=overwrite)
     click.echo(f"Created {directory} from {source}. Next:\n  kernel-builder build {shlex.quote(str(directory))}")
 
 

@@ -13,11 +13,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points as find_entry_points
-from typing import Any, NoReturn
+from typing import Any
 
 import click
-
-from kernel_format.errors import KernelBuilderError
 
 
 class PluginGroup(click.Group):
@@ -27,7 +25,6 @@ class PluginGroup(click.Group):
         own: Command -> the module and function of `kernel_builder.cli` that it runs, as `build_command.build`.
         hidden_commands: The same for commands that `list_commands` leaves out.
         entry_points: The group of entry points that add commands.
-        elsewhere: Command -> the distribution that adds it, for the error if it is not installed.
     """
 
     def __init__(
@@ -35,7 +32,6 @@ class PluginGroup(click.Group):
         *args: Any,
         own: Mapping[str, str],
         entry_points: str,
-        elsewhere: Mapping[str, str],
         hidden_commands: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -43,7 +39,6 @@ class PluginGroup(click.Group):
         self.own = own
         self.hidden_commands = hidden_commands or {}
         self.entry_points = entry_points
-        self.elsewhere = elsewhere
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.own, *sorted(find_entry_points(group=self.entry_points).names)]
@@ -52,40 +47,13 @@ class PluginGroup(click.Group):
         if target := self.own.get(name) or self.hidden_commands.get(name):
             module, _, function = target.partition(".")
             command = getattr(importlib.import_module(f"kernel_builder.cli.{module}"), function)
-        else:
-            plugins = tuple(find_entry_points(group=self.entry_points, name=name))
-            if not plugins:
-                if name not in self.elsewhere:
-                    return None
-                distribution = self.elsewhere[name]
-                return _refusing(
-                    name,
-                    f"`{name}` is a command of {distribution}, which is not installed",
-                    f"pip install {distribution}",
-                )
+        elif plugins := tuple(find_entry_points(group=self.entry_points, name=name)):
             try:
                 command = plugins[0].load()
-            except ImportError as error:
-                distribution = plugins[0].dist.name if plugins[0].dist else plugins[0].value
-                return _refusing(
-                    name,
-                    f"`{name}` is a command of {distribution}, which cannot be imported: {error}",
-                    f"pip install --force-reinstall {distribution}",
-                )
+            except ImportError as error:  # --help still lists the other commands
+                click.echo(f"warning: `{name}` cannot be imported: {error}", err=True)
+                return None
+        else:
+            return None
         assert isinstance(command, click.Command)
         return command
-
-
-def _refusing(name: str, message: str, hint: str) -> click.Command:
-    """Return a command that only reports why it cannot run, so that `--help` still lists the others."""
-
-    def refuse() -> NoReturn:
-        raise KernelBuilderError(message, hint=hint)
-
-    return click.Command(
-        name,
-        callback=refuse,
-        help=f"Not available: {hint}.",
-        # The missing command parses its own arguments, so none of them is an error here.
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
-    )

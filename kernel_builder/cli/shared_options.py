@@ -38,21 +38,6 @@ class ReleaseType(click.ParamType[Release]):
             self.fail(str(error), param, ctx)
 
 
-class BackendType(click.Choice[str]):
-    """The name of a back end. `--help` lists the back ends that the builder compiles for.
-
-    It also accepts the others, for which the builder packages Python-only kernels.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(known_backends.COMPILED)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self.choices and (backend := known_backends.find(value)):
-            return backend.name
-        return super().convert(value, param, ctx)
-
-
 directory_argument = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 owner_option = click.option(
@@ -68,7 +53,7 @@ variants_option = click.option(
     "--variant", "variants", multiple=True, metavar="NAME", help="Build only this variant; may be repeated."
 )
 backends_option = click.option(
-    "--backend", "backends", multiple=True, type=BackendType(), help="Build only for this backend."
+    "--backend", "backends", multiple=True, type=click.Choice(known_backends.NAMES), help="Build only for it."
 )
 whole_option = click.option(
     "--all", "whole", is_flag=True, help="Take the whole matrix, not only the variants that the Hub asks for."

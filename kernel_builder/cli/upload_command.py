@@ -26,24 +26,12 @@ from kernel_builder.cli.shared_options import (
 )
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
-from kernel_builder.hub.publication import OTHER_SOURCES, UNTESTED, BranchResult, Published, PublishRequest
+from kernel_builder.hub.publication import API_CHANGE, UNTESTED, BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
 from kernel_builder.toolchain import Toolchains
-from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
-
-
-def _repo_type(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    """Accept the public tool's option with its default, the only type of repository that `upload` supports."""
-    if value not in (None, "kernel"):
-        raise ConfigError(
-            "`upload` publishes to repositories of the type `kernel` only",
-            where=f"--repo-type {value}",
-            hint="remove the option",
-        )
-
 
 _publish_options = together(
     directory_argument,
@@ -63,16 +51,11 @@ _publish_options = together(
         multiple=True,
         metavar="CHECK",
         help=f"Report the errors of this check as warnings; may be repeated. `{UNTESTED}` publishes also packages that "
-        f"have not run on their hardware (ROCm), `{OTHER_SOURCES}` replaces another project's packages.",
-    ),
-    click.option(
-        "--allow-api-change",
-        metavar="REASON",
-        help="Publish an API that breaks callers of this version; the card gives the reason.",
+        f"have not run on their hardware (ROCm), `{API_CHANGE}` an API that breaks callers of this version.",
     ),
     json_option,
     # Options of the public tool, accepted for scripts.
-    click.option("--repo-type", callback=_repo_type, hidden=True, expose_value=False),
+    click.option("--repo-type", type=click.Choice(["kernel"]), hidden=True, expose_value=False),
     click.option("--quiet", "-q", is_flag=True, hidden=True),
     click.option(
         "--output-json",
@@ -201,8 +184,6 @@ def _print(published: Published) -> None:
             "them; commit the sources, build and upload again",
             fg="yellow",
         )
-    for line in published.card_findings:
-        click.secho(f"warning: {line}", fg="yellow")
     for line in published.api_changes:
         click.secho(f"API: {line}", fg="yellow")
     for result in (published.builds, published.main):

@@ -57,8 +57,8 @@ def _stable_abi(value: Any, place: TomlPlace) -> dict[str, Release]:
     """Read one version for all backends, which has the key "", or a table of backend -> version."""
     if not isinstance(value, dict):
         return {"": toml_schema.release(value, place)}
-    names = known_backends.names(value)
-    return dict(toml_schema.table({backend: Key(toml_schema.release) for backend in names})(value, place))
+    keys = {backend: Key(toml_schema.release) for backend in known_backends.NAMES}
+    return dict(toml_schema.table(keys)(value, place))
 
 
 def _kernel_dependency(value: Any, place: TomlPlace) -> KernelDependency:
@@ -76,18 +76,17 @@ def _kernel(value: Any, place: TomlPlace) -> Kernel:
     """Read a `[kernel.<name>]` table, whose backend determines the keys that it may have."""
     name = _kernel_name(place.key, place.as_table())
     backend_name = value.get("backend") if isinstance(value, dict) else None
-    tables = _kernel_tables([backend_name])
+    tables = _kernel_tables()
     keys = tables.get(backend_name) if isinstance(backend_name, str) else None
     one_of = Key(toml_schema.one_of(tables, "a backend with compiled kernels"), required=True)
     values: dict[str, Any] = toml_schema.table({**(keys or _KERNEL), "backend": one_of})(value, place)
-    settings = {key: values.pop(key) for key in values.keys() - Kernel.__dataclass_fields__.keys()}
     backend = known_backends.get(values.pop("backend"))
-    return Kernel(name, backend, **_with_includes(values), settings=settings)
+    return Kernel(name, backend, **_with_includes(values))
 
 
-def _kernel_tables(mentioned: Sequence[object] = ()) -> dict[str, dict[str, Key]]:
+def _kernel_tables() -> dict[str, dict[str, Key]]:
     """Return the keys of a `[kernel.<name>]` table besides `backend`, by backend."""
-    every = known_backends.of_format(mentioned)
+    every = known_backends.known()
     return {backend.name: {**_KERNEL, **backend.kernel_keys} for backend in every if backend.kernel_keys is not None}
 
 
@@ -106,16 +105,16 @@ def _torch(values: dict[str, Any]) -> TorchFramework:
 
 def _general(value: Any, place: TomlPlace) -> dict[str, Any]:
     """Read `[general]`, in which backends have tables."""
-    tables = _general_tables([name for name in value if name not in _GENERAL] if isinstance(value, dict) else [])
+    tables = _general_tables()
     general: dict[str, Any] = toml_schema.table({**_GENERAL, **tables})(value, place)
     general["by_backend"] = {known_backends.get(name): general.pop(name) for name in tables if name in general}
     return general
 
 
-def _general_tables(mentioned: Sequence[object] = ()) -> dict[str, Key]:
+def _general_tables() -> dict[str, Key]:
     """Return the tables of backends in `[general]`."""
     tables: dict[str, Key] = {}
-    for backend in known_backends.of_format(mentioned):
+    for backend in known_backends.known():
         if backend.python_depends is not None:
             depends = {"python-depends": Key(_python_depends(backend.python_depends)), **backend.general_keys}
             more = {"kernel-depends": Key(_kernel_depends)} if backend.kernel_depends else {}
@@ -128,14 +127,13 @@ def _noarch(value: Any, place: TomlPlace) -> TorchNoarch:
 
 
 def _noarch_keys() -> dict[str, Key]:
-    own = {name: key for backend in known_backends.of_format() for name, key in backend.noarch_keys.items()}
+    own = {name: key for backend in known_backends.known() for name, key in backend.noarch_keys.items()}
     return {"pyext": Key(_pyext), **own}
 
 
 @toml_schema.with_schema({"type": "array", "minItems": 1, "items": _BACKEND_SCHEMA})
 def _backends(value: Any, place: TomlPlace) -> tuple[Backend, ...]:
-    names = known_backends.names(value if isinstance(value, list) else ())
-    one_of = toml_schema.one_of(names, "a backend")
+    one_of = toml_schema.one_of(known_backends.NAMES, "a backend")
     hint = 'name the backends the kernel is for: backends = ["cpu", "cuda"]'
     listed = dict.fromkeys(toml_schema.list_of(one_of, least=1, hint=hint)(value, place))
     return tuple(map(known_backends.get, listed))
@@ -243,9 +241,6 @@ def read(path: Path, root: Path) -> Project:
     """Read the `build.toml` at `path` as a project in `root`, without its Python files.
 
     Paths in the project are relative, but need not exist.
-
-    Raises:
-        ConfigError: If the file is missing, is not TOML, or is not valid.
     """
     return from_document(toml_file.parse(read_text(path), str(path)), str(path), root)
 
@@ -256,9 +251,6 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     Args:
         where: The file name for errors.
         root: The directory of the project, without symbolic links.
-
-    Raises:
-        ConfigError: If the document is not valid.
     """
     place = TomlPlace(where)
     document, warnings = editions.as_current(document, place)
@@ -307,11 +299,7 @@ def _of_backends(by_backend: Mapping[Backend, Mapping[str, Any]], key: str) -> d
 
 
 def read_text(path: Path) -> str:
-    """Return the text of the `build.toml` at `path`, without a byte order mark.
-
-    Raises:
-        ConfigError: If there is no such file, or it is not a text that could be a `build.toml`.
-    """
+    """Return the text of the `build.toml` at `path`, without a byte order mark."""
     if path.parent.is_file():
         raise ConfigError(
             "is a file, and a project is a directory with a build.toml",

@@ -21,10 +21,6 @@ def touched(directories: Sequence[Path], since: str, shared: Sequence[Path] = ()
     Args:
         since: Any name of a commit, such as `main` or `HEAD^1`.
         shared: Files and directories whose change touches every project.
-
-    Raises:
-        ConfigError: If a project is not in a git repository, the repository lacks `since` or a common ancestor, or a
-            path of `shared` does not exist.
     """
     projects: dict[Path, list[Path]] = defaultdict(list)
     for directory in directories:

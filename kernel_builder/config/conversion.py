@@ -10,7 +10,7 @@ import tomlkit
 import tomlkit.items
 
 from kernel_builder import toml_file
-from kernel_builder.config import editions, license_texts
+from kernel_builder.config import editions
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_format.errors import ConfigError
 
@@ -20,18 +20,19 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
 
     Args:
         license: The SPDX name of the license of a file without one.
-
-    Raises:
-        ConfigError: If the edition is unknown, or the file names no license.
     """
     where = TomlPlace(str(path))
     parsed = toml_file.parse(text, str(path))
     general = parsed.get("general")
     if not isinstance(general, dict) or general.get("edition") == editions.EDITION:
         return text
-    editions.refuse_unknown(parsed, replace(where, table="general", key="edition"))
+    editions.refuse_unknown(general, replace(where, table="general", key="edition"))
     if license is None and "license" not in general:
-        raise _no_license(path)
+        raise ConfigError(
+            "is missing, and the current edition needs it",
+            where=str(replace(where, table="general", key="license")),
+            hint=f"run `kernel-builder update-build {path.parent} --license NAME`, with the license's SPDX name",
+        )
     try:
         document = tomlkit.parse(text.replace("\r\n", "\n"))
     except ValueError as error:  # Python's parser accepts more
@@ -59,13 +60,3 @@ def _add(table: dict[str, Any], key: str, value: Any) -> None:
     item = tomlkit.item(value)
     item.trivia.trail = "\n"
     body.insert(values[-1] + 1, (tomlkit.key(key), item))
-
-
-def _no_license(path: Path) -> ConfigError:
-    suggestion = license_texts.suggested(path.parent.resolve())
-    name, file = suggestion or ("NAME", None)
-    return ConfigError(
-        "is missing, and the current edition needs it" + (f"; {file} looks like {name}" if file else ""),
-        where=str(TomlPlace(str(path), "general", "license")),
-        hint=f"run `kernel-builder update-build {path.parent} --license {name}`, with the license's SPDX name",
-    )

@@ -22,12 +22,8 @@ from kernel_format.release import Release, is_within
 
 
 def limited(project: Project, only: Sequence[str]) -> Project:
-    """Return a project whose kernels are compiled for these capabilities only, for local development.
-
-    Raises:
-        ConfigError: If one is not the number of a capability.
-    """
-    backends = dict.fromkeys([*map(known_backends.get, known_backends.COMPILED), *project.backends])
+    """Return a project whose kernels are compiled for these capabilities only, for local development."""
+    backends = dict.fromkeys([*known_backends.compiled_for(), *project.backends])
     known = tuple(dict.fromkeys(arch for backend in backends for arch in backend.known_archs()))
     for capability in only:
         if capability not in known:
@@ -146,9 +142,6 @@ def check_offered(project: Project, variant: Variant) -> None:
     """Raise an error for a variant that the project's own `build.toml` rules out.
 
     Variants outside the matrix are allowed: any Torch and CUDA release in the project's ranges can be named.
-
-    Raises:
-        VariantError: If the backend, ABI or version is not one the project offers.
     """
 
     def refuse(message: str, hint: str) -> VariantError:

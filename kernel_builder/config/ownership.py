@@ -26,9 +26,6 @@ def owned_by(project: Project, owner: str | None, repo_id: str | None = None) ->
         owner: A user or organization of the Hub. None: that of `build.toml`.
         repo_id: The exact name of the project's repository, independent of `owner`. None: the project's
             name in the owner's namespace.
-
-    Raises:
-        ConfigError: If it is not an owner's name.
     """
     if owner is not None and not re.fullmatch(r"[A-Za-z0-9][-.\w]*", owner):
         raise ConfigError(

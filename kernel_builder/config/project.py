@@ -137,7 +137,6 @@ class Kernel:
         src: Sources and headers, relative to the project.
         include: Include directories, relative to the project.
         cuda_capabilities: The capabilities to compile for, such as `9.0a`; None for all that the compiler knows.
-        settings: The values of keys that a registered back end has added to the format.
         only_capabilities: Compile for these of them only, such as `9.0`; empty for all. Not a key of `build.toml`.
     """
 
@@ -153,7 +152,6 @@ class Kernel:
     rocm_archs: tuple[str, ...] | None = None
     hip_flags: tuple[str, ...] = ()
     sycl_flags: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     only_capabilities: tuple[str, ...] = ()
 
 

@@ -143,11 +143,7 @@ def _is_below(path: str, directory: Path) -> bool:
 
 
 def check_link(root: Path, path: Path, name: str, where: str) -> None:
-    """Raise an error if `path` is a symbolic link to a file or directory that the project may not use.
-
-    Raises:
-        ConfigError: If the link leads out of the git work tree of the project, or out of a project that is in none.
-    """
+    """Raise an error if `path` is a symbolic link to a file or directory that the project may not use."""
     if not in_work_tree(root, path):
         raise ConfigError(
             f"{name!r} is a symbolic link out of the project and of its git repository",

@@ -6,7 +6,7 @@ Equal projects, packages and branches give equal cards, to the byte.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,6 @@ from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import check_link
 from kernel_builder.config.variant import Noarch, StableAbi, TvmFfiAbi, Variant
-from kernel_builder.hub import card_figures
-from kernel_builder.hub.api_changes import AllowedApiChange
-from kernel_builder.hub.card_figures import RESULTS, Measurement
 from kernel_builder.hub.package_api import Api
 from kernel_builder.hub.packages import HubPackage
 from kernel_format import front_matter
@@ -33,7 +30,6 @@ def render(
     packages: Mapping[str, HubPackage],
     api: Api,
     note: str | None = None,
-    api_changes: Sequence[AllowedApiChange] = (),
 ) -> str:
     """Return the text of the published `README.md`.
 
@@ -41,11 +37,6 @@ def render(
         packages: Every package on the branch of the builds, by variant.
         api: The API with its documentation.
         note: A sentence of the publisher, such as how the packages were tested.
-        api_changes: Changes that break callers within this version.
-
-    Raises:
-        ConfigError: If the front matter of `CARD.md`, or else of `README.md`, is not YAML, or the file is a link out of
-            the project.
     """
     front, body = _source_card(project)
     front.setdefault("library_name", "kernels")
@@ -56,9 +47,7 @@ def render(
         _MARK,
         *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
         _api(api),
-        *_changes(project, api_changes),
         _variants(packages),
-        *_speed(card_figures.find(project)),
         _build(project, repo_id, packages, note),
     ]
     return front_matter.join(front, "\n\n".join(parts)) + "\n"
@@ -108,13 +97,6 @@ def _api(api: Api) -> str:
     return "\n".join(lines)
 
 
-def _changes(project: Project, changes: Sequence[AllowedApiChange]) -> Iterator[str]:
-    """Yield a section with the changes that break callers within the version, if there are any."""
-    if changes:
-        parts = [f"{change.reason}\n\n" + "\n".join(f"- `{line}`" for line in change.lines) for change in changes]
-        yield f"## API changes within version {project.version}\n\n" + "\n\n".join(parts)
-
-
 def _variants(packages: Mapping[str, HubPackage]) -> str:
     titles = sorted({title for name in packages for title in _needs(name)} - {_TORCH})
     rows = [["variant", _TORCH, *titles, "capabilities", "size"]]
@@ -128,18 +110,13 @@ def _variants(packages: Mapping[str, HubPackage]) -> str:
     table = [" | ".join(row) for row in zip(*columns, strict=True)]
     table.insert(1, " | ".join("---" for _ in columns))
     lines = [f"| {row} |" for row in table]
-    for status, names in _by_status(packages).items():
-        lines += ["", f"{status[0].upper()}{status[1:]}: {_list(names)}."]
-    return "## Variants\n\n" + "\n".join(lines)
-
-
-def _by_status(packages: Mapping[str, HubPackage]) -> dict[str, list[str]]:
-    """Return the variants by status, such as "not run on AMD hardware"."""
     by_status: dict[str, list[str]] = {}
     for name, package in sorted(packages.items()):
         if status := package.metadata.status:
             by_status.setdefault(status, []).append(name)
-    return by_status
+    for status, names in by_status.items():
+        lines += ["", f"{status[0].upper()}{status[1:]}: {_list(names)}."]
+    return "## Variants\n\n" + "\n".join(lines)
 
 
 def _needs(name: str) -> dict[str, str]:
@@ -160,21 +137,6 @@ def _needs(name: str) -> dict[str, str]:
     return needs
 
 
-def _speed(runs: Sequence[Measurement]) -> Iterator[str]:
-    """Yield a section with the measurements of the project, if it has any."""
-    if not runs:
-        return
-    lines = ["## Speed"]
-    for run in runs:
-        if run.plot:
-            lines += ["", f"![Measured speed: {run.name}]({RESULTS}/{run.plot.name})"]
-        if run.data:
-            device, command = run.value("device"), run.value("command")
-            measured = f"Measured{f' on {device}' if device else ''}{f' by `{command}`' if command else ''}"
-            lines += ["", f"{measured}; all figures are in [{run.data.name}]({RESULTS}/{run.data.name})."]
-    yield "\n".join(lines)
-
-
 def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], note: str | None) -> str:
     builds: dict[tuple[str, ...], list[str]] = {}
     for name, package in sorted(packages.items()):
@@ -189,15 +151,21 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
         "| --- | --- | --- | --- |",
         *(f"| {_list(names)} | {' | '.join(origin)} |" for origin, names in builds.items()),
     ]
-    dirty = [name for name, package in sorted(packages.items()) if package.metadata.is_dirty]
-    if dirty:
-        lines += ["", f"The sources or the builder had uncommitted changes: {_list(dirty)}."]
-    unknown = [name for name, package in sorted(packages.items()) if not package.metadata.has_commit]
-    if unknown:
-        lines += ["", f"These cannot be verified, because no commit has their sources: {_list(unknown)}."]
-    allowed = sorted({name for package in packages.values() for name in package.metadata.allowed_checks})
-    if allowed:
-        lines += ["", f"Findings of these checks were allowed when the packages were built: {_list(allowed)}."]
+    by_name = sorted(packages.items())
+    unknown = [name for name, package in by_name if not package.metadata.has_commit]
+    for text, names in (
+        (
+            "The sources or the builder had uncommitted changes",
+            [name for name, package in by_name if package.metadata.is_dirty],
+        ),
+        ("These cannot be verified, because no commit has their sources", unknown),
+        (
+            "Findings of these checks were allowed when the packages were built",
+            sorted({name for package in packages.values() for name in package.metadata.allowed_checks}),
+        ),
+    ):
+        if names:
+            lines += ["", f"{text}: {_list(names)}."]
     if note and (sentence := " ".join(note.split())):
         lines += ["", sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."]
     if len(unknown) == len(packages):
@@ -207,7 +175,7 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
         "The same sources, builder and compiler give the same files, byte for byte. To rebuild and compare:",
         "",
         "```",
-        *_origin_commands(project, packages),
+        *([f"git clone {project.source} {project.name} && cd {project.name}"] if project.source else []),
         f"kernel-builder verify {repo_id}@v{project.version} --source .",
         "```",
     ]
@@ -224,22 +192,6 @@ def _commit(state: Mapping[str, Any]) -> str:
     if not state.get("commit"):
         return ""
     return f"`{state['commit'][:12]}`" + (" with changes" if state.get("dirty") else "")
-
-
-def _origin_commands(project: Project, packages: Mapping[str, HubPackage]) -> Iterator[str]:
-    commits = {package.metadata.origin("kernel").get("commit") for package in packages.values()} - {None}
-    if project.source:
-        yield f"git clone {project.source} {project.name} && cd {project.name}"
-    if len(commits) == 1:
-        yield f"git checkout {commits.pop()}"
-    origins = [package.metadata.origin("kernel-builder") for package in packages.values()]
-    builders = {(origin.get("version"), origin.get("commit")) for origin in origins}
-    if len(builders) == 1:
-        version, commit = builders.pop()
-        if commit:
-            yield f"pip install ./kernel-builder    # a checkout of commit {commit}"
-        elif version:
-            yield f"pip install torch-kernel-builder=={version}"
 
 
 def _list(names: Sequence[str]) -> str:

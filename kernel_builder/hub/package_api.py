@@ -1,14 +1,13 @@
 """The API of a package: the public names of its module with their parameters, and its operators' schemas.
 
-`read` parses the files without loading them, so it works for packages of other machines and of other tools; comparisons
-use it. `loaded` inspects the module itself, if this machine can load it; cards use it.
+The files are parsed and not loaded, so this works for packages of other machines and of other tools.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Literal
 
 import griffe
 
-from kernel_builder.checks.load import asked_for, probe
-from kernel_builder.hub import op_schemas
+from kernel_builder import elf
 from kernel_format.errors import PackageError
 from kernel_format.files import temporary_directory
 
 _NEW = " is new"
+_SCHEMA = re.compile(r"(?:\w+::)?(?P<name>[A-Za-z_]\w*(?:\.\w+)?)\(.*\) -> (?:\(.*\)|[A-Za-z]\S*)")
 Kind = Literal["function", "class", "module", "attribute"]
 
 
@@ -79,13 +78,7 @@ def _differences(older: Mapping[str, str], newer: Mapping[str, str], kind: str =
 
 
 def read(package: Path) -> Api:
-    """Read the API of a package from its Python files and binaries, without running code.
-
-    `op_schemas` describes the operators that it finds.
-
-    Raises:
-        PackageError: If a file is not Python, or is nested too deeply.
-    """
+    """Read the API of a package from its Python files and binaries, without running code."""
     logging.getLogger("griffe").disabled = True  # it also raises the errors that it logs
     # Older builders put the whole package into an inner directory.
     inner = next((path.parent for path in sorted(package.glob("*/__init__.py"))), package)
@@ -111,7 +104,7 @@ def read(package: Path) -> Api:
                     where=str(package),
                     hint="correct the sources and rebuild; a broken package on a Hub can be deleted there",
                 ) from error
-    return Api(members, op_schemas.read(package))
+    return Api(members, dict(_schemas(package)))
 
 
 def _is_compatibility_folder(path: Path) -> bool:
@@ -123,18 +116,6 @@ def _is_compatibility_folder(path: Path) -> bool:
     if not init.is_file() or [entry for entry in path.iterdir() if entry.name not in (init.name, "__pycache__")]:
         return False
     return ".parent.parent" in init.read_text(encoding="utf-8", errors="replace")
-
-
-def loaded(package: Path) -> Api | None:
-    """Inspect the API of a package's loaded module; None if this machine cannot load the package.
-
-    The public client loads the module in a separate process.
-    """
-    directory = package.resolve()
-    outcome, described = probe("describe", str(directory), asked_for(directory.name)[0] or "")
-    if outcome != "loaded":
-        return None
-    return Api({name: ApiMember(call="", **member) for name, member in described["members"].items()}, described["ops"])
 
 
 def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple[str, ApiMember]]:
@@ -160,21 +141,7 @@ def _exported(owner: griffe.Module | griffe.Class) -> list[str]:
     """Return the names in `__all__`, or else the public names."""
     if owner.is_class or owner.exports is None:
         return _public(owner)
-    # griffe does not read `__all__ = sorted([...])` or `__all__.append(...)`.
-    return [*map(str, owner.exports), *_texts_of_all(owner)] or _public(owner)
-
-
-def _texts_of_all(module: griffe.Module | griffe.Class) -> Iterator[str]:
-    """Yield the strings in statements about `__all__` that are names of the module."""
-    assert isinstance(module.filepath, Path)
-    for statement in ast.walk(ast.parse(module.filepath.read_bytes())):
-        if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)):
-            nodes = list(ast.walk(statement))
-            if any(isinstance(node, ast.comprehension) for node in nodes):
-                continue  # its strings are conditions
-            if any(isinstance(node, ast.Name) and node.id == "__all__" for node in nodes):
-                texts = (node.value for node in nodes if isinstance(node, ast.Constant))
-                yield from (text for text in texts if isinstance(text, str) and text in module.members)
+    return [*map(str, owner.exports)] or _public(owner)
 
 
 def _public(owner: griffe.Module | griffe.Class) -> list[str]:
@@ -216,20 +183,29 @@ def _call(function: griffe.Function) -> str:
     return str(inspect.Signature(parameters))
 
 
-class _Source:
-    """An expression whose `repr` has normalized quotes, spaces and numbers."""
+class _Source(str):
+    """An expression that `inspect.Signature` shows as it is."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        try:
-            return ast.unparse(ast.parse(self._text, mode="eval"))
-        except SyntaxError:
-            return self._text
+    __repr__ = str.__str__
 
 
 def _signature(function: griffe.Function) -> str:
     result = f" -> {function.returns}" if function.returns is not None else ""
     parameters = function.signature(return_type=False).partition("(")[2]
     return f"({parameters}{result}"
+
+
+def _schemas(package: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names and schemas of the operators in a package's binaries, without their namespace.
+
+    They are string constants, because Torch parses them at run time. Torch infers others from C++ functions.
+    """
+    for binary in sorted(package.rglob("*.so")):
+        try:
+            constants = elf.constants(binary)
+        except elf.Unreadable:
+            continue
+        for text in (text for data in constants for text in data.split(b"\0") if b") -> " in text):
+            schema = " ".join(text.decode("utf-8", "replace").split())
+            if match := _SCHEMA.fullmatch(schema):
+                yield match["name"], schema[match.start("name") :]

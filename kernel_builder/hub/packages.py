@@ -21,38 +21,15 @@ from kernel_format.metadata import PackageMetadata
 
 
 @dataclass(frozen=True)
-class Purpose:
-    """Text of errors for one use of packages.
-
-    Attributes:
-        verb: The past participle for a package: "published".
-        needs_all: The clause that says why every capability is needed.
-        beside: The sources that the packages must be built from.
-        command: A command that rebuilds packages if their sources have changed, if there is one.
-    """
-
-    verb: str
-    needs_all: str
-    beside: str
-    command: str | None = None
-
-
-FOR_UPLOAD = Purpose("published", "the Hub needs", "the sources to publish", "upload")
-FOR_WHEELS = Purpose("written", "a wheel needs", "the project's sources")
-
-
-@dataclass(frozen=True)
 class HubPackage:
     """A `build/<variant>/` directory, built by this or another tool, to be published or compared.
 
     Attributes:
         directory: The directory.
-        loads: Whether this machine has loaded it.
         load_skipped: The reason if the load check was skipped.
     """
 
     directory: Path
-    loads: bool = False
     load_skipped: str | None = None
 
     @property
@@ -113,15 +90,8 @@ def named_backend(variant: str) -> Backend:
     return known_backends.named(variant) or max(known_backends.compiled_for(), key=lambda known: known.preference)
 
 
-def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:
-    """Return the API of the loaded module, or of the files if this machine cannot load any of the packages."""
-    loads = next((package for package in packages.values() if package.loads), None)
-    api = package_api.loaded(loads.directory) if loads else None
-    return api or next(iter(packages.values())).api
-
-
 def checked_packages(
-    project: Project, progress: Progress, *, load: bool, allow: Sequence[str] = (), purpose: Purpose = FOR_UPLOAD
+    project: Project, progress: Progress, *, load: bool, allow: Sequence[str] = ()
 ) -> Mapping[str, HubPackage]:
     """Check the packages of a project, and return them by variant.
 
@@ -130,19 +100,15 @@ def checked_packages(
         progress: Receives a line for each package.
         load: Check that each package loads, if this machine can load it.
         allow: Names of checks whose errors do not count.
-        purpose: The use of the packages, for errors.
-
-    Raises:
-        CheckError: If there is no package, or one fails a check.
-        PackageError: If a package differs from the project in name, version or license, if the APIs differ, or if a
-            package was built for only some of its capabilities.
     """
     build = project.root / "build"
     again = f"rebuild: kernel-builder build {project.root}"
+    if project.renamed:
+        again += f" --owner {(project.hub_repo_id or '').partition('/')[0]}"
     directories = [path for path in sorted(build.glob("[!.]*")) if path.is_dir()]
     if not directories:
         raise CheckError("there is no package", where=str(build), hint=again.replace("rebuild", "build"))
-    _refuse_limited(directories, project, purpose)
+    _refuse_limited(directories, project)
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
     checked = checks.run_all(directories, load=load, allow=allow, project=project)
@@ -152,16 +118,15 @@ def checked_packages(
     if not all(report.ok for report in reports.values()):
         lines = summary.lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
         raise CheckError(
-            f"nothing is {purpose.verb}, because packages fail their checks:\n  " + "\n  ".join(lines),
+            "packages fail their checks:\n  " + "\n  ".join(lines),
             where=str(build),
             hint=f"`kernel-builder check-builds {project.root}` has details; then {again}",
         )
     packages = {
-        name: HubPackage(report.package.directory, "load" in report.passed, report.skipped.get("load"))
-        for name, report in reports.items()
+        name: HubPackage(report.package.directory, report.skipped.get("load")) for name, report in reports.items()
     }
     _check_agreement(project, packages, again)
-    _check_sources(project, packages, again, purpose)
+    _check_sources(project, packages, again)
     return packages
 
 
@@ -170,9 +135,6 @@ def without_untested(packages: Mapping[str, HubPackage], hint: str) -> dict[str,
 
     Args:
         hint: The hint of the error.
-
-    Raises:
-        CheckError: If no package remains.
     """
     kept = {name: package for name, package in packages.items() if not package.metadata.status}
     if not kept:
@@ -181,23 +143,29 @@ def without_untested(packages: Mapping[str, HubPackage], hint: str) -> dict[str,
     return kept
 
 
-def _refuse_limited(directories: Sequence[Path], project: Project, purpose: Purpose) -> None:
+def _refuse_limited(directories: Sequence[Path], project: Project) -> None:
     for directory in directories:
         if only := HubPackage(directory).metadata.only_capabilities:
             raise PackageError(
-                f"the package was built with --capability {', '.join(only)}; {purpose.needs_all} all of the project's",
+                f"the package was built with --capability {', '.join(only)}; expected all of the project's",
                 where=str(directory),
                 hint=f"build without --capability: kernel-builder build {project.root} --variant {directory.name}",
             )
 
 
 def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:
-    """Raise unless all packages are of this project and have one API."""
+    """Raise unless all packages are of this project, load the same kernels and have one API."""
     first = next(iter(packages.values()))
     for package in packages.values():
-        _check_owner(project, package)
-        for key, expected in (("name", project.name), ("version", project.version), ("license", project.license)):
-            if (actual := getattr(package.metadata, key)) != expected:
+        depends = (*project.kernel_depends, *project.backend_kernel_depends.get(package.backend, ()))
+        loads = {str(depend.get("repo-id")) for depend in package.metadata.kernel_depends}
+        for key, actual, expected in (
+            ("name", package.metadata.name, project.name),
+            ("version", package.metadata.version, project.version),
+            ("license", package.metadata.license, project.license),
+            ("kernel-depends", sorted(loads), sorted({depend.repo_id for depend in depends})),
+        ):
+            if actual != expected:
                 raise PackageError(
                     f"`{key}` is {actual!r}, and in build.toml {expected!r}",
                     where=str(package.directory / "metadata.json"),
@@ -212,23 +180,7 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
             )
 
 
-def _check_owner(project: Project, package: HubPackage) -> None:
-    """Raise if the package loads the kernels of another owner, which only its metadata names."""
-    depends = (*project.kernel_depends, *project.backend_kernel_depends.get(package.backend, ()))
-    wanted = {depend.repo_id for depend in depends}
-    loaded = {str(depend.get("repo-id")) for depend in package.metadata.kernel_depends}
-    if wanted != loaded and {name.partition("/")[2] for name in wanted} == {name.partition("/")[2] for name in loaded}:
-        owner = (project.hub_repo_id or "").partition("/")[0]
-        raise PackageError(
-            f"the package was built for another owner: it loads {', '.join(sorted(loaded - wanted))}, and for {owner} "
-            f"it has to load {', '.join(sorted(wanted - loaded))}",
-            where=str(package.directory),
-            hint=f"build it for {owner}, which compiles no file again: kernel-builder build {project.root}"
-            f"{f' --owner {owner}' if project.renamed else ''}",
-        )
-
-
-def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str, purpose: Purpose) -> None:
+def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:
     """Raise unless all packages were built from the project's current sources."""
     stale: dict[tuple[str, ...], list[str]] = {}
     for name, package in packages.items():
@@ -239,9 +191,7 @@ def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: 
     if stale:
         listed = "".join(f"\n  {', '.join(names)}:" + "".join(f"\n    {x}" for x in of) for of, names in stale.items())
         raise PackageError(
-            f"packages were not built from {purpose.beside}:{listed}",
+            f"packages were not built from the project's sources:{listed}",
             where=str(project.root / "build"),
-            hint=f"{again}, or rebuild in the same command: kernel-builder {purpose.command} {project.root} --build"
-            if purpose.command
-            else again,
+            hint=again,
         )

@@ -11,7 +11,7 @@ from kernel_builder.hub.remote_repository import Content
 
 # Names in `PublishRequest.allow` beside those of checks.
 UNTESTED = "untested"
-OTHER_SOURCES = "other-sources"
+API_CHANGE = "api-change"
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,8 @@ class PublishRequest:
         dry_run: Check and compare only; write nothing.
         load: Check that each package loads, if this machine can load it.
         allow: Names of checks whose errors do not stop the publication. `untested`: publish also packages whose
-            metadata states that they have not run on their hardware. `other-sources`: publish even if the packages of
-            the repository come from other sources.
-        allow_api_change: The reason for an API that breaks callers of this version. None: such an API is refused.
+            metadata states that they have not run on their hardware. `api-change`: publish an API that breaks callers
+            of this version.
         endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
         token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`.
     """
@@ -48,7 +47,6 @@ class PublishRequest:
     dry_run: bool = False
     load: bool = True
     allow: tuple[str, ...] = ()
-    allow_api_change: str | None = None
     endpoint: str | None = None
     token: str | None = None
 
@@ -60,7 +58,7 @@ class PublishRequest:
     @property
     def allowed_checks(self) -> tuple[str, ...]:
         """The names in `allow` that are names of checks."""
-        return tuple(name for name in self.allow if name not in (UNTESTED, OTHER_SOURCES))
+        return tuple(name for name in self.allow if name not in (UNTESTED, API_CHANGE))
 
 
 @dataclass(frozen=True)
@@ -72,17 +70,12 @@ class BranchChange:
         size: Size in bytes of the distinct contents in `add`.
         unchanged: Number of files that the branch already has.
         delete: Paths to delete.
-        inherited: The paths in `delete` that the branch has only because a Hub starts a branch as a copy of `main`.
     """
 
     add: Mapping[str, Content]
     size: int
     unchanged: int
     delete: tuple[str, ...]
-    inherited: frozenset[str] = frozenset()
-
-    def __bool__(self) -> bool:
-        return bool(self.add or self.delete)
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,6 @@ class Published:
         builds: Changes to the branch of the builds.
         main: Changes to `main`. None if `main` belongs to a newer version.
         note: Why `main` was left unchanged, if it was.
-        card_findings: Text of the card that is `init`'s, or that names members that the API does not have.
     """
 
     repo_id: str
@@ -136,7 +128,6 @@ class Published:
     builds: BranchResult
     main: BranchResult | None
     note: str | None = None
-    card_findings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it."""

@@ -10,16 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.hub import api_changes, card, card_figures, card_review, origins, project_sources
+from kernel_builder.hub import card, project_sources
 from kernel_builder.hub.package_api import Api, breaks_callers
-from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend, without_untested
+from kernel_builder.hub.packages import HubPackage, checked_packages, named_backend, without_untested
 from kernel_builder.hub.publication import (
-    OTHER_SOURCES,
+    API_CHANGE,
     UNTESTED,
     BranchChange,
     BranchResult,
@@ -59,13 +58,13 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
         ConfigError: If `build.toml` is wrong, or names no repository and the request does not either.
         CheckError: If there is no package, or one fails a check.
         PackageError: If the packages differ in project, version or API.
-        HubError: If the Hub refuses, the repository has packages of other sources, a variant would be left with another
-            API, or the API of a published version would change.
+        HubError: If the Hub refuses, a variant would be left with another API, or the API of a published version would
+            change.
     """
     work = _prepared(request, progress or Silent())
     created = _ensure_branch(work)
     builds, removed, changes = _retried(work, work.branch, _write_builds)
-    main, kept, note = _retried(work, "main", partial(_write_main, changes=changes))
+    main, kept, note = _retried(work, "main", _write_main)
     everything = {**work.packages, **kept}
     return Published(
         repo_id=work.repository.repo_id,
@@ -85,18 +84,11 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
         builds=builds,
         main=main,
         note=note,
-        card_findings=tuple(card_review.findings(work.project, work.api)),
     )
 
 
 def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
     """Read the project, check its packages, and hash their files."""
-    if request.allow_api_change is not None and not request.allow_api_change.strip():
-        raise ConfigError(
-            "is empty; expected the reason for the change, which the card shows",
-            where="--allow-api-change",
-            hint='for example: --allow-api-change "the removed class never worked"',
-        )
     repo_id = None if request.repo_id and request.repo_id.endswith("/") else request.repo_id
     project = read_project(request.directory, request.new_owner, repo_id)
     if not project.hub_repo_id:
@@ -115,10 +107,8 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Publication:
     if UNTESTED not in request.allow:
         packages = without_untested(checked, f"`--allow {UNTESTED}` publishes it")
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
-    if OTHER_SOURCES not in request.allow:
-        origins.require_same_sources(repository, project, branch, contents)
     left_out = {name: str(checked[name].metadata.status) for name in checked.keys() - packages.keys()}
-    api = documented_api(packages)
+    api = next(iter(packages.values())).api
     return _Publication(request, project, packages, left_out, api, contents, repository, branch, progress)
 
 
@@ -192,26 +182,18 @@ def _write_builds(work: _Publication) -> tuple[BranchResult, tuple[str, ...], tu
     removed = others if work.request.prune else []
     changes = _check_version(work, heads[work.branch], there) if _variants(there) else ()
     outdated = list(_outdated(work, there, removed))
-    inherited: frozenset[str] = frozenset()
     if not _variants(there) and work.branch == f"v{work.project.version}" and "main" in heads:
         # The new branch of a version starts as a copy of main.
         on_main = work.repository.files(heads["main"])
-        inherited = frozenset(p for p, file in there.items() if p not in _CREATED_BY_HUB and on_main.get(p) == file)
-    change = replace(_change(work.contents, there, [*outdated, *inherited]), inherited=inherited)
+        outdated += [p for p, file in there.items() if p not in _CREATED_BY_HUB and on_main.get(p) == file]
+    change = _change(work.contents, there, outdated)
     message = f"Build of {work.project.name} {work.project.version}"
-    allowed = api_changes.allowed(changes, work.request.allow_api_change)
-    about = allowed.description if allowed else ""
-    result = _write_branch(work, work.branch, heads.get(work.branch), change, message, about)
+    result = _write_branch(work, work.branch, heads.get(work.branch), change, message)
     return result, tuple(removed), changes
 
 
-def _write_main(
-    work: _Publication, changes: Sequence[str]
-) -> tuple[BranchResult | None, Mapping[str, HubPackage], str | None]:
+def _write_main(work: _Publication) -> tuple[BranchResult | None, Mapping[str, HubPackage], str | None]:
     """Update `main`, after the builds.
-
-    Args:
-        changes: The differences between the API that was on the branch and the published one.
 
     Returns:
         The changes to `main`, the packages on the branch of the builds that are not part of this publication, and the
@@ -228,15 +210,9 @@ def _write_main(
         return None, kept, f"main is left unchanged: {work.branch} is not the branch of a version"
     if newest > project.version:
         return None, kept, f"main is left unchanged: it belongs to version {newest}"
-    earlier = repository.commit_messages(heads[work.branch]) if work.branch in heads else ()
-    # A pull request is not in the history of the branch yet.
-    now = api_changes.allowed(changes, work.request.allow_api_change)
-    allowed = dict.fromkeys([*([now] if now else []), *api_changes.read(earlier)])
-    note = work.request.card_note
-    text = card.render(project, repository.repo_id, {**work.packages, **kept}, work.api, note, tuple(allowed))
-    runs = {path: Content(file) for run in card_figures.find(project) for path, file in run.files.items()}
+    text = card.render(project, repository.repo_id, {**work.packages, **kept}, work.api, work.request.card_note)
     sources = project_sources.with_names_of_owner(project, project_sources.published_files(project.root))
-    wanted = {**sources, **runs, "README.md": Content(text.encode())}
+    wanted = {**sources, "README.md": Content(text.encode())}
     on_main = repository.files(heads["main"]) if "main" in heads else {}
     change = _change(wanted, on_main, project_sources.outdated(on_main, wanted))
     message = f"Sources and card of {project.name} {project.version}"
@@ -244,12 +220,11 @@ def _write_main(
 
 
 def _write_branch(
-    work: _Publication, branch: str, head: str | None, change: BranchChange, message: str, description: str = ""
+    work: _Publication, branch: str, head: str | None, change: BranchChange, message: str
 ) -> BranchResult:
     request, repository = work.request, work.repository
-    removed = tuple(path for path in change.delete if path not in change.inherited)
-    result = BranchResult(branch, tuple(change.add), change.size, change.unchanged, removed)
-    if not change or request.dry_run:
+    result = BranchResult(branch, tuple(change.add), change.size, change.unchanged, change.delete)
+    if request.dry_run or not (change.add or change.delete):
         return result
     if head is None:
         raise Conflict("the branch was deleted during the publication", where=f"{repository.repo_id}@{branch}")
@@ -260,7 +235,6 @@ def _write_branch(
         add=change.add,
         delete=change.delete,
         message=message,
-        description=description,
         create_pr=request.create_pr,
     )
     if not request.create_pr:
@@ -310,12 +284,12 @@ def _check_version(work: _Publication, revision: str, there: Mapping[str, Remote
         )
     changes = tuple(dict.fromkeys(line for differences in unlike for line in differences))
     breaking = [line for line in changes if breaks_callers(line)]
-    if breaking and work.request.allow_api_change is None:
+    if breaking and API_CHANGE not in work.request.allow:
         raise HubError(
             f"the API of version {work.project.version} would break its callers:"
             + "".join(f"\n  {line}" for line in breaking),
             where=where,
-            hint=f'{again}; or publish it with a reason for the card: --allow-api-change "REASON"',
+            hint=f"{again}; or publish it with --allow {API_CHANGE}",
         )
     return changes
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,11 +174,7 @@ class RemoteRepository:
             ) from error
 
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
-        """Return every file of a revision, by path.
-
-        Raises:
-            VerificationError: If paths are unsafe, conflict with each other, or are too many.
-        """
+        """Return every file of a revision, by path."""
         from huggingface_hub.hf_api import RepoFile
 
         with self._translated_errors(f"list the files of {revision}"):
@@ -197,12 +192,6 @@ class RemoteRepository:
             for entry in entries
         }
 
-    def commit_messages(self, revision: str) -> Sequence[str]:
-        """Return the descriptions of the commits of a revision, newest first."""
-        with self._translated_errors(f"list the commits of {revision}"):
-            commits = self.api.list_repo_commits(self.repo_id, repo_type=_TYPE, revision=revision)
-            return [commit.message for commit in commits]
-
     def download(self, revision: str, patterns: Sequence[str]) -> Path:
         """Download the files of a revision that match into the Hub's cache, and return their directory."""
         with self._translated_errors(f"download from {revision}"):
@@ -212,11 +201,7 @@ class RemoteRepository:
             return Path(str(directory))
 
     def download_into(self, directory: Path, revision: str, files: Mapping[str, RemoteFile]) -> None:
-        """Download the listed files, and no others.
-
-        Raises:
-            VerificationError: If the Hub sends more bytes than it has listed.
-        """
+        """Download the listed files, and no others."""
         largest = max((remote.size for remote in files.values()), default=0)
 
         def fetch(path: str) -> None:
@@ -259,7 +244,6 @@ class RemoteRepository:
         add: Mapping[str, Content],
         delete: Sequence[str],
         message: str,
-        description: str = "",
         create_pr: bool = False,
     ) -> RemoteCommit:
         """Upload files and make one commit with all changes, or none.
@@ -271,21 +255,18 @@ class RemoteRepository:
             parent: The commit that the branch pointed to when it was read.
             add: Path -> content of the files to write.
             delete: Paths of the files to delete.
-            message: The first line of the commit message.
-            description: The rest of the commit message.
+            message: The commit message.
             create_pr: Open a pull request instead of moving the branch.
-
-        Raises:
-            Conflict: If `parent` is no longer the head of the branch.
         """
         from huggingface_hub import CommitOperationDelete
 
         with self._translated_errors(f"commit to {branch}"):
             self._choose_transfer()
             additions = _additions(add)
+            distinct = {addition.upload_info.sha256: addition for addition in reversed(additions)}
             self.api.preupload_lfs_files(
                 self.repo_id,
-                _one_of_each(additions),
+                list(distinct.values()),
                 repo_type=_TYPE,
                 revision=branch,
                 create_pr=create_pr,
@@ -298,25 +279,33 @@ class RemoteRepository:
                 revision=branch,
                 parent_commit=parent,
                 commit_message=message,
-                commit_description=description,
                 create_pr=create_pr,
             )
         return RemoteCommit(commit.oid, commit.commit_url, commit.pr_url if create_pr else None)
 
+    def merge_pull_request(self, number: int) -> str:
+        """Merge a pull request, and return the commit that its branch then points to.
+
+        The public client does not merge pull requests of kernels.
+        """
+        from huggingface_hub import get_session
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+        url = f"{self.api.endpoint}/api/{_TYPE}s/{self.repo_id}/discussions/{number}/merge"
+        with self._translated_errors(f"merge pull request {number}"):
+            response = get_session().post(url, headers=build_hf_headers(token=self.api.token), json={})
+            hf_raise_for_status(response)
+            return str(response.json()["commitOid"])
+
     def _choose_transfer(self) -> None:
         """Disable the client's Xet uploads if the Hub does not support them, which the client does not check."""
-        from huggingface_hub import constants
+        from huggingface_hub import constants, get_session
+        from huggingface_hub.utils import build_hf_headers
 
-        if not constants.HF_HUB_DISABLE_XET and not self._has_xet:
-            constants.HF_HUB_DISABLE_XET = True
-
-    @cached_property
-    def _has_xet(self) -> bool:
-        from huggingface_hub.utils import build_hf_headers, get_session
-
-        route = f"{self.api.endpoint}/api/{_TYPE}s/{self.repo_id}/xet-write-token/main"
-        response = get_session().get(route, headers=build_hf_headers(token=self.api.token))
-        return bool(response.status_code == 200)
+        if not constants.HF_HUB_DISABLE_XET:
+            route = f"{self.api.endpoint}/api/{_TYPE}s/{self.repo_id}/xet-write-token/main"
+            response = get_session().get(route, headers=build_hf_headers(token=self.api.token))
+            constants.HF_HUB_DISABLE_XET = response.status_code != 200
 
     @contextmanager
     def _translated_errors(self, action: str) -> Iterator[None]:
@@ -373,11 +362,7 @@ class RemoteRepository:
 
 
 def _additions(add: Mapping[str, Content]) -> list[CommitOperationAdd]:
-    """Return the client's operations that write files. The client hashes each file again.
-
-    Raises:
-        HubError: If a file has changed since it was hashed.
-    """
+    """Return the client's operations that write files. The client hashes each file again."""
     from huggingface_hub import CommitOperationAdd
 
     additions = []
@@ -392,11 +377,6 @@ def _additions(add: Mapping[str, Content]) -> list[CommitOperationAdd]:
             )
         additions.append(addition)
     return additions
-
-
-def _one_of_each(additions: Sequence[CommitOperationAdd]) -> list[CommitOperationAdd]:
-    """Return one addition for each distinct content."""
-    return list({addition.upload_info.sha256: addition for addition in reversed(additions)}.values())
 
 
 def _refused(status: int, error: BaseException, action: str, where: str) -> HubError:

@@ -62,14 +62,21 @@ class PortedExtension:
 
 
 class TableReader:
-    """Converts one extension; `left_out` collects the arguments that its table does not have."""
+    """Converts one extension; `left_out` collects the arguments that its table does not have.
 
-    def __init__(self, root: Path, run: SetupRun, extension: Mapping[str, Any], backend: str) -> None:
+    Args:
+        has_other: Whether the extension has a table for another backend too.
+    """
+
+    def __init__(
+        self, root: Path, run: SetupRun, extension: Mapping[str, Any], backend: str, *, has_other: bool
+    ) -> None:
         self.root = root
         self.run = run
         self.line = int(extension["line"])
         self.arguments: Mapping[str, Any] = extension["arguments"]
         self.backend = backend
+        self.has_other = has_other
         self.left_out: list[Remark] = []
         self._own: dict[str, None] = {}
         self._capabilities: dict[str, bool] = {}
@@ -99,7 +106,7 @@ class TableReader:
         nvcc: tuple[str, ...] = ()
         if self.backend == "cuda":
             nvcc = self._flags("nvcc", [*macros, *self._texts("extra_compile_args", flags.get("nvcc"))], include)
-        elif flags is given["extra_compile_args"] and flags.get("nvcc"):
+        elif flags is given["extra_compile_args"] and flags.get("nvcc") and not self.has_other:
             self._leave_out(f"extra_compile_args['nvcc'] = {self._shown(flags['nvcc'])}: there are no CUDA sources")
         for architecture in filter(None, re.split("[ ;,]+", self.run.architectures)):
             number, _, ptx = architecture.partition("+")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import tomlkit
 
 from kernel_builder import toml_file
-from kernel_builder.config import build_toml, license_texts
+from kernel_builder.config import build_toml
 from kernel_builder.config.project import distribution_name, python_name
 from kernel_builder.config.project_files import submodules
 from kernel_builder.port.extension_table import PortedExtension, Remark, TableReader
@@ -80,11 +81,7 @@ class Port:
         return {**plain, "directory": str(self.directory)}
 
     def write(self) -> list[str]:
-        """Write the files, all or none; return their names.
-
-        Raises:
-            ConfigError: If one exists.
-        """
+        """Write the files, all or none; return their names."""
         if existing := [name for name in self.files if os.path.lexists(self.directory / name)]:
             raise ConfigError(
                 f"has {' and '.join(existing)} already; existing files are kept",
@@ -102,18 +99,21 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
 
     Args:
         words: Options of the script, and environment variables as NAME=VALUE.
-
-    Raises:
-        ConfigError: If the script fails for each machine, or declares no extension with sources.
-        ToolchainError: If a sandbox is required, and this system has none.
     """
     runs = run_setup(setup, words, sandbox)
     root = setup.resolve().parent
     failed = tuple(f"as on {run.machine.title}: {setup.name} ends at {run.error}" for run in runs if run.error)
-    left_out = [Remark(0, text) for run in runs for text in _undeclared(run)]
+    left_out = [
+        *(Remark(0, f"the extension {name} is not of setuptools or Torch") for run in runs for name in run.others),
+        *(
+            Remark(0, f"cmdclass {name!r} is a class of the project and is not run")
+            for r in runs
+            for name in r.commands
+        ),
+    ]
     kernels: list[PortedExtension] = []
-    for run, extension, backend in _chosen(runs, left_out):
-        reader = TableReader(root, run, extension, backend)
+    for (run, extension), backend, has_other in _chosen(runs, left_out):
+        reader = TableReader(root, run, extension, backend, has_other=has_other)
         table = reader.read()
         left_out += reader.left_out
         if table.src:
@@ -139,7 +139,7 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
         )
     settings = _settings(root, next(run for run in runs if run.extensions).settings)
     name = _name(repo_id, settings.get("name"), root)
-    license = _license(root, settings)
+    license = _license(settings.get("license"))
     depends, requirements = _python_depends(settings)
     text = _render(name, repo_id, license, depends, kernels, left_out)
     build_toml.from_document(toml_file.parse(text, build_toml.FILE), build_toml.FILE, root)
@@ -147,54 +147,38 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
     files = {build_toml.FILE: text}
     if not (root / package).exists():
         files[package] = f'"""{name}: import its functions here."""\n\nfrom ._ops import ops\n\n__all__ = ["ops"]\n'
-    notes = (*_submodules(root), *_notes(root, settings, requirements, kernels, license, package, failed=bool(failed)))
+    notes = tuple(_notes(root, requirements, kernels, license, package))
     rewrites = tuple(_rewrites(root, kernels))
     return Port(root, files, tuple(kernels), failed, _distinct(left_out), assumed, rewrites, notes)
 
 
-def _undeclared(run: SetupRun) -> Iterator[str]:
-    """Yield the parts of a run that are not extensions of Torch or setuptools."""
-    for name in run.others:
-        yield f"the extension {name} is of another package than setuptools and torch.utils.cpp_extension"
-    for name in run.commands:
-        yield f"cmdclass {name!r} is a class of the project, which is not run; its flags and files are not carried over"
+_Declared = tuple[SetupRun, Mapping[str, Any]]
 
 
-_Chosen = tuple[SetupRun, Mapping[str, Any], str]
-
-
-def _chosen(runs: Sequence[SetupRun], left_out: list[Remark]) -> Iterator[_Chosen]:
-    """Yield the extensions with the run to take their arguments from, and their backend: those for CUDA first.
+def _chosen(runs: Sequence[SetupRun], left_out: list[Remark]) -> list[tuple[_Declared, str, bool]]:
+    """Return each extension with the run to take its arguments from, its backend, and whether it has another backend.
 
     Arguments that depend on the machine are added to `left_out` where the chosen run does not have them.
     """
+    chosen = []
     with_gpu, without_gpu, cpu = (_declared(run, left_out) for run in runs)
-    # Scripts ask a GPU for its capability, so a machine without one has the arguments for all.
-    for key in dict.fromkeys([*with_gpu, *without_gpu]):
+    for key in dict.fromkeys([*with_gpu, *without_gpu, *cpu]):
+        # Scripts ask a GPU for its capability, so a machine without one has the arguments for all.
         found = [
             (run, extensions[key])
-            for run, extensions in ((runs[1], without_gpu), (runs[0], with_gpu))
-            if key in extensions and (_is_cuda(extensions[key]) or key not in cpu)
+            for run, extensions in ((runs[1], without_gpu), (runs[0], with_gpu), (runs[2], cpu))
+            if key in extensions
         ]
-        if found:
-            yield (*found[0], "cuda")
-            for run, extension in found[1:]:
-                left_out += _differences(found[0], (run, extension))
-    for key, extension in cpu.items():
-        if _is_cuda(extension):
-            if key not in with_gpu and key not in without_gpu:
-                yield runs[2], extension, "cuda"
-            continue
-        others = [(run, found[key]) for run, found in ((runs[0], with_gpu), (runs[1], without_gpu)) if key in found]
-        if any(_is_cuda(other) for _, other in others):
-            # The flags of nvcc are in the table for CUDA.
-            others = [(run, _without_nvcc(other)) for run, other in others]
-            yield runs[2], _without_nvcc(extension), "cpu"
-        else:
-            yield runs[2], extension, "cpu"
-        for run, other in others:
-            if not _is_cuda(other):
-                left_out += _differences((runs[2], extension), (run, other))
+        for_cuda = [entry for entry in found if _is_cuda(entry[1]) or key not in cpu]
+        for_cpu = [entry for entry in reversed(found) if entry not in for_cuda]
+        for backend, entries in (("cuda", for_cuda), ("cpu", for_cpu)):
+            if entries:
+                chosen.append((entries[0], backend, bool(for_cuda and for_cpu)))
+                # The flags of nvcc are in the table for CUDA.
+                skipped = "extra_compile_args nvcc" if backend == "cpu" and for_cuda else None
+                for other in entries[1:]:
+                    left_out += _differences(entries[0], other, skipped)
+    return sorted(chosen, key=lambda entry: entry[1] == "cpu")
 
 
 def _declared(run: SetupRun, left_out: list[Remark]) -> dict[tuple[str, int], Mapping[str, Any]]:
@@ -218,20 +202,12 @@ def _is_cuda(extension: Mapping[str, Any]) -> bool:
     return extension["kind"] == "cuda" or has_source
 
 
-def _without_nvcc(extension: Mapping[str, Any]) -> Mapping[str, Any]:
-    arguments = extension["arguments"]
-    flags = arguments["extra_compile_args"]
-    kept = {key: value for key, value in flags.items() if key != "nvcc"} if isinstance(flags, dict) else flags
-    return {**extension, "arguments": {**arguments, "extra_compile_args": kept}}
-
-
-def _differences(
-    kept: tuple[SetupRun, Mapping[str, Any]], other: tuple[SetupRun, Mapping[str, Any]]
-) -> Iterator[Remark]:
+def _differences(kept: _Declared, other: _Declared, skipped: str | None) -> Iterator[Remark]:
     """Yield the arguments of an extension that only another run than the chosen one has."""
     (_, extension), (run, others) = kept, other
     known = set(_flat(extension["arguments"]))
-    if added := [text for text in dict.fromkeys(_flat(others["arguments"])) if text not in known]:
+    added = [text for text in dict.fromkeys(_flat(others["arguments"])) if text not in known]
+    if added := [text for text in added if not (skipped and text.startswith(skipped))]:
         text = f"the extension {others['arguments']['name']!r} on {run.machine.title} only: {', '.join(added)}"
         yield Remark(others["line"], text.replace(run.home, "CUDA_HOME").replace(run.root, "."))
 
@@ -265,7 +241,6 @@ def _settings(root: Path, declared: Mapping[str, Any]) -> dict[str, Any]:
         "name": project.get("name"),
         "license": license.get("text") if isinstance(license, dict) else license,
         "install_requires": project.get("dependencies"),
-        "entry_points": project.get("scripts"),
     }
     return {**{key: value for key, value in read.items() if value}, **settings}
 
@@ -281,27 +256,17 @@ def _name(repo_id: str | None, declared: Any, root: Path) -> str:
     return name if re.fullmatch(build_toml.NAME, name) else "my-kernel"
 
 
-def _license(root: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the SPDX name of the license, from setup.py or from the license file."""
-    classifiers = settings.get("classifiers")
-    declared = [settings.get("license"), *(classifiers if isinstance(classifiers, list) else [])]
-    texts = [text for text in declared if isinstance(text, str) and (text == declared[0] or text.startswith("Lic"))]
-    for text in texts:
-        if name := license_texts.spdx_name(text):
-            return name
-    suggestion = license_texts.suggested(root)
-    return suggestion[0] if suggestion else None
+def _license(declared: Any) -> str | None:
+    """Return the license of setup.py in the form of SPDX: `apache-2.0` for `Apache 2.0`."""
+    return re.sub(r"[^a-z0-9.+]+", "-", declared.lower()).strip("-") if isinstance(declared, str) else None
 
 
 def _distinctly_named(kernels: Sequence[PortedExtension]) -> Iterator[tuple[str, PortedExtension]]:
-    taken: set[str] = set()
+    numbers: Counter[str] = Counter()
     for kernel in kernels:
         stem = kernel.name if kernel.name.endswith(f"_{kernel.backend}") else f"{kernel.name}_{kernel.backend}"
-        name = next(
-            candidate for candidate in (stem, *(f"{stem}_{n}" for n in range(2, 1000))) if candidate not in taken
-        )
-        taken.add(name)
-        yield name, kernel
+        numbers[stem] += 1
+        yield stem if numbers[stem] == 1 else f"{stem}_{numbers[stem]}", kernel
 
 
 def _render(
@@ -392,34 +357,21 @@ def _python_depends(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     )
 
 
-def _submodules(root: Path) -> Iterator[str]:
-    """Yield the git submodules that the checkout does not have."""
-    for path in submodules(root):
-        directory = root / path
-        if not directory.is_dir() or not any(directory.iterdir()):
-            yield f"{path} is a git submodule, and empty: `git submodule update --init {path}`, and run port again"
-
-
 def _notes(
     root: Path,
-    settings: Mapping[str, Any],
     requirements: Sequence[str],
     kernels: Sequence[PortedExtension],
     license: str | None,
     package: str,
-    *,
-    failed: bool,
 ) -> Iterator[str]:
+    for path in submodules(root):
+        if not (root / path).is_dir() or not any((root / path).iterdir()):
+            yield f"{path} is a git submodule, and empty: `git submodule update --init {path}`, and run port again"
     files = {path: (root / path).read_bytes() for kernel in kernels for path in (*kernel.src, *kernel.headers)}
     if not any(b"REGISTER_EXTENSION" in content for content in files.values()):
         yield (
             "include registration.h in one source, and end the source with REGISTER_EXTENSION(TORCH_EXTENSION_NAME), "
             "which makes the binary a Python module, in place of functions PyInit_..."
-        )
-    if failed:
-        yield (
-            "extensions that setup.py declares after its error are missing: repair it for these machines, give its "
-            "variables and options after its name, or ignore the error if it is not for such a machine"
         )
     if license is None:
         yield 'the license is not known: replace "other" by its SPDX name in build.toml'
@@ -429,16 +381,9 @@ def _notes(
             "all extensions of a backend become one binary, whose operators share one namespace: write "
             "TORCH_LIBRARY_EXPAND in one source, and TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, ops) in the others"
         )
-    if "cuda" in by_backend and "cpu" not in by_backend:
-        yield "the kernel is for CUDA alone; give it a CPU kernel to test it where there is no GPU"
     for name in requirements:
         yield (
             f"the package requires {name}: a kernel may import the standard library, Torch, and of `python-depends` "
             f"{', '.join(build_toml.PYTHON_DEPENDS)}; import {name} in the functions that need it"
         )
-    for key in ("entry_points", "scripts", "package_data", "data_files", "rust_extensions", "cffi_modules"):
-        if settings.get(key):
-            yield f"{key} of setup.py has no counterpart: a kernel is imported by get_kernel, and installs no files"
-    if (root / "README.md").is_file() and not (root / "CARD.md").exists():
-        yield "README.md becomes the page on the Hub, with its installation section: a CARD.md takes its place"
     yield f"the Python package is {package.rpartition('/')[0]}: move the Python that users call there"

@@ -80,10 +80,6 @@ def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "re
 
     Args:
         words: Options of the script, and environment variables as NAME=VALUE.
-
-    Raises:
-        ConfigError: If there is no such file.
-        ToolchainError: If a sandbox is required, and this system has none.
     """
     if not setup.is_file():
         raise ConfigError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.config import kernel_sources
-from kernel_builder.config.project import Kernel, Project, TorchNoarch
+from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps.graph import CompileStep, digest
 
@@ -79,10 +79,7 @@ def _settings(project: Project, variant: Variant) -> str:
         ]
         kernels = kernel_sources.of_backend(project, backend, variant.release)
         # A build with --capability is not published at all.
-        settings["kernels"] = [_described(kernel) for kernel in kernels]
+        settings["kernels"] = [
+            {**vars(kernel), "backend": kernel.backend.name, "only_capabilities": None} for kernel in kernels
+        ]
     return digest(settings)
-
-
-def _described(kernel: Kernel) -> dict[str, Any]:
-    described = {**vars(kernel), "backend": kernel.backend.name, "only_capabilities": None}
-    return {**described.pop("settings"), **described}

@@ -83,9 +83,7 @@ def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWhee
             hint="publish it to a Hub: `kernel-builder upload`",
         )
     checked = packages.without_untested(
-        packages.checked_packages(
-            project, progress, load=request.load, allow=request.allow, purpose=packages.FOR_WHEELS
-        ),
+        packages.checked_packages(project, progress, load=request.load, allow=request.allow),
         "publish it to a Hub: `kernel-builder upload --allow untested`",
     )
     variants = {name: Variant.parse(name) for name in checked}
@@ -118,7 +116,7 @@ def _refuse_kernel_depends(project: Project) -> None:
             "loads them",
             where=f"{project.root}/build.toml: [general] kernel-depends",
             hint=f"load it with the client: get_kernel({str(project.hub_repo_id or project.name)!r}, "
-            f"version={project.version}); without a network, by `kernel-builder hub export`",
+            f"version={project.version}); without a network, from a private Hub (docs/hub.md)",
         )
 
 

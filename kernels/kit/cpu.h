@@ -6,6 +6,7 @@
 // Conversions are always inlined, because a kernel is compiled once per instruction set and selects one at run time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -171,6 +172,34 @@ INLINE void for_blocks(int64_t count, Work work) {
   int64_t start = 0;
   for (; start + kBlockElements <= count; start += kBlockElements) work(start, kBlockElements);
   if (start < count) work(start, count - start);
+}
+
+// Returns the sum of term(i) of `count` elements. A float32 sum of more elements than a part would have a larger error
+// than the rounding of a result, in the same direction for a whole row.
+template <class Term>
+INLINE double sum_of(int64_t count, Term&& term) {
+  constexpr int64_t kPart = 512;
+  double total = 0.0;
+  for (int64_t start = 0; start < count; start += kPart) {
+    const int64_t end = std::min(start + kPart, count);
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = start; i < end; ++i) sum += term(i);
+    total += static_cast<double>(sum);
+  }
+  return total;
+}
+
+// Adds the columns [begin, end) of `parts` rows of `width` floats into the first row, as a binary tree.
+inline void add_parts(float* partial, int64_t parts, int64_t width, int64_t begin, int64_t end) {
+  for (int64_t distance = 1; distance < parts; distance *= 2) {
+    for (int64_t part = 0; part + distance < parts; part += 2 * distance) {
+      float* __restrict__ sums = partial + part * width;
+      const float* __restrict__ others = sums + distance * width;
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) sums[i] += others[i];
+    }
+  }
 }
 
 template <class T>

@@ -9,7 +9,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -20,6 +22,7 @@ namespace kit {
 
 using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
 
 // The prefix of error messages. Each binding defines its own.
 extern const char* const kProject;
@@ -71,12 +74,55 @@ inline void check_device(const Tensor& tensor, const char* argument, const Tenso
   }
 }
 
-// Throws unless the tensor has the device, the dtype and the shape of `other`.
-inline void check_like(const Tensor& tensor, const char* argument, const Tensor& other, const char* other_name = "x") {
+// Throws unless the tensor has the device and the dtype of `other`.
+inline void check_dtype(const Tensor& tensor, const char* argument, const Tensor& other, const char* other_name = "x") {
   check_device(tensor, argument, other, other_name);
   if (dtype(tensor) != dtype(other)) fail(argument, std::string("must have the dtype of ") + other_name);
-  const auto sizes = tensor.sizes(), expected = other.sizes();
-  if (!sizes.equals(expected)) fail(argument, "must have shape " + text(expected) + ", not " + text(sizes));
+}
+
+inline void check_shape(const Tensor& tensor, const char* argument, IntHeaderOnlyArrayRef expected) {
+  if (!tensor.sizes().equals(expected)) {
+    fail(argument, "must have shape " + text(expected) + ", not " + text(tensor.sizes()));
+  }
+}
+
+// Throws unless the tensor has the device, the dtype and the shape of `other`.
+inline void check_like(const Tensor& tensor, const char* argument, const Tensor& other, const char* other_name = "x") {
+  check_dtype(tensor, argument, other, other_name);
+  check_shape(tensor, argument, other.sizes());
+}
+
+// Checks the tensor that determines the device and the dtype of others.
+inline void check_first(const Tensor& tensor, const char* argument) {
+  check_backend(tensor, argument);
+  if (tensor.dim() == 0) fail(argument, "must have at least one dimension");
+}
+
+// Throws unless the tensor has the dtype of x or float32.
+inline Type type_beside(const Tensor& tensor, const char* argument, const Tensor& x, const char* x_name = "x") {
+  const Type type = element_type(tensor, argument);
+  if (type != Type::float32 && dtype(tensor) != dtype(x)) {
+    fail(argument, std::string("must have the dtype of ") + x_name + ", or float32");
+  }
+  return type;
+}
+
+// Checks a weight or bias of `elements` elements, of the dtype of x or float32, and sets its dtype. Replaces it by a
+// contiguous copy if its elements are not adjacent. Returns null if it is absent.
+inline const void* parameter_data(MaybeTensor& parameter, const char* argument, int64_t elements, const Tensor& x,
+                                  const char* x_name, Type* type) {
+  if (!parameter.has_value()) return nullptr;
+  check_device(*parameter, argument, x, x_name);
+  check_shape(*parameter, argument, {&elements, 1});
+  *type = type_beside(*parameter, argument, x, x_name);
+  if (!parameter->is_contiguous()) parameter = torch::stable::contiguous(*parameter);
+  return parameter->const_data_ptr();
+}
+
+// Whether the elements of the last dimension are adjacent.
+inline bool adjacent(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  return tensor.size(last) <= 1 || tensor.stride(last) == 1;
 }
 
 // Folds the leading dimensions into as few as their strides allow. Replaces the tensor by a contiguous copy if the
@@ -141,11 +187,15 @@ inline void* current_stream(const Tensor& tensor) {
 struct Device {};
 inline Device enter(const Tensor&) { return {}; }
 
-// The number of elements that is worth a thread of `torch::stable::parallel_for`.
+// The number of elements that is worth a thread.
 constexpr int64_t kGrain = 32768;
 
-// Returns the `grain_size` of `torch::stable::parallel_for` for items of `elements` elements each.
-inline int64_t grain(int64_t elements) { return elements < kGrain ? kGrain / elements : 1; }
+// Calls `function(problem, begin, end)` with ranges of `count` items of `elements` elements each, on several threads.
+template <class Problem, class Function>
+void run_parallel(const Problem& problem, int64_t count, int64_t elements, Function function) {
+  torch::stable::parallel_for(0, count, elements < kGrain ? kGrain / elements : 1,
+                              [&](int64_t begin, int64_t end) { function(problem, begin, end); });
+}
 
 #endif
 
@@ -164,6 +214,23 @@ inline Tensor allocate(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor&
                                                   device_type(beside), beside.get_device_index(), &handle));
   return Tensor(handle);
 }
+
+// The sizes of a tensor, with another last one.
+class SizesWithLast {
+ public:
+  SizesWithLast(const Tensor& tensor, const char* argument, int64_t last) : dims_(tensor.dim()) {
+    const auto sizes = tensor.sizes();
+    if (dims_ > kMostDims) fail(argument, "must have at most " + std::to_string(kMostDims) + " dimensions");
+    std::copy(sizes.begin(), sizes.end(), sizes_);
+    sizes_[dims_ - 1] = last;
+  }
+
+  operator IntHeaderOnlyArrayRef() const { return {sizes_, dims_}; }
+
+ private:
+  int64_t sizes_[kMostDims];
+  size_t dims_;
+};
 
 inline Tensor allocate_like(const Tensor& tensor) { return allocate(tensor.sizes(), dtype(tensor), tensor); }
 

@@ -6,12 +6,20 @@ else on the CPU.
 
 import pytest
 import torch
-from kernels import get_local_kernel
+from kernels import (
+    LocalLayerRepository,
+    Mode,
+    get_local_kernel,
+    kernelize,
+    use_kernel_forward_from_hub,
+    use_kernel_mapping,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 def load(project):
@@ -41,6 +49,50 @@ def assert_as_good(actual, reference, expected, factor=1.1):
     error = (actual.double() - expected).abs().max().item()
     allowed = factor * (reference.double() - expected).abs().max().item() + slack
     assert error <= allowed
+
+
+def views(width, dtype):
+    """Return tensors whose rows of `width` elements are not contiguous, by name."""
+    x = random(4, 6, 5, width + 8, dtype=dtype)
+    deep = random(3, 3, 3, 3, 3, 2 * width, dtype=dtype)
+    return {
+        "slice of each row": x[..., :width],
+        "slice at an odd offset": x[..., 1 : width + 1],
+        "every second row": x[:, :, ::2, :width],
+        "permuted": x[..., :width].permute(2, 0, 1, 3),
+        "leading dimensions that do not fold": x[:3, 1:5, :4, 8:],
+        "more of them than are read in place": deep.permute(4, 2, 0, 1, 3, 5)[..., :width],
+        "expanded rows": random(1, width, dtype=dtype).expand(7, width),
+        "expanded elements": random(7, 1, dtype=dtype).expand(7, width),
+        "elements apart": random(width, 9, dtype=dtype).t(),
+        "odd storage offset": random(6 * width + 1, dtype=dtype)[1:].view(6, width),
+    }
+
+
+def copies(call):
+    """Return the names of the copies that a call makes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return {event.name for event in profile.events()} & {"aten::clone", "aten::contiguous", "aten::copy_"}
+
+
+def kernelized(module, project, layer):
+    """Return a module with the `forward` of a layer of the kernel, put there by kernelize."""
+    # A new class, because marking changes it.
+    module.__class__ = use_kernel_forward_from_hub(layer)(type("Marked", (type(module),), {}))
+    mapping = {layer: {DEVICE: LocalLayerRepository(project, layer_name=layer)}}
+    model = torch.nn.Sequential(module).to(DEVICE)
+    with use_kernel_mapping(mapping, inherit_mapping=False):
+        kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
+    assert module.forward.__func__ is getattr(load(project).layers, layer).forward
+    return module
+
+
+def assert_runs_on_second_device(function, *tensors):
+    """Assert that a call whose tensors are not on the current device gives the result and does not change that."""
+    expected, actual = function(*tensors), function(*(tensor.to("cuda:1") for tensor in tensors))
+    assert actual.device.index == 1 and torch.cuda.current_device() == 0
+    torch.testing.assert_close(actual.cpu(), expected.cpu())
 
 
 def gradients(function, inputs, grads):

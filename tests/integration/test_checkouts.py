@@ -153,15 +153,3 @@ def test_the_environment_names_no_other_repository(
     assert state(repository) == GitState(commit, dirty=False)
     assert set(published_files(repository / "kernel")) == {"a.cpp", "build.toml", "link", "run.sh"}
     assert touched([repository / "kernel"], commit) == []
-
-
-def test_replaced_and_grafted_commits_do_not_hide_changes(repository: Path) -> None:
-    first = git(repository, "rev-parse", "HEAD")
-    (repository / "kernel/a.cpp").write_text("int later;\n")
-    git(repository, "commit", "--quiet", "--all", "--message", "Later")
-    git(repository, "replace", first, commit_of(repository, "int later;\n"))
-    git(repository, "replace", f"{first}:kernel/a.cpp", git(repository, "rev-parse", "HEAD:kernel/a.cpp"))
-    git(repository, "config", "diff.ignoreSubmodules", "all")
-    assert touched([repository / "kernel"], first) == [repository / "kernel"]
-    (repository / ".git/info/grafts").write_text(git(repository, "rev-parse", "HEAD") + "\n")
-    assert touched([repository / "kernel"], first) == [repository / "kernel"]

@@ -6,14 +6,12 @@ import base64
 import hashlib
 import http.server
 import io
-import json
 import struct
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -24,7 +22,6 @@ from hypothesis import strategies as some
 
 from kernel_builder.hub import package_api, publish, remote_repository
 from kernel_builder.hub.remote_repository import RemoteRepository
-from kernel_builder.hub.transfer import export_kernels, import_kernels
 from kernel_builder.toolchain import sdists, wheels
 from kernel_format.errors import KernelBuilderError, PackageError, VerificationError
 from kernel_format.untrusted_paths import UnsafePath, checked_path, checked_tree
@@ -42,24 +39,15 @@ SETTINGS = settings(
 
 
 class HostileHub:
-    """Answers of a Hub that lists, at the second time, other files than those that it sends."""
+    """Answers of a Hub that lists other files than those that it sends."""
 
-    def __init__(
-        self, sent: Mapping[str, bytes], listed: Sequence[tuple[str, bytes]], sizes: int | None = None
-    ) -> None:
-        self.sent, self.listed, self.sizes = sent, listed, sizes
-
-    def list_repo_refs(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(branches=[SimpleNamespace(name="main", target_commit=COMMIT)])
-
-    def repo_info(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(private=False)
+    def __init__(self, sent: Mapping[str, bytes], listed: Sequence[tuple[str, bytes]]) -> None:
+        self.sent, self.listed = sent, listed
 
     def list_repo_tree(self, *_: Any, **__: Any) -> Iterator[RepoFile]:
         for path, content in self.listed:
             blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            size = len(content) if self.sizes is None else self.sizes
-            yield RepoFile(path=path, size=size, oid=blob)  # type: ignore[no-untyped-call]
+            yield RepoFile(path=path, size=len(content), oid=blob)  # type: ignore[no-untyped-call]
 
     def snapshot_download(self, *_: Any, allow_patterns: Sequence[str], **__: Any) -> str:
         return "/nonexistent"
@@ -75,62 +63,30 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[HostileHub], None]:
     """Make every repository one of a hostile Hub."""
 
     def install(hub: HostileHub) -> None:
-        for name in ("list_repo_refs", "repo_info", "list_repo_tree", "hf_hub_download", "snapshot_download"):
+        for name in ("list_repo_tree", "hf_hub_download", "snapshot_download"):
             monkeypatch.setattr(huggingface_hub.HfApi, name, getattr(hub, name))
 
     return install
 
 
-def archive_of(files: Any, path: Path, contents: Mapping[str, bytes] = {}) -> Path:
-    """Write an export whose manifest says what it is given."""
-    manifest = {
-        "format": 2,
-        "from": "http://hub",
-        "repositories": {REPOSITORY: {"branches": {"main": {"commit": COMMIT, "files": files}}}},
-    }
-    with tarfile.open(path, "w") as tar:
-        for name, content in {"manifest.json": json.dumps(manifest).encode(), **contents}.items():
-            (member := tarfile.TarInfo(name)).size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return path
+def repository() -> RemoteRepository:
+    return RemoteRepository(REPOSITORY, endpoint="http://hub", token="any")
 
 
-def test_a_second_listing_moves_no_file_of_the_user(tmp_path: Path, answer: Callable[[HostileHub], None]) -> None:
-    mine = tmp_path / "mine"
-    mine.write_bytes(b"known content")
-    for hostile in (str(mine), f"../../../../../../../..{mine}"):
-        answer(HostileHub({"a": b"x"}, [("a", b"x"), (hostile, b"known content")]))
-        with pytest.raises(VerificationError, match="leaves its directory"):
-            export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
-        assert mine.read_bytes() == b"known content" and not (tmp_path / "out.tar").exists()
-
-
-def test_a_sparse_archive_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """A member of 6 GB without data takes a kilobyte of the archive, and the whole of it where it is extracted."""
-    size = 6 << 30
-    sha256 = hashlib.sha256(b"whatever").hexdigest()
-    files = {"a": {"sha256": sha256, "size": size}}
-    archive = archive_of(files, tmp_path / "sparse.tar")
-    content = archive.read_bytes().rstrip(b"\0")
-    header = bytearray(tarfile.TarInfo(f"files/{sha256}").tobuf(tarfile.GNU_FORMAT))
-    header[124:136] = b"%011o\0" % 512
-    header[156:157] = tarfile.GNUTYPE_SPARSE
-    header[386:410] = b"%011o\0%011o\0" % (size - 512, 512)
-    header[483:495] = b"%011o\0" % size
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    whole = content + b"\0" * (-len(content) % 512) + bytes(header) + b"\0" * 512 + b"\0" * 1024
-    archive.write_bytes(whole)
-    with tarfile.open(archive) as tar:
-        assert tar.getmembers()[1].size == size and tar.getmembers()[1].issparse()
-    with pytest.raises(VerificationError, match="more than the file"):
-        import_kernels(archive, endpoint="http://127.0.0.1:9", token="any")
+@pytest.mark.parametrize("path", ["/home/me/file", "../../home/me/file"])
+def test_a_listing_with_a_path_out_of_the_repository_is_refused(
+    path: str, answer: Callable[[HostileHub], None]
+) -> None:
+    answer(HostileHub({"a": b"x"}, [("a", b"x"), (path, b"known content")]))
+    with pytest.raises(VerificationError, match="leaves its directory"):
+        repository().files(COMMIT)
 
 
 @pytest.mark.parametrize(
-    ("paths", "said"),
+    ("paths", "message"),
     [
         (["build/a", "build/a/b"], "a file and a directory"),
+        (["a", "a"], "twice"),
         (["\ud800"], "cannot be shown"),
         (["../a"], "leaves its directory"),
         (["/a"], "leaves its directory"),
@@ -138,44 +94,9 @@ def test_a_sparse_archive_is_refused_before_anything_is_written(tmp_path: Path) 
         (["build/" + "x" * 300], "too long"),
     ],
 )
-def test_an_archive_with_paths_that_no_tree_has_is_refused(tmp_path: Path, paths: list[str], said: str) -> None:
-    content = b"x"
-    sha256 = hashlib.sha256(content).hexdigest()
-    files = {path: {"sha256": sha256, "size": 1} for path in paths}
-    archive = archive_of(files, tmp_path / "odd.tar", {f"files/{sha256}": content})
-    with pytest.raises(VerificationError, match=said):
-        import_kernels(archive, endpoint="http://127.0.0.1:9", token="any")
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"a": {"sha256": "0" * 64, "size": -1}},
-        {"a": {"sha256": "0" * 64, "size": "1"}},
-        {"a": {"sha256": ["0"] * 64, "size": 1}},
-        {"a": {"sha256": "0" * 64}},
-        {"a": None},
-        [],
-        "text",
-    ],
-)
-def test_a_manifest_that_is_none_is_refused(tmp_path: Path, files: object) -> None:
-    with pytest.raises(VerificationError):
-        import_kernels(archive_of(files, tmp_path / "odd.tar"), endpoint="http://127.0.0.1:9", token="any")
-
-
-def test_a_path_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    archive = archive_of({"a": {"sha256": "0" * 64, "size": 0}, "b": {"sha256": "0" * 64, "size": 0}}, tmp_path / "a")
-    archive.write_bytes(archive.read_bytes().replace(b'"b": {', b'"a": {'))
-    with pytest.raises(VerificationError, match="twice"):
-        import_kernels(archive, endpoint="http://127.0.0.1:9", token="any")
-
-
-def test_more_than_is_allowed_is_not_downloaded(tmp_path: Path, answer: Callable[[HostileHub], None]) -> None:
-    answer(HostileHub({}, [("a", b""), ("b", b"")], sizes=6 << 30))
-    with pytest.raises(VerificationError, match=r"12\.9 GB") as caught:
-        export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
-    assert "--max-size" in (caught.value.hint or "")
+def test_paths_that_no_directory_can_have_are_refused(paths: list[str], message: str) -> None:
+    with pytest.raises(UnsafePath, match=message):
+        checked_tree(paths)
 
 
 def test_a_hub_that_sends_more_than_it_lists_is_cut_off(
@@ -183,8 +104,9 @@ def test_a_hub_that_sends_more_than_it_lists_is_cut_off(
 ) -> None:
     monkeypatch.setattr(remote_repository, "_TRANSFER_BYTES", 1 << 20)
     answer(HostileHub({"a": b"x" * (2 << 20)}, [("a", b"x")]))
+    listed = repository().files(COMMIT)
     with pytest.raises(VerificationError, match="sends more"):
-        export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
+        repository().download_into(tmp_path, COMMIT, listed)
 
 
 class HostileHeaders(http.server.BaseHTTPRequestHandler):
@@ -261,13 +183,9 @@ def test_names_lead_nowhere(
             str(error).encode()
 
     content = b"x"
-    sha256 = hashlib.sha256(content).hexdigest()
-    files = {name: {"sha256": sha256, "size": 1} for name in names}
-    archive = archive_of(files, inside / "a.tar", {f"files/{sha256}": content})
-    refused(lambda: import_kernels(archive, endpoint="http://127.0.0.1:9", token="any"))
-    answer(HostileHub({"sent": content}, [(name, content) for name in names]))
-    refused(lambda: export_kernels([REPOSITORY], inside / "b.tar", endpoint="http://hub", token="any"))
-    refused(lambda: _carded(names))
+    answer(HostileHub({}, [(name, content) for name in names]))
+    refused(lambda: repository().download_into(inside / "files", COMMIT, repository().files(COMMIT)))
+    refused(_read_variants)
     for number, name in enumerate(names):
         for read in (_from_wheel, _from_sdist):
             tree = inside / f"{read.__name__}-{number}"
@@ -280,11 +198,10 @@ def test_names_lead_nowhere(
             assert (inside / path).resolve().is_relative_to(inside.resolve())
 
 
-def _carded(names: Sequence[str]) -> None:
+def _read_variants() -> None:
     """Read the packages that a branch has besides those of a publication, as for its card."""
-    repository = RemoteRepository(REPOSITORY, endpoint="http://hub", token="any")
-    variants = publish._variants(repository.files(COMMIT))
-    for name in publish._downloaded(repository, COMMIT, variants):
+    variants = publish._variants(repository().files(COMMIT))
+    for name in publish._downloaded(repository(), COMMIT, variants):
         assert not set(name) & set("*?[]|`<>&\\/ \n")
 
 
@@ -336,11 +253,8 @@ def test_python_of_a_hub_that_is_none_is_refused(
     assert not caplog.records
 
 
-def test_a_listing_is_bounded(
-    answer: Callable[[HostileHub], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A Hub's list of files need not end."""
+def test_a_listing_is_bounded(answer: Callable[[HostileHub], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_repository, "MAX_FILES", 10)
     answer(HostileHub({}, [(f"a{number}", b"") for number in range(12)]))
     with pytest.raises(VerificationError, match="more than"):
-        export_kernels([REPOSITORY], tmp_path / "out.tar", endpoint="http://hub", token="any")
+        repository().files(COMMIT)

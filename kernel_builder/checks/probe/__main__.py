@@ -12,13 +12,11 @@ list, and its answer is JSON:
 - `["load", SECONDS, OTHERS, PACKAGES]`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and
   lists of names and of registered ops. OTHERS is JSON: the directories of built kernels by repository. PACKAGES is
   JSON: by directory the back end to ask for, as above, and the dispatch key of the ops, or nothing if it is not known.
-- `["describe", DIRECTORY, BACKEND]`: an outcome and, if it is `loaded`, the members of the module and the schemas of
-  its ops, for `kernel_builder.hub.package_api`. BACKEND is the one to ask for, or empty.
 
 Importing Torch takes seconds, so one process imports it for all packages of a command. Each package is loaded in a
 fork of that process: it may crash, and two packages must not meet in one process. The parent does no more than import,
-since a process that has used CUDA cannot be forked. `describe` loads a package in the process itself, and so do all
-questions with KERNEL_BUILDER_DEBUG=keep, so that `breakpoint()` works.
+since a process that has used CUDA cannot be forked. With KERNEL_BUILDER_DEBUG=keep, packages are loaded in the process
+itself, so that `breakpoint()` works.
 
 Names that are not public: `_op_schemas` asks `torch._C` for all registered ops, which no public function lists, and
 `_schema` of an op for its arguments. Torch 2.6 to 2.15 have both.
@@ -27,7 +25,6 @@ Names that are not public: `_op_schemas` asks `torch._C` for all registered ops,
 from __future__ import annotations
 
 import ctypes
-import inspect
 import json
 import os
 import re
@@ -40,7 +37,6 @@ from collections.abc import Callable
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -139,11 +135,6 @@ def _missing(error: BaseException | None) -> list[str]:
     return names
 
 
-def _absent(module: ModuleType) -> list[str]:
-    """Return the names in `__all__` that the module does not have."""
-    return [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)]
-
-
 def _answers(
     seconds: float, others: dict[str, str], packages: dict[str, tuple[str | None, str]]
 ) -> dict[str, dict[str, Any]]:
@@ -174,7 +165,7 @@ def _loaded(directory: Path, backend: str | None, key: str, others: dict[str, st
         before = _op_names()
         outcome, message, missing = _load(directory, backend)
         if outcome == "loaded":
-            return {"outcome": outcome, "text": "", "absent": _absent(message), "ops": _new_ops(directory, key, before)}
+            return {"outcome": outcome, "text": "", "ops": _new_ops(directory, key, before)}
         # The ops of a package that is loaded in part may tell why it fails.
         ops = _new_ops(directory, key, before) if outcome == "failed" else []
         return {"outcome": outcome, "text": message, "missing": missing, "ops": ops}
@@ -222,7 +213,6 @@ def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]
                         "name": name if overload == "default" else f"{name}.{overload}",
                         "namespace": "" if namespace == own else namespace,
                         "key": key,
-                        "arguments": _positional(op._schema.arguments),
                         "implemented": any(places.get(dispatch) is not None for dispatch in (key, f"Autograd{key}")),
                         "keys": [
                             dispatch for dispatch in ("CPU", "CUDA", "XPU", "MPS") if places[dispatch] is not None
@@ -233,11 +223,6 @@ def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]
                     }
                 )
     return ops
-
-
-def _positional(arguments: Any) -> int | None:
-    """Return the number of an op's arguments; None if some are keyword-only."""
-    return None if any(argument.kwarg_only for argument in arguments) else len(arguments)
 
 
 def _registered_at(op: Any, key: str) -> str | None:
@@ -303,69 +288,11 @@ def _wait(child: int, seconds: float) -> int | None:
     return None
 
 
-def _describe(directory: Path, backend: str | None) -> tuple[str, Any]:
-    from kernels import Metadata
-
-    if reason := _load_others(directory, backend):
-        return "skipped", reason
-    outcome, module, _ = _load(directory, backend)
-    if outcome != "loaded":
-        return outcome, module
-    members: dict[str, dict[str, str]] = {}
-    _members(module, "", members)
-    namespace = f"{Metadata.read_from_file(directory / 'metadata.json').id}::"
-    return "loaded", {"members": members, "ops": _schemas(namespace)}
-
-
-def _members(owner: ModuleType | type, prefix: str, members: dict[str, dict[str, str]]) -> None:
-    """Describe the public names of a module or class, recursively for its classes and submodules."""
-    listed = getattr(owner, "__all__", None) if isinstance(owner, ModuleType) else vars(owner)
-    for name in sorted(vars(owner) if listed is None else listed):
-        value = inspect.getattr_static(owner, name, None)
-        value = getattr(value, "__func__", value)
-        if listed is None or isinstance(owner, type):
-            place = getattr(value, "__module__", owner.__name__)
-            own = place == owner.__name__ or str(place).startswith(f"{owner.__name__}.")
-            foreign = isinstance(value, ModuleType) or not own
-            if name.startswith("_") or (isinstance(owner, ModuleType) and foreign):
-                continue
-        if isinstance(value, ModuleType):
-            kind, signature = "module", ""
-        elif isinstance(value, type):
-            kind, signature = "class", ""
-        elif callable(value):
-            kind, signature = "function", _signature(value)
-        else:
-            kind, signature = "attribute", ""
-        summary = (
-            "" if kind == "attribute" else inspect.cleandoc(getattr(value, "__doc__", None) or "").partition("\n")[0]
-        )
-        members[prefix + name] = {"kind": kind, "signature": signature, "summary": summary}
-        if kind == "class" or (kind == "module" and value.__name__.startswith(f"{owner.__name__}.")):
-            _members(value, f"{prefix}{name}.", members)
-
-
-def _signature(function: Any) -> str:
-    try:
-        return str(inspect.signature(function))
-    except (TypeError, ValueError):
-        return "(...)"
-
-
-def _schemas(namespace: str) -> dict[str, str]:
-    if _import_error():
-        return {}
-    schemas = [str(schema) for schema in _op_schemas() if schema.name.startswith(namespace)]
-    return {text.partition("(")[0].removeprefix(namespace): text.removeprefix(namespace) for text in schemas}
-
-
 def _answer(question: str, *arguments: str) -> Any:
     """Return the answer to a question."""
     _import_error()
     if question == "fits":
         return _fits(json.loads(arguments[0]))
-    if question == "describe":
-        return _describe(Path(arguments[0]), arguments[1] or None)
     seconds, others, packages = arguments
     return _answers(float(seconds), json.loads(others), json.loads(packages))
 

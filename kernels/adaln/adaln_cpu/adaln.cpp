@@ -1,26 +1,349 @@
-// Modulated norms and gates on the CPU: selects the instruction set and the dtype.
+// Modulated norms and gates on the CPU.
 //
-// Reads:    the rows, parameters and modulations of a problem; a row several times, from the cache after the first.
+// Reads:    the rows, parameters and modulations of a problem, each row once; modulations once for all rows of a span.
 // Writes:   the results of a problem and its partial sums.
-// Must not: start threads, or keep state between calls.
+// Must not: start threads, or keep state between calls. The order of every sum is fixed.
 //
-// Everything is computed in float32, a block of a row at a time; a row is read from memory once, while the preceding
-// one is computed. The loops are plain; `omp simd` lets the compiler vectorize their sums (-fopenmp-simd, without an
-// OpenMP runtime). They are compiled for several instruction sets, and the CPU's is selected at run time. Results may
-// differ between instruction sets in the last bit, because sums are split differently. With -fno-trapping-math the
-// compiler may compute both sides of a branch, without which rounding does not vectorize.
-// -fno-tree-loop-distribute-patterns keeps it from copying blocks of float32 by memcpy. -ffp-contract=off rounds a
-// product the same way wherever it is used.
+// A row is converted to floats, which stay in the cache. The loops are plain; `omp simd` lets the compiler vectorize
+// their sums (-fopenmp-simd, without an OpenMP runtime). They are compiled for several instruction sets, and the CPU's
+// is selected at run time. Results may differ between instruction sets in the last bit, because sums are split
+// differently. With -fno-trapping-math the compiler may compute both sides of a branch, without which rounding does not
+// vectorize.
 #include "adaln_cpu/adaln.h"
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
-#include "adaln_cpu/backward_rows.h"
-#include "adaln_cpu/chunks.h"
-#include "adaln_cpu/forward_rows.h"
+#include "kit/cpu.h"
 
 namespace adaln {
 namespace {
+
+using namespace kit;
+
+using Floats = std::vector<float>;
+
+// Reads and writes T or float32, as the dtype of a modulation or parameter is.
+template <class T>
+INLINE void read(const void* data, Type type, int64_t begin, int64_t count, float* values) {
+  if (type == Type::float32) return decode_all<Float32>(static_cast<const float*>(data) + begin, count, values);
+  decode_all<T>(static_cast<const typename T::Storage*>(data) + begin, count, values);
+}
+template <class T>
+INLINE void write(const float* values, void* data, Type type, int64_t begin, int64_t count) {
+  if (type == Type::float32) return encode_all<Float32>(values, count, static_cast<float*>(data) + begin);
+  encode_all<T>(values, count, static_cast<typename T::Storage*>(data) + begin);
+}
+
+// Reads `otherwise` where there is no such tensor.
+template <class T>
+INLINE void read(const Parameter& parameter, int64_t begin, float otherwise, Floats& values) {
+  if (parameter.data == nullptr) return values.assign(values.size(), otherwise);
+  read<T>(parameter.data, parameter.type, begin, static_cast<int64_t>(values.size()), values.data());
+}
+template <class T>
+INLINE void read(const Modulation& modulation, int64_t span, int64_t begin, float otherwise, Floats& values) {
+  const Rows& rows = modulation.rows;
+  const Parameter row{rows.data, modulation.type};
+  read<T>(row, rows.data == nullptr ? 0 : rows.offset(span) + begin, otherwise, values);
+}
+template <class T>
+INLINE void read(const Rows& rows, int64_t row, Floats& values) {
+  decode_all<T>(at<T>(rows, row), static_cast<int64_t>(values.size()), values.data());
+}
+
+template <class T>
+INLINE typename T::Storage* row_at(void* data, int64_t row, int64_t hidden) {
+  return static_cast<typename T::Storage*>(data) + row * hidden;
+}
+
+// Writes value(i), rounded, for `count` elements.
+template <class T, class Value>
+INLINE void write_values(typename T::Storage* to, int64_t count, Value&& value) {
+  for_blocks(count, [&](int64_t start, int64_t length) ALWAYS_INLINE {
+    Block values;
+#pragma omp simd
+    for (int64_t i = 0; i < length; ++i) values[i] = value(start + i);
+    encode_all<T>(values, length, to + start);
+  });
+}
+// The same for a row of T or float32.
+template <class T, class Value>
+INLINE void write_row(void* data, Type type, int64_t row, int64_t hidden, Value&& value) {
+  if (type == Type::float32) return write_values<Float32>(row_at<Float32>(data, row, hidden), hidden, value);
+  write_values<T>(row_at<T>(data, row, hidden), hidden, value);
+}
+
+// Whether modulations are read before a row.
+INLINE bool enters_span(int64_t row, int64_t first, int64_t span) { return row == first || row % span == 0; }
+
+// Writes a row of residual + branch * gate; if `stepwise`, the product is rounded, too.
+template <class T, class Problem>
+INLINE void write_sum(const Problem& problem, const Rows& residuals, int64_t row, const Floats& gate) {
+  const auto *residual = at<T>(residuals, row), *branch = at<T>(problem.branch, row);
+  auto* sum = row_at<T>(problem.sum, row, problem.hidden);
+  for_blocks(problem.hidden, [&](int64_t start, int64_t length) ALWAYS_INLINE {
+    Block values, products;
+    decode_all<T>(residual + start, length, values);
+    decode_all<T>(branch + start, length, products);
+#pragma omp simd
+    for (int64_t i = 0; i < length; ++i) products[i] *= gate[start + i];
+    if (problem.stepwise) round_all<T>(products, length);
+#pragma omp simd
+    for (int64_t i = 0; i < length; ++i) values[i] += products[i];
+    encode_all<T>(values, length, sum + start);
+  });
+}
+
+template <class T>
+INLINE void run_rows(const Gate& problem, int64_t begin, int64_t end) {
+  Floats gate(problem.hidden);
+  for (int64_t row = begin; row < end; ++row) {
+    if (enters_span(row, begin, problem.span)) read<T>(problem.gate, row / problem.span, 0, 1.0f, gate);
+    write_sum<T>(problem, problem.residual, row, gate);
+  }
+}
+
+struct Moments {
+  float mean, rstd;
+};
+
+template <class Problem>
+INLINE Moments moments_of(const Problem& problem, const Floats& x) {
+  const auto hidden = static_cast<double>(problem.hidden);
+  const double sum = problem.centered ? sum_of(problem.hidden, [&](int64_t i) ALWAYS_INLINE { return x[i]; }) : 0.0;
+  const auto mean = static_cast<float>(sum / hidden);
+  const double squares = sum_of(problem.hidden, [&](int64_t i) ALWAYS_INLINE { return (x[i] - mean) * (x[i] - mean); });
+  return {mean, static_cast<float>(1.0 / std::sqrt(squares / hidden + static_cast<double>(problem.eps)))};
+}
+
+template <class T>
+INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden;
+  Floats x(hidden), gate(hidden), weight(hidden), bias(hidden), factor(hidden), offset(hidden);
+  read<T>(problem.weight, 0, 1.0f, weight);
+  read<T>(problem.bias, 0, 0.0f, bias);
+  for (int64_t row = begin; row < end; ++row) {
+    if (enters_span(row, begin, problem.span)) {
+      const int64_t span = row / problem.span;
+      read<T>(problem.gate, span, 0, 1.0f, gate);
+      read<T>(problem.scale, span, 0, 0.0f, factor);
+      read<T>(problem.shift, span, 0, 0.0f, offset);
+#pragma omp simd
+      for (int64_t i = 0; i < hidden; ++i) factor[i] += 1.0f;
+      if (problem.stepwise) {
+        round_all<T>(factor.data(), hidden);
+      } else {
+#pragma omp simd
+        for (int64_t i = 0; i < hidden; ++i) {
+          offset[i] += bias[i] * factor[i];
+          factor[i] *= weight[i];
+        }
+      }
+    }
+    if (problem.branch.data != nullptr) {
+      write_sum<T>(problem, problem.x, row, gate);
+      decode_all<T>(row_at<T>(problem.sum, row, hidden), hidden, x.data());
+    } else {
+      read<T>(problem.x, row, x);
+    }
+    const Moments moments = moments_of(problem, x);
+    const float mean = moments.mean, rstd = moments.rstd;
+    if (problem.stepwise) {
+#pragma omp simd
+      for (int64_t i = 0; i < hidden; ++i) x[i] = (x[i] - mean) * rstd * weight[i] + bias[i];
+      round_all<T>(x.data(), hidden);
+#pragma omp simd
+      for (int64_t i = 0; i < hidden; ++i) x[i] *= factor[i];
+      round_all<T>(x.data(), hidden);
+    }
+    const bool stepwise = problem.stepwise;
+    write_row<T>(problem.normed, problem.type, row, hidden, [&](int64_t i) ALWAYS_INLINE {
+      return (stepwise ? x[i] : (x[i] - mean) * rstd * factor[i]) + offset[i];
+    });
+  }
+}
+
+// Calls `work(part, first, last)` with the rows of each part; parts are counted over all groups.
+template <class Problem, class Work>
+INLINE void for_parts(const Problem& problem, int64_t begin, int64_t end, Work&& work) {
+  const Sums& sums = problem.sums;
+  const int64_t rows = problem.rows / sums.groups, share = rows / sums.parts, longer = rows % sums.parts;
+  for (int64_t part_of_all = begin; part_of_all < end; ++part_of_all) {
+    const int64_t part = part_of_all % sums.parts;
+    const int64_t first = part_of_all / sums.parts * rows + part * share + std::min(part, longer);
+    float* partial = sums.partial == nullptr ? nullptr : sums.partial + part_of_all * sums.count * problem.hidden;
+    if (partial != nullptr) std::fill_n(partial, sums.count * problem.hidden, 0.0f);
+    work(first, first + share + (part < longer ? 1 : 0), partial);
+  }
+}
+
+template <class T>
+INLINE void run_rows(const GateBackward& problem, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden;
+  Floats grad(hidden), branch(hidden), gate(hidden);
+  for_parts(problem, begin, end, [&](int64_t first, int64_t last, float* partial) ALWAYS_INLINE {
+    for (int64_t row = first; row < last; ++row) {
+      if (enters_span(row, first, problem.span)) read<T>(problem.gate, row / problem.span, 0, 1.0f, gate);
+      read<T>(problem.grad, row, grad);
+      write_row<T>(problem.grad_branch, problem.type, row, hidden,
+                   [&](int64_t i) ALWAYS_INLINE { return grad[i] * gate[i]; });
+      if (problem.grad_gate == nullptr) continue;
+      read<T>(problem.branch, row, branch);
+      if (partial != nullptr) {
+#pragma omp simd
+        for (int64_t i = 0; i < hidden; ++i) partial[i] += grad[i] * branch[i];
+      } else {
+        write_row<T>(problem.grad_gate, problem.gate.type, row, hidden,
+                     [&](int64_t i) ALWAYS_INLINE { return grad[i] * branch[i]; });
+      }
+    }
+  });
+}
+
+// The rows of a backward pass, one at a time.
+template <class T>
+class BackwardRow {
+ public:
+  INLINE explicit BackwardRow(const Backward& problem)
+      : problem_(problem), hidden_(problem.hidden), own_modulations_(problem.span == 1) {
+    for (Floats* floats : {&weight_, &bias_, &scale_, &gate_, &factor_, &x_, &grad_, &total_, &other_}) {
+      floats->resize(hidden_);
+    }
+    read<T>(problem.weight, 0, 1.0f, weight_);
+    read<T>(problem.bias, 0, 0.0f, bias_);
+  }
+
+  INLINE void load_span(int64_t span) {
+    read<T>(problem_.scale, span, 0, 0.0f, scale_);
+    read<T>(problem_.gate, span, 0, 1.0f, gate_);
+#pragma omp simd
+    for (int64_t i = 0; i < hidden_; ++i) factor_[i] = weight_[i] * (1.0f + scale_[i]);
+  }
+
+  // Writes the gradients of a row, and adds to the sums over rows.
+  INLINE void run(int64_t row, float* partial) {
+    read<T>(problem_.x, row, x_);
+    read<T>(problem_.grad, row, grad_);
+    find_grad_x();  // x is then the normed row
+    if (partial != nullptr) {
+      float *slope_sums = partial + kSlope * hidden_, *product_sums = partial + kSlopeTimesNormed * hidden_;
+#pragma omp simd
+      for (int64_t i = 0; i < hidden_; ++i) {
+        const float slope = own_modulations_ ? grad_[i] * (1.0f + scale_[i]) : grad_[i];
+        slope_sums[i] += slope;
+        product_sums[i] += slope * x_[i];
+      }
+    }
+    if (own_modulations_ && problem_.grad_scale != nullptr) {
+      write_row<T>(problem_.grad_scale, problem_.scale.type, row, hidden_,
+                   [&](int64_t i) ALWAYS_INLINE { return grad_[i] * (x_[i] * weight_[i] + bias_[i]); });
+    }
+    if (problem_.grad_sum.data != nullptr) {
+      read<T>(problem_.grad_sum, row, other_);
+#pragma omp simd
+      for (int64_t i = 0; i < hidden_; ++i) total_[i] += other_[i];
+    }
+    write_row<T>(problem_.grad_x, problem_.type, row, hidden_, [&](int64_t i) ALWAYS_INLINE { return total_[i]; });
+    if (problem_.grad_branch != nullptr) write_grad_branch(row, partial);
+  }
+
+ private:
+  INLINE void find_grad_x() {
+    const Moments moments = moments_of(problem_, x_);
+    const float mean = moments.mean, rstd = moments.rstd;
+    // The slope, total, is rounded once for both uses: in a row of one element they must cancel exactly.
+#pragma omp simd
+    for (int64_t i = 0; i < hidden_; ++i) {
+      total_[i] = grad_[i] * factor_[i];
+      x_[i] = (x_[i] - mean) * rstd;
+    }
+    const auto hidden = static_cast<double>(hidden_);
+    const double slopes = problem_.centered ? sum_of(hidden_, [&](int64_t i) ALWAYS_INLINE { return total_[i]; }) : 0.0;
+    const double products = sum_of(hidden_, [&](int64_t i) ALWAYS_INLINE { return total_[i] * x_[i]; });
+    const auto mean_slope = static_cast<float>(slopes / hidden), projection = static_cast<float>(products / hidden);
+#pragma omp simd
+    for (int64_t i = 0; i < hidden_; ++i) total_[i] = rstd * (total_[i] - mean_slope - x_[i] * projection);
+  }
+
+  INLINE void write_grad_branch(int64_t row, float* partial) {
+    write_row<T>(problem_.grad_branch, problem_.type, row, hidden_,
+                 [&](int64_t i) ALWAYS_INLINE { return total_[i] * gate_[i]; });
+    if (problem_.grad_gate == nullptr) return;
+    read<T>(problem_.branch, row, other_);
+    if (own_modulations_) {
+      write_row<T>(problem_.grad_gate, problem_.gate.type, row, hidden_,
+                   [&](int64_t i) ALWAYS_INLINE { return total_[i] * other_[i]; });
+    } else {
+      float* sums = partial + kGate * hidden_;
+#pragma omp simd
+      for (int64_t i = 0; i < hidden_; ++i) sums[i] += total_[i] * other_[i];
+    }
+  }
+
+  const Backward& problem_;
+  const int64_t hidden_;
+  const bool own_modulations_;
+  Floats weight_, bias_, scale_, gate_, factor_;  // factor: of the gradient of the normed row
+  Floats x_, grad_, total_, other_;
+};
+
+template <class T>
+INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
+  BackwardRow<T> of_row(problem);
+  for_parts(problem, begin, end, [&](int64_t first, int64_t last, float* partial) ALWAYS_INLINE {
+    for (int64_t row = first; row < last; ++row) {
+      if (enters_span(row, first, problem.span)) of_row.load_span(row / problem.span);
+      of_row.run(row, partial);
+    }
+  });
+}
+
+template <class T>
+INLINE void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden, count = end - begin, width = problem.sums.count * hidden;
+  const bool per_row = problem.span == 1;
+  Floats weight(count), bias(count), scale(count), grad_scale(count), grad_weight(count), grad_bias(count);
+  read<T>(problem.weight, begin, 1.0f, weight);
+  read<T>(problem.bias, begin, 0.0f, bias);
+  for (int64_t group = 0; group < problem.sums.groups; ++group) {
+    float* sums = problem.sums.partial + group * problem.sums.parts * width;
+    for (int k = 0; k < problem.sums.count; ++k) {
+      add_parts(sums, problem.sums.parts, width, k * hidden + begin, k * hidden + end);
+    }
+    const float* slope = sums + kSlope * hidden + begin;
+    const float* slope_times_normed = sums + kSlopeTimesNormed * hidden + begin;
+    read<T>(per_row ? Modulation{} : problem.scale, group, begin, 0.0f, scale);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      grad_scale[i] = weight[i] * slope_times_normed[i] + bias[i] * slope[i];
+      grad_weight[i] += (1.0f + scale[i]) * slope_times_normed[i];
+      grad_bias[i] += (1.0f + scale[i]) * slope[i];
+    }
+    if (per_row) continue;
+    const int64_t to = group * hidden + begin;
+    if (problem.grad_scale != nullptr) write<T>(grad_scale.data(), problem.grad_scale, problem.scale.type, to, count);
+    if (problem.grad_shift != nullptr) write<T>(slope, problem.grad_shift, problem.scale.type, to, count);
+    if (problem.grad_gate != nullptr) {
+      write<T>(sums + kGate * hidden + begin, problem.grad_gate, problem.gate.type, to, count);
+    }
+  }
+  if (problem.grad_weight != nullptr) {
+    write<T>(grad_weight.data(), problem.grad_weight, problem.weight.type, begin, count);
+  }
+  if (problem.grad_bias != nullptr) write<T>(grad_bias.data(), problem.grad_bias, problem.bias.type, begin, count);
+}
+
+template <class T>
+INLINE void reduce_columns(const GateBackward& problem, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden;
+  for (int64_t group = 0; group < problem.sums.groups; ++group) {
+    float* sums = problem.sums.partial + group * problem.sums.parts * hidden;
+    add_parts(sums, problem.sums.parts, hidden, begin, end);
+    write<T>(sums + begin, problem.grad_gate, problem.gate.type, group * hidden + begin, end - begin);
+  }
+}
 
 // The functions over rows and over columns, as types.
 struct OnRows {

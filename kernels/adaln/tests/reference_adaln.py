@@ -81,22 +81,6 @@ def leaves(*tensors):
     return [t.detach().requires_grad_() for t in tensors]
 
 
-def views(hidden, dtype):
-    """Return tensors whose rows are not contiguous, by name."""
-    x = random(4, 6, 5, hidden + 8, dtype=dtype)
-    deep = random(3, 3, 3, 3, 3, 2 * hidden, dtype=dtype)
-    return {
-        "slice of each row": x[..., :hidden],
-        "slice at an odd offset": x[..., 1 : hidden + 1],
-        "permuted": x[..., :hidden].permute(2, 0, 1, 3),
-        "more leading dimensions than are read in place": deep.permute(4, 2, 0, 1, 3, 5)[..., :hidden],
-        "expanded rows": random(1, hidden, dtype=dtype).expand(7, hidden),
-        "expanded elements": random(7, 1, dtype=dtype).expand(7, hidden),
-        "elements apart": random(hidden, 9, dtype=dtype).t(),
-        "odd storage offset": random(6 * hidden + 1, dtype=dtype)[1:].view(6, hidden),
-    }
-
-
 def fused(norm_function, gate_function, norm):
     def function(residual, branch, gate, scale, shift, weight=None, bias=None):
         total = gate_function(residual, branch, gate)

@@ -3,7 +3,17 @@
 import pytest
 import torch
 from reference_adaln import EPS, ada_norm, eager, eager_gated, exact, exact_gated, fused, kernel, leaves, modulations
-from testing import DEVICE, assert_as_good, assert_gradients, assert_replays, assert_waits_for_stream, gpu, random
+from testing import (
+    DEVICE,
+    assert_as_good,
+    assert_gradients,
+    assert_replays,
+    assert_runs_on_second_device,
+    assert_waits_for_stream,
+    gpu,
+    random,
+    two_gpus,
+)
 
 
 @gpu
@@ -12,21 +22,10 @@ def test_stream():
     assert_waits_for_stream(lambda late: kernel.gate_residual_ada_norm(late, late, scale, scale, scale), x)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@two_gpus
 def test_second_device():
-    """The tensors are not on the current device, and the call does not change the current device."""
-    tensors = random(3, 2, 8, 64, dtype=torch.float32)
-    modulation = random(3, 2, 1, 64, dtype=torch.float32)
-    here = [tensor.detach().requires_grad_() for tensor in (*tensors[:2], *modulation)]
-    there = [tensor.detach().to("cuda:1").requires_grad_() for tensor in here]
-    with torch.no_grad():
-        for call in (kernel.gate_residual_ada_norm, lambda x, branch, *rest: (kernel.ada_layer_norm(x, *rest[1:]),)):
-            for a, b in zip(call(*there), call(*here)):
-                assert b.device.index == 0 and a.device.index == 1 and torch.equal(a.cpu(), b.cpu())
-    ours = torch.autograd.grad(kernel.gate_residual_ada_norm(*there)[1].square().sum(), there)
-    for a, b in zip(ours, torch.autograd.grad(kernel.gate_residual_ada_norm(*here)[1].square().sum(), here)):
-        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-5, atol=1e-5)
-    assert torch.cuda.current_device() == 0
+    tensors = *random(2, 2, 8, 64, dtype=torch.float32), *random(3, 2, 1, 64, dtype=torch.float32)
+    assert_runs_on_second_device(lambda *given: kernel.gate_residual_ada_norm(*given)[1], *tensors)
 
 
 @gpu

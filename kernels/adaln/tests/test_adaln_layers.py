@@ -5,15 +5,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels import (
-    LocalLayerRepository,
-    Mode,
-    kernelize,
-    use_kernel_forward_from_hub,
-    use_kernel_mapping,
-)
 from reference_adaln import PROJECT, kernel, leaves
-from testing import DEVICE, DTYPES, random
+from testing import DEVICE, DTYPES, kernelized, random
 
 
 class FP32LayerNorm(torch.nn.LayerNorm):
@@ -53,19 +46,6 @@ class AdaLayerNormContinuous(AdaLayerNorm):
         return self.norm(x) * (1 + scale)[:, None, :] + shift[:, None, :]
 
 
-def kernelized(module, layer):
-    marked = use_kernel_forward_from_hub("Norm")(
-        type("Norm", (type(module),), {})
-    )  # a new class, because marking changes it
-    module.__class__ = marked
-    mapping = {"Norm": {DEVICE: LocalLayerRepository(PROJECT, layer_name=layer)}}
-    model = torch.nn.Sequential(module)
-    with use_kernel_mapping(mapping, inherit_mapping=False):
-        kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
-    assert module.forward.__func__ is getattr(kernel.layers, layer).forward
-    return module
-
-
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -95,7 +75,7 @@ def test_layers_of_models(layer, module, named, dtype):
     # In float32: the CPU's LayerNorm rounds the gradients of weights to 16 bits after each row.
     wide = copy.deepcopy(module).float(), *leaves(x.float()), {k: v.float() for k, v in embedding.items()}
     close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
-    for actual, other in zip(run(kernelized(module, layer), x, embedding), run(*wide)):
+    for actual, other in zip(run(kernelized(module, PROJECT, layer), x, embedding), run(*wide)):
         torch.testing.assert_close(actual, other, **close, check_dtype=False)
         assert all(a.dtype == dtype for a in actual)
 
@@ -103,7 +83,7 @@ def test_layers_of_models(layer, module, named, dtype):
 def test_layer_takes_parameters_of_another_dtype():
     x, norm = random(2, 5, 64, dtype=torch.bfloat16), FP32LayerNorm(64).to(DEVICE, torch.float16)
     expected = norm(x)
-    torch.testing.assert_close(kernelized(norm, "FP32LayerNorm")(x), expected)
+    torch.testing.assert_close(kernelized(norm, PROJECT, "FP32LayerNorm")(x), expected)
 
 
 def test_layer_refuses_more_than_one_dimension():

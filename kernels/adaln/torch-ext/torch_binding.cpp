@@ -3,7 +3,6 @@
 // Reads:    sizes, strides, dtypes and devices of the arguments.
 // Writes:   only tensors that it allocates.
 // Must not: compute; call anything of Torch newer than 2.10.
-#include <optional>
 #include <string>
 #include <tuple>
 
@@ -21,35 +20,13 @@ const char* const kit::kProject = "adaln";
 namespace {
 
 using namespace kit;
-using MaybeTensor = std::optional<Tensor>;
-
-void check_x(const Tensor& x, const char* name = "x") {
-  check_backend(x, name);
-  if (x.dim() == 0) fail(name, "must have at least one dimension");
-}
 
 int64_t hidden_of(const Tensor& x) { return x.size(x.dim() - 1); }
-
-// Throws unless the tensor has the dtype of x or float32.
-Type type_beside(const Tensor& tensor, const char* argument, const Tensor& x, const char* x_name) {
-  const Type type = element_type(tensor, argument);
-  if (type != Type::float32 && dtype(tensor) != dtype(x)) {
-    fail(argument, std::string("must have the dtype of ") + x_name + ", or float32");
-  }
-  return type;
-}
 
 // Replaces the parameter by a contiguous copy if its elements are not adjacent.
 adaln::Parameter parameter_of(MaybeTensor& parameter, const char* argument, const Tensor& x, const char* x_name) {
   adaln::Parameter result;
-  if (!parameter.has_value()) return result;
-  check_device(*parameter, argument, x, x_name);
-  if (parameter->dim() != 1 || parameter->size(0) != hidden_of(x)) {
-    fail(argument, "must have shape [" + std::to_string(hidden_of(x)) + "], not " + text(parameter->sizes()));
-  }
-  result.type = type_beside(*parameter, argument, x, x_name);
-  if (!parameter->is_contiguous()) parameter = torch::stable::contiguous(*parameter);
-  result.data = parameter->const_data_ptr();
+  result.data = parameter_data(parameter, argument, hidden_of(x), x, x_name, &result.type);
   return result;
 }
 
@@ -134,24 +111,21 @@ int64_t partial_sums(const Problem& problem) {
 constexpr bool kOneRowIsSummed = true;
 
 void launch(const adaln::Gate& problem, const Tensor&) {
-  torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
-                              [&](int64_t begin, int64_t end) { adaln::gate(problem, begin, end); });
+  run_parallel(problem, problem.rows, problem.hidden, [](auto&&... arguments) { adaln::gate(arguments...); });
 }
 
 void launch(const adaln::Forward& problem, const Tensor&) {
-  torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
-                              [&](int64_t begin, int64_t end) { adaln::forward(problem, begin, end); });
+  run_parallel(problem, problem.rows, problem.hidden, [](auto&&... arguments) { adaln::forward(arguments...); });
 }
 
 // Runs both stages of a backward pass: the partial sums of `rows`, and their reduction.
 template <class Problem, class Function>
 void launch_stages(const Problem& problem, Function rows) {
   const int64_t parts = problem.sums.groups * problem.sums.parts;
-  torch::stable::parallel_for(0, parts, grain((problem.rows + parts - 1) / parts * problem.hidden),
-                              [&](int64_t begin, int64_t end) { rows(problem, begin, end); });
+  run_parallel(problem, parts, (problem.rows + parts - 1) / parts * problem.hidden, rows);
   if (problem.sums.partial == nullptr) return;
-  torch::stable::parallel_for(0, problem.hidden, grain(parts * problem.sums.count),
-                              [&](int64_t begin, int64_t end) { adaln::reduce(problem, begin, end); });
+  run_parallel(problem, problem.hidden, parts * problem.sums.count,
+               [](auto&&... arguments) { adaln::reduce(arguments...); });
 }
 
 void launch(const adaln::Backward& problem, const Tensor&) { launch_stages(problem, adaln::backward); }
@@ -195,7 +169,7 @@ void* data_of(Tensor& gradient) {
 std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTensor branch, MaybeTensor gate,
                                         MaybeTensor scale, MaybeTensor shift, MaybeTensor weight, MaybeTensor bias,
                                         double eps, bool centered, bool stepwise) {
-  check_x(x, x_name);
+  check_first(x, x_name);
   adaln::Forward problem{};
   problem.type = element_type(x, x_name);
   problem.eps = static_cast<float>(eps);
@@ -253,7 +227,7 @@ std::tuple<Tensor, Tensor> gate_residual_ada_norm(const Tensor& residual, const 
 
 // residual + branch * gate, contiguous; if `stepwise`, the product is rounded, too.
 Tensor gate_residual(Tensor residual, Tensor branch, const Tensor& gate, bool stepwise) {
-  check_x(residual, "residual");
+  check_first(residual, "residual");
   adaln::Gate problem{};
   problem.type = element_type(residual, "residual");
   problem.stepwise = stepwise;
@@ -284,7 +258,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_back
     Tensor grad, Tensor x, MaybeTensor scale, MaybeTensor weight, MaybeTensor bias, double eps, bool centered,
     bool modulation_grad, bool parameter_grad, MaybeTensor grad_sum, MaybeTensor branch, MaybeTensor gate,
     bool gate_grad) {
-  check_x(x);
+  check_first(x, "x");
   adaln::Backward problem{};
   problem.type = element_type(x, "x");
   problem.eps = static_cast<float>(eps);
@@ -336,7 +310,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_back
 // The gradients of gate_residual with respect to branch and gate; the latter is undefined, in Python None, unless
 // `gate_grad` asks for it.
 std::tuple<Tensor, Tensor> gate_residual_backward(Tensor grad, Tensor branch, const Tensor& gate, bool gate_grad) {
-  check_x(branch, "branch");
+  check_first(branch, "branch");
   adaln::GateBackward problem{};
   problem.type = element_type(branch, "branch");
   check_like(grad, "grad", branch, "branch");

@@ -1,16 +1,15 @@
 // Attention of one token per sequence on the CPU.
 //
-// Reads:    the keys and values of the tokens that the mask includes, once per group of at most kMostQueries queries.
+// Reads:    the keys and values of the tokens that the mask includes, once for all queries of a group.
 // Writes:   `out` of the groups `begin` to `end`, and the new token in the cache.
-// Must not: start threads, allocate, or keep state between calls.
+// Must not: start threads, or keep state between calls.
 //
-// A group is of query heads that read the same keys. It goes through the tokens in blocks, with the maximum, the sum of
-// the weights and that of the weighted values so far, which are rescaled where a block has a larger maximum. Functions
-// are compiled for AVX2 and dispatched at run time. Results may differ between instruction sets in the last bit.
+// A group is of the query heads that read the same keys. Functions are compiled once per instruction set and dispatched
+// at run time. Results may differ between instruction sets in the last bit.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "decode_cpu/decode.h"
 #include "kit/cpu.h"
@@ -19,13 +18,6 @@ namespace decode_step {
 namespace {
 
 using namespace kit;
-
-constexpr int kMostQueries = 8;  // of a group
-constexpr int64_t kTokens = 64;  // of a block
-
-int64_t parts_of(const Attention& problem) {
-  return (problem.query_heads / problem.key_heads + kMostQueries - 1) / kMostQueries;
-}
 
 // 2^x for x <= 0, to a unit in the last place; 0 below -126. NaN stays NaN.
 INLINE float exp2_of(float x) {
@@ -42,13 +34,6 @@ INLINE float exp2_of(float x) {
   return power + power * (rest * slope);
 }
 
-// The tokens of a block that are read.
-template <class T>
-struct Block {
-  const typename T::Storage *keys[kTokens], *values[kTokens];
-  int count = 0;
-};
-
 template <class T>
 INLINE typename T::Storage* row_of(const Heads& heads, int64_t batch, int64_t head, int64_t token = 0) {
   return static_cast<typename T::Storage*>(heads.data) + batch * heads.batch_stride + head * heads.head_stride +
@@ -56,71 +41,84 @@ INLINE typename T::Storage* row_of(const Heads& heads, int64_t batch, int64_t he
 }
 
 template <class T>
-INLINE void collect(const Attention& problem, int64_t batch, int64_t head, int64_t first, Block<T>& block) {
-  block.count = 0;
-  const bool* mask = problem.mask == nullptr ? nullptr : problem.mask + batch * problem.mask_stride;
-  for (int64_t token = first; token < std::min(first + kTokens, problem.tokens); ++token) {
-    if (mask != nullptr && !mask[token]) continue;
-    // The new token is not read from the cache, to which another group may be writing it.
-    const bool is_new = problem.position != nullptr && token == *problem.position;
-    block.keys[block.count] =
-        is_new ? row_of<T>(problem.new_key, batch, head) : row_of<T>(problem.key, batch, head, token);
-    block.values[block.count] =
-        is_new ? row_of<T>(problem.new_value, batch, head) : row_of<T>(problem.value, batch, head, token);
-    ++block.count;
+INLINE void write_token(const Attention& problem, int64_t batch, int64_t head) {
+  const size_t bytes = problem.elements * sizeof(typename T::Storage);
+  std::memcpy(row_of<T>(problem.key, batch, head, *problem.position), row_of<T>(problem.new_key, batch, head), bytes);
+  std::memcpy(row_of<T>(problem.value, batch, head, *problem.position), row_of<T>(problem.new_value, batch, head),
+              bytes);
+}
+
+// Replaces scores by weights, and returns their sum.
+INLINE float weigh(float* scores, int64_t count) {
+  float largest = -std::numeric_limits<float>::infinity(), total = 0.0f;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, scores[i]);
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < count; ++i) {
+    scores[i] = exp2_of(scores[i] - largest);
+    total += scores[i];
+  }
+  return total;
+}
+
+template <class T>
+INLINE void run_group(const Attention& problem, int64_t batch, int64_t head) {
+  const int64_t elements = problem.elements, queries = problem.query_heads / problem.key_heads;
+  if (problem.position != nullptr) write_token<T>(problem, batch, head);
+  std::vector<int64_t> tokens;  // that the mask includes
+  for (int64_t token = 0; token < problem.tokens; ++token) {
+    if (problem.mask == nullptr || problem.mask[batch * problem.mask_stride + token]) tokens.push_back(token);
+  }
+  const auto count = static_cast<int64_t>(tokens.size());
+  std::vector<float> vectors(queries * elements), sums(queries * elements), scores(queries * count);
+  for (int64_t query = 0; query < queries; ++query) {
+    decode_all<T>(row_of<T>(problem.query, batch, head * queries + query), elements, &vectors[query * elements]);
+  }
+  float row[kMostElements];
+  for (int64_t i = 0; i < count; ++i) {
+    decode_all<T>(row_of<T>(problem.key, batch, head, tokens[i]), elements, row);
+    for (int64_t query = 0; query < queries; ++query) {
+      const float* vector = &vectors[query * elements];
+      float product = 0.0f;
+#pragma omp simd reduction(+ : product)
+      for (int64_t j = 0; j < elements; ++j) product += vector[j] * row[j];
+      scores[query * count + i] = product * (problem.scale * 1.44269504f);  // log2(e)
+    }
+  }
+  std::vector<float> totals(queries);
+  for (int64_t query = 0; query < queries; ++query) totals[query] = weigh(scores.data() + query * count, count);
+  for (int64_t i = 0; i < count; ++i) {
+    decode_all<T>(row_of<T>(problem.value, batch, head, tokens[i]), elements, row);
+    for (int64_t query = 0; query < queries; ++query) {
+      float* sum = &sums[query * elements];
+      const float weight = scores[query * count + i];
+#pragma omp simd
+      for (int64_t j = 0; j < elements; ++j) sum[j] += weight * row[j];
+    }
+  }
+  auto* out =
+      static_cast<typename T::Storage*>(problem.out) + (batch * problem.query_heads + head * queries) * elements;
+  for (int64_t query = 0; query < queries; ++query) {
+    float* sum = &sums[query * elements];
+    for (int64_t j = 0; j < elements && count > 0; ++j) sum[j] /= totals[query];
+    encode_all<T>(sum, elements, out + query * elements);
   }
 }
 
-// The state of a group.
-template <int kQueries>
-struct State {
-  float queries[kQueries][kMostElements];    // times scale * log2(e)
-  float sums[kQueries][kMostElements] = {};  // of the weighted values
-  float weights[kQueries][kTokens];          // of the tokens of a block; scores before
-  float maxima[kQueries], totals[kQueries] = {};
+struct OnGroups {
+  template <class T>
+  static INLINE void run(const Attention& problem, int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) {
+      run_group<T>(problem, group / problem.key_heads, group % problem.key_heads);
+    }
+  }
 };
-
-// Functions of vectors are compiled with the target in force where they are written, not where they are inlined.
-namespace portable {
-constexpr int kLanes = 4;
-#include "decode_cpu/vector.h"
-//
-#include "decode_cpu/attention_groups.h"
-}  // namespace portable
-
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-namespace avx2 {
-constexpr int kLanes = 8;
-#include "decode_cpu/vector.h"
-//
-#include "decode_cpu/attention_groups.h"
-}  // namespace avx2
-#pragma GCC pop_options
-#endif
-
-template <class T>
-void run(const Attention& problem, int64_t begin, int64_t end) {
-#if defined(__x86_64__)
-  if (has_avx2()) return avx2::run_groups<ForAvx2<T>>(problem, begin, end);
-#endif
-  portable::run_groups<T>(problem, begin, end);
-}
 
 }  // namespace
 
-int64_t attention_groups(const Attention& problem) { return problem.batch * problem.key_heads * parts_of(problem); }
+int64_t attention_groups(const Attention& problem) { return problem.batch * problem.key_heads; }
 
 void attention(const Attention& problem, int64_t begin, int64_t end) {
-  switch (problem.type) {
-    case Type::float32:
-      return run<Float32>(problem, begin, end);
-    case Type::float16:
-      return run<Float16>(problem, begin, end);
-    case Type::bfloat16:
-      return run<BFloat16>(problem, begin, end);
-  }
+  run_on_cpu<OnGroups>(problem.type, problem, begin, end);
 }
 
 }  // namespace decode_step

@@ -4,9 +4,9 @@
 // Writes:   the columns `begin` to `end` of `out`.
 // Must not: start threads, or keep state between calls.
 //
-// The time is that of reading the weights. A tile of a few rows of weights is multiplied with all rows of x, so that
-// each weight is converted once, and each element of x is loaded once per tile. Functions are compiled once per
-// instruction set and dispatched at run time. Results may differ between instruction sets in the last bit.
+// The time is that of reading the weights: each is converted once, and multiplied with all rows of x. Functions are
+// compiled once per instruction set and dispatched at run time. Results may differ between instruction sets in the last
+// bit.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -35,53 +35,56 @@ float activated(float x, Activation activation) {
   return x;
 }
 
-// Columns whose sums are kept until they are stored.
-constexpr int64_t kColumns = 64;
-
-// The sums of a part of a layer, for each row of x.
-using Sums = float[kMostRows][kColumns];
-
-// Functions of vectors are compiled with the target in force where they are written, not where they are inlined.
-namespace portable {
-constexpr int kLanes = 4;
-#include "decode_cpu/vector.h"
-//
-#include "decode_cpu/linear_rows.h"
-}  // namespace portable
-
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-namespace avx2 {
-constexpr int kLanes = 8;
-#include "decode_cpu/vector.h"
-//
-#include "decode_cpu/linear_rows.h"
-}  // namespace avx2
-#pragma GCC pop_options
-#endif
-
+// Sets `sums` to the products of all rows of x with a row of weights, plus its bias.
 template <class T>
-void run(const Linear& problem, int64_t begin, int64_t end) {
-  std::vector<float> x(problem.rows * problem.inputs);
-  decode_all<T>(static_cast<const typename T::Storage*>(problem.x), problem.rows * problem.inputs, x.data());
-#if defined(__x86_64__)
-  if (has_avx2()) return avx2::run<ForAvx2<T>>(problem, x.data(), begin, end);
-#endif
-  portable::run<T>(problem, x.data(), begin, end);
+INLINE void multiply(const Linear& problem, const float* x, const Weight& layer, int64_t row, float* sums) {
+  constexpr int64_t kPart = 512;
+  using Storage = typename T::Storage;
+  const auto* weights = static_cast<const Storage*>(layer.data) + row * layer.stride;
+  const float bias = layer.bias == nullptr ? 0.0f : T::decode(static_cast<const Storage*>(layer.bias)[row]);
+  std::fill_n(sums, problem.rows, bias);
+  for (int64_t start = 0; start < problem.inputs; start += kPart) {
+    const int64_t count = std::min(kPart, problem.inputs - start);
+    float values[kPart];
+    decode_all<T>(weights + start, count, values);
+    for (int64_t r = 0; r < problem.rows; ++r) {
+      const float* of_row = x + r * problem.inputs + start;
+      float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < count; ++i) sum += of_row[i] * values[i];
+      sums[r] += sum;
+    }
+  }
 }
+
+struct OnColumns {
+  template <class T>
+  static INLINE void run(const Linear& problem, int64_t begin, int64_t end) {
+    using Storage = typename T::Storage;
+    std::vector<float> x(problem.rows * problem.inputs);
+    decode_all<T>(static_cast<const Storage*>(problem.x), problem.rows * problem.inputs, x.data());
+    const bool gated = problem.activation != Activation::none;
+    int layer = 0;
+    int64_t first = 0;  // column of the layer
+    for (int64_t column = begin; column < end; ++column) {
+      while (column >= first + problem.weights[layer].rows) first += problem.weights[layer++].rows;
+      float sums[kMostRows], projected[kMostRows];
+      multiply<T>(problem, x.data(), problem.weights[layer], column - first, sums);
+      if (gated) multiply<T>(problem, x.data(), problem.weights[1], column, projected);
+      for (int64_t row = 0; row < problem.rows; ++row) {
+        const int64_t at = row * problem.outputs + column;
+        float result = gated ? activated(sums[row], problem.activation) * projected[row] : sums[row];
+        if (problem.residual != nullptr) result += T::decode(static_cast<const Storage*>(problem.residual)[at]);
+        static_cast<Storage*>(problem.out)[at] = T::encode(result);
+      }
+    }
+  }
+};
 
 }  // namespace
 
 void linear(const Linear& problem, int64_t begin, int64_t end) {
-  switch (problem.type) {
-    case Type::float32:
-      return run<Float32>(problem, begin, end);
-    case Type::float16:
-      return run<Float16>(problem, begin, end);
-    case Type::bfloat16:
-      return run<BFloat16>(problem, begin, end);
-  }
+  run_on_cpu<OnColumns>(problem.type, problem, begin, end);
 }
 
 }  // namespace decode_step

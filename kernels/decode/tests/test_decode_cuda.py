@@ -2,9 +2,18 @@
 
 import pytest
 import torch
-from reference_decode import assert_as_good, eager_attention, eager_linear, kernel
+from reference_decode import assert_as_good, eager_linear, kernel
 from test_decode_compile import step, step_inputs
-from testing import DEVICE, assert_waits_for_stream, capture, doubles, gpu, random
+from testing import (
+    DEVICE,
+    assert_runs_on_second_device,
+    assert_waits_for_stream,
+    capture,
+    doubles,
+    gpu,
+    random,
+    two_gpus,
+)
 
 
 @gpu
@@ -13,17 +22,12 @@ def test_stream():
     assert_waits_for_stream(lambda late: kernel.linear(late, weight), x)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@two_gpus
 def test_second_device():
-    """The tensors are not on the current device, and the call does not change the current device."""
-    x, weight = (random(*shape, dtype=torch.float16).to("cuda:1") for shape in ((3, 256), (100, 256)))
-    out = kernel.linear(x, weight)
-    assert out.device == x.device and torch.cuda.current_device() == 0
-    torch.testing.assert_close(out, eager_linear(x, weight), rtol=1e-2, atol=1e-2)
-    query, key = (random(*shape, dtype=torch.float16).to("cuda:1") for shape in ((2, 8, 1, 64), (2, 2, 300, 64)))
-    out = kernel.attention(query, key, key)
-    assert out.device == query.device and torch.cuda.current_device() == 0
-    torch.testing.assert_close(out, eager_attention(query, key, key), rtol=1e-2, atol=1e-2)
+    x, weight = random(3, 256, dtype=torch.float16), random(100, 256, dtype=torch.float16)
+    assert_runs_on_second_device(kernel.linear, x, weight)
+    query, key = random(2, 8, 1, 64, dtype=torch.float16), random(2, 2, 300, 64, dtype=torch.float16)
+    assert_runs_on_second_device(kernel.attention, query, key, key)
 
 
 @gpu

@@ -3,7 +3,6 @@
 // Reads:    sizes, strides, dtypes and devices of the arguments; on the CPU also the position.
 // Writes:   only tensors that it allocates, apart from cached_attention, which writes one token of key and value.
 // Must not: compute; call anything of Torch newer than 2.10.
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -27,24 +26,12 @@ using decode_step::Heads;
 using decode_step::kMostElements;
 using decode_step::Linear;
 using decode_step::Rotary;
-using MaybeTensor = std::optional<Tensor>;
-
-void check_dtype(const Tensor& tensor, const char* argument, const Tensor& first, const char* first_name) {
-  check_device(tensor, argument, first, first_name);
-  if (dtype(tensor) != dtype(first)) fail(argument, std::string("must have the dtype of ") + first_name);
-}
 
 // --- linear layers ---------------------------------------------------------------------------------------------------
 
-bool adjacent_elements(const Tensor& tensor) {
-  const int64_t last = tensor.dim() - 1;
-  return tensor.size(last) <= 1 || tensor.stride(last) == 1;
-}
-
 // Reads x, of which at most kMostRows rows are allowed. Replaces it by a contiguous copy if it is not contiguous.
 Linear problem_of(Tensor& x) {
-  check_backend(x, "x");
-  if (x.dim() == 0) fail("x", "must have at least one dimension");
+  check_first(x, "x");
   Linear problem{};
   problem.type = element_type(x, "x");
   problem.inputs = x.size(x.dim() - 1);
@@ -67,7 +54,7 @@ bool add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTe
   if (weight.dim() != 2 || weight.size(1) != problem.inputs) {
     fail(weight_name, "must have shape [outputs, " + std::to_string(problem.inputs) + "], not " + text(weight.sizes()));
   }
-  const bool in_place = adjacent_elements(weight);
+  const bool in_place = adjacent(weight);
   if (!in_place) weight = torch::stable::contiguous(weight);
   auto& layer = problem.weights[problem.count++];
   layer.data = weight.const_data_ptr();
@@ -76,40 +63,18 @@ bool add_layer(Linear& problem, Tensor& weight, const char* weight_name, MaybeTe
   problem.outputs += layer.rows;
   if (!bias.has_value()) return in_place;
   check_dtype(*bias, bias_name, x, "x");
-  if (bias->dim() != 1 || bias->size(0) != layer.rows) {
-    fail(bias_name, "must have shape [" + std::to_string(layer.rows) + "], not " + text(bias->sizes()));
-  }
-  if (!adjacent_elements(*bias)) bias = torch::stable::contiguous(*bias);
+  check_shape(*bias, bias_name, {&layer.rows, 1});
+  if (!adjacent(*bias)) bias = torch::stable::contiguous(*bias);
   layer.bias = bias->const_data_ptr();
   return in_place;
 }
 
-// The sizes of x with `outputs` in the place of the last one.
-class OutputSizes {
- public:
-  OutputSizes(const Tensor& x, int64_t outputs) : dims_(x.dim()) {
-    const auto sizes = x.sizes();
-    if (dims_ > kMostDims) fail("x", "must have at most " + std::to_string(kMostDims) + " dimensions");
-    for (size_t dim = 0; dim < dims_; ++dim) sizes_[dim] = sizes[dim];
-    sizes_[dims_ - 1] = outputs;
-  }
-
-  operator IntHeaderOnlyArrayRef() const { return {sizes_, dims_}; }
-
- private:
-  int64_t sizes_[kMostDims];
-  size_t dims_;
-};
-
 // Allocates the result and computes it. Replaces the residual by a contiguous copy if it is not contiguous.
 Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual, [[maybe_unused]] bool constant_weights) {
-  const OutputSizes sizes(x, problem.outputs);
+  const SizesWithLast sizes(x, "x", problem.outputs);
   if (residual.has_value()) {
     check_dtype(*residual, "residual", x, "x");
-    const IntHeaderOnlyArrayRef expected = sizes;
-    if (!residual->sizes().equals(expected)) {
-      fail("residual", "must have shape " + text(expected) + ", not " + text(residual->sizes()));
-    }
+    check_shape(*residual, "residual", sizes);
     if (!residual->is_contiguous()) residual = torch::stable::contiguous(*residual);
     problem.residual = residual->const_data_ptr();
   }
@@ -121,8 +86,7 @@ Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual, [[maybe_unus
 #else
   // A gate costs as much as its projection: both are counted in `outputs` of the problem's weights.
   const int64_t cost = problem.inputs * (problem.activation == Activation::none ? 1 : 2);
-  torch::stable::parallel_for(0, problem.outputs, grain(cost),
-                              [&](int64_t begin, int64_t end) { decode_step::linear(problem, begin, end); });
+  run_parallel(problem, problem.outputs, cost, decode_step::linear);
 #endif
   return out;
 }
@@ -155,21 +119,13 @@ Tensor gated_linear(Tensor x, Tensor gate_weight, Tensor up_weight, int64_t acti
   problem.activation = static_cast<Activation>(activation);
   constant_weights &= add_layer(problem, gate_weight, "gate_weight", gate_bias, "gate_bias", x);
   constant_weights &= add_layer(problem, up_weight, "up_weight", up_bias, "up_bias", x);
-  if (problem.weights[0].rows != problem.weights[1].rows) {
-    fail("up_weight", "must have shape " + text(gate_weight.sizes()) + ", not " + text(up_weight.sizes()));
-  }
+  check_shape(up_weight, "up_weight", gate_weight.sizes());
   problem.outputs = problem.weights[0].rows;
   MaybeTensor no_residual;
   return run(problem, x, no_residual, constant_weights);
 }
 
 // --- attention -------------------------------------------------------------------------------------------------------
-
-void check_shape(const Tensor& tensor, const char* argument, IntHeaderOnlyArrayRef expected) {
-  if (!tensor.sizes().equals(expected)) {
-    fail(argument, "must have shape " + text(expected) + ", not " + text(tensor.sizes()));
-  }
-}
 
 Heads heads_of(const Tensor& tensor, const void* data) {
   Heads heads;
@@ -183,7 +139,7 @@ Heads heads_of(const Tensor& tensor, const void* data) {
 // Returns whether the kernel can read the heads of a tensor: their elements are adjacent, and on CUDA they start at
 // 16-byte boundaries.
 bool readable_heads(const Tensor& tensor) {
-  if (!adjacent_elements(tensor)) return false;
+  if (!adjacent(tensor)) return false;
 #if defined(CUDA_KERNEL)
   const int64_t vector = element_type(tensor, "query") == Type::float32 ? 4 : 8;
   for (int64_t dim = 0; dim < 3; ++dim) {
@@ -257,7 +213,7 @@ Attention problem_of(const Tensor& query, const Tensor& key, const Tensor& value
     fail("mask", "must have shape [" + std::to_string(problem.batch) + " or 1, 1, 1, " +
                      std::to_string(problem.tokens) + "], not " + text(mask->sizes()));
   }
-  if (!adjacent_elements(*mask)) mask = torch::stable::contiguous(*mask);
+  if (!adjacent(*mask)) mask = torch::stable::contiguous(*mask);
   problem.mask = static_cast<const bool*>(mask->const_data_ptr());
   problem.mask_stride = mask->size(0) == 1 ? 0 : mask->stride(0);
   return problem;
@@ -331,8 +287,7 @@ Tensor run(Attention& problem, const Tensor& query, [[maybe_unused]] bool consta
 #else
   const int64_t groups = decode_step::attention_groups(problem);
   const int64_t cost = problem.tokens * problem.elements * 2;
-  torch::stable::parallel_for(0, groups, grain(cost),
-                              [&](int64_t begin, int64_t end) { decode_step::attention(problem, begin, end); });
+  run_parallel(problem, groups, cost, decode_step::attention);
 #endif
   return out;
 }

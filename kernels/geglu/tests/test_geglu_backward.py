@@ -31,20 +31,6 @@ def test_backward(shape, dtype, activation):
             assert torch.equal(gradient, half)
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_backward_of_halves_by_two_threads():
-    x, grad = random(1100, 128, dtype=torch.float32, requires_grad=True), random(1100, 64, dtype=torch.float32)
-    expected, actual = (gradients(f, [x], grad) for f in (lambda x: eager(*split(x, "second")), of_halves))
-    torch.testing.assert_close(actual, expected)
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_backward_of_the_reference(activation):
-    """The reference of the gradients is itself correct."""
-    inputs = [torch.randn(3, 17, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    assert torch.autograd.gradcheck(lambda gate, up: eager(gate, up, activation), inputs)
-
-
 @pytest.mark.parametrize(("function", "activation"), [(kernel.geglu_pair, F.gelu), (kernel.swiglu_pair, F.silu)])
 def test_only_what_needs_a_gradient_gets_one(function, activation):
     gate, up = random(4, 64, dtype=torch.float32), random(4, 64, dtype=torch.float32)

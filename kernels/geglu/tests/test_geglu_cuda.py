@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference_geglu import ACTIVATIONS, eager, kernel, of_halves, random, split
-from testing import DEVICE, assert_replays, assert_waits_for_stream, gpu
+from testing import DEVICE, assert_replays, assert_runs_on_second_device, assert_waits_for_stream, gpu, two_gpus
 
 
 @gpu
@@ -11,16 +11,9 @@ def test_stream():
     assert_waits_for_stream(kernel.geglu, random(4096, 8192, dtype=torch.bfloat16))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@two_gpus
 def test_second_device():
-    """The tensors are not on the current device, and the call does not change the current device."""
-    x = random(64, 1000, dtype=torch.float16).to("cuda:1").requires_grad_()
-    out = kernel.geglu(x)
-    assert out.device == x.device and torch.cuda.current_device() == 0
-    torch.testing.assert_close(out, eager(*split(x, "second")), rtol=2e-3, atol=2e-3)
-    (grad,) = torch.autograd.grad(out.sum(), x)
-    (expected,) = torch.autograd.grad(eager(*split(x, "second")).sum(), x)
-    torch.testing.assert_close(grad, expected, rtol=1e-2, atol=1e-2)
+    assert_runs_on_second_device(kernel.geglu, random(64, 1000, dtype=torch.float16))
 
 
 @gpu

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from differentiate import assert_derivatives
-from reference_geglu import ACTIVATIONS, GATES, eager, kernel, of_halves, of_pair, random, split
+from reference_geglu import ACTIVATIONS, GATES, eager, of_halves, of_pair, random, split
 from testing import DTYPES
 
 
@@ -23,12 +23,3 @@ def test_derivatives(dtype, activation):
     assert_derivatives(
         lambda gate, up: of_pair(gate, up, activation), lambda gate, up: eager(gate, up, activation), (x, up)
     )
-
-
-def test_second_derivative_of_a_layer():
-    """Only tensors that need a gradient have a second derivative."""
-    x = random(2, 8, dtype=torch.float32, requires_grad=True)
-    (grad,) = torch.autograd.grad(kernel.swiglu_pair(x, x.detach()).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(grad.sum(), x)
-    expected = torch.func.hessian(lambda y: eager(y, x, "silu").sum())(x).flatten(0, 1).flatten(1)
-    torch.testing.assert_close(second.flatten(), expected.diagonal())

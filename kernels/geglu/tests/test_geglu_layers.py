@@ -5,15 +5,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels import (
-    LocalLayerRepository,
-    Mode,
-    kernelize,
-    use_kernel_forward_from_hub,
-    use_kernel_mapping,
-)
-from reference_geglu import PROJECT, kernel, random
-from testing import DEVICE
+from reference_geglu import PROJECT, random
+from testing import DEVICE, kernelized
 
 
 class Projected(torch.nn.Module):
@@ -84,20 +77,6 @@ class PackedMLP(torch.nn.Module):
         return self.down_proj(up * self.activation_fn(gate))
 
 
-def kernelized(layer, name):
-    """Return `layer` with the kernel's `forward`, put there by kernelize."""
-    marked = use_kernel_forward_from_hub(name)(
-        type("Marked", (type(layer),), {})
-    )  # a new class, because marking changes it
-    layer.__class__ = marked
-    model = torch.nn.Sequential(layer).to(DEVICE)
-    mapping = {name: {DEVICE: LocalLayerRepository(PROJECT, layer_name=name)}}
-    with use_kernel_mapping(mapping, inherit_mapping=False):
-        kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
-    assert layer.forward.__func__ is getattr(kernel.layers, name).forward
-    return layer
-
-
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize(
     ("name", "layer"),
@@ -119,7 +98,7 @@ def test_layers(name, layer):
     grad = torch.randn_like(expected)
     inputs = [x, *layer.parameters()]
     expected_grads = torch.autograd.grad(expected, inputs, grad)
-    actual = kernelized(layer, name)(x)
+    actual = kernelized(layer, PROJECT, name)(x)
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(torch.autograd.grad(actual, inputs, grad), expected_grads)
 
@@ -128,16 +107,6 @@ def test_layers(name, layer):
     ("name", "mlp", "attribute"), [("GatedMLP", MLP, "act_fn"), ("Phi3MLP", PackedMLP, "activation_fn")]
 )
 def test_layer_refuses_other_activations(name, mlp, attribute):
-    layer = kernelized(mlp(16, 48, torch.nn.ReLU()), name)
+    layer = kernelized(mlp(16, 48, torch.nn.ReLU()), PROJECT, name)
     with pytest.raises(ValueError, match=rf"{attribute} must be one of .*, not ReLU"):
         layer(random(5, 16, dtype=torch.float32))
-
-
-def test_layers_compile():
-    """The choice of the activation leaves no graph break."""
-    torch._dynamo.reset()
-    x = random(5, 16, dtype=torch.float32)
-    for name, mlp in (("GatedMLP", MLP), ("Phi3MLP", PackedMLP)):
-        layer = kernelized(mlp(16, 48, torch.nn.SiLU()), name)
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(x), layer(x))

@@ -24,34 +24,15 @@ namespace {
 
 using namespace kit;
 
-void check_first(const Tensor& tensor, const char* argument) {
-  check_backend(tensor, argument);
-  if (tensor.dim() == 0) fail(argument, "must have at least one dimension");
-}
-
 // The sizes of a half of x.
-class HalfSizes {
- public:
-  explicit HalfSizes(const Tensor& x) {
-    check_first(x, "x");
-    const auto whole = x.sizes();
-    const int64_t last = whole[whole.size() - 1];
-    if (last % 2 != 0) {
-      fail("x", "must have an even number of elements in its last dimension, not " + std::to_string(last));
-    }
-    if (whole.size() > kMostDims) fail("x", "must have at most " + std::to_string(kMostDims) + " dimensions");
-    std::copy(whole.begin(), whole.end(), sizes_);
-    dims_ = whole.size();
-    sizes_[dims_ - 1] = last / 2;
+SizesWithLast half_sizes(const Tensor& x) {
+  check_first(x, "x");
+  const int64_t last = x.size(x.dim() - 1);
+  if (last % 2 != 0) {
+    fail("x", "must have an even number of elements in its last dimension, not " + std::to_string(last));
   }
-
-  operator IntHeaderOnlyArrayRef() const { return {sizes_, dims_}; }
-  int64_t hidden() const { return sizes_[dims_ - 1]; }
-
- private:
-  int64_t sizes_[kMostDims];
-  size_t dims_;
-};
+  return {x, "x", last / 2};
+}
 
 int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
@@ -102,8 +83,7 @@ void launch(int (*kernel)(const Problem&, void*), const Problem& problem, const 
 
 template <class Problem>
 void launch(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& problem, const Tensor&) {
-  torch::stable::parallel_for(0, problem.rows * problem.hidden, kGrain,
-                              [&](int64_t begin, int64_t end) { kernel(problem, begin, end); });
+  run_parallel(problem, problem.rows * problem.hidden, 1, kernel);
 }
 
 #endif
@@ -111,13 +91,13 @@ void launch(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& pro
 // up * activation(gate), contiguous, where gate and up are the halves of the last dimension of x. `activation`: the
 // number of a geglu::Activation. `gate_first`: the gate is the first half.
 Tensor geglu_halves(Tensor x, int64_t activation, bool gate_first) {
-  const HalfSizes sizes(x);
+  const SizesWithLast sizes = half_sizes(x);
   auto problem = problem_of<geglu::Forward>(x, "x", activation);
   [[maybe_unused]] const auto device = enter(x);
   Tensor out = allocate(sizes, dtype(x), x);
   const int64_t elements = x.numel() / 2;
   if (elements == 0) return out;
-  problem.hidden = sizes.hidden();
+  problem.hidden = x.size(x.dim() - 1) / 2;
   problem.rows = elements / problem.hidden;
   read_halves(problem, x, gate_first);
   problem.out = out.mutable_data_ptr();
@@ -144,18 +124,16 @@ Tensor geglu_pair(Tensor gate, Tensor up, int64_t activation) {
 
 // The gradient of geglu_halves with respect to x, contiguous.
 Tensor geglu_halves_backward(Tensor grad, Tensor x, int64_t activation, bool gate_first) {
-  const HalfSizes sizes(x);
+  const SizesWithLast sizes = half_sizes(x);
   auto problem = problem_of<geglu::Backward>(x, "x", activation);
-  check_device(grad, "grad", x);
-  if (dtype(grad) != dtype(x)) fail("grad", "must have the dtype of x");
-  const IntHeaderOnlyArrayRef expected = sizes;
-  if (!grad.sizes().equals(expected)) fail("grad", "must have shape " + text(expected) + ", not " + text(grad.sizes()));
+  check_dtype(grad, "grad", x);
+  check_shape(grad, "grad", sizes);
 
   [[maybe_unused]] const auto device = enter(x);
   Tensor grad_x = allocate_like(x);
   const int64_t elements = grad.numel();
   if (elements == 0) return grad_x;
-  problem.hidden = sizes.hidden();
+  problem.hidden = x.size(x.dim() - 1) / 2;
   problem.rows = elements / problem.hidden;
   read_halves(problem, x, gate_first);
   problem.grad = even_rows_of(grad);

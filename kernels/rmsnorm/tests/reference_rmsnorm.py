@@ -37,12 +37,6 @@ def gradients_of_rows(grad, x, weight, grad_sum, offset=0.0):
     return ops.rms_norm_backward(grad, x, weight, grad_sum, weight is not None, EPS, offset)
 
 
-def copies(call):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        call()
-    return {event.name for event in profile.events()} & {"aten::clone", "aten::contiguous", "aten::copy_"}
-
-
 def assert_add_gradients(x, residual, weight, grads):
 
     def eager_add(x, residual, weight):

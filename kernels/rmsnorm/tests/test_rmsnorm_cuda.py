@@ -9,9 +9,11 @@ from testing import (
     assert_as_good,
     assert_gradients,
     assert_replays,
+    assert_runs_on_second_device,
     assert_waits_for_stream,
     gpu,
     random,
+    two_gpus,
 )
 
 
@@ -19,6 +21,11 @@ from testing import (
 def test_stream():
     x, weight = random(4096, 4096, dtype=torch.bfloat16), random(4096, dtype=torch.bfloat16)
     assert_waits_for_stream(lambda late: kernel.rms_norm(late, weight), x)
+
+
+@two_gpus
+def test_second_device():
+    assert_runs_on_second_device(kernel.rms_norm, random(4, 64, dtype=torch.float32), random(64, dtype=torch.float32))
 
 
 @gpu

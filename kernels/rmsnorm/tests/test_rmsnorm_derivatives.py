@@ -32,18 +32,6 @@ def test_derivatives(options, dtype):
     )
 
 
-def test_module_under_functional_call():
-    module, x = torch.nn.RMSNorm(16), random(3, 16, dtype=torch.float32)
-    expected = torch.func.grad(lambda weight: module_loss(module, weight, x))(module.weight.detach().to(x.device))
-    module.forward = lambda x: kernel.layers.RMSNorm.forward(module, x)
-    actual = torch.func.grad(lambda weight: module_loss(module, weight, x))(module.weight.detach().to(x.device))
-    torch.testing.assert_close(actual, expected)
-
-
-def module_loss(module, weight, x):
-    return torch.func.functional_call(module, {"weight": weight}, (x,)).sin().sum()
-
-
 def test_in_place():
     x, residual, weight = (random(*shape, dtype=torch.float32) for shape in ((3, 16), (3, 16), (16,)))
 
@@ -74,12 +62,3 @@ def test_backward_runs_the_kernel_wherever_autograd_does():
         x.grad = None
     with torch.autograd.graph.save_on_cpu():
         assert torch.equal(*torch.autograd.grad(kernel.rms_norm(x, weight).sum(), x), *expected)
-    for vectorize in (False, True):
-        jacobian = torch.autograd.functional.jacobian(
-            lambda x: kernel.rms_norm(x, weight).sum(0), x, vectorize=vectorize
-        )
-        torch.testing.assert_close(jacobian.sum(0), *expected)
-    rows = torch.autograd.grad(
-        kernel.rms_norm(x, weight), x, torch.ones(2, *x.shape, device=x.device), is_grads_batched=True
-    )
-    torch.testing.assert_close(rows[0], torch.stack((*expected, *expected)))

@@ -2,32 +2,17 @@
 
 import pytest
 import torch
-from kernels import (
-    LocalLayerRepository,
-    Mode,
-    kernelize,
-    use_kernel_forward_from_hub,
-    use_kernel_mapping,
-)
 from reference_rmsnorm import PROJECT, kernel
-from testing import DEVICE, DTYPES, random
+from testing import DEVICE, DTYPES, kernelized, random
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("eps", [None, 0.5])
 def test_layer(eps, affine):
-    layer = use_kernel_forward_from_hub("RMSNorm")(
-        type("Norm", (torch.nn.RMSNorm,), {})
-    )  # a new class, because marking changes it
-    model = torch.nn.Sequential(layer(48, eps=eps, elementwise_affine=affine), torch.nn.Linear(48, 8)).to(DEVICE)
-    x = random(5, 48, dtype=torch.float32)
-    expected = model(x)
-    mapping = {"RMSNorm": {DEVICE: LocalLayerRepository(PROJECT, layer_name="RMSNorm")}}
-    with use_kernel_mapping(mapping, inherit_mapping=False):
-        kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
-    assert model[0].forward.__func__ is kernel.layers.RMSNorm.forward
-    torch.testing.assert_close(model(x), expected)
+    norm, x = torch.nn.RMSNorm(48, eps=eps, elementwise_affine=affine).to(DEVICE), random(5, 48, dtype=torch.float32)
+    expected = norm(x)
+    torch.testing.assert_close(kernelized(norm, PROJECT, "RMSNorm")(x), expected)
 
 
 class LlamaNorm(torch.nn.Module):
@@ -100,15 +85,11 @@ class DiffusersNorm(torch.nn.Module):
     ],
 )
 def test_layers_of_models(layer, norm, options):
-    marked = use_kernel_forward_from_hub("RMSNorm")(type("RMSNorm", (norm,), {}))
-    mapping = {"RMSNorm": {DEVICE: LocalLayerRepository(PROJECT, layer_name=layer)}}
     for weight_dtype in DTYPES:
-        model = torch.nn.Sequential(marked(64, **options)).to(DEVICE, weight_dtype)
+        model = norm(64, **options).to(DEVICE, weight_dtype)
         inputs = [random(2, 5, 64, dtype=dtype, requires_grad=True) for dtype in DTYPES]
         expected = [model(x) for x in inputs]
-        with use_kernel_mapping(mapping, inherit_mapping=False):
-            kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
-        assert model[0].forward.__func__ is getattr(kernel.layers, layer).forward
+        kernelized(model, PROJECT, layer)
         for x, e in zip(inputs, expected):
             actual = model(x)
             # An intermediate of a float32 result may have been rounded to 16 bits.

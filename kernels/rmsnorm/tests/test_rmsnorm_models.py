@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from reference_rmsnorm import EPS, copies, eager, exact, gradients_of_rows, kernel
-from testing import DTYPES, assert_as_good, assert_gradients, random
+from reference_rmsnorm import EPS, eager, exact, gradients_of_rows, kernel
+from testing import DTYPES, assert_as_good, assert_gradients, copies, random
 
 
 def assert_within_one_unit(actual, expected):

@@ -3,8 +3,6 @@
 // Reads:    sizes, strides, dtypes and devices of the arguments.
 // Writes:   only tensors that it allocates, apart from add_rms_norm_, which writes x and residual.
 // Must not: compute; call anything of Torch newer than 2.10.
-#include <optional>
-#include <string>
 #include <tuple>
 
 #include "kit/tensors.h"
@@ -21,28 +19,11 @@ const char* const kit::kProject = "rmsnorm";
 namespace {
 
 using namespace kit;
-using MaybeTensor = std::optional<Tensor>;
-
-void check_x(const Tensor& x) {
-  check_backend(x, "x");
-  if (x.dim() == 0) fail("x", "must have at least one dimension");
-}
 
 // Replaces the weight by a contiguous copy if its elements are not adjacent.
 rmsnorm::Weight weight_of(MaybeTensor& weight, double offset, const Tensor& x) {
   rmsnorm::Weight result;
-  if (!weight.has_value()) return result;
-  check_device(*weight, "weight", x);
-  const int64_t hidden = x.size(x.dim() - 1);
-  if (weight->dim() != 1 || weight->size(0) != hidden) {
-    fail("weight", "must have shape [" + std::to_string(hidden) + "], not " + text(weight->sizes()));
-  }
-  result.type = element_type(*weight, "weight");
-  if (result.type != Type::float32 && dtype(*weight) != dtype(x)) {
-    fail("weight", "must have the dtype of x, or float32");
-  }
-  if (!weight->is_contiguous()) weight = torch::stable::contiguous(*weight);
-  result.data = weight->const_data_ptr();
+  result.data = parameter_data(weight, "weight", x.size(x.dim() - 1), x, "x", &result.type);
   result.offset = static_cast<float>(offset);
   return result;
 }
@@ -62,19 +43,16 @@ void launch(const rmsnorm::Backward& problem, const Tensor& x) { check(rmsnorm::
 #else
 
 void launch(const rmsnorm::Forward& problem, const Tensor&) {
-  torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
-                              [&](int64_t begin, int64_t end) { rmsnorm::forward(problem, begin, end); });
+  run_parallel(problem, problem.rows, problem.hidden, rmsnorm::forward);
 }
 
 int64_t partial_sums(const rmsnorm::Backward& problem) { return rmsnorm::partial_sums(problem.rows); }
 
 void launch(const rmsnorm::Backward& problem, const Tensor&) {
-  torch::stable::parallel_for(0, problem.parts, grain(problem.rows / problem.parts * problem.hidden),
-                              [&](int64_t begin, int64_t end) { rmsnorm::backward(problem, begin, end); });
-  if (problem.partial == nullptr) return;
-  torch::stable::parallel_for(0, problem.hidden, grain(problem.parts), [&](int64_t begin, int64_t end) {
-    rmsnorm::reduce_weight_gradient(problem, begin, end);
-  });
+  run_parallel(problem, problem.parts, problem.rows / problem.parts * problem.hidden, rmsnorm::backward);
+  if (problem.partial != nullptr) {
+    run_parallel(problem, problem.hidden, problem.parts, rmsnorm::reduce_weight_gradient);
+  }
 }
 
 #endif
@@ -82,7 +60,7 @@ void launch(const rmsnorm::Backward& problem, const Tensor&) {
 // Checks x and weight, and returns the problem without its rows, which `run` adds.
 rmsnorm::Forward forward_problem(const Tensor& x, MaybeTensor& weight, double eps, double offset,
                                  bool rounded_before_weight) {
-  check_x(x);
+  check_first(x, "x");
   rmsnorm::Forward problem{};
   problem.type = element_type(x, "x");
   problem.eps = static_cast<float>(eps);
@@ -161,7 +139,7 @@ void add_rms_norm_(Tensor x, Tensor residual, MaybeTensor weight, double eps, do
 // in Python None, unless `weight_grad` asks for it. Both ignore the roundings.
 std::tuple<Tensor, Tensor> rms_norm_backward(Tensor grad, Tensor x, MaybeTensor weight, MaybeTensor grad_sum,
                                              bool weight_grad, double eps, double offset) {
-  check_x(x);
+  check_first(x, "x");
   rmsnorm::Backward problem{};
   problem.type = element_type(x, "x");
   problem.eps = static_cast<float>(eps);

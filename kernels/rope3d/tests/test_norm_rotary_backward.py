@@ -153,15 +153,3 @@ def test_equal_inputs_give_equal_bits():
     grads = [random(*out.shape, dtype=torch.bfloat16) for out in outs]
     first, second = (torch.autograd.grad(outs, leaves, grads, retain_graph=True) for _ in range(2))
     assert all(map(torch.equal, first, second))
-
-
-def test_backward_of_the_reference():
-    """The reference above is autograd's gradient of float64 code; this checks it with differences."""
-    x = torch.randn(1, 5, 2, 10, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(20, dtype=torch.float64, requires_grad=True)
-    turns = angles(5, 5)
-
-    def function(x, weight):
-        return reference(x, weight, turns, norm="token")
-
-    assert torch.autograd.gradcheck(function, (x, weight))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_rope3d import GRID, TOKENS, assert_as_good, kernel, ltx_angles, points, rotated, wan_angles, wan_widths
+from reference_rope3d import GRID, TOKENS, assert_as_good, kernel, ltx_angles, points, wan_angles, wan_widths
 from testing import DTYPES, random
 
 
@@ -19,17 +19,6 @@ def test_backward(inplace, dim, half, dtype):
     angles = wan_angles(points(GRID), wan_widths(dim))
     for actual, grad in zip(torch.autograd.grad(outs, leaves, grads), grads):
         assert_as_good(actual, grad, -angles, half)
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_backward_of_the_reference(half):
-    """The reference above is a rotation by the negative angles; this compares it with autograd."""
-    x, grad = (torch.randn(2, TOKENS, 2, 10, dtype=torch.float64) for _ in range(2))
-    angles = wan_angles(points(GRID), wan_widths(10))
-    x.requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: rotated(x, angles, half)[:, ::7], x)
-    (actual,) = torch.autograd.grad(rotated(x, angles, half), x, grad)
-    torch.testing.assert_close(actual, rotated(grad, -angles, half))
 
 
 def test_backward_in_turn():
@@ -54,15 +43,6 @@ def test_only_what_needs_a_gradient_gets_one(needed, used):
             assert leaf.grad is None
     with torch.no_grad():
         assert not kernel.rope3d(*leaves, GRID)[0].requires_grad
-
-
-def test_second_derivative():
-    """The rotation is linear: the gradient of its gradient is the rotation again."""
-    q = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)
-    grad = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)
-    (first,) = torch.autograd.grad(kernel.rope3d(q, None, GRID)[0], q, grad, create_graph=True)
-    (second,) = torch.autograd.grad(first, grad, q.detach())
-    torch.testing.assert_close(second, kernel.rope3d(q, None, GRID)[0])
 
 
 def test_in_place_is_noticed():

@@ -1,13 +1,11 @@
 """Compare forward mode, transforms of torch.func and second derivatives with float64."""
 
-from functools import partial
-
 import pytest
 import torch
 from differentiate import assert_derivatives
 from reference_norm_rotary import angles, normed, tables
 from reference_norm_rotary import reference as norm_reference
-from reference_rope3d import GRID, TOKENS, kernel, layouts_of, ltx_angles, points, rotated, wan_angles, wan_widths
+from reference_rope3d import GRID, TOKENS, kernel, ltx_angles, points, rotated, wan_angles, wan_widths
 from testing import DEVICE, DTYPES, random
 
 
@@ -36,22 +34,6 @@ def test_derivatives_in_turn():
     q = random(1, TOKENS, 2, 16, dtype=torch.float32)
     turns = ltx_angles(points(GRID), 16)
     assert_derivatives(lambda q: kernel.rope3d(q, None, GRID, order="in_turn"), lambda q: rotated(q, turns), (q,))
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_derivatives_in_every_layout(half):
-    q, k = random(2, 7, 3, 16, dtype=torch.float32), random(2, 7, 1, 16, dtype=torch.float32)
-    pairs = "half" if half else "interleaved"
-    for doubled, rotary_dim, prefix in ((False, None, 0), (True, 8, 2)):
-        turns = angles(7 - prefix, (rotary_dim or 16) // 2)
-        cos, sin = tables(turns, doubled=doubled, half=half)
-        form = {"pairs": pairs, "rotary_dim": rotary_dim, "prefix": prefix}
-        for layout, q_view, k_view in layouts_of(q, k).values():
-            form["head_dim"] = 16 if layout == "bsc" else None
-            given = q_view.detach(), k_view.detach()
-            rotate = partial(kernel.apply_rotary, cos=cos, sin=sin, layout=layout, **form)
-            for values in torch.func.jvp(rotate, given, given):  # a linear function
-                torch.testing.assert_close(values, rotate(*given))
 
 
 @pytest.mark.kernels_ci
@@ -98,16 +80,6 @@ def test_tables_have_derivatives(with_norm):
     double = turns.detach().double().requires_grad_()
     (expected,) = torch.autograd.grad(exact(double, q.double()), double, weights.double())
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_positions_have_derivatives():
-    q = random(1, 4, 1, 12, dtype=torch.float32)
-    positions = torch.rand(3, 4, device=DEVICE)
-    expected, tangent = torch.func.jvp(
-        lambda p: rotated(q, wan_angles(p.cpu().double().unbind(), wan_widths(12))), (positions,), (positions,)
-    )
-    actual = torch.func.jvp(lambda p: kernel.rope3d(q, positions=p.unbind())[0], (positions,), (positions,))
-    torch.testing.assert_close(actual, (expected.float(), tangent.float()))
 
 
 def test_no_table_is_kept_from_a_transform():

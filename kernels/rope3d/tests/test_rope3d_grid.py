@@ -121,14 +121,6 @@ def test_tables_are_kept_apart():
     kernel.rope3d(q, None, GRID, theta=77.0)[0].sum().backward()
 
 
-def test_result_does_not_depend_on_keeping(monkeypatch):
-    q = random(1, 9, 2, 64, dtype=torch.float32)
-    kept, _ = kernel.rope3d(q, None, (1, 1, 7), prefix=2)
-    monkeypatch.setattr(kernel.rotary, "_kept", kernel.tables.Kept(most_bytes=0))
-    assert torch.equal(kernel.rope3d(q, None, (1, 1, 7), prefix=2)[0], kept)
-    assert not kernel.rotary._kept.entries
-
-
 def test_tables_kept_are_bounded():
     kept = kernel.tables.Kept(most_bytes=100)
     for size in (10, 5, 12, 8, 3, 2, 1):

@@ -52,11 +52,3 @@ def test_tables_of_many_sequences(shape):
     cos, sin = (t.to(DEVICE, torch.float32) for t in (angles.cos(), angles.sin()))
     for out, x in zip(kernel.apply_rotary(q, k, cos, sin), (q, k)):
         assert_as_good(out, x, (cos, sin), False)
-
-
-def test_tables_apart():
-    """cos and sin with different strides, as views of larger tensors."""
-    q = random(1, 30, 2, 64, dtype=torch.float32)
-    cos, sin = random(32, 30, dtype=torch.float32).t(), random(30, 64, dtype=torch.float32)[:, 1::2]
-    out, _ = kernel.apply_rotary(q, None, cos, sin)
-    assert_as_good(out, q, (cos, sin))

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <limits>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -21,7 +20,6 @@ namespace rope3d {
 
 using namespace kit;
 using std::to_string;
-using MaybeTensor = std::optional<Tensor>;
 
 struct Form {
   int64_t prefix, head_dim;
@@ -63,11 +61,6 @@ inline Strides strides_of(const Tensor& x, const Form& form, const Shape& shape)
   return {strides[0], strides[form.heads_first ? 2 : 1], strides[form.heads_first ? 1 : 2]};
 }
 
-inline bool adjacent(const Tensor& x) {
-  const int64_t last = x.dim() - 1;
-  return x.size(last) <= 1 || x.stride(last) == 1;
-}
-
 // Checks q and k. The caller adds the angles and the pointers.
 inline Rotation rotation(const Tensor& q, const MaybeTensor& k, const Form& form, bool inverse) {
   check_backend(q, "q");
@@ -76,8 +69,7 @@ inline Rotation rotation(const Tensor& q, const MaybeTensor& k, const Form& form
   const Shape shape = shape_of(q, "q", form);
   problem.sides[0].heads = shape.heads;
   if (k.has_value()) {
-    check_device(*k, "k", q, "q");
-    if (dtype(*k) != dtype(q)) fail("k", "must have the dtype of q");
+    check_dtype(*k, "k", q, "q");
     const Shape other = shape_of(*k, "k", form);
     if (other.batch != shape.batch || other.tokens != shape.tokens || other.width != shape.width) {
       fail("k", "must have as many sequences, tokens and elements in each head as q");

@@ -32,19 +32,8 @@ struct NormForm {
 
 // Checks a weight and adds it to the problem. Replaces it by a contiguous copy if its elements are not adjacent.
 void set_weight(MaybeTensor& weight, const char* argument, NormRotation& problem, int side, const Tensor& q) {
-  if (!weight.has_value()) return;
-  check_device(*weight, argument, q, "q");
-  const int64_t elements = problem.row_elements(side);
-  if (weight->dim() != 1 || weight->size(0) != elements) {
-    fail(argument, "must have shape [" + to_string(elements) + "], not " + text(weight->sizes()));
-  }
   SideNorm& norm = problem.norms[side];
-  norm.weight_type = element_type(*weight, argument);
-  if (norm.weight_type != Type::float32 && dtype(*weight) != dtype(q)) {
-    fail(argument, "must have the dtype of q, or float32");
-  }
-  if (!weight->is_contiguous()) weight = torch::stable::contiguous(*weight);
-  norm.weight = weight->const_data_ptr();
+  norm.weight = parameter_data(weight, argument, problem.row_elements(side), q, "q", &norm.weight_type);
 }
 
 // Checks all arguments but the gradients. The caller adds the tensors that are read and written.
@@ -91,20 +80,21 @@ int64_t token_elements(const NormRotation& problem) {
 }
 
 void launch_forward(const NormRotation& problem, const Tensor&) {
-  torch::stable::parallel_for(0, problem.rotation.batch * problem.rotation.tokens, grain(token_elements(problem)),
-                              [&](int64_t begin, int64_t end) { rope3d::norm_rotate(problem, begin, end); });
+  const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
+  run_parallel(problem, tokens, token_elements(problem), [](auto&&... given) { rope3d::norm_rotate(given...); });
 }
 
 int64_t partial_sums(const NormRotation& problem) { return norm_partial_sums(problem); }
 
 void launch_backward(const NormRotation& problem, const Tensor&) {
   const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
-  torch::stable::parallel_for(0, problem.parts, grain(tokens / problem.parts * token_elements(problem)),
-                              [&](int64_t begin, int64_t end) { rope3d::norm_rotate_backward(problem, begin, end); });
+  run_parallel(problem, problem.parts, tokens / problem.parts * token_elements(problem),
+               [](auto&&... given) { rope3d::norm_rotate_backward(given...); });
   for (int side = 0; side < kMaxSides; ++side) {
     if (problem.norms[side].partial == nullptr) continue;
-    torch::stable::parallel_for(0, problem.row_elements(side), grain(problem.parts),
-                                [&](int64_t begin, int64_t end) { reduce_norm_weight(problem, side, begin, end); });
+    run_parallel(
+        problem, problem.row_elements(side), problem.parts,
+        [side](const NormRotation& of, int64_t begin, int64_t end) { reduce_norm_weight(of, side, begin, end); });
   }
 }
 

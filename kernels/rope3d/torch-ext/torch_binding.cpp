@@ -90,8 +90,7 @@ void launch(const Rotation& problem, [[maybe_unused]] const Tensor& q) {
 #if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
   check(rope3d::rotate(problem, current_stream(q)));
 #else
-  torch::stable::parallel_for(0, problem.batch * problem.tokens, grain(heads * problem.width),
-                              [&](int64_t begin, int64_t end) { rope3d::rotate(problem, begin, end); });
+  run_parallel(problem, problem.batch * problem.tokens, heads * problem.width, rope3d::rotate);
 #endif
 }
 

@@ -18,10 +18,9 @@ import requests
 from alternating_proxy import alternating_proxy
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
-from raw_requests import upload_address
 
 from tests.support.running_hub import RunningHub
-from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, send_large_file, write_kernel
+from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 from tests.support.torch_process import run_with_torch
 
 
@@ -128,16 +127,14 @@ def test_clients_that_know_models_only_load_a_kernel(
     assert python(hub, code, tmp_path / "home", PYTHONPATH=client) == "0.36.2 2.0\n"
 
 
-@pytest.mark.parametrize("everything", [False, True])
-def test_locked_kernels_load_without_a_network(hub: RunningHub, tmp_path: Path, everything: bool) -> None:
+def test_locked_kernels_load_without_a_network(hub: RunningHub, tmp_path: Path) -> None:
     folder = write_kernel(tmp_path / "one")
-    if everything:
-        shutil.copytree(folder / "build" / VARIANT, folder / "build" / "torch-cuda")
+    shutil.copytree(folder / "build" / VARIANT, folder / "build" / "torch-cuda")
     publish_kernel(hub, folder)
     project = tmp_path / "project"
     project.mkdir()
     (project / "pyproject.toml").write_text(f'[tool.kernels.dependencies]\n"{KERNEL}" = 1\n')
-    download = ["download", str(project), *(["--all-variants"] if everything else [])]
+    download = ["download", str(project), "--all-variants"]
     code = f"""
 import sys
 from kernels.cli import main
@@ -288,10 +285,9 @@ def certificate(tmp_path: Path) -> Path:
     return both
 
 
-@pytest.mark.parametrize("disabled", ["0", "1"])
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_large_files_without_xet(
-    start_hub: Callable[..., RunningHub], certificate: Path, tmp_path: Path, encrypted: bool, disabled: str
+    start_hub: Callable[..., RunningHub], certificate: Path, tmp_path: Path, encrypted: bool
 ) -> None:
     """The installed client has hf_xet, which would wait for minutes for a Hub with a private authority."""
     assert importlib.util.find_spec("hf_xet")
@@ -312,7 +308,7 @@ name = "build/{VARIANT}/large.so"
 assert pathlib.Path(path, name).read_bytes() == pathlib.Path({str(folder)!r}, name).read_bytes()
 print(time.monotonic() - began)
 """
-    environment = {"HF_HUB_DISABLE_XET": disabled, "SSL_CERT_FILE": str(tmp_path / "certificate.pem")}
+    environment = {"HF_HUB_DISABLE_XET": "0", "SSL_CERT_FILE": str(tmp_path / "certificate.pem")}
     with alternating_proxy([hub.url], certificate) if encrypted else nullcontext(hub.url) as url:
         seconds = float(python(hub, code, tmp_path / "home", HF_ENDPOINT=url, **environment))
     assert seconds < 60
@@ -320,10 +316,3 @@ print(time.monotonic() - began)
     assert files[f"build/{VARIANT}/large.so"].lfs.sha256 == hashlib.sha256(large).hexdigest()
     assert files["zeros"].lfs.size == 3_000_000
     assert not list((hub.root / "incoming").iterdir())
-
-
-def test_stored_files_are_not_requested_again(hub: RunningHub) -> None:
-    hub.api().create_repo(KERNEL, repo_type="kernel")
-    send_large_file(hub.url, "x.so", data := os.urandom(100_000))
-    with pytest.raises(KeyError, match="actions"):
-        upload_address(hub, data)

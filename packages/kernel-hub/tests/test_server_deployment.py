@@ -8,15 +8,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from configparser import RawConfigParser
 from pathlib import Path
 
 import pytest
 import requests
-from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from kernel_builder.cli import main
 from tests.support.running_hub import RunningHub
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -72,22 +69,3 @@ def test_nginx_hands_on_large_bodies_and_encoded_slashes(start_hub: Callable[...
             subprocess.run(clone, check=True, capture_output=True, env={**os.environ, "GIT_LFS_SKIP_SMUDGE": "1"})
         finally:
             process.terminate()
-
-
-def test_commands_of_the_unit_and_the_container_exist(tmp_path: Path) -> None:
-    unit = RawConfigParser(strict=False, comment_prefixes="#", delimiters="=")
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read_string((DEPLOY / "kernel-hub.service").read_text())
-    container = (DEPLOY / "Containerfile").read_text()
-    known = CliRunner().invoke(main, ["hub", "serve", "--help"]).output
-    used = [word for word in f"{unit['Service']['ExecStart']} {container}".replace('"', " ").split() if "--" in word]
-    options = {word.strip(",") for word in used} & {"--root", "--host", "--port", "--token-file", "--audit-log"}
-    assert len(options) == 5 and all(option in known for option in options)
-
-
-def test_caddy_accepts_its_file() -> None:
-    caddy = shutil.which("caddy")
-    if caddy is None:
-        pytest.skip("caddy is not installed: apt-get install caddy")
-    command = [caddy, "adapt", "--config", str(DEPLOY / "Caddyfile"), "--adapter", "caddyfile"]
-    subprocess.run(command, check=True, capture_output=True)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -139,25 +138,6 @@ def test_gitignore_rules() -> None:
 def test_rules_that_take_git_hours_are_refused(rule: str, path: str) -> None:
     with pytest.raises(Refusal, match="too long"):
         ignored(rule.encode(), [path])
-
-
-@pytest.mark.parametrize(
-    ("given", "works"), [("blob:none", True), ("blob:limit=1k", True), ("sparse:oid=main:f", False)]
-)
-def test_filters_of_clones(hub: RunningHub, tmp_path: Path, given: str, works: bool) -> None:
-    hub.api().create_repo("a/one", repo_type="kernel")
-    commit(hub, "a/one", "f", b"**/a/" * 16)
-    command = [
-        "git",
-        "clone",
-        "--quiet",
-        "--no-checkout",
-        f"--filter={given}",
-        f"{hub.url}/kernels/a/one",
-        tmp_path / "clone",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode == 0) == works and ("not supported" in done.stderr) != works
 
 
 # The index

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
-from raw_requests import until
 
 from kernel_format.errors import HubError
 from kernel_hub import repair
@@ -25,52 +20,7 @@ from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
 from kernel_hub.storage import locks
 from tests.support.running_hub import RunningHub
-from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, send_large_file, write_kernel
-
-
-def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
-    start_hub: Callable[..., RunningHub], tmp_path: Path
-) -> None:
-    """Publish while the Hub is killed and started again; every acknowledged commit is in the history."""
-    hub = start_hub()
-    port = hub.url.rpartition(":")[2]
-    hub.api().create_repo(KERNEL, repo_type="kernel")
-    acknowledged: dict[str, bytes] = {}
-    stop = threading.Event()
-
-    def publish_until_stopped(number: int) -> None:
-        step = 0
-        while not stop.is_set():
-            step += 1
-            path, data = f"{number}-{step}.bin", os.urandom(200_000)
-            try:
-                send_large_file(hub.url, path, data)
-                acknowledged[path] = data
-            except (requests.RequestException, AssertionError):
-                time.sleep(0.05)
-
-    threads = [threading.Thread(target=publish_until_stopped, args=(number,), daemon=True) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for kept in (4, 8, 12):
-        assert until(lambda kept=kept: len(acknowledged) >= kept, 60)  # type: ignore[misc]
-        time.sleep(random.uniform(0, 0.5))
-        hub.send_signal(signal.SIGKILL)
-        hub.wait()
-        hub = start_hub("--port", port)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    files = {item.path for item in hub.api().list_repo_tree(KERNEL, repo_type="kernel")}
-    assert files.issuperset(acknowledged)
-    for path, data in list(acknowledged.items())[-5:]:
-        assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/{path}").content == data
-    hub.stop()
-    checked = Hub(Settings(hub.root))
-    defects = list(repair.find_defects(checked, digests=True, now=time.time() + 3600))
-    assert all(item.repaired for item in defects), defects
-    assert not list(repair.find_defects(checked, digests=True, now=time.time() + 3600))
-    assert not list((hub.root / "incoming").iterdir())
+from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 
 
 def test_nothing_is_lost_beside_git_gc(hub: RunningHub) -> None:

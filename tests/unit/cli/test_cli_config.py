@@ -172,25 +172,16 @@ def test_update_build_shows_the_difference_and_writes_it(tmp_path: Path) -> None
     assert invoke("check-config", home).stderr.count("warning") == 1  # rocm
 
 
-def test_update_build_of_several_goes_on_after_a_mistake(several: list[Path]) -> None:
-    done = invoke("update-build", *several)
-    assert done.exit_code == 2
-    assert done.stdout.splitlines()[-1] == "2 of 3 files converted, 1 failed"
-    assert "edition" not in (several[2] / "build.toml").read_text()
-    assert all("edition = 5" in (several[number] / "build.toml").read_text() for number in (1, 3))
-
-
 def test_an_old_file_gets_a_license(tmp_path: Path) -> None:
     """check-config names all missing keys, and update-build adds them."""
     old = BUILD_TOML.replace("version = 3\n", "").replace('license = "apache-2.0"\n', "")
     home = project(tmp_path / "a", old)
     message = invoke("check-config", home).stderr
-    assert "a [general] without `version`" in message and "`license` is missing too" in message
+    assert "so is `version`, as in edition 3" in message and "`license` is missing too" in message
     assert "update-build DIR --license NAME" in message
-    (home / "LICENSE").write_text("Permission is hereby granted, free of charge, to any person")
     refused = invoke("update-build", home)
     assert refused.exit_code == 2
-    assert f"{home}/LICENSE looks like mit" in refused.stderr and "--license mit" in refused.stderr
+    assert "[general] license: is missing" in refused.stderr and "--license NAME" in refused.stderr
     assert invoke("update-build", home, "--license", "mit").exit_code == 0
     added = 'version = 1\nedition = 5\nlicense = "mit"\n'
     assert (home / "build.toml").read_text() == old.replace('"rocm"]\n', f'"rocm"]\n{added}')
@@ -204,7 +195,7 @@ def test_check_config_judges_flags_as_a_build_does(tmp_path: Path) -> None:
     text = BUILD_TOML.replace('"cpu", "cuda", "rocm"', '"cpu"')
     home = project(tmp_path / "a", f'{text}cxx-flags = ["-I./inc/", "-O2"]\n')
     (home / "inc").mkdir()
-    kernel = json.loads(invoke("check-config", home, "--json").stdout)["kernels"][-1]
+    kernel = json.loads(invoke("check-config", home, "--json").stdout)["projects"][0]["project"]["kernels"][-1]
     assert (kernel["include"], kernel["cxx_flags"]) == (["inc"], ["-O2"])
     for flag, reason in (
         ("-ObjC++", "chooses a language"),
@@ -223,7 +214,7 @@ def test_options_of_the_public_tool_are_accepted(tmp_path: Path) -> None:
     for command in ("build", "build-and-copy", "build-and-upload", "devshell", "testshell"):
         done = invoke(command, tmp_path / "gone", "--max-jobs", "2", "--cores", "4", "-L")
         assert done.exit_code == 2 and "there is no such file" in done.stderr, done.output
-    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "of the type `kernel` only"))
+    cases = (((), "there is no repository to publish to"), (("--repo-type", "model"), "'model' is not 'kernel'"))
     for arguments, message in cases:
         done = invoke("upload", home, "--repo-type", "kernel", *arguments)
         assert done.exit_code in (2, 7) and message in done.stderr, done.output

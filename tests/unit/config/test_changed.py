@@ -106,18 +106,6 @@ def test_deleted_and_renamed_files_count(repository: Path) -> None:
     assert touched(both, "HEAD") == []
 
 
-def test_changes_on_the_other_branch_do_not_count(repository: Path) -> None:
-    git(repository, "switch", "--quiet", "--create", "change")
-    commit(repository, "one/file.py", "")
-    git(repository, "switch", "--quiet", "main")
-    commit(repository, "two/file.py", "")
-    git(repository, "switch", "--quiet", "change")
-    both = [repository / "one", repository / "two"]
-    assert touched(both, "main") == [repository / "one"]
-    git(repository, "merge", "--quiet", "--no-edit", "main")  # as GitHub checks a pull request out
-    assert touched(both, "main") == [repository / "one"]
-
-
 def test_errors_name_the_repository_and_what_to_do(repository: Path, tmp_path: Path) -> None:
     for unknown in ("no-such-branch", "0" * 40, "--output=/dev/null", ""):
         with pytest.raises(ConfigError, match=f"{repository}: git knows no common ancestor"):

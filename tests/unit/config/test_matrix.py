@@ -13,7 +13,7 @@ from kernel_builder.backends.recognized import METAL
 from kernel_builder.backends.rocm import ROCM
 from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.notices import notices
-from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
 from kernel_builder.steps import buildable
@@ -87,10 +87,6 @@ def test_the_whole_matrix_serves_old_clients_from_stable_binaries(stable: Projec
 
 def test_python_only_projects_have_one_variant_for_each_backend() -> None:
     assert names(read_project(PROJECTS / "python-only")) == {"torch-cpu", "torch-cuda"}
-
-
-def test_both_platforms_are_offered(stable: Project) -> None:
-    assert {v.platform for v in offered.variants(stable)} == {"x86_64-linux", "aarch64-linux"}
 
 
 def test_ranges_narrow_the_matrix(full: Project) -> None:
@@ -201,11 +197,6 @@ def test_a_limit_selects_the_nearest_capabilities_with_their_suffixes(
     assert capabilities(kernel, Release(13, 0), X86_64) == expected
 
 
-def test_a_limit_selects_from_all_capabilities_of_a_kernel_without_a_list() -> None:
-    kernel = Kernel("k", CUDA, (), (), only_capabilities=("9.0",))
-    assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0",)
-
-
 def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
     kernel = Kernel("k", CUDA, (), ())
     every = capabilities(kernel, Release(13, 0), X86_64)
@@ -232,18 +223,6 @@ def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
 def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str, words: str) -> None:
     with pytest.raises(VariantError, match=words):
         offered.check_offered(read_project(PROJECTS / project), Variant.parse(name))
-
-
-def test_variants_outside_the_matrix_can_be_requested(full: Project, stable: Project) -> None:
-    offered.check_offered(full, Variant.parse("torch29-cxx11-cu129-x86_64-linux"))
-    offered.check_offered(stable, Variant.parse("torch211-cxx11-cu130-x86_64-linux"))
-
-
-def test_backends_that_are_not_built_are_named(tmp_path: Path) -> None:
-    project = replace(read_project(PROJECTS / "stable-scale"), backends=(CPU, ROCM))
-    assert offered.skipped_backends(project) == (ROCM,)
-    assert not offered.skipped_backends(replace(project, framework=TorchNoarch()))
-    assert offered.skipped_backends(replace(project, framework=TvmFfi(src=()))) == (ROCM,)
 
 
 def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:

@@ -8,9 +8,11 @@ from kernels.variants import parse_variant
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA, releases
 from kernel_builder.backends.recognized import XPU
-from kernel_builder.config import matrix
+from kernel_builder.config import known_backends, matrix
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, TvmFfiAbi, Variant
+from kernel_format import variant as format_variant
 from kernel_format.errors import VariantError
+from kernel_format.release import Version, is_within
 
 
 @pytest.mark.parametrize(
@@ -58,18 +60,6 @@ def test_other_names_are_refused_with_an_example(name: str) -> None:
         Variant.parse(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("torch-stable-abi210-cpu-x86_64-windows", "cannot catch the exceptions"),
-        ("torch212-metal-aarch64-darwin", "torch-metal"),
-    ],
-)
-def test_names_of_other_systems_are_refused_with_the_reason(name: str, words: str) -> None:
-    with pytest.raises(VariantError, match=words):
-        Variant.parse(name)
-
-
 def test_the_client_reads_every_name_of_the_matrix_the_same_way() -> None:
     for torch in matrix.torch_releases():
         for cuda in releases():
@@ -81,7 +71,35 @@ def test_the_client_reads_every_name_of_the_matrix_the_same_way() -> None:
                 assert (theirs.arch.backend.version.major, theirs.arch.backend.version.minor) == cuda
 
 
-def test_releases_are_ordered_as_numbers() -> None:
+@pytest.mark.parametrize(
+    ("name", "backend", "release", "platform"),
+    [
+        ("torch214-cxx11-cu130-x86_64-linux", "CUDA", "13.0", "x86_64-linux"),
+        ("torch-stable-abi210-cpu-aarch64-linux", "CPU", None, "aarch64-linux"),
+        ("torch-stable-abi210-cu128-x86_64-windows", "CUDA", "12.8", "x86_64-windows"),
+        ("torch214-cxx11-xpu20252-x86_64-linux", "XPU", "2025.2", "x86_64-linux"),
+        ("torch212-metal-aarch64-darwin", "Metal", None, "aarch64-darwin"),
+        ("tvm-ffi01-rocm71-x86_64-linux", "ROCm", "7.1", "x86_64-linux"),
+        ("torch-neuron", "Neuron", None, None),
+    ],
+)
+def test_names_of_any_builder_are_read_and_written(
+    name: str, backend: str, release: str | None, platform: str | None
+) -> None:
+    read = format_variant.parse(name)
+    assert (read.backend.title, read.release and str(read.release), read.platform) == (backend, release, platform)
+    assert read.name == name
+
+
+def test_the_builder_spells_its_back_ends_as_the_format_does() -> None:
+    built_in = [(known.name, known.title, known.prefix) for known in map(known_backends.get, known_backends.NAMES)]
+    assert built_in == [(known.name, known.title, known.prefix) for known in format_variant.BACKENDS]
+
+
+def test_a_release_is_older_than_its_patches() -> None:
     assert Release.parse("2.9") < Release.parse("2.10")
-    with pytest.raises(ValueError, match=r"2\.10"):
-        Release.parse("2")
+    patch, major = Version.parse("12.8.1"), Version.parse("13")
+    releases = [Release(12, 8), Release(12, 9), Release(13, 0), Release(13, 1)]
+    assert [is_within(release, patch, None) for release in releases] == [False, True, True, True]
+    assert [is_within(release, None, patch) for release in releases] == [True, False, False, False]
+    assert [is_within(release, None, major) for release in releases] == [True, True, True, False]

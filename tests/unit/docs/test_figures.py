@@ -6,7 +6,6 @@ import copy
 import json
 import re
 import runpy
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -61,23 +60,6 @@ def test_only_blocks_are_written(pages: ModuleType) -> None:
         pages.filled("docs/figures.md", blocks[0])
 
 
-def test_cases_have_their_median_and_range(pages: ModuleType) -> None:
-    assert pages.spread([0.43, 0.97, 0.91]) == "0.91 (0.43 to 0.97)"
-    assert pages.spread([62.1, 121.2], 0) == "92 (62 to 121)"
-    assert pages.spread([]) == "-"
-
-
-def test_a_row_of_results_is_a_line(benchmarks: None, tmp_path: Path) -> None:
-    import recording
-
-    document = {"rows": [{"shape": [1, 2], "times": list(range(40))}] * 2, "long": ["x" * 200] * 2, "none": {}}
-    recording.write(tmp_path / "result.json", document)
-    text = (tmp_path / "result.json").read_text()
-    assert json.loads(text) == document
-    assert text.count("\n") == 11 and text.count('"shape"') == sum('"shape"' in line for line in text.splitlines())
-    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
-
-
 # --- the builder -----------------------------------------------------------------------------------------------------
 
 
@@ -97,22 +79,6 @@ def test_a_changed_source_costs_its_compile_the_binding_and_the_link(
     from builder_results import builder_rows
 
     assert builder_rows({"one-source": {"values": {"steps": steps}}})["one-source"].verdict == verdict
-
-
-@pytest.mark.parametrize(("warm", "verdict"), [(6.0, "met"), (6.1, "missed")])
-def test_a_warm_cache_takes_at_most_a_tenth(benchmarks: None, warm: float, verdict: str) -> None:
-    from builder_results import builder_rows
-
-    values = {"warm-cpu-seconds": warm, "cold-cpu-seconds": 60.0}
-    assert builder_rows({"warm-cache": {"values": values}})["warm-cache"].verdict == verdict
-
-
-def test_steps_of_every_backend_are_read(benchmarks: None) -> None:
-    import builder
-
-    steps = [SOURCE, "kernel/kernel.cpp (cpu)", "kernel/kernel.cu (rocm 7.2)", "link kernel rocm 7.2"]
-    output = "".join(f"[{number}/4] {step}\n" for number, step in enumerate(steps, 1))
-    assert builder.steps_of(f"2 variants\n{output}[1/1] checking kernel torch-cpu\n") == steps
 
 
 # --- compatibility ---------------------------------------------------------------------------------------------------
@@ -152,13 +118,6 @@ def test_eager_counts_among_the_peers_of_a_compiled_case(benchmarks: None) -> No
     assert model_results.beside_the_fastest(report) == {"compile is slower": 0.75, "compile is faster": 0.5}
 
 
-def test_the_site_has_plots_of_the_models(pages: ModuleType) -> None:
-    import model_results
-
-    assert model_results.draw_models(pages.results("models-h200")).startswith(b"<?xml")
-    assert model_results.draw_generate(pages.results("generate.h200")).startswith(b"<?xml")
-
-
 def test_models_are_measured_with_releases_that_the_card_names(pages: ModuleType) -> None:
     tested = runpy.run_path(str(ROOT / "kernels/blocks/torch-ext/blocks/tested_versions.py"))["TESTED"]
     for report in (pages.results("models-h200"), pages.results("generate.h200")):
@@ -188,11 +147,6 @@ def test_the_site_has_every_row_of_the_results(pages: ModuleType) -> None:
             (line,) = (line for line in table.splitlines() if line.startswith(f"| {shape} |"))
             assert f"({row['shares']['ours'][0]:.2f})" in line, (path.name, line)
             assert f"| {row['bytes'] / row['times']['ours'][0] / 1e9:.0f} |" in line, (path.name, line)
-
-
-def test_equal_results_have_equal_plots(kernel_results: ModuleType, report: BenchmarkReport) -> None:
-    result = kernel_results.Result("rmsnorm", "h100", report)
-    assert result.draw().startswith(b"<?xml") and result.draw() == result.draw()
 
 
 def test_targets_name_the_worst_shape(kernel_results: ModuleType, report: BenchmarkReport) -> None:

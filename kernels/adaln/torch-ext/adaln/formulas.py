@@ -1,13 +1,13 @@
-"""The ops in Torch operations, for the derivatives that have no kernel."""
+"""The ops in Torch operations, for the derivatives that have no kernel, and their fakes, for torch.compile."""
 
 import torch
 
+from ._ops import add_op_namespace_prefix
 from .derivatives import transform_with
-from .fakes import check_gate, check_gate_and_norm, check_norm
+from .devices import refuse_cpu
 
 
 def ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise):
-    check_norm(x, scale, shift, weight, bias)
     # Stepwise, models round each result to the dtype of x.
     rounded = x.dtype if stepwise else torch.float32
     normed = x.float()
@@ -26,12 +26,10 @@ def ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise):
 
 
 def gate_residual(residual, branch, gate, stepwise):
-    check_gate(residual, branch, gate)
     return _gated(residual, branch, gate, stepwise)
 
 
 def gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise, weight=None, bias=None):
-    check_gate_and_norm(residual, branch, gate, scale, shift, weight, bias)
     total = residual + branch if gate is None else _gated(residual, branch, gate, stepwise)
     return total, ada_norm(total, scale, shift, weight, bias, eps, centered, stepwise)
 
@@ -53,3 +51,69 @@ def _spread(modulation, x):
 transform_with("ada_norm", ada_norm)
 transform_with("gate_residual", gate_residual)
 transform_with("gate_residual_ada_norm", gate_residual_ada_norm)
+
+
+# --- fakes: shapes and dtypes of results; the binding checks the arguments ------------------------------------------
+
+
+@torch.library.register_fake(add_op_namespace_prefix("ada_norm"))
+def _ada_norm_fake(x, scale, shift, weight, bias, eps, centered, stepwise):
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gate_residual"))
+def _gate_residual_fake(residual, branch, gate, stepwise):
+    return residual.new_empty(residual.shape)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gate_residual_ada_norm"))
+def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, eps, centered, stepwise, weight=None, bias=None):
+    return residual.new_empty(residual.shape), residual.new_empty(residual.shape)
+
+
+def _has_own_rows(modulation, x):
+    """Return whether every row of `x` has its own row of a modulation."""
+    leading = 0 if modulation is None else modulation.dim() - 1
+    while leading > 0 and modulation.shape[leading - 1] == 1:
+        leading -= 1
+    return all(size == 1 for size in x.shape[leading:-1])
+
+
+def _gradient(tensor, wanted):
+    return tensor.new_empty(tensor.shape) if wanted and tensor is not None else None
+
+
+@torch.library.register_fake(add_op_namespace_prefix("ada_norm_backward"))
+def _ada_norm_backward_fake(
+    grad,
+    x,
+    scale,
+    weight,
+    bias,
+    eps,
+    centered,
+    modulation_grad,
+    parameter_grad,
+    grad_sum=None,
+    branch=None,
+    gate=None,
+    gate_grad=False,
+):
+    own = _has_own_rows(gate if scale is None else scale, x)
+    return (
+        x.new_empty(x.shape),
+        _gradient(scale, modulation_grad),
+        _gradient(scale, modulation_grad and not own),
+        _gradient(weight, parameter_grad),
+        _gradient(bias, parameter_grad),
+        _gradient(branch, True),
+        _gradient(gate, gate_grad),
+    )
+
+
+@torch.library.register_fake(add_op_namespace_prefix("gate_residual_backward"))
+def _gate_residual_backward_fake(grad, branch, gate, gate_grad):
+    return branch.new_empty(branch.shape), _gradient(gate, gate_grad)
+
+
+refuse_cpu("ada_norm", "gate_residual", "gate_residual_ada_norm", "ada_norm_backward", "gate_residual_backward")

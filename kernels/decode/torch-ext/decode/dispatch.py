@@ -34,22 +34,4 @@ def vmap_by_torch(op: str, by_torch: Callable[..., torch.Tensor]) -> None:
     torch.library.register_vmap(add_op_namespace_prefix(op), rule)
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise an error as those of the ops, unless the condition holds. For fakes."""
-    if not condition:
-        raise RuntimeError(f"decode: {message}")
-
-
-def check_type(tensor: torch.Tensor, name: str) -> None:
-    """Check the dtype of the tensor that determines those of the others."""
-    types = (torch.float32, torch.float16, torch.bfloat16)
-    require(tensor.dtype in types, f"{name} must be float32, float16 or bfloat16")
-
-
-def check_with(tensor: torch.Tensor, name: str, first: torch.Tensor, first_name: str) -> None:
-    """Check the device and the dtype of a tensor."""
-    require(tensor.device == first.device, f"{name} must be on the device of {first_name}")
-    require(tensor.dtype == first.dtype, f"{name} must have the dtype of {first_name}")
-
-
 refuse_cpu("linear", "gated_linear", "attention", "cached_attention")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, is_autocast_enabled
 
 from ._ops import add_op_namespace_prefix, ops
-from .dispatch import DEVICE, check_type, check_with, need_derivative, require, vmap_by_torch
+from .dispatch import DEVICE, need_derivative, vmap_by_torch
 
 
 def attention(
@@ -166,52 +166,15 @@ vmap_by_torch("attention", _attention_by_torch)
 # --- fakes -----------------------------------------------------------------------------------------------------------
 
 
-def _check_shape(tensor, name, expected):
-    shape = list(tensor.shape)
-    require(shape == expected, f"{name} must have shape {expected}, not {shape}")
+# They state the shapes and dtypes of results; the binding checks the arguments.
 
 
 @torch.library.register_fake(add_op_namespace_prefix("attention"))
 def _attention_fake(query, key, value, mask, scale):
-    shape = list(query.shape)
-    require(len(shape) == 4 and shape[2] == 1, f"query must have shape [batch, query_heads, 1, elements], not {shape}")
-    check_type(query, "query")
-    batch, query_heads, _, elements = shape
-    require(
-        elements % 8 == 0 and 0 < elements <= 256,
-        f"query must have a multiple of 8 elements per head, at most 256, not {elements}",
-    )
-    check_with(key, "key", query, "query")
-    shape = list(key.shape)
-    require(
-        len(shape) == 4 and shape[0] == batch and shape[3] == elements,
-        f"key must have shape [{batch}, key_heads, tokens, {elements}], not {shape}",
-    )
-    key_heads, tokens = shape[1:3]
-    require(
-        key_heads != 0 and query_heads % key_heads == 0,
-        f"query must have a multiple of the {key_heads} heads of key, not {query_heads}",
-    )
-    check_with(value, "value", key, "key")
-    _check_shape(value, "value", shape)
-    if mask is not None:
-        require(mask.device == query.device, "mask must be on the device of query")
-        require(mask.dtype == torch.bool, "mask must be bool")
-        shape = list(mask.shape)
-        require(
-            len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == [1, 1, tokens],
-            f"mask must have shape [{batch} or 1, 1, 1, {tokens}], not {shape}",
-        )
+    batch, query_heads, _, elements = query.shape
     return query.new_empty([batch, 1, query_heads, elements])
 
 
 @torch.library.register_fake(add_op_namespace_prefix("cached_attention"))
-def _cached_attention_fake(query, new_key, new_value, key, value, position, mask, scale, constant_cache=False, *rotary):
-    out = _attention_fake(query, key, value, mask, scale)
-    check_with(new_key, "new_key", query, "query")
-    _check_shape(new_key, "new_key", [key.shape[0], key.shape[1], 1, key.shape[3]])
-    check_with(new_value, "new_value", new_key, "new_key")
-    _check_shape(new_value, "new_value", list(new_key.shape))
-    require(position.device == query.device, "position must be on the device of query")
-    require(position.dtype == torch.int64 and position.numel() == 1, "position must be one int64")
-    return out
+def _cached_attention_fake(query, new_key, new_value, key, value, position, mask, scale, *options):
+    return _attention_fake(query, key, value, mask, scale)

@@ -1,10 +1,11 @@
-"""The ops in Torch operations, for the derivatives that have no kernel."""
+"""The ops in Torch operations, for the derivatives that have no kernel, and their fakes, for torch.compile."""
 
 import torch
 from torch.nn.functional import pad
 
+from ._ops import add_op_namespace_prefix
 from .derivatives import transform_with
-from .fakes import check_adjacent, check_grid, check_norm, check_tokens
+from .devices import refuse_cpu
 from .tables import rows_of
 
 
@@ -25,7 +26,6 @@ def rotate_grid(
     heads_first=False,
     inverse=False,
 ):
-    check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_dim, in_turn, half, heads_first, inverse)
     grid, pairs = (f, h, w), (f_pairs, h_pairs, w_pairs)
     starts, _ = rows_of(pairs, in_turn)
     axes = []
@@ -43,7 +43,6 @@ def rotate_grid(
 
 
 def rotate_tokens(q, k, cos, sin, rotary_dim=0, prefix=0, head_dim=0, half=False, heads_first=False, inverse=False):
-    check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first, inverse)
     rotary_dim = rotary_dim or _heads(q, head_dim, heads_first).shape[-1]
     form = (rotary_dim, prefix, head_dim, half, heads_first, inverse)
     return _rotated(q, cos, sin, *form), _rotated(k, cos, sin, *form)
@@ -67,7 +66,6 @@ def norm_rotate(
     heads_first=False,
 ):
     form = (rotary_dim, prefix, head_dim, half, heads_first)
-    check_norm(q, k, q_weight, k_weight, cos, sin, eps, per_token, offset, rounded_before_weight, *form)
     normed = []
     for x, weight in ((q, q_weight), (k, k_weight)):
         normed.append(
@@ -82,7 +80,6 @@ def in_place(formula):
     """Return a formula that writes the results over q and k."""
 
     def formula_in_place(q, k, *arguments, **inverse):
-        check_adjacent(q, k)
         for x, rotated in zip((q, k), formula(q, k, *arguments, **inverse)):
             if x is not None:
                 x.copy_(rotated)
@@ -143,3 +140,42 @@ transform_with("rotate_grid_", in_place(rotate_grid))
 transform_with("rotate_tokens", rotate_tokens)
 transform_with("rotate_tokens_", in_place(rotate_tokens))
 transform_with("norm_rotate", norm_rotate)
+
+
+# --- fakes: shapes and dtypes of results; the binding checks the arguments ------------------------------------------
+
+
+def _like(tensor):
+    return None if tensor is None else tensor.new_empty(tensor.shape)
+
+
+def _rotated_fake(q, k, *arguments, **options):
+    return _like(q), _like(k)
+
+
+def _in_place_fake(q, k, *arguments, **options):
+    pass
+
+
+for _name in ("rotate_grid", "rotate_tokens", "norm_rotate"):
+    torch.library.register_fake(add_op_namespace_prefix(_name))(_rotated_fake)
+for _name in ("rotate_grid_", "rotate_tokens_"):
+    torch.library.register_fake(add_op_namespace_prefix(_name))(_in_place_fake)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("grid_table"))
+def _grid_table_fake(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset, device):
+    _, entries = rows_of((f_pairs, h_pairs, w_pairs), order == "in_turn")
+    return torch.empty(f + h + w, entries, 2, device=device)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("norm_rotate_backward"))
+def _norm_rotate_backward_fake(
+    grad_q, grad_k, of_q_weight, of_k_weight, q, k, q_weight, k_weight, *arguments, **options
+):
+    of_q = _like(q_weight) if of_q_weight else None
+    of_k = _like(k_weight) if of_k_weight else None
+    return _like(grad_q), _like(grad_k), of_q, of_k
+
+
+refuse_cpu("rotate_grid", "rotate_grid_", "rotate_tokens", "rotate_tokens_", "norm_rotate", "norm_rotate_backward")

@@ -1,4 +1,4 @@
-"""The API of a package, read from its files and inspected in the loaded module."""
+"""The API of a package, read from its files."""
 
 from __future__ import annotations
 
@@ -113,18 +113,9 @@ def test_removed_and_new_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "exported",
-    [
-        '__all__ = ["gelu"]\n__all__.append("relu")',
-        '__all__ = ["gelu"]\nif torch.cuda.is_available():\n    __all__.extend(["relu"])',
-        '__all__ = sorted(["relu", "gelu"])',
-        '__all__ = list({"gelu": gelu, "relu": relu})',
-        '__all__ = [name for name in dir() if name[0] != "_" and name != "torch"]',
-        "",  # Python's users call what a module imports, too
-    ],
+    "exported", ['__all__ = ["gelu"]\n__all__ += ["relu"]', '__all__ = sorted(["relu", "gelu"])', ""]
 )
-def test_names_whose_list_is_computed(tmp_path: Path, exported: str) -> None:
-    """A name that is not found could change without a word to those who publish it."""
+def test_names_of_a_computed_list_are_found(tmp_path: Path, exported: str) -> None:
     module = f"import torch\n\nfrom .ops import gelu, relu\n\n{exported}\n"
     read = package_api.read(package(tmp_path / "torch-cuda", module=module))
     assert {name: member.kind for name, member in read.members.items()} == {"gelu": "function", "relu": "function"}
@@ -138,53 +129,6 @@ def test_packages_of_older_builders_have_an_inner_directory(tmp_path: Path) -> N
     assert package_api.read(nested) == flat
 
 
-IN_PYTHON = """
-import torch
-from ._ops import add_op_namespace_prefix, ops_namespace
-
-library = torch.library.Library(ops_namespace, "FRAGMENT")
-library.define("scaled(Tensor x, float factor=2.) -> Tensor")
-torch.library.define(f"{ops_namespace}::shifted", "(Tensor x, int by) -> Tensor")
-
-
-@torch.library.custom_op(add_op_namespace_prefix("added"), mutates_args=())
-def _added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x + y
-
-
-@torch.library.custom_op("any::cleared", mutates_args=("x",))
-def _cleared(x: torch.Tensor) -> None:
-    x.zero_()
-
-
-@torch.library.custom_op("any::schemed", mutates_args=(), schema="(Tensor x) -> Tensor")
-def _schemed(x):
-    return x.clone()
-"""
-
-
-def test_operators_defined_in_python(tmp_path: Path) -> None:
-    older = package_api.read(package(tmp_path / "older", ops=OPS + IN_PYTHON))
-    assert older.ops == {
-        "scaled": "scaled(Tensor x, float factor=2.) -> Tensor",
-        "shifted": "shifted(Tensor x, int by) -> Tensor",
-        "added": "added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor",
-        "cleared": "cleared(x: torch.Tensor) -> None, writes to ('x',)",
-        "schemed": "schemed(Tensor x) -> Tensor",
-    }
-    changed = IN_PYTHON.replace("y: torch.Tensor", "y: float").replace("int by", "int by, int of=0")
-    assert older.differences(package_api.read(package(tmp_path / "newer", ops=OPS + changed))) == (
-        "operator added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor becomes "
-        "added(x: torch.Tensor, y: float) -> torch.Tensor",
-        "operator shifted(Tensor x, int by) -> Tensor becomes shifted(Tensor x, int by, int of=0) -> Tensor",
-    )
-
-
-def test_the_files_and_the_loaded_module_have_the_same_api(scale: Path) -> None:
+def test_operators_are_read_from_the_binary(scale: Path) -> None:
     (built,) = (scale / "build").iterdir()
-    read, loaded = package_api.read(built), package_api.loaded(built)
-    assert loaded is not None
-    assert read.ops == loaded.ops == {"scaled": "scaled(Tensor input, float factor) -> Tensor"}
-    assert list(read.members) == list(loaded.members) == ["scaled"]
-    assert read.members["scaled"].signature == loaded.members["scaled"].signature
-    assert read.members["scaled"].summary == loaded.members["scaled"].summary
+    assert package_api.read(built).ops == {"scaled": "scaled(Tensor input, float factor) -> Tensor"}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +17,7 @@ from kernel_format.errors import HubError, KernelBuilderError
 from tests.support.loopback import QuietHandler, served
 from tests.support.running_hub import RunningHub
 
-from .conftest import BUILDER, DOUBLING, commits, edit, put, tree
+from .conftest import DOUBLING, edit, put, tree
 
 CUDA = "torch-cuda"
 
@@ -81,25 +79,6 @@ def test_a_repeated_upload_after_a_cut_at_every_tenth_completes_it(
         assert tree(hub, f"org/cut-{tenth}", "v1") == wanted[0]
 
 
-def test_a_repeated_upload_after_a_kill_completes_it(hub: RunningHub, quick: Path) -> None:
-    def start(repo_id: str) -> subprocess.Popen[bytes]:
-        command = [BUILDER, "upload", quick, "--repo-id", repo_id, "--no-load", "--quiet"]
-        return subprocess.Popen(command, env=hub.environment)
-
-    began = time.monotonic()
-    assert start("org/whole").wait() == 0
-    seconds = time.monotonic() - began
-    for part in range(4, 8):  # the first half of an upload only reads
-        running = start("org/killed")
-        time.sleep(seconds * part / 8)
-        running.kill()
-        running.wait()
-    put(hub, quick, "org/killed")
-    assert tree(hub, "org/killed", "v1") == tree(hub, "org/whole", "v1")
-    assert tree(hub, "org/killed", "main").keys() == tree(hub, "org/whole", "main").keys()
-    assert commits(hub, "org/killed", "v1") == 2
-
-
 def test_equal_files_are_sent_once(own_hub: RunningHub, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     package = quick / "build" / CUDA
@@ -112,7 +91,7 @@ def test_equal_files_are_sent_once(own_hub: RunningHub, quick: Path, monkeypatch
 
 
 def test_an_unreachable_hub(quick: Path) -> None:
-    with pytest.raises(HubError, match="cannot list its branches") as raised:
+    with pytest.raises(HubError, match=r"no connection to http://127\.0\.0\.1:9") as raised:
         publish(PublishRequest(quick, repo_id=DOUBLING, endpoint="http://127.0.0.1:9", token="any", load=False))
     assert raised.value.hint and "same command again" in raised.value.hint
 

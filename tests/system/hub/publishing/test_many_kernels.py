@@ -21,7 +21,7 @@ from tests.unit.config.test_changed import commit, git
 from . import github_instance
 from .conftest import tree
 from .github_instance import TOKEN, RunningGitHub
-from .rehearsal import BIN, WORKFLOWS, Rehearsal, evaluate, run
+from .rehearsal import WORKFLOWS, Rehearsal, evaluate
 
 REPOSITORY = "org/kernels"
 OWNER = "kernels-community"
@@ -44,25 +44,6 @@ def called(job: dict[str, Any]) -> dict[Any, Any]:
     workflow = yaml.safe_load((WORKFLOWS / job["uses"].rpartition("/")[2].partition("@")[0]).read_text())
     assert isinstance(workflow, dict)
     return workflow
-
-
-def test_the_documented_workflows_are_valid_and_safe(tmp_path: Path) -> None:
-    folder = tmp_path / ".github" / "workflows"
-    folder.mkdir(parents=True)
-    for number, text in enumerate(documented()):
-        (folder / f"{number}.yml").write_text(text)
-        assert len(text.splitlines()) <= 25
-        for job in yaml.safe_load(text)["jobs"].values():
-            interface = called(job)[True]["workflow_call"] or {}
-            assert set(job.get("with", {})) <= set(interface.get("inputs", {}))
-            assert set(job.get("secrets", {})) <= set(interface.get("secrets", {}))
-    run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *folder.iterdir())
-    run(BIN / "zizmor", "--offline", "--quiet", tmp_path)
-
-
-def test_this_repository_names_what_its_kernels_share() -> None:
-    (job,) = yaml.safe_load((WORKFLOWS / "kernels.yml").read_text())["jobs"].values()
-    assert all((ROOT / path).exists() for path in job["with"]["shared"].split())
 
 
 def test_a_called_job_asks_for_no_more_than_its_caller_grants() -> None:
@@ -240,23 +221,6 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     publishing.job("publish")
     assert f"build/{CPU}/metadata.json" in tree(hub, f"{OWNER}/one", "v1")
     assert not hub.api().repo_exists(f"{OWNER}/two", repo_type="kernel")
-
-
-def test_a_failed_build_leaves_its_reason_and_no_package(
-    hub: RunningHub, github: RunningGitHub, tmp_path: Path
-) -> None:
-    kernels = ManyKernels(tmp_path, github, hub)
-    commit(kernels.root, "README.md", "Kernels")
-    for source in ("scale/scale_cpu.cpp", "torch-ext/torch_binding.cpp"):
-        (kernels.root / "two" / source).write_text("#error not this way\n")
-    head = commit(kernels.root, "two/CARD.md", "two")
-    with pytest.raises(AssertionError):
-        kernels.build("pull_request", "build")
-    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["results-two-cpu-x86_64-linux"]
-    assert "#error not this way" in (tmp_path / "summary").read_text()
-    github.pulls["forker:fix&state=closed"] = [{"number": 5, "head": {"sha": head}}]
-    (comment,) = kernels.comment(head)
-    assert "1 job failed" in comment and "#error not this way" in comment
 
 
 def test_the_projects_that_an_event_builds(hub: RunningHub, github: RunningGitHub, tmp_path: Path) -> None:

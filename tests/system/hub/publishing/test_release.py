@@ -6,9 +6,7 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli
@@ -29,14 +27,6 @@ ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))
 OWNER = "kernels-community"
 
 
-def inputs(workflow: str, trigger: str = "workflow_call") -> dict[str, dict[str, Any]]:
-    """The inputs of a workflow. YAML 1.1 reads the key `on` as true."""
-    declared: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())[True][
-        trigger
-    ]["inputs"]
-    return declared
-
-
 def test_workflows_and_actions_match_githubs_schemas() -> None:
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-actions", *ACTIONS)
@@ -53,39 +43,6 @@ def test_workflows_are_safe() -> None:
         workflow = yaml.safe_load(file.read_text())
         assert workflow["permissions"] == {}
         assert all(job["permissions"] is not None for job in workflow["jobs"].values())
-
-
-def test_the_documented_workflow_calls_the_release_workflow() -> None:
-    text = (ROOT / "docs/publishing.md").read_text()
-    (example,) = re.findall(r"```yaml\n(name: Release\n.*?)```", text, re.DOTALL)
-    (job,) = yaml.safe_load(example)["jobs"].values()
-    called = yaml.safe_load((ROOT / ".github/workflows/publish-kernels.yml").read_text())[True]["workflow_call"]
-    assert job["uses"].partition("@")[0].endswith(".github/workflows/publish-kernels.yml")
-    assert set(job["with"]) <= set(called["inputs"])
-    assert set(job["secrets"]) <= set(called["secrets"])
-    assert len(example.splitlines()) <= 16
-    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]
-    assert set(release["with"]) <= set(called["inputs"])
-    kernels = {f"kernels/{path.parent.name}" for path in (ROOT / "kernels").glob("*/build.toml")}
-    assert set(release["with"]["projects"].split()) == kernels
-    gpu = yaml.safe_load((ROOT / ".github/workflows/gpu.yml").read_text())[True]["workflow_dispatch"]["inputs"]
-    assert set(gpu["kernels"]["default"].split()) == kernels
-
-
-def test_kernels_are_published_after_their_dependencies() -> None:
-    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]
-    published: set[str] = set()
-    for directory in release["with"]["projects"].split():
-        general = tomli.loads((ROOT / directory / "build.toml").read_text())["general"]
-        assert {dependency["repo-id"] for dependency in general.get("kernel-depends", [])} <= published
-        published.add(general["hub"]["repo-id"])
-
-
-def test_the_gpu_workflow_installs_the_requirements_of_kernel_tests() -> None:
-    """It may be called by other repositories, which have no dependency group of this name."""
-    ours = tomli.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"]
-    needed = [line for file in ROOT.glob("kernels/*/tests/requirements.txt") for line in file.read_text().splitlines()]
-    assert needed and set(needed) <= set(ours)
 
 
 # The roots of trust are all that differs from signing on a runner.
@@ -163,20 +120,6 @@ def test_the_release_rehearsed_against_our_own_hub(
     assert verify(published, endpoint=hub.url, signers=[f"https://github.com/{WORKFLOW}"], require_signature=True).ok
 
 
-def test_a_release_without_a_gpu_needs_a_reason(tmp_path: Path) -> None:
-    workflow = yaml.safe_load((ROOT / ".github/workflows/publish-kernels.yml").read_text())
-    (check,) = (
-        step for step in workflow["jobs"]["policy"]["steps"] if step.get("name", "").startswith("Require a GPU")
-    )
-    for runner, reason, status in (("", "", 1), ("gpu", "", 0), ("", "no GPU code", 0)):
-        given = {**os.environ, "GPU_RUNNER": runner, "SKIP_GPU_TESTS": reason}
-        assert subprocess.run(["bash", "-e", "-c", check["run"]], env=given, check=False).returncode == status
-    called, gpu = workflow["jobs"]["gpu"], inputs("gpu.yml")
-    assert called["uses"].endswith("/gpu.yml")
-    assert {name for name, given in gpu.items() if given.get("required")} <= set(called["with"]) <= set(gpu)
-    assert set(inputs("gpu.yml", "workflow_dispatch")) == set(gpu)
-
-
 def test_wheels_are_written_beside_the_release(doubling: Path, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     checkout.mkdir()
@@ -210,3 +153,12 @@ def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
     (checkout / "kernels/relu/tests/test_fails.py").write_text("def test_fails():\n    assert False\n")
     with pytest.raises(AssertionError, match="1 failed"):
         Rehearsal(checkout, context, dict(os.environ), "gpu.yml").job("gpu", only="Test")
+
+
+def test_kernels_are_published_after_their_dependencies() -> None:
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]
+    published: set[str] = set()
+    for directory in release["with"]["projects"].split():
+        general = tomli.loads((ROOT / directory / "build.toml").read_text())["general"]
+        assert {dependency["repo-id"] for dependency in general.get("kernel-depends", [])} <= published
+        published.add(general["hub"]["repo-id"])

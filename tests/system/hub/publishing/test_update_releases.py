@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 from pathlib import Path
-
-from tests.support.places import ROOT
 
 from .rehearsal import Rehearsal
 
@@ -63,14 +60,3 @@ def test_a_pull_request_is_opened_once_and_then_kept_up_to_date(tmp_path: Path) 
         f"of-the-job pr create {title} {body}",
         f"of-the-job pr edit update-releases {body}",
     ]
-
-
-def test_newer_clients_are_told() -> None:
-    spec = importlib.util.spec_from_file_location("lock_python", ROOT / "nix/lock_python.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    old = ["kernels-0.17.2-cp38-abi3-a.whl", "kernels-0.17.2-cp38-abi3-b.whl", "kernels_data-0.16.2-b.whl", "x-1-c.whl"]
-    new = ["kernels-0.18.0-cp38-abi3-a.whl", "kernels_data-0.16.2-b.whl", "x-1-c.whl"]
-    assert module.newer(old, new, ["kernels", "kernels_data"]) == ["- kernels: 0.17.2 → 0.18.0"]
-    assert module.newer(old, old, ["kernels", "x"]) == []

@@ -12,7 +12,6 @@ from kernel_builder.backends import cuda
 from kernel_builder.config import build_toml, known_backends
 from kernel_builder.config.project import TorchFramework
 from kernel_builder.config.project_files import read_project
-from kernel_format.release import Release, Version, is_within
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,
@@ -30,42 +29,31 @@ from tests.unit.config.build_toml.conftest import (
 
 ACCEPTED = [
     *(general(name=f'"{name}"') for name in NAMES[1:]),
-    *(general(version=version) for version in ("0", "0x10", "1_0", "9223372036854775807")),
-    *(general(license=text) for text in ('"Apache-2.0"', '"proprietary"', '"""mit"""', "'mit'")),
+    *(general(version=version) for version in ("0", "0x10", "9223372036854775807")),
+    general(license='"""mit"""'),
     *(general(backends=f'["{backend}"]') for backend in known_backends.NAMES),
     general(backends='["cuda", "cuda", "cpu"]'),
     general(backends='["cpu"]'),  # [kernel.g] is for another backend
     *(
         general(source=f'"{url}"')
         for url in (
-            "https://github.com/o/r",
-            "http://github.com/o/r.git",
             "https://user@github.com/o/r",
             "https://git.example.org:8080/o/r",
-            "ssh://git@github.com/o/r",
-            "git://github.com/o/r",
             "git+ssh://git@github.com/o/r",
-            "git+https://github.com/o/r",
             "git@github.com:o/r.git",
         )
     ),
     general(upstream='"https://github.com/o/r"'),
-    general(python_depends="[]"),
     general(python_depends='["einops", "helion", "tvm-ffi"]'),
-    general(kernel_depends="[]"),
     general(kernel_depends=f"[{DEPENDENCY}]"),
     general(kernel_depends='[{repo-id = "o/k", revision = "main"}]'),
-    general(hub="{}"),
     more('[general.hub]\nrepo-id = "o/k"\nbranch = "v1"\n'),
     more('[general.cuda]\nminver = "12.6"\nmaxver = "13.2"\npython-depends = ["nvidia-cutlass-dsl"]\n'),
-    more('[general.cuda]\nminver = "13.0"\nmaxver = "13.0"\n'),
     *(more(f"[general.{b}]\nkernel-depends = [{DEPENDENCY}]\n") for b in ("cuda", "neuron", "xpu")),
     more('[general.neuron]\npython-depends = ["nki"]\n'),
     more('[general.xpu]\npython-depends = ["onednn", "einops"]\n'),
-    more("[general.tpu]\n"),
     general(backends='["cpu"]') + '[general.cuda]\nminver = "12.0"\n',
     framework("[torch]"),
-    torch("src = []"),
     torch('include = [".", "inc"]'),
     torch('minver = "2.10"\nmaxver = "2.15"'),
     torch('minver = "02.08"'),
@@ -74,20 +62,16 @@ ACCEPTED = [
     torch('stable-abi = "2.10"'),
     torch('stable-abi = {cpu = "2.9", cuda = "2.10"}'),
     torch('stable-abi = {rocm = "2.10"}'),
-    torch("stable-abi = {}"),
     torch('[torch.stable-abi]\ncuda = "2.10"'),
-    torch('stable-abi.cuda = "2.10"'),
     framework("[torch-noarch]"),
     framework('[torch-noarch]\npyext = ["py"]\ncuda_capabilities = ["9.0"]\nrocm_archs = ["gfx90a"]'),
     framework('[tvm-ffi]\nsrc = ["a.cpp"]\ninclude = ["."]\npyext = ["py"]\ncxx-flags = ["-O2"]'),
     general(backends='["cpu"]').replace(CPU + CUDA, ""),
-    general(backends='["cpu"]').replace(CPU + CUDA, "[kernel]\n"),
     general(backends='["cpu", "cuda"]').replace(CPU, ""),
     general(backends='["rocm"]').replace(TORCH + CPU + CUDA, "[torch-noarch]\n"),
     kernel("rocm", src='["a.cu"]')
     .replace('"cuda"]', '"cuda", "rocm"]', 1)
     .replace(TORCH, f'{TORCH}stable-abi = "2.10"\n'),
-    *(kernel(backend) for backend in ("cpu", "cuda", "metal", "rocm", "xpu")),
     *(kernel(b, 'include = ["inc"]', 'cxx-flags = ["-g"]') for b in ("cpu", "cuda", "metal", "rocm", "xpu")),
     kernel("cuda", 'cuda-capabilities = ["8.0", "9.0a", "10.0f", "12.0+PTX", "9.0a+PTX"]'),
     kernel("cuda", 'cuda-flags = ["-lineinfo"]', 'cuda-minver = "12.8"'),
@@ -95,11 +79,8 @@ ACCEPTED = [
     kernel("xpu", 'sycl-flags = ["-O2"]'),
     *(kernel("cpu", depends=f'["{name}"]') for name in build_toml.KERNEL_DEPENDS),
     kernel("cpu", depends="[]", src="[]"),
-    kernel("cpu", depends='["torch", "torch"]', src='["a.cpp", "inc/a.h"]'),
     kernel("cpu", src='["a.cpp", "./a.cpp", "inc/a.h", "inc/a.h"]'),
-    torch('src = ["a.cpp", "a.cpp"]'),
     kernel("cuda", 'cuda-capabilities = ["11.8", "99.0"]'),
-    framework('[torch-noarch]\ncuda_capabilities = ["1.0"]'),
     *(kernel("cpu", name=name) for name in ("1", "_x", "A-b", '"a.b"', "torch")),
     general().replace("\n", "\r\n"),
     "\ufeff" + general(),
@@ -132,16 +113,8 @@ def test_versions_have_any_number_of_parts(home: Path, text: str, parts: tuple[i
     assert str(settings["minver"]) == ".".join(map(str, parts))
 
 
-def test_a_release_is_older_than_its_patches() -> None:
-    patch, major = Version.parse("12.8.1"), Version.parse("13")
-    releases = [Release(12, 8), Release(12, 9), Release(13, 0), Release(13, 1)]
-    assert [is_within(release, patch, None) for release in releases] == [False, True, True, True]
-    assert [is_within(release, None, patch) for release in releases] == [True, False, False, False]
-    assert [is_within(release, None, major) for release in releases] == [True, True, True, False]
-
-
 def test_python_dependencies_are_those_of_the_client() -> None:
     known = json.loads((resources.files("kernels") / "python_depends.json").read_text())
-    mine = {backend.name: set(names) for backend in known_backends.of_format() if (names := backend.python_depends)}
+    mine = {backend.name: set(names) for backend in known_backends.known() if (names := backend.python_depends)}
     assert set(build_toml.PYTHON_DEPENDS) == set(known["general"])
     assert mine == {backend: set(names) for backend, names in known["backends"].items() if names}

@@ -12,7 +12,6 @@ from kernel_format.errors import ConfigError
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,
-    DEPENDENCY,
     TORCH,
     assert_same_values,
     general,
@@ -28,33 +27,12 @@ EDITION_4 = [
     + '[general.cuda]\nminver = "12.6"\nmaxver = "13.2"\n[general.hub]\nrepo-id = "o/k"\nbranch = "v1"\n',
     general(edition=None).replace(TORCH, '[torch]\nstable-abi = "2.10"\nminver = "2.10"\ncxx-flags = ["-O2"]\n'),
     general(edition=None).replace(TORCH, '[torch-noarch]\npyext = ["py"]\ncuda_capabilities = ["9.0"]\n'),
-    general(edition=None).replace(TORCH, '[tvm-ffi]\nsrc = ["torch-ext/binding.cpp"]\ncxx-flags = ["-O2"]\n'),
-    general(edition=None, backends='["metal", "rocm", "tpu"]').replace('"cuda"\nd', '"rocm"\nd'),
 ]
 # Edition 3 needs neither `version` nor, for Python only, a framework.
 EDITION_3 = [
     general(edition=None, version=None),
     general(edition=None, version=None).replace(TORCH + CPU + CUDA, ""),
-    general(edition=None).replace(TORCH + CPU + CUDA, ""),
-    general(edition=None, version=None).replace(TORCH, '[tvm-ffi]\nsrc = ["torch-ext/binding.cpp"]\n'),
 ]
-# Edition 2 has the backends in the kernels, and the range of CUDA releases in [general].
-HEAD = '[general]\nname = "a-b"\nlicense = "mit"\n'
-EDITION_2 = [
-    f'{HEAD}cuda-minver = "12.6"\ncuda-maxver = "13.0"\nuniversal = false\n{TORCH}{CPU}{CUDA}',
-    f"{HEAD}universal = true\n[torch]\nsrc = []\n",
-]
-# Edition 1 has languages, CUDA by default.
-EDITION_1 = [
-    f"{HEAD}{TORCH}{CPU}".replace('backend = "cpu"', 'language = "metal"'),
-    f"{HEAD}{TORCH}{CUDA}".replace('backend = "cuda"\n', ""),
-    f"{HEAD}{TORCH}{CUDA}".replace('backend = "cuda"', 'language = "cuda-hipify"\nrocm-archs = ["gfx942"]'),
-    f'{HEAD}[torch]\nuniversal = true\npyext = ["py"]\n',
-    f"{HEAD}{TORCH}{CUDA}".replace('backend = "cuda"', 'language = "cuda"')
-    .replace('name = "a-b"\n', "")
-    .replace("[torch]", '[torch]\nname = "a-b"'),
-]
-OLD = [*EDITION_2, *EDITION_1]
 
 
 def converted(home: Path, license: str | None = None) -> str:
@@ -76,10 +54,6 @@ def test_both_accept_edition_4(home: Path, text: str) -> None:
     "text",
     [
         *EDITION_3,
-        general(edition=None, kernel_depends=f"[{DEPENDENCY}]"),
-        general(edition=None, tpu="{}"),
-        general(edition=None, cuda=f"{{kernel-depends = [{DEPENDENCY}]}}"),
-        general(edition=None).replace("[torch]", '[torch]\nstable-abi = {cuda = "2.10"}'),
         *(general(edition=str(edition)) for edition in (3, 4)),
     ],
 )
@@ -92,12 +66,10 @@ def test_both_reject_other_editions(home: Path, text: str) -> None:
     assert "`kernel-builder update-build DIR`" in str(error.hint)
 
 
-@pytest.mark.parametrize("text", [*OLD, *(general(edition=str(edition)) for edition in range(3))])
-def test_editions_1_and_2_are_refused_with_the_tool_that_reads_them(home: Path, text: str) -> None:
-    write(home, text)
-    assert theirs(home) is None
+def test_edition_2_is_refused_with_the_tool_that_reads_it(home: Path) -> None:
+    write(home, general(edition="2"))
     for refuse in (lambda: build_toml.read(home / build_toml.FILE, home), lambda: converted(home)):
-        with pytest.raises(ConfigError, match=r"edition ([0-2]|1 or 2); expected edition 5") as caught:
+        with pytest.raises(ConfigError, match="this is edition 2; expected edition 5") as caught:
             refuse()
         assert str(caught.value.where).endswith("[general] edition")
         assert "`kernel-builder update-build` of a release of the Hub's builder" in str(caught.value.hint)

@@ -27,11 +27,8 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
         r"there is no (file|directory) ",
         [
             torch('src = ["no.cpp"]'),
-            torch('src = ["inc"]'),
-            torch('include = ["no"]'),
             torch('include = ["a.cpp"]'),
             kernel("cpu", src='["no.cpp"]'),
-            kernel("cpu", 'include = ["no"]'),
             kernel("cpu", src=f'["{"a" * 5000}"]'),
         ],
     ),
@@ -39,8 +36,8 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
         r"is not a path inside the project",
         [
             *(torch(f'src = ["{path}"]') for path in ("../a.cpp", "/etc/passwd", "inc/../a.cpp", "")),
-            *(torch(f'include = ["{path}"]') for path in ("..", "/usr/include")),
-            *(kernel("cpu", src=f'["{path}"]') for path in ("../a.cpp", "/a.cpp")),
+            torch('include = ["/usr/include"]'),
+            kernel("cpu", src='["../a.cpp"]'),
         ],
     ),
     "a path with a control character": (r"has a control character", [torch('src = ["a\\nb.cpp"]')]),
@@ -49,7 +46,6 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
         r"lists (cuda|rocm), and no \[kernel.<name>\] is for it",
         [
             general().replace(CUDA, ""),
-            general().replace(CPU + CUDA, ""),
             torch('stable-abi = {rocm = "2.10"}').replace('"cuda"]', '"cuda", "rocm"]'),
             framework('[tvm-ffi]\nsrc = ["a.cpp"]').replace(CUDA, ""),
         ],
@@ -58,7 +54,7 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
     "a text that is not a capability": (
         r"is not a CUDA capability",
         [
-            *(kernel("cuda", f'cuda-capabilities = ["{c}"]') for c in ("9", "sm_90", "9.0x", "9.0+ptx", "9.0 ", "")),
+            *(kernel("cuda", f'cuda-capabilities = ["{c}"]') for c in ("sm_90", "9.0x", "9.0+ptx", "")),
             framework('[torch-noarch]\ncuda_capabilities = ["9"]'),
         ],
     ),
@@ -68,15 +64,13 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
     ),
     "a version that only a number parser reads": (
         r"is not a version like",
-        [torch(f'minver = "{v}"') for v in (" 2.8", "2.8 ", "+2.8", "2.+8", "1844674407370955161.0")],
+        [torch(f'minver = "{v}"') for v in (" 2.8", "+2.8", "1844674407370955161.0")],
     ),
     "a Python package that the client refuses": (
         r"is not a Python package that a kernel may depend on",
         [
             general(python_depends='["numpy"]'),
-            general(python_depends='["nki"]'),
             more('[general.cuda]\npython-depends = ["nki"]\n'),
-            more('[general.tpu]\npython-depends = ["jax"]\n'),
         ],
     ),
     "a repository without an owner": (
@@ -84,7 +78,6 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
         [
             more('[general.hub]\nrepo-id = "k"\n'),
             general(kernel_depends='[{repo-id = "k", version = 1}]'),
-            general(kernel_depends='[{repo-id = "", version = 1}]'),
         ],
     ),
     "an empty name": (
@@ -97,15 +90,15 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
     ),
     "a kernel name that is not a file name": (
         r"is not a kernel's name",
-        [kernel("cpu", name=f'"{name}"') for name in ("", "../x", "a/b", "a b", "é", "-x")],
+        [kernel("cpu", name=f'"{name}"') for name in ("", "../x", "é", "-x")],
     ),
     "a file extension that no file can have": (
         r"is not a file name's ending",
-        [torch(f'pyext = ["py", "{ending}"]') for ending in (".py", "", "a/b", "*")],
+        [torch(f'pyext = ["py", "{ending}"]') for ending in (".py", "a/b")],
     ),
     "a package without its __init__.py": (
         r"expected the Python package",
-        [torch('pyext = ["json"]'), torch("pyext = []"), general(name='"no-package"')],
+        [torch("pyext = []"), general(name='"no-package"')],
     ),
     "a Git URL that few tools accept": (
         r"is not the URL of a Git repository",
@@ -113,14 +106,9 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
             general(source=f'"{url}"')
             for url in (
                 "https://github.com",
-                "https:///x",
                 "https://github.com/o r",
-                " https://github.com/o/r",
                 "https://[::1]/r",
-                "https://é.fr/r",
-                "HTTPS://github.com/o/r",
                 "https://user:pw@github.com/o/r",
-                "@h:r",
             )
         ],
     ),
@@ -131,8 +119,6 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
         r"expected a table, got an array",
         [
             general(hub='["o/k", "v1"]'),
-            general(xpu="[[], []]"),
-            'torch = [[], "2.8", "2.9", [], [], "2.10", []]\n' + framework(""),
             'kernel.x = ["cpu", [], [], [], []]\n' + general().replace(CPU + CUDA, ""),
         ],
     ),

@@ -1,0 +1,74 @@
+// The rotation of a head's pairs, and the cosines and sines of a token, on the CPU.
+//
+// Reads:    tables with a row per token.
+// Must not: depend on the operation of a kernel.
+//
+// Everything is always inlined, because the callers are compiled once per instruction set.
+#pragma once
+
+#include "kit/cpu.h"
+#include "rope3d/problem.h"
+
+namespace rope3d {
+
+using namespace kit;
+
+// Returns a * b + c, rounded once if every CPU of the platform can: on aarch64.
+INLINE float multiply_add(float a, float b, float c) {
+#if defined(__FP_FAST_FMAF)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Rotates the first `pairs` pairs of `values` in place.
+INLINE void rotate_pairs(const float* __restrict__ cos, const float* __restrict__ sin, int64_t pairs, bool half,
+                         float* __restrict__ values) {
+  if (half) {
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; ++i) {
+      const float a = values[i], b = values[i + pairs];
+      values[i] = multiply_add(a, cos[i], -(b * sin[i]));
+      values[i + pairs] = multiply_add(b, cos[i], a * sin[i]);
+    }
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; ++i) {
+      const float a = values[2 * i], b = values[2 * i + 1];
+      values[2 * i] = multiply_add(a, cos[i], -(b * sin[i]));
+      values[2 * i + 1] = multiply_add(b, cos[i], a * sin[i]);
+    }
+  }
+}
+
+template <class E>
+INLINE void gather_entries(const void* entries, int64_t first, int64_t stride, int64_t count, float factor, float* to) {
+  const auto* from = static_cast<const typename E::Storage*>(entries) + first;
+  for (int64_t i = 0; i < count; ++i) to[i] = E::decode(from[i * stride]) * factor;
+}
+
+// Gathers the cosines and sines of a token after the prefix, one of each per pair.
+INLINE void gather_angles(const Rotation& rotation, int64_t sequence, int64_t token, float* cos, float* sin) {
+  const Tokens& table = rotation.table;
+  const int64_t first = sequence * table.batch_stride + (token - rotation.prefix) * table.row_stride;
+  const auto gather = [&](const void* entries, float factor, float* to) ALWAYS_INLINE {
+    switch (table.type) {
+      case Type::float32:
+        return gather_entries<Float32>(entries, first, table.pair_stride, rotation.pairs, factor, to);
+      case Type::float16:
+        return gather_entries<Float16>(entries, first, table.pair_stride, rotation.pairs, factor, to);
+      case Type::bfloat16:
+        return gather_entries<BFloat16>(entries, first, table.pair_stride, rotation.pairs, factor, to);
+    }
+  };
+  gather(table.cos, 1.0f, cos);
+  gather(table.sin, rotation.inverse ? -1.0f : 1.0f, sin);
+}
+
+// The first element of a token.
+INLINE int64_t token_offset(const Strides& strides, int64_t sequence, int64_t token) {
+  return sequence * strides.batch + token * strides.token;
+}
+
+}  // namespace rope3d
