@@ -32,7 +32,6 @@ from recording import RESULTS, ROOT, children_cpu_seconds, commit, machine, writ
 
 from kernel_builder.measure.estimates import estimate
 from kernel_format.cache_directory import default_cache
-from kernel_format.tree_digest import hash_tree
 
 FILE = RESULTS / "builder.json"
 JOBS = 2
@@ -130,12 +129,6 @@ class Workspace:
         return project, cache, self.build(cache, project)
 
     @cached_property
-    def matrix_build(self) -> tuple[Path, CompletedRun]:
-        """A project and the cold build of its whole matrix, for every platform."""
-        project = self.project("whole")
-        return project, self.build(self.cache("whole"), project, "--all", "--platform", "all", "--no-load")
-
-    @cached_property
     def installed_builder(self) -> Path:
         """The command of wheels that are built and installed into a new environment."""
         wheels, environment = self.root / "wheels", self.root / "installed"
@@ -159,17 +152,6 @@ def downloads(workspace: Workspace) -> tuple[list[str], Values]:
         workspace.run(cache, "toolchain", "fetch", "--cuda", "13.2", environment={"PIP_INDEX_URL": index.url})
         more = sum(index.received.values()) - total
     return [f"PIP_INDEX_URL=URL {done.command}"], {"bytes": total, "more-with-all": more}
-
-
-def compile_steps(workspace: Workspace) -> tuple[list[str], Values]:
-    """Count the compile steps of the whole matrix."""
-    done = workspace.matrix_build[1]
-    values = {
-        "compiles": done.result["compiles"],
-        "variants": len(done.result["packages"]),
-        "cpu-seconds": done.cpu_seconds,
-    }
-    return [done.command], values
 
 
 def further_torch(workspace: Workspace) -> tuple[list[str], Values]:
@@ -214,33 +196,6 @@ def warm_cache(workspace: Workspace) -> tuple[list[str], Values]:
     return [cold.command, warm.command], {"cold-cpu-seconds": cold.cpu_seconds, "warm-cpu-seconds": warm.cpu_seconds}
 
 
-def equal_bytes(workspace: Workspace) -> tuple[list[str], Values]:
-    """Build every variant twice under different conditions, and compare all files."""
-    first, done = workspace.matrix_build
-    second = workspace.project("elsewhere/and deeper")
-    options = ("--all", "--platform", "all", "--no-load")
-    cache = workspace.cache("another")
-    again = workspace.build(cache, second, *options, jobs=4 * JOBS, TZ="Asia/Tokyo", LC_ALL="C")
-    trees = [hash_tree(root / "build").files for root in (first, second)]
-    names = sorted(trees[0].keys() & trees[1].keys())
-    differing = {name: differing_bytes(first / "build" / name, second / "build" / name) for name in names}
-    values = {
-        "files": len(names),
-        "bytes": sum((first / "build" / name).stat().st_size for name in names),
-        "differ": {name: count for name, count in differing.items() if count},
-        "only-in-one": sorted(trees[0].keys() ^ trees[1].keys()),
-    }
-    return [done.command, again.command], values
-
-
-def differing_bytes(first: Path, second: Path) -> int:
-    """Count the bytes at which two files differ, including bytes that only the longer one has."""
-    left, right = first.read_bytes(), second.read_bytes()
-    if left == right:
-        return 0
-    return abs(len(left) - len(right)) + sum(a != b for a, b in zip(left, right, strict=False))
-
-
 _LOAD = """
 import sys, time
 from pathlib import Path
@@ -269,12 +224,10 @@ def load_time(workspace: Workspace) -> tuple[list[str], Values]:
 
 FIGURES: dict[str, Callable[[Workspace], tuple[list[str], Values]]] = {
     "downloads": downloads,
-    "compile-steps": compile_steps,
     "further-torch": further_torch,
     "nothing-changed": nothing_changed,
     "one-source": one_source,
     "warm-cache": warm_cache,
-    "equal-bytes": equal_bytes,
     "load-time": load_time,
 }
 

@@ -47,15 +47,6 @@ def _downloads(values: Mapping[str, Any]) -> Row:
     )
 
 
-def _compile_steps(values: Mapping[str, Any]) -> Row:
-    return Row(
-        "compile steps for rmsnorm over the whole matrix, CUDA 12 and Arm included",
-        "",
-        f"{values['compiles']}, for {values['variants']} variants; {values['cpu-seconds']:.0f} s of CPU time",
-        note="One for each source file, platform, back end and CUDA compiler.",
-    )
-
-
 def _further_torch(values: Mapping[str, Any]) -> Row:
     links, bindings, others = _split(values["steps"])
     return Row(
@@ -108,16 +99,6 @@ def _warm_cache(values: Mapping[str, Any]) -> Row:
     )
 
 
-def _equal_bytes(values: Mapping[str, Any]) -> Row:
-    return Row(
-        "two builds of every variant: different directory, cache, job count and locale",
-        "0 bytes differ",
-        f"{sum(values['differ'].values())} of {values['bytes'] / 1e6:.1f} MB differ",
-        not values["differ"] and not values["only-in-one"],
-        f"{values['files']} files.",
-    )
-
-
 def _load_time(values: Mapping[str, Any]) -> Row:
     median = values["milliseconds"]["median"]
     return Row(
@@ -131,11 +112,9 @@ def _load_time(values: Mapping[str, Any]) -> Row:
 
 _ROWS = {
     "downloads": _downloads,
-    "compile-steps": _compile_steps,
     "further-torch": _further_torch,
     "nothing-changed": _nothing_changed,
     "one-source": _one_source,
     "warm-cache": _warm_cache,
-    "equal-bytes": _equal_bytes,
     "load-time": _load_time,
 }

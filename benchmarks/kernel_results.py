@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,6 @@ from kernel_builder.measure.results import (
     BenchmarkReport,
     HostOverhead,
     Row,
-    geometric_mean,
     shape_name,
 )
 
@@ -113,7 +113,7 @@ def _outcome(target: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[TargetR
     lacking = f", {untimed} of {untimed + len(measured)} without a time" if untimed else ""
     if "mean" in target:
         wanted = f"mean at least {target['mean']}"
-        mean = geometric_mean(measured.values()) if measured else 0.0
+        mean = statistics.geometric_mean(measured.values()) if measured else 0.0
         text, met = f"{mean:.3f}", mean >= target["mean"]
     else:
         wanted = f"each at least {target['each']}"

@@ -37,7 +37,7 @@ README_KERNELS = {
     "rope3d": "rotary embeddings, on three axes or by tables, with q/k norm",
 }
 README_MODELS = ("ltx-2464", "wan-32760", "flux-4608", "qwen3-decode")
-README_BUILDER = ("downloads", "nothing-changed", "equal-bytes")
+README_BUILDER = ("downloads", "nothing-changed")
 
 Values = dict[str, Any]
 
@@ -77,11 +77,10 @@ def readme() -> Values:
     builder, models, generate = results("builder"), results("models-h200"), results("generate.h200")
     measured = [result for result in kernel_results.read_results() if result.machine == README_MACHINE]
     rows = builder_rows(builder["figures"])
-    names = [name for name in README_BUILDER if name in rows]
     return {
         "builder": builder,
-        "builder_rows": [rows[name] for name in names],
-        "builder_commits": _commits({name: builder["figures"][name]["commit"] for name in names}),
+        "builder_rows": [rows[name] for name in README_BUILDER],
+        "builder_commits": _commits({name: builder["figures"][name]["commit"] for name in README_BUILDER}),
         "kernels": [[f"[{result.kernel}](kernels/{result.kernel})", *_kernel_row(result)] for result in measured],
         "kernels_device": tables.device(measured[0].report),
         "kernels_commits": _commits({result.kernel: result.report.build["commit"] for result in measured}),

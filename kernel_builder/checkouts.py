@@ -48,11 +48,7 @@ def _run(directory: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 def git_output(directory: Path, *arguments: str) -> bytes | None:
-    """Return the output of git in a directory, or None if it fails.
-
-    Raises:
-        FileNotFoundError: If git is not installed.
-    """
+    """Return the output of git in a directory, or None if it fails."""
     done = _run(directory, *arguments)
     return done.stdout if done.returncode == 0 else None
 
@@ -81,11 +77,7 @@ class CommittedEntry:
 
 
 def committed_files(repository: Path, commit: str) -> Mapping[str, CommittedEntry] | None:
-    """Return path -> entry of all files of a commit, or None if git cannot read it.
-
-    Raises:
-        FileNotFoundError: If git is not installed.
-    """
+    """Return path -> entry of all files of a commit, or None if git cannot read it."""
     listed = git_output(repository, "ls-tree", "-r", "-z", "--full-tree", commit)
     if listed is None:
         return None
@@ -102,9 +94,6 @@ def check_out(repository: Path, commit: str, target: Path) -> str | None:
 
     The directory is a repository of its own, which reads the objects of the other one and not its configuration.
     Submodules are empty directories.
-
-    Raises:
-        FileNotFoundError: If git is not installed.
     """
     if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):  # packages name it, and git could take it for an option
         return "not the name of a commit"

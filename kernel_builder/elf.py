@@ -8,7 +8,6 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from auditwheel.elfutils import elf_find_versioned_symbols
 from elftools.common.exceptions import ELFError
@@ -16,7 +15,6 @@ from elftools.construct import ConstructError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
-from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import StringTableSection, SymbolTableSection
 
 _TEXTS = ("DT_NEEDED", "DT_RPATH", "DT_RUNPATH")
@@ -61,20 +59,15 @@ class DefinedSymbol:
 
 @dataclass(frozen=True)
 class SharedObject:
-    """The dynamic section, symbols and flags of one shared object.
-
-    Attributes:
-        machine: `x86_64`, `aarch64` or ELF's own constant.
-        run_paths: (`DT_RPATH` or `DT_RUNPATH`, its value).
-        versions: All required symbol versions, also those that no symbol needs, except the dynamic linker's own.
-    """
+    """The dynamic section, symbols and flags of one shared object."""
 
     path: Path
-    machine: str
+    machine: str  # `x86_64`, `aarch64` or ELF's own constant
     needed: tuple[str, ...]
-    run_paths: tuple[tuple[str, str], ...]
+    run_paths: tuple[tuple[str, str], ...]  # (`DT_RPATH` or `DT_RUNPATH`, its value)
     undefined: tuple[Symbol, ...]
     exported: frozenset[str]
+    # All required symbol versions, also those that no symbol needs, except the dynamic linker's own.
     versions: tuple[str, ...]
     executable_stack: bool
     text_relocations: bool
@@ -86,21 +79,13 @@ class SharedObject:
 
 
 def read(path: Path) -> SharedObject:
-    """Read the dynamic section, symbols and flags of a shared object.
-
-    Raises:
-        Unreadable: If `path` is not a shared object.
-    """
+    """Read the dynamic section, symbols and flags of a shared object."""
     with _opened(path) as elf:
         return _read(path, elf)
 
 
 def defined_symbols(path: Path) -> list[DefinedSymbol]:
-    """Return the versioned symbols that a shared library defines; none if it has no symbol versions.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
+    """Return the versioned symbols that a shared library defines; none if it has no symbol versions."""
     symbols = []
     with _opened(path) as elf:
         table = elf.get_section_by_name(".dynsym")
@@ -127,65 +112,20 @@ def defined_symbols(path: Path) -> list[DefinedSymbol]:
 
 
 def constants(path: Path) -> list[bytes]:
-    """Return the read-only data sections (`.rodata*`) of an ELF file.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
+    """Return the read-only data sections (`.rodata*`) of an ELF file."""
     with _opened(path) as elf:
         return [section.data() for section in elf.iter_sections() if section.name.startswith(".rodata")]
 
 
 def section(path: Path, name: str) -> bytes | None:
-    """Return the content of a section of an ELF file; None if it has none of this name.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
+    """Return the content of a section of an ELF file; None if it has none of this name."""
     with _opened(path) as elf:
         section = elf.get_section_by_name(name)
         return bytes(section.data()) if section else None
 
 
-def callers(path: Path, names: Container[str]) -> dict[str, set[str]]:
-    """Return which functions of an object file refer to symbols of these names: symbol -> functions, both mangled.
-
-    A reference from data has the empty name.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
-    callers_of: dict[str, set[str]] = {}
-    with _opened(path) as elf:
-        table = elf.get_section_by_name(".symtab")
-        if not isinstance(table, SymbolTableSection):
-            return callers_of
-        symbols = list(table.iter_symbols())
-        functions = [symbol for symbol in symbols if symbol["st_info"]["type"] == "STT_FUNC"]
-        for section in elf.iter_sections():
-            # References from debugging sections and from tables for unwinding are no calls.
-            if not isinstance(section, RelocationSection) or not section.name.startswith((".rela.text", ".rela.data")):
-                continue
-            for relocation in section.iter_relocations():
-                name = symbols[relocation["r_info_sym"]].name
-                if name in names:
-                    place = (section["sh_info"], relocation["r_offset"])
-                    holders = (f.name for f in functions if _holds(f, *place))
-                    callers_of.setdefault(name, set()).add(next(holders, ""))
-    return callers_of
-
-
-def _holds(function: Any, section: int, offset: int) -> bool:
-    start = function["st_value"]
-    return function["st_shndx"] == section and bool(start <= offset < start + function["st_size"])
-
-
 def compilers(path: Path) -> list[str]:
-    """Return the entries of compilers and assemblers in the `.comment` section of an ELF file.
-
-    Raises:
-        Unreadable: If `path` is not an ELF file.
-    """
+    """Return the entries of compilers and assemblers in the `.comment` section of an ELF file."""
     with _opened(path) as elf:
         section = elf.get_section_by_name(".comment")
         texts = section.data().split(b"\0") if section else []
@@ -197,9 +137,6 @@ def without_definitions(archive: bytes, dropped: Container[str]) -> bytes:
 
     The code of such a symbol stays in its section, which the linker removes if nothing else is in use there. The
     library's index still has the old definitions; `ar s` makes a new one.
-
-    Raises:
-        Unreadable: If `archive` is not a static library of 64-bit little-endian objects.
     """
     changed = bytearray(archive)
     for start, stop in _members(archive):

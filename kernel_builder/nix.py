@@ -32,11 +32,7 @@ Spec = Mapping[str, Any]
 
 
 def fetch(spec: Spec, out: Path) -> None:
-    """Write the needed ranges of a pinned file, one after the other, as one file.
-
-    Raises:
-        FetchError: If the index cannot be reached, or has another file of that name.
-    """
+    """Write the needed ranges of a pinned file, one after the other, as one file."""
     pin = lock.load_file(spec["pin"])
     index = Index()
     with out.open("wb") as stream:
@@ -48,11 +44,7 @@ def fetch(spec: Spec, out: Path) -> None:
 
 
 def unpack(spec: Spec, out: Path) -> None:
-    """Unpack a toolchain's tree from the fetched bytes of its files.
-
-    Raises:
-        FetchError: If the bytes differ from the lock.
-    """
+    """Unpack a toolchain's tree from the fetched bytes of its files."""
     tree = next(tree for tree in _toolchains(spec).pinned() if tree.kind == spec["kind"])
     out.mkdir()
     for pin, fetched in zip(tree.files, spec["fetched"], strict=True):
@@ -68,11 +60,7 @@ def unpack(spec: Spec, out: Path) -> None:
 
 
 def sysroot(spec: Spec, out: Path) -> None:
-    """Write the libraries that packages are linked against, as a store of toolchains has them.
-
-    Raises:
-        ToolchainError: As `Toolchains.sysroot`.
-    """
+    """Write the libraries that packages are linked against, as a store of toolchains has them."""
     toolchains = _toolchains(spec)
     toolchains.sysroot()
     shutil.copytree(toolchains.store.root / "trees", out, symlinks=True)
@@ -89,11 +77,7 @@ def _toolchains(spec: Spec) -> Toolchains:
 
 
 def package(spec: Spec, out: Path) -> None:
-    """Write the package of one variant.
-
-    Raises:
-        KernelBuilderError: As `pipeline.build`.
-    """
+    """Write the package of one variant."""
     toolchains = _toolchains(spec)
     if "sysroot" in spec:
         shutil.copytree(spec["sysroot"], toolchains.store.root / "trees")
@@ -119,11 +103,7 @@ def package(spec: Spec, out: Path) -> None:
 
 
 def copy(bundle: Path, destination: Path) -> None:
-    """Put all packages of a `nix build` result into a `build` directory at once, as `kernel-builder build` does.
-
-    Raises:
-        PackageError: If the directory cannot be written.
-    """
+    """Put all packages of a `nix build` result into a `build` directory at once, as `kernel-builder build` does."""
     build = Path(os.path.realpath(destination))
     with staging(build) as staged:
         for result in bundle.iterdir():

@@ -21,11 +21,7 @@ from kernel_format.files import write_atomically
 def output_of(
     program: Path, *arguments: str, hint: str, stderr: bool = False, environment: Mapping[str, str] = os.environ
 ) -> str:
-    """Return the output of a program, of stdout or on request of stderr, even if it fails.
-
-    Raises:
-        ToolchainError: If it cannot be started or takes more than a minute; `hint` is the remedy.
-    """
+    """Return the output of a program, of stdout or on request of stderr, even if it fails."""
     try:
         done = subprocess.run(
             [program, *arguments],
@@ -41,11 +37,7 @@ def output_of(
 
 
 def signature(paths: Iterable[Path]) -> str:
-    """Return a digest of the sizes, times and inodes of files; for a directory, of all files below it.
-
-    Raises:
-        OSError: If a path is missing.
-    """
+    """Return a digest of the sizes, times and inodes of files; for a directory, of all files below it."""
     digest = hashlib.sha256()
     for path in paths:
         if path.is_dir():
@@ -70,16 +62,7 @@ class ProbeCache:
         self._directory = directory
 
     def recall(self, topic: str, paths: Iterable[Path], find_out: Callable[[], Any]) -> Any:
-        """Return the last result of `find_out` for these files, or call it now.
-
-        Args:
-            topic: Names the question; answers are kept by topic and files.
-            paths: The files and directories that the answer depends on.
-            find_out: Returns the answer, a JSON value.
-
-        Raises:
-            OSError: If one of the files is missing.
-        """
+        """Return the last result of `find_out` for these files, or call it now."""
         key = hashlib.sha256(f"{topic}\0{signature(paths)}".encode()).hexdigest()
         kept = self._directory / key
         try:

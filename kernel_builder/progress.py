@@ -15,12 +15,7 @@ class Progress(Protocol):
     """Receives progress reports. Calls are frequent and must be cheap."""
 
     def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
-        """Report that `done` of `total` units of a task are complete.
-
-        Args:
-            task: Names the task; reports of one task have the same name.
-            detail: The last completed unit, for example the title of a compile step.
-        """
+        """Report that `done` of `total` units of a task are complete."""
 
     def say(self, message: str) -> None:
         """Report one message."""

@@ -19,21 +19,12 @@ _LONG_KEY = re.compile(r"""(?:\.[ \t]*(?:[\w-]{1,60}|"(?:[^"\\\n]|\\.){0,60}"|'[
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the document in a file.
-
-    Raises:
-        ConfigError: If it is not TOML.
-        OSError: If it cannot be read.
-    """
+    """Return the document in a file."""
     return parse(decode(path.read_bytes(), str(path)), str(path))
 
 
 def decode(content: bytes, where: str) -> str:
-    """Return the text of a file that is UTF-8, without a byte order mark.
-
-    Raises:
-        ConfigError: If it is in another encoding.
-    """
+    """Return the text of a file that is UTF-8, without a byte order mark."""
     try:
         # TOML has no byte order mark, but editors write one and the public parser accepts it.
         return content.decode("utf-8-sig")
@@ -45,11 +36,7 @@ def decode(content: bytes, where: str) -> str:
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """Return the document that a text is.
-
-    Raises:
-        ConfigError: If it is not TOML.
-    """
+    """Return the document that a text is."""
     if long_key := _LONG_KEY.search(text):
         line = text.count("\n", 0, long_key.start()) + 1
         raise ConfigError(f"line {line} has a key of more than 16 parts", where=where, hint="shorten it")

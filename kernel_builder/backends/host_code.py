@@ -28,25 +28,19 @@ def token(name: str) -> str:
 
 @dataclass(frozen=True)
 class Compiler:
-    """The properties of a compiler that a step depends on.
-
-    Attributes:
-        threads: The option for the number of its threads; None if it has one. Steps of such compilers share a pool.
-        directories: Directories that it expects in the step's directory.
-        to_assembler: How it passes on the option to list the files that the assembler reads, with `{}` for the list.
-            None if its assembler makes no list.
-        environment: Variables, with tokens.
-        hint: The remedy for a rejected source for which no other hint fits.
-        for_editors: Returns the command that tools for editors understand: (command with paths, roots, source); None if
-            they understand its own.
-    """
+    """The properties of a compiler that a step depends on."""
 
     name: str
+    # The option for the number of its threads; None if it has one. Steps of such compilers share a pool.
     threads: str | None = None
-    directories: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()  # directories that it expects in the step's directory
+    # How it passes on the option to list the files that the assembler reads, with `{}` for the list. None if its
+    # assembler makes no list.
     to_assembler: str | None = "-Wa,--MD,{}"
-    environment: Mapping[str, str] | None = None
-    hint: str | None = None
+    environment: Mapping[str, str] | None = None  # variables, with tokens
+    hint: str | None = None  # the remedy for a rejected source for which no other hint fits
+    # Returns the command that tools for editors understand: (command with paths, roots, source); None if they
+    # understand its own.
     for_editors: Callable[[Sequence[str], Mapping[str, Path], str], list[str]] | None = None
 
 
@@ -55,26 +49,17 @@ GXX = Compiler("g++")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """The common options of all compilers' commands.
+    """The common options of all compilers' commands."""
 
-    Attributes:
-        source: The source, relative to the project.
-        alias: The name that the compilers get instead of the source's path. They derive names of internal symbols from
-            it, so it is different for each use of a source.
-        standard: The C++ standard, for example 17.
-        defines: `-D` options.
-        includes: `-I` and `-isystem` options.
-        cxx_flags: The project's flags for C++ sources.
-        roots: Token -> the directory it stands for.
-    """
-
-    source: str
+    source: str  # the source, relative to the project
+    # The name that the compilers get instead of the source's path. They derive names of internal symbols from it, so it
+    # is different for each use of a source.
     alias: str
-    standard: int
-    defines: tuple[str, ...]
-    includes: tuple[str, ...]
-    cxx_flags: tuple[str, ...]
-    roots: Mapping[str, Path]
+    standard: int  # the C++ standard, for example 17
+    defines: tuple[str, ...]  # `-D` options
+    includes: tuple[str, ...]  # `-I` and `-isystem` options
+    cxx_flags: tuple[str, ...]  # the project's flags for C++ sources
+    roots: Mapping[str, Path]  # token -> the directory it stands for
 
 
 def gxx(host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions) -> tuple[str, ...]:

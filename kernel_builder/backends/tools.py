@@ -19,27 +19,16 @@ CudaCompiler = Literal["nvcc", "clang"]
 
 
 class HostCompiler(NamedTuple):
-    """The g++ that compiles host code and links.
-
-    Attributes:
-        path: The program.
-        platform: The platform that it compiles for.
-        version: For example `12.2.0`.
-        identity: Digest of its version output and of the programs that it runs.
-        headers: Extended regular expressions for the paths of its own headers and of the C library's.
-        install: The directory of its own headers and start files.
-        cxx_include: Where it searches for the headers of its C++ library.
-        c_include: Where it searches for those of the C library, after its own.
-    """
+    """The g++ that compiles host code and links."""
 
     path: Path
     platform: str
-    version: str
-    identity: str
-    headers: tuple[str, ...]
-    install: Path
-    cxx_include: tuple[str, ...]
-    c_include: tuple[str, ...]
+    version: str  # for example `12.2.0`
+    identity: str  # digest of its version output and of the programs that it runs
+    headers: tuple[str, ...]  # extended regular expressions for the paths of its own headers and of the C library's
+    install: Path  # the directory of its own headers and start files
+    cxx_include: tuple[str, ...]  # where it searches for the headers of its C++ library
+    c_include: tuple[str, ...]  # where it searches for those of the C library, after its own
 
 
 class ComponentFiles(NamedTuple):
@@ -52,51 +41,32 @@ class ComponentFiles(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Toolkit:
-    """The compiler of a back end with its headers.
+    """The compiler of a back end with its headers."""
 
-    Attributes:
-        name: The name of its directory in commands: that of the back end.
-        root: The directory that commands and steps may read.
-        release: The release that it compiles with. It may be newer than that of the variants that it builds.
-        include: Include directories below `root` for a host compiler.
-        identity: Digest of its content, equal on every machine.
-    """
-
-    name: str
-    root: Path
+    name: str  # the name of its directory in commands: that of the back end
+    root: Path  # the directory that commands and steps may read
+    # The release that it compiles with. It may be newer than that of the variants that it builds.
     release: Release | None
-    include: tuple[Path, ...]
-    identity: str
+    include: tuple[Path, ...]  # include directories below `root` for a host compiler
+    identity: str  # digest of its content, equal on every machine
 
 
 class TorchHeaders(NamedTuple):
-    """The C++ headers of one Torch release.
-
-    Attributes:
-        version: The version of the wheel, for example `2.10.0`.
-        subset: `stable` for the headers of the stable ABI and those that they include, `full` for all.
-        include: Include directories in the order that a compiler searches them.
-    """
+    """The C++ headers of one Torch release."""
 
     release: Release
-    version: str
-    subset: Subset
-    include: tuple[Path, ...]
+    version: str  # the version of the wheel, for example `2.10.0`
+    subset: Subset  # `stable` for the headers of the stable ABI and those that they include, `full` for all
+    include: tuple[Path, ...]  # include directories in the order that a compiler searches them
     identity: str
 
 
 class HeaderLibrary(NamedTuple):
-    """Headers that a source needs besides those of Torch and the CUDA compiler.
+    """Headers that a source needs besides those of Torch and the CUDA compiler."""
 
-    Attributes:
-        name: For example `cutlass_3_8` or `cuda-libraries-13.0`.
-        root: The directory that holds all include directories.
-        include: Include directories in the order that a compiler searches them.
-    """
-
-    name: str
-    root: Path
-    include: tuple[Path, ...]
+    name: str  # for example `cutlass_3_8` or `cuda-libraries-13.0`
+    root: Path  # the directory that holds all include directories
+    include: tuple[Path, ...]  # include directories in the order that a compiler searches them
     identity: str
 
 
@@ -108,21 +78,13 @@ class Obstacle(NamedTuple):
 
 
 class ToolchainSource(Protocol):
-    """The toolchains of a build as back ends see them; `toolchain.Toolchains` implements this protocol.
+    """The toolchains of a build as back ends see them; `toolchain.Toolchains` implements this protocol."""
 
-    Attributes:
-        cache: The builder's cache directory.
-        store_root: The directory of the store with the pinned files.
-        probes: Answers of compilers outside the store.
-        cuda_home: The installed CUDA toolkit that the user named.
-        cuda_compiler: The compiler that the user chose for all CUDA variants.
-    """
-
-    cache: Path
-    store_root: Path
-    probes: ProbeCache
-    cuda_home: Path | None
-    cuda_compiler: CudaCompiler | None
+    cache: Path  # the builder's cache directory
+    store_root: Path  # the directory of the store with the pinned files
+    probes: ProbeCache  # answers of compilers outside the store
+    cuda_home: Path | None  # the installed CUDA toolkit that the user named
+    cuda_compiler: CudaCompiler | None  # the compiler that the user chose for all CUDA variants
 
     def component(self, name: str) -> ComponentFiles:
         """Return a component, fetched if need be."""

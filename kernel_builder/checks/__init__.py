@@ -21,11 +21,8 @@ from kernel_builder.checks.load import Loaders, check_load, loading
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.needed_libraries import check_dependencies
 from kernel_builder.checks.op_namespace import check_op_namespace
-from kernel_builder.checks.ops import check_op_sources, check_ops
-from kernel_builder.checks.private_torch import check_private_torch
+from kernel_builder.checks.ops import check_ops
 from kernel_builder.checks.probe_process import ProbeProcess
-from kernel_builder.checks.process_end import check_process_end
-from kernel_builder.checks.project_findings import in_project, repeated
 from kernel_builder.checks.python_abi import check_python_abi
 from kernel_builder.checks.python_imports import check_python_imports
 from kernel_builder.checks.python_source import check_python_source
@@ -41,7 +38,6 @@ from kernel_format.metadata import PackageMetadata
 __all__ = [
     "ABI_CHECKS",
     "ALLOWABLE",
-    "BEFORE_COMPILING",
     "CHECKS",
     "AbiPolicy",
     "CheckReport",
@@ -49,7 +45,6 @@ __all__ = [
     "Finding",
     "Loaders",
     "ProbeProcess",
-    "check_op_sources",
     "read",
     "require_allowable",
     "run",
@@ -62,7 +57,6 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "python-source": check_python_source,
     "python-imports": check_python_imports,
     "op-namespace": check_op_namespace,
-    "private-torch": check_private_torch,
     "binary": check_binary,
     "manylinux": check_manylinux,
     "python-abi": check_python_abi,
@@ -70,16 +64,12 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "undefined": check_undefined,
     "dependencies": check_dependencies,
     "run-path": check_run_path,
-    "process-end": check_process_end,
     "device-code": check_device_code,
     "load": check_load,
     "ops": check_ops,
 }
 ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
 
-
-# Checks without a binary, of mistakes that stop a load: a build runs them before it compiles.
-BEFORE_COMPILING = ("python-source", "python-imports")
 
 # The checks that need a process with Torch.
 _LOADING = frozenset({"load", "ops"})
@@ -182,8 +172,9 @@ def _report(
         findings += of_check
         if name not in allowed and not any(finding.severity == "error" for finding in of_check):
             passed.append(name)
-    for finding, check in repeated(findings).items():
-        findings.remove(finding)
-        skipped[finding.check] = f"{check} reports why the package cannot be loaded"
-    shown = tuple(in_project(package, finding) for finding in findings)
-    return CheckReport(package, tuple(passed), skipped, shown, tuple(allowed))
+    errors = {finding.check for finding in findings if finding.severity == "error"}
+    if "load" in errors and (causes := errors - {"load"}):  # the failed load would only repeat them
+        findings = [finding for finding in findings if finding.check != "load" or finding.severity != "error"]
+        skipped["load"] = f"the package cannot be loaded; see {', '.join(sorted(causes))}"
+    in_project = tuple(package.in_project(finding) for finding in findings)
+    return CheckReport(package, tuple(passed), skipped, in_project, tuple(allowed))

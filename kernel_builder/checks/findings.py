@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -114,6 +114,18 @@ class CheckedPackage:
         if self.metadata is None:
             raise NotApplicable("metadata.json is missing or not a JSON object")
         return self.metadata
+
+    def in_project(self, finding: Finding) -> Finding:
+        """Name the project's file instead of its copy in the package, which may be in a temporary directory."""
+        if self.project is None:
+            return finding
+        own = {name: str(path.relative_to(self.project.root)) for name, path in self.project.python_files}
+        message = finding.message
+        for name, path in own.items():
+            message = message.replace(f"{self.directory}/{name}", path)
+        # Files of the builder are in the package only.
+        message = message.replace(f"{self.directory}/", f"build/{self.directory.name}/")
+        return replace(finding, path=own.get(finding.path, finding.path), message=message)
 
     @property
     def known_backends(self) -> tuple[CompiledBackend, ...]:

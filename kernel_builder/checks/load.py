@@ -39,10 +39,6 @@ class Loaders:
     others: Mapping[str, Sequence[Path]] = field(default_factory=dict)
 
 
-# The client's message about a variant for another back end than Torch's.
-_OTHER_BACKEND = re.compile(r"does not match selected backend \((\w+)\)")
-
-
 def check_load(package: CheckedPackage) -> Iterator[Finding]:
     variant = package.variant
     if variant is None:
@@ -60,24 +56,12 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         )
     text = answer["text"]
     if answer["outcome"] == "skipped":
-        if (other := _OTHER_BACKEND.search(text)) is None:
-            raise NotApplicable(text)
-        selected = known_backends.named(other[1])
-        has = f"has no {variant.backend.title}" if selected and selected.in_every_torch else f"is for {other[1]}"
-        raise NotApplicable(f"this machine's Torch {has}")
+        raise NotApplicable(text)
     if answer["outcome"] == "failed":
         foreign = _foreign(package, answer.get("missing", ()))
         if foreign:
             raise NotApplicable(f"this machine has no {', '.join(foreign)}, which the package imports")
         yield Finding(NAME, "__init__.py", f"the client cannot load the package: {text}", _hint(text))
-    for name in answer.get("absent", ()):
-        yield Finding(
-            NAME,
-            "__init__.py",
-            f"`__all__` names {name}, which the module does not have",
-            "define it, or remove it from `__all__`: `from ... import *` raises AttributeError",
-            "warning",
-        )
 
 
 def _foreign(package: CheckedPackage, missing: Sequence[str]) -> list[str]:
@@ -102,8 +86,7 @@ def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[
 
     Yields:
         A function that waits for the answers. An answer has, by directory, the `outcome` (`loaded`, `skipped` or
-        `failed`), a `text`, and where they apply the modules that this machine lacks (`missing`) and the names of
-        `__all__` that the module lacks (`absent`).
+        `failed`), a `text`, and where they apply the modules that this machine lacks (`missing`).
     """
     started = []
     variants = {path: variant for path in directories if (variant := _variant(path)) and _is_complete(path)}
@@ -196,32 +179,11 @@ def probe(question: str, *arguments: str, python: str = sys.executable, seconds:
 # The message of a failed load -> the hint.
 _HINTS = (
     ("undefined symbol", "add the source that defines the symbol to `src` in build.toml"),
-    (
-        r"cannot import name '\w+' from (partially initialized module )?'[^'.]+'",
-        "`__init__.py` does not have it, or not yet: where modules import each other, move their shared "
-        "code into a third module",
-    ),
-    (
-        r"from '\S+\._ops'",
-        "`_ops` has `ops`, whose attributes are the ops, and `add_op_namespace_prefix`",
-    ),
-    (
-        r"FileNotFoundError",
-        "add the ending of the file to `pyext` in build.toml: the package has only files with these endings",
-    ),
-    (
-        r"not compiled with CUDA|No CUDA GPUs|NVIDIA driver",
-        "ask for the device in the function that needs it: a package is imported on machines without a GPU too",
-    ),
-    ("SystemExit", "raise an exception instead, such as ImportError: a library must not end its user's process"),
+    ("FileNotFoundError", "add the ending of the file to `pyext` in build.toml: the package has only these files"),
+    (r"not compiled with CUDA|No CUDA GPUs|NVIDIA driver", "ask for the device in the function that needs it"),
     (r"Tried to register an operator \(", "define the op once, in C++ or in Python, and give it one fake"),
     ("no answer after", "look at code that runs when the package is imported: it waits, or computes for too long"),
-    ("was killed by [A-Z]+: ", "a static initializer or an op registration of the binary throws it"),
-    (
-        "was killed by",
-        "look at code that runs at load: static initializers, and the schemas, namespaces and dispatch keys of op "
-        "registrations",
-    ),
+    ("was killed by", "look at code that runs at load: static initializers, and schemas and keys of registered ops"),
     ("", "run `python -m kernel_builder.checks.probe load DIR` on the package to see the full message"),
 )
 

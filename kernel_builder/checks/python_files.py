@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-_LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
-
 
 @dataclass(frozen=True)
 class Source:
@@ -20,26 +18,17 @@ class Source:
     Attributes:
         name: Its path in the package, with `/`.
         tree: Its syntax tree; None if it cannot be parsed, for the reason in `problem`.
-        too_new: It cannot be parsed with the grammar that it must be, but with a newer one.
     """
 
     name: str
     text: str
     tree: ast.Module | None
     problem: str = ""
-    too_new: bool = False
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """The nodes of the tree that are not names, constants or operators, each after its parent."""
-        nodes: list[ast.AST] = [self.tree] if self.tree else []
-        for node in nodes:  # `ast.walk` takes longer than the checks
-            for value in vars(node).values():
-                if isinstance(value, list):
-                    nodes += [part for part in value if isinstance(part, ast.AST) and not isinstance(part, _LEAVES)]
-                elif isinstance(value, ast.AST) and not isinstance(value, _LEAVES):
-                    nodes.append(value)
-        return tuple(nodes)
+        """The nodes of the tree, each after its parent."""
+        return tuple(ast.walk(self.tree)) if self.tree else ()
 
     @cached_property
     def guarded_lines(self) -> frozenset[int]:
@@ -98,20 +87,11 @@ def _parse(name: str, data: bytes, python: tuple[int, int]) -> Source:
             warnings.simplefilter("ignore")
             return Source(name, text, ast.parse(text, name, feature_version=python))
     except SyntaxError as error:
-        return Source(name, text, None, f"line {error.lineno}: {error.msg}", _is_valid(text))
+        return Source(name, text, None, f"line {error.lineno}: {error.msg}")
     except ValueError as error:
         return Source(name, "", None, str(error))
     except (RecursionError, MemoryError):  # the exception depends on the release of Python
         return Source(name, text, None, "an expression is nested too deeply for Python's parser")
-
-
-def _is_valid(text: str) -> bool:
-    """Return whether this interpreter can parse a file."""
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError):
-        return False
-    return True
 
 
 _ABSENCE = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"})

@@ -12,13 +12,12 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
+from typing import Literal
 
 from kernel_builder import toml_file
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.import_statements import ImportStatement, executed_files, of_source
-from kernel_builder.plural import counted
 
 NAME = "python-imports"
 
@@ -30,60 +29,33 @@ def check_python_imports(package: CheckedPackage) -> Iterator[Finding]:
     allowed = always_present() | _dependency_modules(package) | sys.stdlib_module_names
     executed = executed_files(package.sources, own)
     for source in package.sources:
-        alike: dict[tuple[str, bool], list[ImportStatement]] = {}
+        reported: set[tuple[str, bool]] = set()
         for statement in of_source(source):
-            root = statement.module.partition(".")[0]
+            module, root = statement.module, statement.module.partition(".")[0]
             if statement.level or root in allowed or (root not in modules and statement.when == "guarded"):
                 continue
             always = statement.when == "always" and source.name in executed
-            alike.setdefault((statement.module, always), []).append(statement)
-        for (module, always), statements in alike.items():
-            root = module.partition(".")[0]
-            lines = sorted({statement.line for statement in statements})
-            where = f"line {lines[0]}" + (f" and {counted(len(lines) - 1, 'more line')}" if lines[1:] else "")
-            if root in modules:
-                yield _own(source.name, where, module, own, always=always)
-            else:
-                yield _foreign(source.name, where, module, root, always=always)
+            if (module, always) not in reported:
+                reported.add((module, always))
+                yield _finding(source.name, statement, is_own=root in modules, always=always)
 
 
-def _own(source: str, where: str, module: str, own: str, *, always: bool) -> Finding:
-    return Finding(
-        NAME,
-        source,
-        f"{where}: imports {module} by an absolute name, which another version may own",
-        f"import it relatively: `from {_relative(source, module, own)} import ...`",
-        "error" if always else "warning",
-    )
-
-
-def _relative(source: str, module: str, own: str) -> str:
-    """Return how a file of the package names a module of it: `..other.b` for `own.other.b` in `sub/a.py`."""
-    package = source.split("/")[:-1]
-    parts = module.split(".")
-    if parts[0] == own:
-        del parts[0]
-    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(package, parts[:-1], strict=False))))
-    return "." * (len(package) - shared + 1) + ".".join(parts[shared:])
-
-
-def _foreign(source: str, where: str, module: str, root: str, *, always: bool) -> Finding:
+def _finding(source: str, statement: ImportStatement, *, is_own: bool, always: bool) -> Finding:
+    where, module = f"line {statement.line}", statement.module
+    if is_own:
+        message = f"{where}: imports {module} by an absolute name, which another version may own"
+        return Finding(NAME, source, message, "import it relatively, `from .`", "error" if always else "warning")
+    root = module.partition(".")[0]
     usual = root in _table()["usual"].get(root, ())
-    return Finding(
-        NAME,
-        source,
-        f"{where}: imports {module}, which users need not have installed",
-        _hint(root, always=always),
-        "error" if always and not usual else "warning",
-    )
+    message = f"{where}: imports {module}, which users need not have installed"
+    severity: Literal["error", "warning"] = "error" if always and not usual else "warning"
+    return Finding(NAME, source, message, _hint(root), severity)
 
 
-def _hint(root: str, *, always: bool) -> str:
+def _hint(root: str) -> str:
     for dependency, modules in known_dependencies().items():
         if root in modules:
             return f'add "{dependency}" to `python-depends` in build.toml'
-    if not always:
-        return "the package loads without it; tell the users of the function that needs it"
     return (
         "import it where it is used, or catch ImportError; use the standard library and Torch only, or a package that "
         f"`python-depends` may name: {', '.join(sorted(known_dependencies()))}"

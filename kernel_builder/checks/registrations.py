@@ -22,8 +22,6 @@ _DEF = re.compile(r"\.\s*def\s*\(\s*(?=R?\")")
 _NEXT_LITERAL = re.compile(
     r'\s*(?:R"(?P<mark>[^\s()\\]*)\((?P<raw>.*?)\)(?P=mark)"|"(?P<plain>(?:\\.|[^"\\\n])*)")', re.S
 )
-_LIBRARY = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?(?:_EXPAND)?\s*\(\s*(\w+)\s*,")
-_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|elif|else|endif)", re.M)
 _LONGEST = 500  # characters of the arguments of a call
 
 
@@ -35,16 +33,12 @@ class Schema:
         text: A schema like `relu(Tensor x) -> Tensor`, without namespace.
         source: The file, relative to the project.
         function: The C++ function that a definition names after the schema; empty if none.
-        library: The namespace of the library in the source.
-        branch: The branches of conditions (`#if`) that it is in; equal in schemas that are compiled together.
     """
 
     text: str
     source: str
     line: int
     function: str
-    library: str
-    branch: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -78,17 +72,6 @@ def _blank(match: re.Match[str]) -> str:
     return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
 
 
-def _branch(text: str, end: int) -> tuple[int, ...]:
-    """Return the branches that a place is in: for each condition around it, where the branch begins."""
-    branches: list[int] = []
-    for match in _CONDITION.finditer(text, 0, end):
-        if match[1] != "if" and branches:
-            branches.pop()
-        if match[1] != "endif":
-            branches.append(match.start())
-    return tuple(branches)
-
-
 def named_function(text: str, start: int) -> str:
     """Return the function that the arguments of a registration end with, as in `c10::kCPU, TORCH_FN(f))`."""
     arguments = re.split(r"[;{}]", text[start : start + _LONGEST], maxsplit=1)[0]
@@ -97,7 +80,6 @@ def named_function(text: str, start: int) -> str:
 
 
 def _schemas(source: str, text: str) -> Iterator[Schema]:
-    libraries = list(_LIBRARY.finditer(text))
     for start in _DEF.finditer(text):
         at, schema = start.end(), ""
         while literal := _NEXT_LITERAL.match(text, at):
@@ -107,6 +89,5 @@ def _schemas(source: str, text: str) -> Iterator[Schema]:
         namespace, _, unqualified = schema.partition("(")[0].rpartition("::")
         schema = unqualified + schema[len(schema.partition("(")[0]) :] if namespace else schema
         if "(" in schema and re.match(r"\s*[,)]", text[at:]):
-            library = next((opening[1] for opening in reversed(libraries) if opening.start() < at), "")
             line = text.count("\n", 0, start.end()) + 1
-            yield Schema(schema, source, line, named_function(text, at), library, _branch(text, at))
+            yield Schema(schema, source, line, named_function(text, at))

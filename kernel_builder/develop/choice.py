@@ -19,11 +19,7 @@ _NONE = Release(0, 0)
 
 
 def to_develop(project: Project, name: str | None, toolchains: Toolchains) -> Variant:
-    """Return the variant of this name, or else the one that the installed Torch loads, or else the newest.
-
-    Raises:
-        VariantError: If there is no such variant, or this machine cannot build it.
-    """
+    """Return the variant of this name, or else the one that the installed Torch loads, or else the newest."""
     if name:
         return buildable.named(project, [name], toolchains)[0]
     offered, _ = buildable.available(project, toolchains)
@@ -32,11 +28,7 @@ def to_develop(project: Project, name: str | None, toolchains: Toolchains) -> Va
 
 
 def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
-    """Return the variant that `to_develop` selects, and the newest variant of each other backend.
-
-    Raises:
-        VariantError: If this machine cannot build any variant.
-    """
+    """Return the variant that `to_develop` selects, and the newest variant of each other backend."""
     chosen = to_develop(project, None, toolchains)
     others, _ = buildable.available(project, toolchains)
     by_backend: dict[str, list[Variant]] = {}
@@ -50,10 +42,6 @@ def built(project: Project, name: str | None) -> Variant:
     """Return the built variant of this name, or else the one that the installed Torch loads.
 
     If Torch loads none, this is the newest variant for this machine's hardware.
-
-    Raises:
-        VariantError: If the name is not a variant's.
-        PackageError: If the variant has not been built.
     """
     build = project.root / "build"
     if name:

@@ -29,15 +29,7 @@ _DROPPED = re.compile(r"-c$|-frandom-seed=|-fmacro-prefix-map=")
 
 
 def write(project: Project, variants: Sequence[Variant], toolchains: Toolchains, output: Path) -> int:
-    """Write the compile commands of a project's sources, and return their number.
-
-    Args:
-        variants: A source of several variants gets the command of the first one.
-
-    Raises:
-        ConfigError: If there is nothing to compile.
-        KernelBuilderError: As `plan`.
-    """
+    """Write the compile commands of a project's sources, and return their number."""
     compiled = [variant for variant in variants if not isinstance(variant.framework, Noarch)]
     if not compiled:
         raise ConfigError(

@@ -39,14 +39,7 @@ _SIMPLE = (
 
 
 def translate(name: str, text: str, *, is_device_source: bool, is_header: bool) -> str:
-    """Return a source or a header as C++ of the host.
-
-    Args:
-        name: The path in the project, for errors of compilers and of the emulator.
-
-    Raises:
-        ConfigError: If a launch has another form than those in the error's hint.
-    """
+    """Return a source or a header as C++ of the host."""
     text = _with_entries(_with_launches(name, text))
     text = _DYNAMIC.sub(_dynamic, text)
     text = _STATIC.sub(_static, text)

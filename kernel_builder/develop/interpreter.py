@@ -24,11 +24,7 @@ TORCH_INDEX = "https://download.pytorch.org/whl"
 
 
 def find(project: Project, variant: Variant, cache: Path, progress: Progress) -> Path:
-    """Return an interpreter with a Torch that loads the variant, the client, pytest and the kernel's dependencies.
-
-    Raises:
-        ToolchainError: If a virtual environment cannot be created, or its Torch does not load the variant.
-    """
+    """Return an interpreter with a Torch that loads the variant, the client, pytest and the kernel's dependencies."""
     if loadable([variant]):
         if importlib.util.find_spec("pytest") is None:
             progress.say(f"pytest is not installed: {sys.executable} -m pip install pytest")
@@ -63,11 +59,7 @@ def find(project: Project, variant: Variant, cache: Path, progress: Progress) ->
 
 
 def torch_build(variant: Variant) -> tuple[Release, str]:
-    """Return the Torch release to test a variant with, and the name of its build. It is the newest that fits.
-
-    Raises:
-        ToolchainError: If no release of the matrix has one.
-    """
+    """Return the Torch release to test a variant with, and the name of its build. It is the newest that fits."""
     backend = variant.backend
     if isinstance(variant.framework, FullAbi):
         return variant.framework.release, backend.torch_index(variant.release)

@@ -19,11 +19,7 @@ from kernel_format.errors import ConfigError
 
 
 def development(project: Project, variant: Variant, toolchains: Toolchains) -> dict[str, str]:
-    """Return the environment to compile a variant manually: its nvcc or `zig clang`, its g++, and the headers.
-
-    Raises:
-        ToolchainError: If a compiler or header is missing.
-    """
+    """Return the environment to compile a variant manually: its nvcc or `zig clang`, its g++, and the headers."""
     changed = _local_kernels(project, project.root / "build")
     if isinstance(variant.framework, Noarch):
         return {**os.environ, **changed}
@@ -69,11 +65,7 @@ def testing(project: Project, variant: Variant, python: Path) -> dict[str, str]:
 
 
 def enter(environment: Mapping[str, str], command: Sequence[str]) -> NoReturn:
-    """Replace this process by a command, or by the user's shell if there is none.
-
-    Raises:
-        ConfigError: If there is no such program.
-    """
+    """Replace this process by a command, or by the user's shell if there is none."""
     arguments = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
     program = shutil.which(arguments[0], path=environment["PATH"])
     if program is None:

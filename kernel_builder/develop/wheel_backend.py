@@ -38,11 +38,7 @@ markers = ["kernels_ci: a test to run in CI"]
 
 
 def create(directory: Path, *, overwrite: bool = False) -> Path:
-    """Write the `pyproject.toml` of a project.
-
-    Raises:
-        ConfigError: If there is no project, or another file of this name.
-    """
+    """Write the `pyproject.toml` of a project."""
     file = read_project(directory).root / NAME
     if file.exists() and file.read_text() != CONTENT and not overwrite:
         raise ConfigError("the file exists, with other content", where=str(file), hint="use --force to replace it")
@@ -51,11 +47,7 @@ def create(directory: Path, *, overwrite: bool = False) -> Path:
 
 
 def clean(directory: Path, *, overwrite: bool = False, dry_run: bool = False) -> Path | None:
-    """Remove the `pyproject.toml` that `create` has written, and return it; None if there is none.
-
-    Raises:
-        ConfigError: If there is no project, or the file has been changed.
-    """
+    """Remove the `pyproject.toml` that `create` has written, and return it; None if there is none."""
     file = read_project(directory).root / NAME
     if not file.exists():
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,6 @@ EAGER = "eager"
 COMPILE = "compile"
 # Measured with every host overhead, so that runs on different hosts can be compared.
 YARDSTICK = "F.rms_norm"
-# The widest interval of a share of copy speed, to either side, that is not reported as uncertain.
-WIDEST = 0.1
 
 
 class Deviation(NamedTuple):
@@ -115,12 +112,6 @@ class BenchmarkReport:
         """Return the rows in which the kernel's own result is wrong."""
         return [row for row in self.rows if OURS in row.faults]
 
-    def unsure(self) -> list[Row]:
-        """Return the rows, measured on a CPU, whose interval is wider than `WIDEST`."""
-        if self.device != "cpu":
-            return []
-        return [row for row in self.rows if OURS in row.shares and row.shares[OURS].spread > WIDEST]
-
     def save(self, path: Path) -> None:
         """Write the report as JSON, atomically."""
         document = dataclasses.asdict(self)
@@ -152,11 +143,6 @@ class BenchmarkReport:
             raise ConfigError(
                 f"is not a result of `kernel-builder benchmark --json`: {error}", where=str(path)
             ) from error
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Return the geometric mean of at least one positive number."""
-    return statistics.geometric_mean(values)
 
 
 def as_json(document: Mapping[str, Any]) -> str:

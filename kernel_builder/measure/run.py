@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import subprocess
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -28,7 +27,7 @@ from kernel_builder.measure.results import COMPILE, COPY, EAGER, OURS, Benchmark
 from kernel_builder.measure.selection import operations, points
 from kernel_builder.measure.timing import clock
 from kernel_builder.progress import Progress, Silent
-from kernel_format.errors import ConfigError, KernelBuilderError, VariantError
+from kernel_format.errors import ConfigError, VariantError
 
 # The directory of the naive kernel in a project, and its name as a peer: it has no backward pass.
 NAIVE = "naive"
@@ -64,7 +63,7 @@ def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkRep
     """Measure every selected point, and the host overhead of every selected operation.
 
     Raises:
-        ConfigError: If the project declares no workloads, or not the selected ones, or one raises an exception.
+        ConfigError: If the project declares no workloads, or not the selected ones.
         MeasureError: If the GPU fails. The rows measured before are in `request.json`.
         VariantError: If the project has no build that this machine can load.
     """
@@ -85,25 +84,19 @@ def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkRep
     timer = clock(device)
     for done, point in enumerate(todo, 1):
         row = Row(point)
-        with (
-            _errors_of(request.project),
-            _functions(chosen, point, kernel, device, peers) as (workload, functions),
-        ):
+        with _functions(chosen, point, kernel, device, peers) as (workload, functions):
             measure(workload, row, functions, timer, request.rounds)
         report.rows.append(row)
         progress.advance("measuring", done, len(todo), detail=f"{point}: {_verdict(row)}")
-        _keep(report, request)
+        if request.json:
+            report.save(request.json)
     for point in costs:
         host = HostOverhead(point)
-        with (
-            _errors_of(request.project),
-            _functions(chosen, point, kernel, device, peers) as (workload, functions),
-        ):
+        with _functions(chosen, point, kernel, device, peers) as (workload, functions):
             measure_host(workload, host, functions, request.rounds)
         report.hosts.append(host)
-        _keep(report, request)
-    report.machine["load"][1] = os.getloadavg()[0]
-    _keep(report, request)
+        if request.json:
+            report.save(request.json)
     return report
 
 
@@ -193,31 +186,6 @@ def _host_points(todo: Sequence[Point], chosen: Mapping[str, type[Any]]) -> list
     return list(selected)
 
 
-def _keep(report: BenchmarkReport, request: BenchmarkRequest) -> None:
-    if request.json:
-        report.save(request.json)
-
-
-@contextlib.contextmanager
-def _errors_of(project: Path) -> Iterator[None]:
-    """Turn an exception that a project's `benchmarks` raise into an error with their line."""
-    try:
-        yield
-    except Exception as error:
-        own = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if Path(frame.filename).resolve().parent == (project / "benchmarks").resolve()
-        ]
-        if not own or isinstance(error, KernelBuilderError):
-            raise
-        text = str(error).strip().split("\n")[0]
-        raise ConfigError(
-            f"line {own[-1].lineno}, in {own[-1].name}: {type(error).__name__}: {text}",
-            where=str(project / "benchmarks" / Path(own[-1].filename).name),
-        ) from error
-
-
 def _load(project: Path, device: str) -> Any:
     try:
         return kernels.get_local_kernel(project.resolve(), backend=device)
@@ -256,7 +224,6 @@ def _machine(device: str) -> dict[str, Any]:
         hardware |= {"gpu": properties.name, "driver": _driver(), "cuda": torch.version.cuda}
     else:
         hardware["threads"] = torch.get_num_threads()
-    hardware["load"] = [os.getloadavg()[0]] * 2
     versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

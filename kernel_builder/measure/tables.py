@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from kernel_builder.measure.results import (
     COPY,
     OURS,
-    WIDEST,
     YARDSTICK,
     BenchmarkReport,
     HostOverhead,
     Row,
-    geometric_mean,
     shape_name,
 )
-from kernel_builder.plural import counted
 
 Table = list[list[str]]
-# The load average of an idle machine.
-_IDLE_LOAD = 0.5
 
 
 def groups(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
@@ -103,13 +99,6 @@ def notes(report: BenchmarkReport) -> list[str]:
         lines.append(
             f"95% intervals of times: half are within {widths[len(widths) // 2]:.1%}, all within {widths[-1]:.1%}"
         )
-    before, after = report.machine.get("load") or (0.0, 0.0)
-    unsure = report.unsure()
-    if report.device == "cpu" and (unsure or before > _IDLE_LOAD):
-        lines.append(
-            f"other programs used the CPU: load average {before:.1f} before the run, {after:.1f} after it; "
-            f"intervals of {len(unsure)} of {counted(len(report.rows), 'row')} exceed {WIDEST:.0%}"
-        )
     return lines
 
 
@@ -150,4 +139,4 @@ def _figures(value: float) -> str:
 
 
 def _mean_and_least(values: Sequence[float]) -> list[str]:
-    return [f"{geometric_mean(values):.2f}", f"{min(values):.2f}"] if values else ["-", "-"]
+    return [f"{statistics.geometric_mean(values):.2f}", f"{min(values):.2f}"] if values else ["-", "-"]

@@ -35,12 +35,7 @@ def package_key(planned: PlannedVariant) -> str:
 
 
 def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> None:
-    """Write a package into `directory`, which must not exist.
-
-    Raises:
-        PackageError: If a file of the project has a name that the builder needs.
-        BuildError: If a Python file of the project has changed since the build was planned.
-    """
+    """Write a package into `directory`, which must not exist."""
     project = planned.project
     on_tvm_ffi = isinstance(planned.variant.framework, TvmFfiAbi)
     templates = {"_ops.py": "_ops_noarch.py" if binary is None else "_ops_tvm_ffi.py" if on_tvm_ffi else "_ops.py"}

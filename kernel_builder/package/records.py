@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 from kernel_builder.package.assembly import package_key
@@ -15,25 +18,19 @@ from kernel_format.tree_digest import hash_tree
 
 # The reason of a skipped `load` check that the caller left out.
 NO_LOAD = "--no-load"
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
 class CheckRecord:
-    """The check results of a package without errors.
+    """The check results of a package without errors."""
 
-    Attributes:
-        tree: The digest of the package's files.
-        passed: The checks that passed.
-        skipped: Skipped check -> reason.
-        conditions: The load conditions at that time; None if they do not determine the result.
-        sandbox: The sandbox of the `steps` and of the `load` check; None for no sandbox. Not in the package, whose
-            bytes are equal on machines with and without a sandbox.
-    """
-
-    tree: str
-    passed: tuple[str, ...] = ()
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    conditions: str | None = None
+    tree: str  # the digest of the package's files
+    passed: tuple[str, ...] = ()  # the checks that passed
+    skipped: Mapping[str, str] = field(default_factory=dict)  # skipped check -> reason
+    conditions: str | None = None  # the load conditions at that time; None if they do not determine the result
+    # The sandbox of the `steps` and of the `load` check; None for no sandbox. Not in the package, whose bytes are equal
+    # on machines with and without a sandbox.
     sandbox: Mapping[str, str | None] = field(default_factory=dict)
 
 
@@ -61,3 +58,19 @@ def write(planned: PlannedVariant, record: CheckRecord, cache: Path) -> None:
 
 def _path(planned: PlannedVariant, cache: Path) -> Path:
     return cache / "packages" / f"{package_key(planned)}.json"
+
+
+@cache
+def load_conditions() -> str:
+    """Return a digest of the interpreter, its module path, the installed distributions, and the GPU's driver.
+
+    If it changes, a package that could not be loaded before may load.
+    """
+    digest = hashlib.sha256(sys.version.encode())
+    for entry in sys.path:
+        directory = Path(entry or ".")
+        if directory.is_dir():
+            names = sorted(path.name for path in directory.glob("*.dist-info"))
+            digest.update("\n".join([str(directory.resolve()), *names]).encode())
+    digest.update(_DRIVER.read_bytes() if _DRIVER.is_file() else b"")
+    return digest.hexdigest()

@@ -27,9 +27,6 @@ def staging(destination: Path) -> Iterator[Path]:
 
     A lock lets one build at a time have such a directory, also among builds with different caches. Directories of
     killed builds are removed.
-
-    Raises:
-        PackageError: If the directory cannot be written, or the disk is full.
     """
     created = not destination.exists()
     try:
@@ -55,12 +52,7 @@ def staging(destination: Path) -> Iterator[Path]:
 
 
 def publish(staged: Path, destination: Path, *, outdated: Sequence[str] = ()) -> None:
-    """Move the packages of `staged` to `destination`.
-
-    Args:
-        staged: The new packages, one directory for each; older packages are left there.
-        outdated: Names in `destination` to remove: packages that the project no longer offers.
-    """
+    """Move the packages of `staged` to `destination`."""
     for package in sorted(staged.iterdir()):
         _replace(package, destination / package.name)
     for name in outdated:

@@ -24,23 +24,14 @@ _TIME = datetime(1980, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True)
 class WheelFile:
-    """The content of an installed file.
-
-    Attributes:
-        executable: Whether the file may be executed, as shared objects usually may.
-    """
+    """The content of an installed file."""
 
     content: bytes
-    executable: bool = False
+    executable: bool = False  # whether the file may be executed, as shared objects usually may
 
 
 def write(directory: Path, metadata: Metadata, platform: str, content: Mapping[str, WheelFile]) -> Path:
-    """Write a wheel into a directory, and return its path.
-
-    Args:
-        platform: The platform tag, such as `manylinux_2_28_x86_64` or `any`.
-        content: The files by their path in `site-packages`.
-    """
+    """Write a wheel into a directory, and return its path."""
     stem, tag = f"{canonicalize_name(metadata.name).replace('-', '_')}-{metadata.version}", f"py3-none-{platform}"
     purelib = "true" if platform == "any" else "false"
     info = {

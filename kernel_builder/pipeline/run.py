@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernel_builder import checks
-from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess
+from kernel_builder.checks import CheckReport, ProbeProcess
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.package import foreign_files, records
 from kernel_builder.package.assembly import assemble
-from kernel_builder.package.load_conditions import load_conditions
 from kernel_builder.package.swap import publish, staging
 from kernel_builder.pipeline.selection import BuildRequest, Selection, dependencies, select
 from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVariant
@@ -39,17 +38,12 @@ from kernel_format.tree_digest import contents, is_unchanged
 
 @dataclass(frozen=True)
 class Target:
-    """A planned variant, and the state of the package in its place.
-
-    Attributes:
-        record: The check record of the package, if it is current; None if it is not.
-        report: The check results, if this build has made the package.
-    """
+    """A planned variant, and the state of the package in its place."""
 
     selection: Selection
     planned: PlannedVariant
-    record: records.CheckRecord | None
-    report: CheckReport | None = None
+    record: records.CheckRecord | None  # the check record of the package, if it is current; None if it is not
+    report: CheckReport | None = None  # the check results, if this build has made the package
 
     @property
     def name(self) -> str:
@@ -68,15 +62,12 @@ class Target:
 
 
 class RebuildResult(NamedTuple):
-    """A build's packages, its failures, and the steps that ran.
-
-    Attributes:
-        sandbox: The sandbox of the `steps` and of the `load` check; None for no sandbox, or if nothing ran.
-    """
+    """A build's packages, its failures, and the steps that ran."""
 
     targets: Sequence[Target] = ()
     failures: Sequence[FailedVariant] = ()
     outcome: Outcome = Outcome()
+    # The sandbox of the `steps` and of the `load` check; None for no sandbox, or if nothing ran.
     sandbox: Mapping[str, str | None] = {"steps": None, "load": None}
 
 
@@ -85,10 +76,6 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
 
     A failure does not stop the rest: the packages that were built and passed their checks are published, all packages
     of a project in one step. Where a variant fails, the package of an earlier build stays.
-
-    Raises:
-        KernelBuilderError: If there is nothing to build, for example since the only project cannot be read, or if the
-            cache cannot be written. Other errors are in the summary.
     """
     started = time.monotonic()
     progress, cache = progress or Silent(), toolchains.cache
@@ -204,7 +191,7 @@ def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bo
     """
     if record is None or not request.load or "load" in record.passed:
         return record is not None
-    return record.skipped.get("load") != records.NO_LOAD and record.conditions == load_conditions()
+    return record.skipped.get("load") != records.NO_LOAD and record.conditions == records.load_conditions()
 
 
 def _rebuild(
@@ -214,25 +201,17 @@ def _rebuild(
     cache: Path,
     progress: Progress,
 ) -> RebuildResult:
-    """Build the packages of some targets, and publish those that pass their checks, all of a project in one step.
-
-    Args:
-        selections: All projects of the build: packages may depend on another project's.
-
-    Raises:
-        KernelBuilderError: If the required sandbox is not available, or the cache cannot be written.
-    """
+    """Build the packages of some targets, and publish those that pass their checks, all of a project in one step."""
     sandbox = confinement.for_steps(request.sandbox, [target.planned for target in targets], progress)
     with ProbeProcess(confinement=sandbox) as probe:
         checker = _Checker(request, progress, probe, selections)
-        sound, unsound = _split(result for project in _by_project(targets) for result in checker.sources(project))
 
         def start_probe() -> None:
-            if request.load and any(may_load(target.planned.variant) for target in sound):
+            if request.load and any(may_load(target.planned.variant) for target in targets):
                 probe.start()
 
         outcome = ninja_run.run(
-            Graph(tuple(target.planned for target in sound)),
+            Graph(tuple(target.planned for target in targets)),
             cache,
             jobs=request.jobs or ninja_run.default_jobs(),
             shared=request.shared_cache,
@@ -240,13 +219,13 @@ def _rebuild(
             progress=progress,
             idle=start_probe,  # imports Torch beside the last steps, and not if they fail
         )
-        linked, unlinked = _split(_link_result(target, outcome) for target in sound)
+        linked, unlinked = _split(_link_result(target, outcome) for target in targets)
         if linked:
             start_probe()
         packaged, refused = _split(
             result for project in _by_project(linked) for result in _publish(project, cache, checker)
         )
-    return RebuildResult(packaged, (*unsound, *unlinked, *refused), outcome, sandbox.described())
+    return RebuildResult(packaged, (*unlinked, *refused), outcome, sandbox.described())
 
 
 def _link_result(target: Target, outcome: Outcome) -> Target | FailedVariant:
@@ -292,51 +271,12 @@ def _assembled(target: Target, cache: Path, staged: Path) -> Target | FailedVari
 
 @dataclass(frozen=True)
 class _Checker:
-    """The checks of one build's sources and packages."""
+    """The checks of one build's packages."""
 
     request: BuildRequest
     progress: Progress
     probe: ProbeProcess
     selections: tuple[Selection, ...]
-
-    def sources(self, targets: Sequence[Target]) -> list[Target | FailedVariant]:
-        """Check the sources of a project before they are compiled."""
-        findings: dict[tuple[object, ...], tuple[checks.Finding, ...]] = {}  # by ABI and toolkit
-        in_python = self._in_python(next((target for target in targets if target.planned.binary), None))
-        reports = []
-        for target in targets:
-            variant = target.planned.variant
-            key = type(variant.framework), variant.backend, variant.release
-            if key not in findings:
-                findings[key] = (*in_python, *self._in_registrations(target))
-            package = CheckedPackage(target.path, variant, None, project=target.selection.project)
-            reports.append(CheckReport(package, (), {}, findings[key]))
-        return _passing(targets, reports)
-
-    def _in_python(self, target: Target | None) -> Sequence[checks.Finding]:
-        """Return the findings in the Python files of a package that has to be compiled."""
-        if target is None:
-            return ()
-        try:
-            with files.temporary_directory() as staged:
-                package = staged / target.name
-                assemble(target.planned, None, package)
-                (report,) = checks.run_all(
-                    [package],
-                    only=checks.BEFORE_COMPILING,
-                    load=False,
-                    allow=self.request.allow,
-                    project=target.selection.project,
-                )
-        except (KernelBuilderError, OSError):
-            return ()  # the assembly of the package reports it
-        return report.findings
-
-    def _in_registrations(self, target: Target) -> Sequence[checks.Finding]:
-        """Return the registrations of ops that Torch does not accept."""
-        if not self.request.load or "ops" in self.request.allow:
-            return ()
-        return checks.check_op_sources(target.selection.project, target.planned.variant)
 
     def packages(self, targets: Sequence[Target], staged: Path) -> list[Target | FailedVariant]:
         """Run all checks on the staged packages of a project."""
@@ -374,7 +314,7 @@ class _Checker:
     def _record(self, target: Target, tree: str, report: CheckReport) -> records.CheckRecord:
         # The conditions do not cover the kernels of the Hub's cache that a package may depend on.
         needs_others = report.package.metadata and report.package.metadata.kernel_depends
-        conditions = None if needs_others else load_conditions()
+        conditions = None if needs_others else records.load_conditions()
         sandbox = self.probe.confinement.described()
         return records.CheckRecord(tree, report.passed, report.skipped, conditions, sandbox)
 

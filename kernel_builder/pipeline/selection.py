@@ -34,58 +34,41 @@ from kernel_format.errors import (
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """The arguments of a build.
-
-    Attributes:
-        directories: Project directories.
-        variants: Build exactly the variants with these names; empty for all of `platforms`.
-        backends: Build for these backends only; empty for all.
-        platforms: Build for these platforms only, cross-compiling for others than this machine's; empty for this one's.
-        whole: Build the whole matrix, not only the variants that the Hub asks for.
-        capabilities: Compile for these capabilities only, such as `9.0`; empty for all. `upload` refuses the packages.
-        out: The destination: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
-            project's own `build` directory.
-        owner: The publisher of the projects, if it is not the owner that `build.toml` names.
-        jobs: The most processors to use; None for all that are free.
-        load: Load each package that this machine can load, as a check.
-        allow: Names of checks whose errors are reported as warnings, and recorded in the packages.
-        provenance: The builder and the sources, as the packages' metadata records them; None to ask git.
-        sandbox: Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), always
-            (`require`), or never (`off`).
-        shared_cache: A second cache, of which objects and binaries are copied and which is never written.
-    """
+    """The arguments of a build."""
 
     directories: tuple[Path, ...]
-    variants: tuple[str, ...] = ()
-    backends: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()  # build exactly the variants with these names; empty for all of `platforms`
+    backends: tuple[str, ...] = ()  # build for these backends only; empty for all
+    # Build for these platforms only, cross-compiling for others than this machine's; empty for this one's.
     platforms: tuple[str, ...] = ()
-    whole: bool = False
+    whole: bool = False  # build the whole matrix, not only the variants that the Hub asks for
+    # Compile for these capabilities only, such as `9.0`; empty for all. `upload` refuses the packages.
     capabilities: tuple[str, ...] = ()
+    # The destination: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each project's own
+    # `build` directory.
     out: Path | None = None
-    owner: str | None = None
-    jobs: int | None = None
-    load: bool = True
-    allow: tuple[str, ...] = ()
+    owner: str | None = None  # the publisher of the projects, if it is not the owner that `build.toml` names
+    jobs: int | None = None  # the most processors to use; None for all that are free
+    load: bool = True  # load each package that this machine can load, as a check
+    allow: tuple[str, ...] = ()  # names of checks whose errors are reported as warnings, and recorded in the packages
+    # The builder and the sources, as the packages' metadata records them; None to ask git.
     provenance: Mapping[str, Any] | None = None
+    # Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), always (`require`), or
+    # never (`off`).
     sandbox: SandboxMode = "auto"
+    # A second cache, of which objects and binaries are copied and which is never written.
     shared_cache: Path | None = None
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A project, the destination of its packages, and its variants.
-
-    Attributes:
-        name: The project's name; if several projects of the command have the same name, with the directory.
-        variants: The variants to build.
-        unavailable: The requested variants that this machine cannot build.
-    """
+    """A project, the destination of its packages, and its variants."""
 
     project: Project
     destination: Path
-    name: str
+    name: str  # the project's name; if several projects of the command have the same name, with the directory
     variants: tuple[Variant, ...] = ()
-    unavailable: tuple[UnavailableVariant, ...] = ()
+    unavailable: tuple[UnavailableVariant, ...] = ()  # the requested variants that this machine cannot build
 
     def failed(self, variant: str, *errors: KernelBuilderError, report: CheckReport | None = None) -> FailedVariant:
         """Return the failure of a variant of the project."""
@@ -129,11 +112,7 @@ class Selected:
 
 
 def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
-    """Read the projects, and choose the variants to build.
-
-    Raises:
-        KernelBuilderError: If the only project cannot be read, or no project has a variant to build here.
-    """
+    """Read the projects, and choose the variants to build."""
     directories = list(dict.fromkeys(path.resolve() for path in request.directories))
     several = len(directories) > 1
     selections: list[Selection] = []
@@ -168,9 +147,9 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
         failures += map(_nothing, selections)
     places = Counter(selection.destination for selection in selections)
     failures += _doubles(selections, places)
-    unique, cyclic = _ordered([selection for selection in selections if places[selection.destination] == 1])
+    unique = _ordered([selection for selection in selections if places[selection.destination] == 1])
     unavailable += [variant for selection in unique for variant in selection.unavailable]
-    return Selected(_named_apart(unique), tuple(unavailable), (*failures, *cyclic))
+    return Selected(_named_apart(unique), tuple(unavailable), tuple(failures))
 
 
 def dependencies(selection: Selection, selections: Sequence[Selection]) -> dict[str, Selection]:
@@ -192,27 +171,22 @@ def _direct(selection: Selection, selections: Sequence[Selection]) -> dict[str, 
     return {kernel.repo_id: other for kernel in named for other in selections if other.provides(kernel)}
 
 
-def _ordered(selections: Sequence[Selection]) -> tuple[tuple[Selection, ...], list[FailedVariant]]:
-    """Return the projects, each after its dependencies, and the failures of projects with circular dependencies."""
-    failures: list[FailedVariant] = []
-    remaining = list(selections)
-    while True:
-        needs = {
-            number: [remaining.index(other) for other in _direct(selection, remaining).values()]
-            for number, selection in enumerate(remaining)
-        }
-        try:
-            return tuple(remaining[number] for number in TopologicalSorter(needs).static_order()), failures
-        except CycleError as error:
-            cycle = [remaining[number] for number in error.args[1]]
-            # Each project is followed by one that depends on it; the last is the first.
-            path = " -> ".join(selection.name for selection in reversed(cycle))
-            for selection in cycle[1:]:
-                where = f"{selection.project.root}/build.toml: [general] kernel-depends"
-                message = f"the kernels depend on each other: {path}"
-                hint = "remove one of the dependencies: the client does not load such kernels"
-                failures.append(FailedVariant(selection.name, None, (ConfigError(message, where=where, hint=hint),)))
-            remaining = [selection for selection in remaining if selection not in cycle]
+def _ordered(selections: Sequence[Selection]) -> list[Selection]:
+    """Return the projects, each after its dependencies."""
+    needs = {
+        number: [selections.index(other) for other in _direct(selection, selections).values()]
+        for number, selection in enumerate(selections)
+    }
+    try:
+        return [selections[number] for number in TopologicalSorter(needs).static_order()]
+    except CycleError as error:
+        # Each project is followed by one that depends on it; the last is the first.
+        cycle = [selections[number] for number in reversed(error.args[1])]
+        raise ConfigError(
+            f"the kernels depend on each other: {' -> '.join(selection.name for selection in cycle)}",
+            where=f"{cycle[0].project.root}/build.toml: [general] kernel-depends",
+            hint="remove one of the dependencies: the client does not load such kernels",
+        ) from error
 
 
 def _nothing(selection: Selection) -> FailedVariant:

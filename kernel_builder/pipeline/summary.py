@@ -14,31 +14,21 @@ from kernel_format.errors import BuildError, KernelBuilderError, SeveralErrors
 
 @dataclass(frozen=True)
 class BuiltPackage:
-    """One package of a build.
+    """One package of a build."""
 
-    Attributes:
-        project: The project's name; if several projects of the build have the same name, with the directory.
-        status: `built`, or `unchanged` if the package existed.
-        shares: The other variants of this build with the same binary.
-        size: Bytes of all files.
-        passed: The checks that passed, in this build or in the earlier one that built the package.
-        skipped: Skipped check -> reason.
-        sandbox: The sandbox of the `steps` and of the `load` check of the build that built the package; None for no
-            sandbox. Steps whose outputs are in the cache do not run.
-        report: The check results; None for an unchanged package, which an earlier build checked.
-    """
-
-    project: str
+    project: str  # the project's name; if several projects of the build have the same name, with the directory
     variant: str
     path: Path
     module: str
-    status: str
-    shares: tuple[str, ...]
-    size: int
-    passed: tuple[str, ...]
-    skipped: Mapping[str, str]
+    status: str  # `built`, or `unchanged` if the package existed
+    shares: tuple[str, ...]  # the other variants of this build with the same binary
+    size: int  # bytes of all files
+    passed: tuple[str, ...]  # the checks that passed, in this build or in the earlier one that built the package
+    skipped: Mapping[str, str]  # skipped check -> reason
+    # The sandbox of the `steps` and of the `load` check of the build that built the package; None for no sandbox. Steps
+    # whose outputs are in the cache do not run.
     sandbox: Mapping[str, str | None]
-    report: CheckReport | None
+    report: CheckReport | None  # the check results; None for an unchanged package, which an earlier build checked
 
     def as_dict(self) -> dict[str, Any]:
         """Return the package as `--json` prints it."""
@@ -59,21 +49,13 @@ class BuiltPackage:
 
 @dataclass(frozen=True)
 class FailedVariant:
-    """A requested variant that could not be built.
+    """A requested variant that could not be built."""
 
-    Attributes:
-        project: The project's name, or its directory if `build.toml` cannot be read.
-        variant: None if the project as a whole failed.
-        errors: The reasons; variants that fail alike have equal errors.
-        report: The check results, if checks failed.
-        outdated: Whether the destination has the package of an earlier build.
-    """
-
-    project: str
-    variant: str | None
-    errors: tuple[KernelBuilderError, ...]
-    report: CheckReport | None = None
-    outdated: bool = False
+    project: str  # the project's name, or its directory if `build.toml` cannot be read
+    variant: str | None  # none if the project as a whole failed
+    errors: tuple[KernelBuilderError, ...]  # the reasons; variants that fail alike have equal errors
+    report: CheckReport | None = None  # the check results, if checks failed
+    outdated: bool = False  # whether the destination has the package of an earlier build
 
     def as_dict(self) -> dict[str, Any]:
         """Return the failure as `--json` prints it."""
@@ -88,30 +70,20 @@ class FailedVariant:
 
 @dataclass(frozen=True)
 class BuildSummary:
-    """The result of a build.
-
-    Attributes:
-        unavailable: Variants that this machine cannot build; an empty variant name stands for the whole project.
-        skipped: Project name -> valid backends that the builder does not compile for.
-        steps: Number of steps that ran.
-        compiles: Number of compile steps among them.
-        cpu_seconds: Processor time of the compilers.
-        seconds: Wall time of the whole build.
-        warnings: Title of a step -> output of its compiler.
-        notices: Warnings about `build.toml`, and parts of it that are not built.
-        sandbox: The sandbox of this build's `steps` and `load` checks; None for no sandbox, or if nothing ran.
-    """
+    """The result of a build."""
 
     packages: tuple[BuiltPackage, ...]
     failures: tuple[FailedVariant, ...]
+    # Variants that this machine cannot build; an empty variant name stands for the whole project.
     unavailable: tuple[UnavailableVariant, ...]
-    skipped: Mapping[str, tuple[str, ...]]
-    steps: int
-    compiles: int
-    cpu_seconds: float
-    seconds: float
-    warnings: Mapping[str, str] = field(default_factory=dict)
-    notices: tuple[str, ...] = ()
+    skipped: Mapping[str, tuple[str, ...]]  # project name -> valid backends that the builder does not compile for
+    steps: int  # number of steps that ran
+    compiles: int  # number of compile steps among them
+    cpu_seconds: float  # processor time of the compilers
+    seconds: float  # wall time of the whole build
+    warnings: Mapping[str, str] = field(default_factory=dict)  # title of a step -> output of its compiler
+    notices: tuple[str, ...] = ()  # warnings about `build.toml`, and parts of it that are not built
+    # The sandbox of this build's `steps` and `load` checks; None for no sandbox, or if nothing ran.
     sandbox: Mapping[str, str | None] = field(default_factory=dict)
 
     @property

@@ -27,11 +27,7 @@ class UnavailableVariant:
 
 
 def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obstacle | None:
-    """Return the obstacle to building a variant of a project on this machine, or None. Uses no network.
-
-    Raises:
-        ToolchainError: If a directory that the user named does not have the expected content.
-    """
+    """Return the obstacle to building a variant of a project on this machine, or None. Uses no network."""
     if variant.platform is None:
         return None
     oldest = matrix.load().oldest_stable
@@ -62,11 +58,7 @@ def missing_dependency(project: Project, backend: Backend, toolchains: Toolchain
 
 
 def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tuple[Variant, ...]:
-    """Return the variants of these names, each once.
-
-    Raises:
-        VariantError: If a name is not a variant's, not the project's, or the variant cannot be built here.
-    """
+    """Return the variants of these names, each once."""
     chosen = []
     for name in dict.fromkeys(names):
         variant = Variant.parse(name)
@@ -85,16 +77,7 @@ def available(
     platforms: Sequence[str] = (),
     whole: bool = False,
 ) -> tuple[tuple[Variant, ...], tuple[UnavailableVariant, ...]]:
-    """Return the requested variants that this machine can build, and the project's other variants.
-
-    Args:
-        backends: Only these backends; empty for all.
-        platforms: Only these platforms; empty for this machine's.
-        whole: All variants of the matrix, not only those that the Hub asks for.
-
-    Raises:
-        VariantError: If there is no variant to build.
-    """
+    """Return the requested variants that this machine can build, and the project's other variants."""
     requested = tuple(platforms) or (this_platform(),)
     buildable: list[Variant] = []
     unavailable: list[UnavailableVariant] = []

@@ -6,15 +6,15 @@ an output which a crash or a bad disk damages later is built again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import itertools
 import os
 import re
 import shutil
+import tempfile
 import time
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernel_builder.steps.graph import Binary, CompileStep, Graph
@@ -24,10 +24,6 @@ from kernel_format.files import debugging, discard, locked, remove_tree, write_a
 # Outputs that no build has used for this long are removed; they can be built again.
 _KEEP_SECONDS = 30 * 24 * 3600
 _KEPT_LOGS = 100
-_POLL_SECONDS = 0.1
-
-# In the directory of a step that has failed.
-FAILED = "failed"
 
 
 def object_path(cache: Path, step: CompileStep) -> Path:
@@ -118,101 +114,43 @@ def check_path(directory: Path) -> None:
 def work_directory(cache: Path) -> Iterator[Path]:
     """Create a directory in which a build's steps run, and remove it at the end.
 
-    Builds that run at the same time have directories of their own, `work/0`, `work/1` and so on. A build takes the
-    first free one and holds its lock. A directory whose lock is free belongs to a killed build. Compilers of that build
-    may still be running. They use relative paths, so they stay in their own directory when it is renamed, and their
-    last command finds that its directory has another name. See `step_scripts`.
+    A build holds a lock on its directory. The next build removes directories whose lock is free: their builds were
+    killed. Compilers of such a build may still be running; they have relative paths, so they stay in their directory.
     """
-    with ExitStack() as stack:
-        with _listing(cache):
-            for number in itertools.count():
-                work = cache / "work" / str(number)
-                if debugging() and work.exists():
-                    continue
-                with suppress(_InUseError):
-                    stack.enter_context(_slot(cache, number))
-                    break
-            for other in _directories(cache):
-                if not debugging() and (other == work or not _is_running(cache, other)):
-                    other.rename(cache / f"removed-{uuid.uuid4().hex}")
-            work.mkdir(parents=True)
-        for removed in cache.glob("removed-*"):
-            remove_tree(removed)
-        try:
-            yield work
-        finally:
-            discard(work)
-            with suppress(OSError):  # it is not empty
-                work.parent.rmdir()
-
-
-def claim(cache: Path, work: Path, steps: Sequence[CompileStep]) -> tuple[list[CompileStep], list[CompileStep]]:
-    """Return the steps that this build has to run, and the steps that other builds are running.
-
-    A build claims a step by creating its directory in `work`.
-    """
-    mine, others = [], []
-    with _listing(cache):
-        running = [other for other in _directories(cache) if other != work and _is_running(cache, other)]
-        for step in steps:
-            if object_path(cache, step).exists():  # by another build, since `missing`
-                continue
-            if any(_is_claimed(other / step.key) for other in running):
-                others.append(step)
-            else:
-                (work / step.key).mkdir()
-                mine.append(step)
-    return mine, others
-
-
-def wait_for_others(cache: Path, steps: Sequence[CompileStep], work: Path) -> None:
-    """Return when the object of one of the steps exists, or no other build works on that step."""
-    while True:
-        running = [other for other in _directories(cache) if other != work and _is_running(cache, other)]
-        for step in steps:
-            if object_path(cache, step).exists() or not any(_is_claimed(other / step.key) for other in running):
-                return
-        time.sleep(_POLL_SECONDS)
-
-
-def _is_claimed(directory: Path) -> bool:
-    return directory.exists() and not (directory / FAILED).exists()
-
-
-class _InUseError(Exception):
-    """Another build has the directory."""
-
-
-def _listing(cache: Path) -> AbstractContextManager[None]:
-    """Hold the lock under which directories of builds and claims are read and created."""
+    parent = cache / "work"
     (cache / "locks").mkdir(parents=True, exist_ok=True)
-    return locked(cache / "locks" / "work.lock")
-
-
-def _slot(cache: Path, number: int) -> AbstractContextManager[None]:
-    def in_use() -> None:
-        raise _InUseError
-
-    return locked(cache / "locks" / f"work-{number}.lock", waiting=in_use)
-
-
-def _directories(cache: Path) -> list[Path]:
-    return [path for path in (cache / "work").glob("*") if path.name.isdigit()]
-
-
-def _is_running(cache: Path, work: Path) -> bool:
+    with locked(cache / "locks" / "work.lock"):
+        parent.mkdir(exist_ok=True)
+        if not debugging():
+            _remove_abandoned(parent)
+        work = Path(tempfile.mkdtemp(dir=parent))
+        descriptor = os.open(work, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
     try:
-        with _slot(cache, int(work.name)):
-            return False
-    except _InUseError:
-        return True
+        yield work
+    finally:
+        discard(work)
+        os.close(descriptor)
+        with suppress(OSError):  # it is not empty
+            parent.rmdir()
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for directory in parent.iterdir():
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(descriptor)
+        remove_tree(directory)
 
 
 def prune(graph: Graph, cache: Path) -> None:
     """Remove outputs that no build has used for a month; the outputs of the graph count as used now."""
-    used = [object_path(cache, step) for step in graph.compiles] + [
-        binary_path(cache, binary) for binary in graph.binaries
-    ]
+    used = [object_path(cache, step) for step in graph.compiles]
+    used += [binary_path(cache, binary) for binary in graph.binaries]
     for path in (*used, *map(digest_path, used)):
         with suppress(FileNotFoundError):
             os.utime(path)

@@ -35,20 +35,15 @@ from kernel_format.errors import ConfigError, ToolchainError
 
 @dataclass(frozen=True)
 class _Tools:
-    """The toolchain of one variant. The functions fetch headers, so they are called only for sources that need them.
-
-    Attributes:
-        torch: None for a project on TVM FFI.
-        tvm_ffi: The headers of TVM FFI, which all sources of such a project see.
-    """
+    """The toolchain of one variant. The functions fetch headers, so they are called only for sources that need them."""
 
     backend: CompiledBackend
     host: HostCompiler
     toolkit: Toolkit | None
-    torch: Callable[[], TorchHeaders] | None
+    torch: Callable[[], TorchHeaders] | None  # none for a project on TVM FFI
     toolkit_libraries: Callable[[], HeaderLibrary | None]
     dependency: Callable[[str], HeaderLibrary]
-    tvm_ffi: HeaderLibrary | None
+    tvm_ffi: HeaderLibrary | None  # the headers of TVM FFI, which all sources of such a project see
 
 
 # The public builder searches this directory of a project for headers, after those in `include`.
@@ -64,10 +59,6 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     """Return the compile steps of a variant's binary in link order, before its op namespace is known.
 
     `with_namespace` completes the steps with `uses_namespace`.
-
-    Raises:
-        ConfigError: If a source cannot be compiled by any compiler of its backend.
-        ToolchainError: If a compiler or header is missing.
     """
     framework, abi = project.framework, variant.framework
     assert not isinstance(framework, TorchNoarch)
@@ -237,21 +228,13 @@ def _own_includes(kernel: Kernel, scanned: include_scan.Scan) -> list[str]:
 
 @dataclass
 class _Outside:
-    """The inputs of a step outside the project.
+    """The inputs of a step outside the project."""
 
-    Attributes:
-        identities: Of the compilers and headers, for the step's key.
-        roots: Placeholder in commands -> directory.
-        includes: Options for the compiler.
-        headers: Regular expressions for the paths of headers that are in no root.
-        standard: The C++ standard that the headers need.
-    """
-
-    identities: list[str]
-    roots: dict[str, Path]
-    includes: list[str]
-    headers: tuple[str, ...]
-    standard: int = 17
+    identities: list[str]  # of the compilers and headers, for the step's key
+    roots: dict[str, Path]  # placeholder in commands -> directory
+    includes: list[str]  # options for the compiler
+    headers: tuple[str, ...]  # regular expressions for the paths of headers that are in no root
+    standard: int = 17  # the C++ standard that the headers need
 
 
 def _outside(project: Project, kernel: Kernel, source: str, scanned: include_scan.Scan, tools: _Tools) -> _Outside:

@@ -44,17 +44,11 @@ _HINT = (
 
 @dataclass(frozen=True)
 class Confinement:
-    """The confinement of a build's processes.
+    """The confinement of a build's processes."""
 
-    Attributes:
-        kind: The sandbox: `bubblewrap` or `landlock`; None for no sandbox.
-        reason: Why there is no sandbox; empty if there is one.
-        tools: Paths that every process may read.
-    """
-
-    kind: str | None = None
-    reason: str = "--sandbox off"
-    tools: tuple[str, ...] = ()
+    kind: str | None = None  # the sandbox: `bubblewrap` or `landlock`; None for no sandbox
+    reason: str = "--sandbox off"  # why there is no sandbox; empty if there is one
+    tools: tuple[str, ...] = ()  # paths that every process may read
 
     def around(
         self, command: Sequence[str], scratch: Path, more: Iterable[Path] = (), device: str = "cpu"
@@ -71,11 +65,7 @@ class Confinement:
 
 
 def for_steps(mode: SandboxMode, variants: Sequence[PlannedVariant], progress: Progress) -> Confinement:
-    """Return the sandbox for a build of these variants, and warn if there is none.
-
-    Raises:
-        ToolchainError: If a sandbox is required, and there is none.
-    """
+    """Return the sandbox for a build of these variants, and warn if there is none."""
     if not variants and mode != "require":
         return Confinement(reason="nothing ran")
     confinement = chosen(mode, next((planned.binary.cxx for planned in variants if planned.binary), None))
@@ -87,15 +77,7 @@ def for_steps(mode: SandboxMode, variants: Sequence[PlannedVariant], progress: P
 
 
 def chosen(mode: SandboxMode, compiler: Path | None) -> Confinement:
-    """Return the first sandbox in which the compiler runs, and without network.
-
-    Args:
-        mode: `require` raises an error if there is none.
-        compiler: The host compiler; None if nothing is compiled.
-
-    Raises:
-        ToolchainError: If one is required, and there is none.
-    """
+    """Return the first sandbox in which the compiler runs, and without network."""
     if mode == "off":
         return Confinement()
     if debugging():

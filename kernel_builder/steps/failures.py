@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kernel_builder import elf
@@ -41,8 +40,6 @@ _BY_PYBIND11 = re.compile(
     r"PYBIND11_MODULE|/Python\.h\S*: .*error|"
     r"error: '?(?:torch/extension\.h|torch/python\.h|Python\.h|pybind11/|torch/csrc/utils/pybind\.h)"
 )
-# A member of a class of the stable ABI, all of which are inline functions.
-_DECLARED_ONLY = re.compile(r"undefined reference to .torch::stable::(Tensor|Device|Generator)::")
 # Errors of clang and ptxas for unknown flags.
 _UNKNOWN_FLAG = re.compile(r"error: unknown argument: '(-[^']+)'|ptxas fatal +: Unknown option '(-[^']+)'")
 # clang's request to attach files of the step, which are removed, to a bug report.
@@ -100,7 +97,7 @@ def failure(
         message = f"the compiler failed{_reason(step, output)}"
         hint = _hint(output, stable=_on_stable_abi(step)) or step.compiler.hint
     else:
-        message, hint = f"the linker failed{_reason(step, output)}", _hint_of_linker(output)
+        message, hint = f"the linker failed{_reason(step, output)}", None
     return BuildError(
         f"{message}, for {served or 'a variant'}",
         where=where,
@@ -125,27 +122,14 @@ def _reason(step: CompileStep | Binary, output: str) -> str:
     return f": {error[:_LONGEST_REASON]}"
 
 
-def is_killed(error: BuildError) -> bool:
-    """Return whether the kernel has killed the compiler, as it does when memory is short."""
-    return _KILLED.search(error.output) is not None
-
-
 def _on_stable_abi(step: CompileStep) -> bool:
     return any(argument.startswith("-DTORCH_TARGET_VERSION") for argument in step.argv)
-
-
-def _hint_of_linker(output: str) -> str | None:
-    match = _DECLARED_ONLY.search(output)
-    if not match:
-        return None
-    header = f"torch/csrc/stable/{match[1].lower()}"
-    return f"include {header}.h in that source: {header}_struct.h declares the functions, and does not define them"
 
 
 def _hint(output: str, *, stable: bool) -> str | None:
     if _KILLED.search(output):
         return (
-            "the machine has too little memory for this source; end other programs, or use a machine with more memory"
+            "the machine has too little memory: use fewer --jobs, end other programs, or use a machine with more memory"
         )
     if _BY_PYBIND11.search(output):
         macro, headers = (
@@ -197,23 +181,16 @@ def check_symbols(binary: Binary, path: Path, graph: Graph, cache: Path) -> None
     too_new = Sysroot(binary.roots[SYSROOT], binary.platform).too_new()
     late = sorted(undefined & too_new.keys())
     if late:
+        readable = demangle(late)
+        objects = {step.source: object_path(cache, step).read_bytes() for step in binary.objects}
+        # The names of a symbol table end in NUL.
+        users = {name: [source for source, data in objects.items() if b"%b\0" % name.encode() in data] for name in late}
         raise BuildError(
             f"needs {counted(len(late), 'symbol')} newer than glibc 2.28, GLIBCXX_3.4.24 and Torch's libgomp "
-            f"(GOMP_5.0), for {', '.join(graph.variants_of(binary))}:" + "".join(_users(binary, cache, late, too_new)),
+            f"(GOMP_5.0), for {', '.join(graph.variants_of(binary))}:"
+            + "".join(
+                f"\n  {readable[name]} ({too_new[name]}), in {', '.join(users[name]) or 'libstdc++.a'}" for name in late
+            ),
             where=binary.title,
             hint="call an older function; kernels have to run on machines with glibc 2.28",
         )
-
-
-def _users(binary: Binary, cache: Path, names: Sequence[str], versions: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each symbol and source that refers to it, with the functions that do."""
-    callers = [(step.source, elf.callers(object_path(cache, step), names)) for step in binary.objects]
-    mangled = {function for _, of in callers for functions in of.values() for function in functions}
-    readable = demangle([*names, *mangled])
-    for name in names:
-        line = f"\n  {readable[name]} ({versions[name]})"
-        by = [(source, sorted(readable[f] for f in of[name] if f)) for source, of in callers if name in of]
-        for source, functions in by:
-            yield f"{line}, in {source}" + (f": called by {', '.join(functions)}" if functions else "")
-        if not by:
-            yield f"{line}, through the compiler's libstdc++.a"

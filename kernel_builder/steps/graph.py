@@ -27,84 +27,51 @@ class CompileStep:
     """Compiles one source to one object.
 
     The step runs in a directory of its own, which holds the project's files below `src/`.
-
-    Attributes:
-        key: Names the object in the cache.
-        project: The project's root, from which `files` are copied.
-        source: The source, relative to the project.
-        argv: The command without its output, with tokens.
-        roots: Token -> directory.
-        files: Project-relative path -> SHA-256 of every file that the step can read.
-        generated: Path in the step's directory -> content of files that the builder adds.
-        headers: Extended regular expressions for the machine's headers that it may read: of the compiler and the C
-            library.
-        uses_namespace: The files mention the macro of the op namespace, so the command has to define it.
-        title: The step's name in progress reports and errors.
     """
 
-    key: str
-    project: Path
-    source: str
+    key: str  # names the object in the cache
+    project: Path  # the project's root, from which `files` are copied
+    source: str  # the source, relative to the project
     compiler: Compiler
-    argv: tuple[str, ...]
-    roots: Mapping[str, Path]
-    files: tuple[tuple[str, str], ...]
-    generated: Mapping[str, str]
+    argv: tuple[str, ...]  # the command without its output, with tokens
+    roots: Mapping[str, Path]  # token -> directory
+    files: tuple[tuple[str, str], ...]  # project-relative path -> SHA-256 of every file that the step can read
+    generated: Mapping[str, str]  # path in the step's directory -> content of files that the builder adds
+    # Extended regular expressions for the machine's headers that it may read: of the compiler and the C library.
     headers: tuple[str, ...]
-    uses_namespace: bool
-    title: str
+    uses_namespace: bool  # the files mention the macro of the op namespace, so the command has to define it
+    title: str  # the step's name in progress reports and errors
 
 
 @dataclass(frozen=True)
 class Binary:
-    """One shared object. Several variants may be published with the same binary.
+    """One shared object. Several variants may be published with the same binary."""
 
-    Attributes:
-        key: Names the file in the cache.
-        module: Its module name and op namespace, `_<python name>_<backend>_<unique>`.
-        platform: The platform that it is for.
-        objects: The compile steps whose objects are linked, in order.
-        argv: The link command without objects and output, with tokens.
-        linked_if_called: Libraries that it names as needed only if it calls them.
-        roots: Token -> the directory it stands for.
-        generated: Path in the step's directory -> content of files that the builder adds.
-        title: The binary's name in progress reports and errors.
-    """
-
-    key: str
-    module: str
-    platform: str
-    objects: tuple[CompileStep, ...]
+    key: str  # names the file in the cache
+    module: str  # its module name and op namespace, `_<python name>_<backend>_<unique>`
+    platform: str  # the platform that it is for
+    objects: tuple[CompileStep, ...]  # the compile steps whose objects are linked, in order
     cxx: Path
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # the link command without objects and output, with tokens
     libraries: tuple[str, ...]
-    linked_if_called: tuple[LinkedIfCalled, ...]
-    roots: Mapping[str, Path]
-    generated: Mapping[str, str]
-    title: str
+    linked_if_called: tuple[LinkedIfCalled, ...]  # libraries that it names as needed only if it calls them
+    roots: Mapping[str, Path]  # token -> the directory it stands for
+    generated: Mapping[str, str]  # path in the step's directory -> content of files that the builder adds
+    title: str  # the binary's name in progress reports and errors
 
 
 @dataclass(frozen=True)
 class PlannedVariant:
-    """One variant to publish, with all inputs of its package.
-
-    Attributes:
-        module: The op namespace, a digest of the binary's inputs and the Python files.
-        archs: The architectures that its binary has code for.
-        python: Path inside the package -> SHA-256 of the project's Python files.
-        provenance: Builder, compiler and sources, for `metadata.json`; `plan` adds the compiler only.
-        sources: The digests of `recorded_sources`, which show later whether the sources have changed.
-        binary: None for Python-only variants.
-    """
+    """One variant to publish, with all inputs of its package."""
 
     project: Project
     variant: Variant
-    module: str
-    archs: tuple[str, ...]
-    python: Mapping[str, str]
-    provenance: Mapping[str, Any]
-    sources: Mapping[str, Any]
-    binary: Binary | None
+    module: str  # the op namespace, a digest of the binary's inputs and the Python files
+    archs: tuple[str, ...]  # the architectures that its binary has code for
+    python: Mapping[str, str]  # path inside the package -> SHA-256 of the project's Python files
+    provenance: Mapping[str, Any]  # builder, compiler and sources, for `metadata.json`; `plan` adds the compiler only
+    sources: Mapping[str, Any]  # the digests of `recorded_sources`, which show later whether the sources have changed
+    binary: Binary | None  # None for Python-only variants
 
 
 @dataclass(frozen=True)
@@ -135,20 +102,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of running a graph.
+    """The result of running a graph."""
 
-    Attributes:
-        steps: How many steps ran: compiles and links.
-        compiles: How many of them were compiles.
-        cpu_seconds: Processor time of all compilers, user and system.
-        warnings: Title of a successful step -> its compiler's output.
-        failures: Key of a failed step -> error. Links whose objects have failed are not included.
-    """
-
-    steps: int = 0
-    compiles: int = 0
-    cpu_seconds: float = 0.0
-    warnings: Mapping[str, str] = field(default_factory=dict)
+    steps: int = 0  # how many steps ran: compiles and links
+    compiles: int = 0  # how many of them were compiles
+    cpu_seconds: float = 0.0  # processor time of all compilers, user and system
+    warnings: Mapping[str, str] = field(default_factory=dict)  # title of a successful step -> its compiler's output
+    # Key of a failed step -> error. Links whose objects have failed are not included.
     failures: Mapping[str, BuildError] = field(default_factory=dict)
 
     def errors_of(self, binary: Binary) -> list[BuildError]:

@@ -49,21 +49,14 @@ _ASSEMBLED = re.compile(rb"\.\s*incbin\b|[\s\";]\.include\s*\\?\"|\\[nt]\.includ
 
 @dataclass(frozen=True)
 class Scan:
-    """The result of the scan of one source.
+    """The result of the scan of one source."""
 
-    Attributes:
-        files: (project-relative path, SHA-256) of the source and of the project's files that it includes, sorted.
-        torch: It includes a Torch header.
-        python: It includes `Python.h`, directly or through a Torch header.
-        namespace: Some of the files mention `TORCH_EXTENSION_NAME` or `TVM_FFI_EXTENSION_NAME`.
-        toolkit_libraries: It may include a header of `library_headers`.
-    """
-
+    # (project-relative path, SHA-256) of the source and of the project's files that it includes, sorted.
     files: tuple[tuple[str, str], ...]
-    torch: bool
-    python: bool
-    namespace: bool
-    toolkit_libraries: bool
+    torch: bool  # it includes a Torch header
+    python: bool  # it includes `Python.h`, directly or through a Torch header
+    namespace: bool  # some of the files mention `TORCH_EXTENSION_NAME` or `TVM_FFI_EXTENSION_NAME`
+    toolkit_libraries: bool  # it may include a header of `library_headers`
 
 
 @dataclass(frozen=True)

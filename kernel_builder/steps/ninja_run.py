@@ -19,24 +19,20 @@ from ninja import ninja_syntax
 
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps.cache import (
-    FAILED,
     binary_path,
     check_path,
-    claim,
     missing,
     object_path,
     prune,
     put,
-    wait_for_others,
     work_directory,
 )
 from kernel_builder.steps.confinement import Confinement
-from kernel_builder.steps.failures import check_symbols, failure, is_killed
+from kernel_builder.steps.failures import check_symbols, failure
 from kernel_builder.steps.graph import Binary, CompileStep, Graph, Outcome
 from kernel_builder.steps.step_scripts import linked, stage_compile, stage_link
 from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import BuildError, StoreError, ToolchainError
-from kernel_format.files import remove_tree
 
 # The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
@@ -66,19 +62,14 @@ def run(
     progress: Progress | None = None,
     idle: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Run every step of the graph whose output the cache lacks.
-
-    A failed step does not stop the others. If another build is running a step, this one waits for it at the end.
+    """Run every step of the graph whose output the cache lacks. A failed step does not stop the others.
 
     Args:
-        graph: The steps.
-        cache: The builder's cache directory, where outputs go.
         jobs: The most processors to use.
         shared: A second cache, which is only read.
         confinement: The sandbox of compilers and linkers; None for none.
-        progress: Receives each finished step, and a line if this build waits for another one.
-        idle: Called, perhaps repeatedly, when fewer compile steps remain than processors, to start other work. It is
-            not called before a step has succeeded, or after one has failed.
+        idle: Called, perhaps repeatedly, when no more steps remain than processors, to start other work. It is not
+            called before a step has succeeded, or after one has failed.
 
     Raises:
         StoreError: If the cache cannot be written.
@@ -86,12 +77,13 @@ def run(
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
-        if not missing(graph, cache, shared)[1]:
+        compiles, binaries = missing(graph, cache, shared)
+        if not binaries:
             return Outcome()
         check_path(cache)
         with work_directory(cache) as work:
-            running = _Run(graph, cache, work, jobs, shared, confinement or Confinement(), progress or Silent(), idle)
-            running.all()
+            running = _Run(graph, cache, work, jobs, confinement or Confinement(), progress or Silent(), idle)
+            running.all(compiles, binaries)
     except OSError as error:
         raise StoreError(
             f"the cache cannot be written: {error.strerror}",
@@ -117,7 +109,6 @@ class _Run:
     cache: Path
     work: Path
     jobs: int
-    shared: Path | None
     confinement: Confinement
     progress: Progress
     idle: Callable[[], None]
@@ -126,95 +117,49 @@ class _Run:
     warnings: dict[str, str] = field(default_factory=dict)
     failures: dict[str, BuildError] = field(default_factory=dict)
 
-    def all(self) -> None:
-        """Run rounds of steps until only failed outputs are missing."""
-        while True:
-            compiles, binaries = missing(self.graph, self.cache, self.shared)
-            compiles = [step for step in compiles if step.key not in self.failures]
-            own, others = claim(self.cache, self.work, compiles)
-            awaited = {step.key for step in others}
-            ready = [binary for binary in binaries if awaited.isdisjoint(step.key for step in binary.objects)]
-            self._round(own, ready)
-            if self._forget_killed(own):
-                continue
-            if not others:
-                return
-            self.progress.say(f"another build is compiling {others[0].title}; waiting for it")
-            wait_for_others(self.cache, others, self.work)
-
-    def _forget_killed(self, compiles: Sequence[CompileStep]) -> bool:
-        """Forget steps that were killed for lack of memory, so that they run again, one at a time; return if any were.
-
-        `default_jobs` assumes less memory per compiler than some use: 6.6 GB were measured.
-        """
-        killed = [step for step in compiles if step.key in self.failures and is_killed(self.failures[step.key])]
-        if not killed or self.jobs == 1:
-            return False
-        self.progress.say(f"the machine has too little memory for {self.jobs} jobs; continuing with one")
-        self.jobs = 1
-        for step in killed:
-            del self.failures[step.key]
-            remove_tree(self.work / step.key)
-        return True
-
-    def _round(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:
+    def all(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:
         """Run these steps, except links whose objects have failed."""
-        compiles = [step for step in compiles if self._is_staged(step, compiles)]
+        threads = self._threads(compiles)
+        compiles = [step for step in compiles if self._is_staged(step, threads)]
         binaries = [binary for binary in binaries if not self._has_failed(binary)]
         for binary in binaries:
             stage_link(binary, self.work / binary.key, self.cache, self.confinement)
         steps: list[CompileStep | Binary] = [*compiles, *binaries]
         if not steps:
             return
-        _write_build_file(compiles, binaries, self.work, device_depth=max(1, self.jobs // self._threads(compiles)))
-        printed = self._ninja(steps)
+        _write_build_file(compiles, binaries, self.work, device_depth=max(1, self.jobs // threads))
+        printed = self._ninja()
         for step in steps:
             if not isinstance(step, Binary) or not self._has_failed(step):
                 self._end(step, printed)
-        self.warnings.update(_warnings([step for step in compiles if step.key not in self.failures], self.work))
 
     def _threads(self, compiles: Sequence[CompileStep]) -> int:
         device_steps = sum(step.compiler.threads is not None for step in compiles)
         return max(1, self.jobs // device_steps) if device_steps else 1
 
-    def _is_staged(self, step: CompileStep, compiles: Sequence[CompileStep]) -> bool:
-        output, threads = object_path(self.cache, step), self._threads(compiles)
+    def _is_staged(self, step: CompileStep, threads: int) -> bool:
+        output = object_path(self.cache, step)
         try:
-            stage_compile(
-                step,
-                self.work / step.key,
-                output,
-                threads=threads,
-                confinement=self.confinement,
-            )
+            stage_compile(step, self.work / step.key, output, threads=threads, confinement=self.confinement)
         except BuildError as error:
             self.failures[step.key] = error
-            (self.work / step.key / FAILED).touch()
             return False
         return True
 
     def _has_failed(self, binary: Binary) -> bool:
         return any(key in self.failures for key in (binary.key, *(step.key for step in binary.objects)))
 
-    def _has_ended(self, step: CompileStep | Binary) -> bool:
-        return (self.work / step.key / "done").exists()
-
-    def _has_idle_processors(self, steps: Sequence[CompileStep | Binary]) -> bool:
-        compiles = [step for step in steps if isinstance(step, CompileStep)]
-        if any((self.work / step.key / FAILED).exists() for step in compiles):
-            return False
-        left = [step for step in compiles if not self._has_ended(step)]
-        return len(left) < min(self.jobs, len(compiles))
-
     def _end(self, step: CompileStep | Binary, printed: str) -> None:
         """Count a step and put a linked binary into the cache, or record its error."""
         directory = self.work / step.key
-        if not self._has_ended(step):
+        if not (directory / "done").exists():
             self.failures[step.key] = failure(self.graph, step, directory, printed, self.cache)
             return
         self.steps += 1
         if isinstance(step, CompileStep):
             self.compiles += 1
+            if text := (directory / "log").read_text(errors="replace").strip():
+                self.warnings[step.title] = text
             return
         try:
             check_symbols(step, linked(directory), self.graph, self.cache)
@@ -223,7 +168,7 @@ class _Run:
             return
         put(linked(directory), binary_path(self.cache, step))
 
-    def _ninja(self, steps: Sequence[CompileStep | Binary]) -> str:
+    def _ninja(self) -> str:
         """Run the build file, and return ninja's output."""
         libc = ctypes.CDLL(None)
         process = subprocess.Popen(
@@ -242,8 +187,10 @@ class _Run:
             for line in process.stdout:
                 lines.append(line)
                 if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
-                    self.progress.advance("building", int(match[1]), int(match[2]), detail=match[3])
-                    if self._has_idle_processors(steps):
+                    ended, total = int(match[1]), int(match[2])
+                    self.progress.advance("building", ended, total, detail=match[3])
+                    has_failed = len(list(self.work.glob("*/done"))) < ended
+                    if total - ended <= self.jobs and not has_failed:
                         self.idle()
         except BaseException:
             process.terminate()
@@ -252,11 +199,6 @@ class _Run:
             process.wait()
             process.stdout.close()
         return "".join(lines)
-
-
-def _warnings(compiles: Sequence[CompileStep], work: Path) -> dict[str, str]:
-    logs = {step.title: (work / step.key / "log").read_text(errors="replace").strip() for step in compiles}
-    return {title: text for title, text in logs.items() if text}
 
 
 def _write_build_file(
@@ -286,11 +228,7 @@ def _write_build_file(
 
 
 def find_ninja() -> Path:
-    """Return the ninja program of the PyPI package, or else the one on PATH.
-
-    Raises:
-        ToolchainError: If there is none.
-    """
+    """Return the ninja program of the PyPI package, or else the one on PATH."""
     program = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
     if program is None:
         raise ToolchainError("there is no ninja on this machine", hint="pip install ninja")

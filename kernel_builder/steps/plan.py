@@ -35,16 +35,7 @@ def plan(
     selections: Iterable[tuple[Project, Sequence[Variant]]],
     toolchains: Toolchains,
 ) -> Graph:
-    """Plan the variants of all projects as one graph.
-
-    Args:
-        selections: Projects, each with the variants to build.
-        toolchains: Where compilers and headers come from.
-
-    Raises:
-        ConfigError: If a source cannot be compiled by any compiler of its backend.
-        ToolchainError: If a compiler or header is missing.
-    """
+    """Plan the variants of all projects as one graph."""
     planned = []
     for project, variants in selections:
         python = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in project.python_files}

@@ -30,10 +30,6 @@ def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
     The content of every file is compared with the commit. `git status` is not safe: it runs programs that the
     repository's configuration names (filters, a file system monitor), and trusts the index. A file that the commit
     lacks counts as a difference.
-
-    Args:
-        directory: A directory of the repository.
-        files: Absolute paths, without symbolic links above the repository.
     """
     try:
         answer = git_output(directory, "rev-parse", "--show-toplevel", "--verify", "HEAD")
@@ -65,11 +61,7 @@ def _is_submodule(committed: Mapping[str, CommittedEntry], directory: Path) -> b
 
 
 def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the builder's entry in a package's provenance.
-
-    Args:
-        state: `commit` and `dirty` of a builder in a git checkout, else empty.
-    """
+    """Return the builder's entry in a package's provenance."""
     # The public client expects a version. An editable install reports the version of its installation time, so a
     # checkout records its commit as the version: equal sources give equal bytes.
     version = f"0+g{state['commit'][:12]}" if state else VERSION
@@ -77,11 +69,7 @@ def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
-    """Return the provenance of a package: the builder and the project's sources.
-
-    Args:
-        sources: The files that its compile steps read, relative to its root.
-    """
+    """Return the provenance of a package: the builder and the project's sources."""
     here = Path(__file__).resolve().parents[1]
     packages = [here, *(Path(str(module.__file__)).parent for module in (kernel_format, kernel_sandbox))]
     files = chain.from_iterable(map(_builder_files, packages))

@@ -2,9 +2,7 @@
 
 Nothing else is inside, so a file that the include scan missed is a compile error instead of a stale object. In a
 sandbox, compilers and linkers can write there only. The script and the files that it trusts are beside it.
-Commands name files in it by relative paths. A compiler that outlives a killed build thus stays in its own directory
-when the next build renames that. Before its script moves the object into the cache, it finds that the directory has
-lost its name, and stops.
+Commands name files in it by relative paths.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernel_builder.steps import files_read
-from kernel_builder.steps.cache import FAILED, digest_path, object_path
+from kernel_builder.steps.cache import digest_path, object_path
 from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.files_read import ASSEMBLED, HEADERS_READ, INSIDE, READABLE
 from kernel_builder.steps.graph import SYSROOT, Binary, CompileStep
@@ -30,7 +28,6 @@ _BEFORE = (
     "#!/bin/sh",
     "set -e",
     'cd "${0%/*}"',
-    f"trap '[ -e done ] || echo > {FAILED} || :' EXIT",
     "exec >> log 2>&1",
 )
 _COMMAND = "command"
@@ -46,16 +43,7 @@ def stage_compile(
     threads: int = 1,
     confinement: Confinement = _UNCONFINED,
 ) -> None:
-    """Write the directory of a compile step.
-
-    Args:
-        output: Where the script moves the object, with its digest.
-        threads: Threads for a compiler that uses several.
-        confinement: The sandbox of the compiler.
-
-    Raises:
-        BuildError: If a file has changed since the build was planned.
-    """
+    """Write the directory of a compile step."""
     inside = directory / INSIDE
     for name, expected in step.files:
         _write(inside, f"src/{name}", read_unchanged(step.project / name, expected))
@@ -82,7 +70,7 @@ def stage_compile(
     readable = [place for root in step.roots.values() for place in _places(root)]
     compile_it = _inside(shlex.join(confinement.around(command, inside, readable)))
     output.parent.mkdir(parents=True, exist_ok=True)
-    store = [sys.executable, "-I", "-S", files_read.__file__, *map(str, (directory, output, digest_path(output)))]
+    store = [sys.executable, "-I", "-S", files_read.__file__, str(output), str(digest_path(output))]
     _write_script(directory, [compile_it, shlex.join(store)], confinement)
 
 

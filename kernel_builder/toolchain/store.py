@@ -13,8 +13,6 @@ The downloads are removed before that: if the tree exists, callers use it withou
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
 import shutil
@@ -26,11 +24,9 @@ from pathlib import Path
 
 from kernel_builder.progress import Progress
 from kernel_format.errors import StoreError
-from kernel_format.files import locked
+from kernel_format.files import file_digest, locked
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MANIFEST = "manifest.json"
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -77,18 +73,17 @@ class Store:
             os.utime(home)
         return home / "tree"
 
-    def obtain(self, name: str, title: str, needed: int, make: Callable[[Path, Path], None]) -> Path:
+    def obtain(self, name: str, title: str, make: Callable[[Path, Path], None]) -> Path:
         """Return the directory of a tree's files, and make the tree first if it is not there.
 
         If another process is making the tree, wait for its result.
 
         Args:
             title: The name of the tree in messages.
-            needed: Bytes of disk needed to make the tree.
             make: Called with a scratch directory that is kept between attempts, and an empty directory to fill.
 
         Raises:
-            StoreError: If the store cannot be written, or the disk is full. No incomplete tree is left.
+            StoreError: If the store cannot be written. No incomplete tree is left.
         """
         if tree := self.find(name):
             return tree
@@ -106,18 +101,11 @@ class Store:
                 try:
                     self._remove(new)
                     scratch.mkdir(parents=True, exist_ok=True)
-                    self._check_space(title, needed - _size(scratch))
                     (new / "tree").mkdir(parents=True)
                     make(scratch, new / "tree")
                     _seal(new, title)
                     self._remove(scratch)
                     new.rename(home)
-                except OSError as error:
-                    if error.errno not in _FULL:
-                        raise
-                    full = _no_space(self.root, self.free(), title, needed)
-                    self._remove(scratch)
-                    raise full from error
                 finally:
                     self._remove(new)
         return home / "tree"
@@ -144,7 +132,7 @@ class Store:
         for path, (sha256, _) in files.items():
             if path not in present:
                 yield Damage(name, home / "tree" / path, "is missing")
-            elif (got := _hash_file(home / "tree" / path)) != sha256:
+            elif (got := file_digest(home / "tree" / path)) != sha256:
                 yield Damage(name, home / "tree" / path, f"has SHA-256 {got}, expected {sha256}")
         for path in sorted(present - files.keys()):
             yield Damage(name, home / "tree" / path, "was added")
@@ -193,17 +181,6 @@ class Store:
                     continue
         return freed
 
-    def free(self) -> int:
-        """Return the bytes free on the disk of the store."""
-        return shutil.disk_usage(self._nearest()).free
-
-    def writable(self) -> bool:
-        """Return whether the permissions allow a tree to be put into the store."""
-        return os.access(self._nearest(), os.W_OK | os.X_OK)
-
-    def _nearest(self) -> Path:
-        return next(path for path in [self.root, *self.root.absolute().parents] if path.exists())
-
     def _home(self, name: str) -> Path:
         return self.root / "trees" / name
 
@@ -211,33 +188,17 @@ class Store:
         if path.exists():
             shutil.rmtree(path)
 
-    def _check_space(self, title: str, needed: int) -> None:
-        if (free := self.free()) < needed:
-            raise _no_space(self.root, free, title, needed)
-
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if error.errno in _FULL:
-                raise _no_space(self.root, self.free()) from error
-            if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-                raise StoreError(
-                    "the toolchain store cannot be written",
-                    where=str(error.filename or self.root),
-                    hint="fix its permissions, or set KERNEL_BUILDER_CACHE to a directory that you can write",
-                ) from error
-            raise
-
-
-def _no_space(root: Path, free: int, title: str = "", needed: int = 0) -> StoreError:
-    wanted = f", {needed / 1e6:.1f} MB needed for {title}" if title else ""
-    return StoreError(
-        f"the disk is full: {free / 1e6:.1f} MB free{wanted}",
-        where=str(root),
-        hint="run `kernel-builder toolchain clean`, or set KERNEL_BUILDER_CACHE to a directory on another disk",
-    )
+            raise StoreError(
+                f"the toolchain store cannot be written: {error.strerror}",
+                where=str(error.filename or self.root),
+                hint="fix its permissions, run `kernel-builder toolchain clean`, or set KERNEL_BUILDER_CACHE "
+                "to another directory",
+            ) from error
 
 
 def _seal(new: Path, title: str) -> None:
@@ -245,7 +206,7 @@ def _seal(new: Path, title: str) -> None:
     files = {}
     for name in _files(new / "tree"):
         path = new / "tree" / name
-        files[name] = (_hash_file(path), path.stat().st_size)
+        files[name] = (file_digest(path), path.stat().st_size)
         path.chmod(0o555 if os.access(path, os.X_OK) else 0o444)
     manifest = {"title": title, "made": int(time.time()), "files": files}
     (new / _MANIFEST).write_text(json.dumps(manifest, indent=0) + "\n")
@@ -259,11 +220,3 @@ def _files(directory: Path) -> Iterator[str]:
 
 def _size(path: Path) -> int:
     return sum((path / name).stat().st_size for name in _files(path))
-
-
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

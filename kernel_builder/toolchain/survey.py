@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +56,9 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
         _ninja(),
         _installed_cuda(toolchains),
         *_components(toolchains),
-        _disk(toolchains),
         _python_package("torch", "python -m pip install torch"),
         _python_package("kernels", "python -m pip install kernels"),
         _program("git", "apt-get install git, or dnf install git", "--version"),
-        Requirement("processors", str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())),
-        Requirement("memory", f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"),
         _gpu(),
     ]
 
@@ -153,27 +148,6 @@ def _is_cuda_compiler(name: str) -> bool:
 def _state(toolchains: Toolchains, tree: Tree) -> str:
     stored = toolchains.store.find(tree.name) is not None
     return "in the store" if stored else f"{tree.download / 1e6:.0f} MB to download at first use"
-
-
-def _disk(toolchains: Toolchains) -> Requirement:
-    store, free = toolchains.store, toolchains.store.free()
-    compilers = [tree for tree in toolchains.pinned() if _is_cuda_compiler(tree.kind)]
-    missing = [tree for tree in compilers if not store.find(tree.name)]
-    needed = max((tree.download + tree.unpacked for tree in missing), default=0)
-    if not store.writable():
-        return Requirement(
-            "disk",
-            None,
-            BUILDS,
-            f"{store.root} cannot be written: set KERNEL_BUILDER_CACHE to a directory you can write",
-        )
-    return Requirement(
-        "disk",
-        f"{free / 1e9:.1f} GB free at {store.root}" if free >= needed else None,
-        (CUDA,),
-        f"{needed / 1e6:.0f} MB needed at {store.root}, {free / 1e6:.0f} MB free: set KERNEL_BUILDER_CACHE to a "
-        "directory on another disk",
-    )
 
 
 def _python_package(name: str, hint: str) -> Requirement:

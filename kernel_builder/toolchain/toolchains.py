@@ -154,7 +154,7 @@ class Toolchains:
         Raises:
             StoreError: If it cannot be stored.
         """
-        return self.store.obtain(name, title, 0, lambda _, directory: make(directory))
+        return self.store.obtain(name, title, lambda _, directory: make(directory))
 
     def torch(self, release: Release, subset: Subset, platform: str | None = None) -> TorchHeaders:
         """Return the headers of a Torch release for a platform, by default this machine's.
@@ -275,4 +275,4 @@ class Toolchains:
 
             tree_files.fill(tree, self._index, scratch, directory, self._progress)
 
-        return self.store.obtain(tree.name, tree.title, tree.download + tree.unpacked, make)
+        return self.store.obtain(tree.name, tree.title, make)

@@ -43,19 +43,6 @@ with replacing(Path(sys.argv[1])) as file:
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
-ENDS_BEFORE_IT_RENAMES = """
-import os, signal, sys
-from pathlib import Path
-from kernel_format.files import write_atomically
-Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-write_atomically(Path(sys.argv[1]), "new")
-"""
-
-
-def test_a_new_file_never_has_another_name(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", ENDS_BEFORE_IT_RENAMES, tmp_path / "file"], check=True)
-    assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {"file": "new"}
-
 
 @pytest.mark.parametrize("before", [None, "old"])
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path, before: str | None) -> None:

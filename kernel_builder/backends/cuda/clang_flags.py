@@ -40,14 +40,7 @@ _PASSED_ON = r"(?:-X|--)(compiler|ptxas|fatbin|cudafe|nvlink)(?:-options)?"
 
 
 def of_clang(flags: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return nvcc's flags as clang's.
-
-    Args:
-        where: The place of the flags in `build.toml`, for errors.
-
-    Raises:
-        ConfigError: If clang has no counterpart of a flag.
-    """
+    """Return nvcc's flags as clang's."""
     translated: list[str] = []
     for option in options(flags):
         name, _, value = option[0].partition("=")

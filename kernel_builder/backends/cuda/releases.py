@@ -66,9 +66,6 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
     These are the entries of the kernel's list that the compiler knows and the platform has. A kernel without a list
     gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these. For a CUDA
     release that is not in the matrix, the newest release of the matrix below it stands in, or else the oldest.
-
-    Raises:
-        VariantError: If no entry of the kernel's list is left.
     """
     of_release = known_capabilities()
     at_or_below = [release for release in of_release if release <= cuda]

@@ -33,29 +33,16 @@ _HINT = "name the directory with bin/nvcc, with `--cuda-home` or CUDA_HOME; or u
 
 @dataclass(frozen=True, kw_only=True)
 class CudaToolkit(Toolkit):
-    """A CUDA compiler with its headers and libraries.
+    """A CUDA compiler with its headers and libraries."""
 
-    Attributes:
-        name: The name in commands.
-        root: The directory with `bin/`, `nvvm/` and `include/`.
-        release: For example 13.0. clang compiles with a newer one than that of the variants that it makes.
-        version: The version of nvcc, for example `13.0.88`, or of the toolkit that clang compiles with.
-        nvcc: None if clang compiles.
-        include: Include directories for a host compiler; nvcc and clang know them themselves.
-        lib: The directory of the CUDA runtime libraries. Wheels for clang have none.
-        origin: `index` for pinned wheels, `system` for an installed toolkit.
-        capabilities: The capabilities that it compiles for, ascending, such as `9.0`; no suffixed ones.
-        clang: The compiler of a toolkit without nvcc.
-    """
-
-    name: str = "cuda"
-    release: Release
-    version: str
-    nvcc: Path | None
-    lib: Path
-    origin: Literal["index", "system"]
-    capabilities: tuple[str, ...]
-    clang: ComponentFiles | None = None
+    name: str = "cuda"  # the name in commands
+    release: Release  # for example 13.0. clang compiles with a newer one than that of the variants that it makes
+    version: str  # the version of nvcc, for example `13.0.88`, or of the toolkit that clang compiles with
+    nvcc: Path | None  # none if clang compiles
+    lib: Path  # the directory of the CUDA runtime libraries. Wheels for clang have none
+    origin: Literal["index", "system"]  # `index` for pinned wheels, `system` for an installed toolkit
+    capabilities: tuple[str, ...]  # the capabilities that it compiles for, ascending, such as `9.0`; no suffixed ones
+    clang: ComponentFiles | None = None  # the compiler of a toolkit without nvcc
 
 
 def as_cuda(toolkit: Toolkit | None) -> CudaToolkit:
@@ -73,11 +60,7 @@ def components(toolchains: ToolchainSource, release: Release) -> tuple[str, ...]
 
 
 def toolkit(toolchains: ToolchainSource, release: Release) -> CudaToolkit:
-    """Return the toolkit that compiles for a CUDA release.
-
-    Raises:
-        ToolchainError: If there is none, as `obstacle` says, or if it cannot be fetched or stored.
-    """
+    """Return the toolkit that compiles for a CUDA release."""
     if unusable := obstacle(toolchains, release):
         raise ToolchainError(unusable.reason, where=f"CUDA {release}", hint=unusable.hint)
     if _is_by_clang(toolchains, release):
@@ -133,11 +116,7 @@ def library_headers(toolchains: ToolchainSource, toolkit: CudaToolkit) -> Header
 
 
 def obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
-    """Return why this machine cannot compile for a CUDA release, or None if it can. No network.
-
-    Raises:
-        ToolchainError: If the directory that the user named is not a toolkit.
-    """
+    """Return why this machine cannot compile for a CUDA release, or None if it can. No network."""
     if _is_by_clang(toolchains, release):
         return None
     clang, choice = _clang_release(), toolchains.cuda_compiler
@@ -164,11 +143,7 @@ def obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
 
 
 def static_runtime_obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
-    """Return why a binary for a CUDA release cannot contain the CUDA runtime, or None if it can. No network.
-
-    Raises:
-        ToolchainError: If the directory that the user named is not a toolkit.
-    """
+    """Return why a binary for a CUDA release cannot contain the CUDA runtime, or None if it can. No network."""
     if not _is_by_clang(toolchains, release):
         return None
     return Obstacle(
@@ -210,9 +185,6 @@ def installed(toolchains: ToolchainSource) -> CudaToolkit | None:
     """Return the toolkit that `--cuda-home` or CUDA_HOME names, or None if neither is given.
 
     In a devshell, CUDA_HOME names a pinned toolkit: `toolkit` returns that with the identity of the lock.
-
-    Raises:
-        ToolchainError: If the directory has no complete toolkit.
     """
     named = toolchains.cuda_home or (Path(value) if (value := os.environ.get("CUDA_HOME")) else None)
     if named is None or named.absolute().is_relative_to(toolchains.store_root):
@@ -237,11 +209,7 @@ def installed(toolchains: ToolchainSource) -> CudaToolkit | None:
 
 
 def probe(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the version of an nvcc, and the capabilities that it compiles for, ascending.
-
-    Raises:
-        ToolchainError: If the program cannot be run or is not an nvcc.
-    """
+    """Return the version of an nvcc, and the capabilities that it compiles for, ascending."""
 
     def find_out() -> dict[str, Any]:
         version = re.search(r"\bV(\d+\.\d+\.\d+)", output_of(nvcc, "--version", hint=_HINT))

@@ -35,6 +35,7 @@ from kernel_builder.backends.tools import ComponentFiles, HostCompiler, Obstacle
 from kernel_builder.config import compiler_flags, toml_schema
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.toml_schema import Key
+from kernel_builder.probe_cache import ProbeCache
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
 from kernel_format.variant import Abi
@@ -50,19 +51,12 @@ _TOOLKIT, _CLANG, _DEVICE_LIBRARIES = token("rocm"), token("clang"), token("rocm
 
 @dataclass(frozen=True, kw_only=True)
 class RocmToolkit(Toolkit):
-    """clang with the headers and libraries of HIP.
+    """clang with the headers and libraries of HIP."""
 
-    Attributes:
-        root: The directory with `include/`, `lib/` and `hipify/`.
-        version: That of the headers, for example `7.1.25424`.
-        device_libraries: The directory with the device libraries, as clang looks for them.
-        translations: The directory in which sources that its hipify has translated are kept.
-    """
-
-    version: str
+    version: str  # that of the headers, for example `7.1.25424`
     clang: ComponentFiles
-    device_libraries: Path
-    translations: Path
+    device_libraries: Path  # the directory with the device libraries, as clang looks for them
+    translations: ProbeCache  # sources that its hipify has translated
 
 
 # Command lines.
@@ -219,7 +213,7 @@ class _Rocm(CompiledBackend):
                 "ROCm's device libraries",
                 lambda directory: device_libraries.make(clang, pinned.root, archs, directory),
             ),
-            translations=toolchains.cache / "translations" / pinned.identity[:16],
+            translations=ProbeCache(toolchains.cache / "translations" / pinned.identity[:16]),
         )
 
     def provenance(self, toolkit: Toolkit | None) -> dict[str, str]:

@@ -16,11 +16,7 @@ _TARGET = "hipv4-amdgcn-amd-amdhsa--"
 
 
 def archs(binary: Path) -> frozenset[str]:
-    """Return the architectures that a shared object has code for.
-
-    Raises:
-        elf.Unreadable: If it, or a bundle of code objects, cannot be read.
-    """
+    """Return the architectures that a shared object has code for."""
     data = elf.section(binary, _SECTION) or b""
     try:
         return frozenset(name.removeprefix(_TARGET) for name in _targets(data) if name.startswith(_TARGET))

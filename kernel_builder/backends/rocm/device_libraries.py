@@ -20,23 +20,12 @@ _RECIPE = 1
 
 
 def identity(clang: ComponentFiles, pinned: str, archs: Sequence[str]) -> str:
-    """Return a digest of everything that the device libraries depend on.
-
-    Args:
-        pinned: The identity of the component with ocml.bc and ockl.bc.
-    """
+    """Return a digest of everything that the device libraries depend on."""
     return hashlib.sha256(repr([_RECIPE, pinned, clang.identity, *_settings(archs)]).encode()).hexdigest()
 
 
 def make(clang: ComponentFiles, pinned: Path, archs: Sequence[str], directory: Path) -> None:
-    """Write the device libraries of all architectures.
-
-    Args:
-        pinned: The directory with `lib/ocml.bc` and `lib/ockl.bc`.
-
-    Raises:
-        ToolchainError: If clang does not compile one.
-    """
+    """Write the device libraries of all architectures."""
     for name in ("ockl.bc", "ocml.bc"):
         shutil.copyfile(pinned / "lib" / name, directory / name)
     sources = {"opencl": ""}  # clang wants it to be there, for OpenCL

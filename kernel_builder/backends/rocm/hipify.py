@@ -1,7 +1,6 @@
 """Runs Torch's hipify, which turns CUDA sources into HIP, on a copy of a project's files.
 
-A translation takes tenths of a second, and every plan of a build needs it, so it is kept until no build has used it for
-a month (`build/cache.py`).
+A translation takes tenths of a second, and every plan of a build needs it, so it is kept in the cache.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import importlib
 import importlib.util
 import io
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,8 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+from kernel_builder.probe_cache import ProbeCache
 from kernel_format.errors import ConfigError
-from kernel_format.files import write_atomically
 
 _MODULE = "kernel_builder_hipify"
 # Increase when this module calls hipify in another way, or processes its output differently.
@@ -31,19 +29,14 @@ _FORM = 1
 
 @dataclass(frozen=True)
 class Translation:
-    """A source in HIP.
+    """A source in HIP."""
 
-    Attributes:
-        source: The path of the source, relative to the project; hipify renames `.cu` to `.hip`.
-        files: Path relative to the project -> text, of the files that differ from the project's.
-    """
-
-    source: str
-    files: Mapping[str, str]
+    source: str  # the path of the source, relative to the project; hipify renames `.cu` to `.hip`
+    files: Mapping[str, str]  # path relative to the project -> text, of the files that differ from the project's
 
 
 def translate(
-    torch_utils: Path, project: Path, source: str, files: Sequence[str], include: Sequence[str], kept: Path
+    torch_utils: Path, project: Path, source: str, files: Sequence[str], include: Sequence[str], kept: ProbeCache
 ) -> Translation:
     """Translate a source and the headers that it includes.
 
@@ -51,14 +44,16 @@ def translate(
         torch_utils: The directory with hipify's package.
         files: The files that the source can reach, itself included, relative to the project.
         include: Directories of headers, relative to the project.
-        kept: A directory for translations of this hipify alone. It need not exist, and may be read-only.
+        kept: The translations of this hipify.
 
     Raises:
         ConfigError: If hipify cannot read or translate one.
     """
-    contents = tuple((name, (project / name).read_bytes()) for name in sorted({source, *files}))
+    contents = {name: (project / name).read_bytes() for name in sorted({source, *files})}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    topic = json.dumps([_FORM, source, digests, list(include)])
     try:
-        return _kept_or_translated(torch_utils, source, contents, tuple(include), kept)
+        return Translation(**kept.recall(topic, (), lambda: _translated(torch_utils, source, contents, include)))
     except Exception as error:  # of a program that is not the builder's
         raise ConfigError(
             f"torch.utils.hipify cannot translate it, or a header that it includes: {type(error).__name__}: {error}",
@@ -68,40 +63,14 @@ def translate(
         ) from error
 
 
-@lru_cache(maxsize=256)
-def _kept_or_translated(
-    torch_utils: Path, source: str, contents: tuple[tuple[str, bytes], ...], include: tuple[str, ...], kept: Path
-) -> Translation:
-    digests = [(name, hashlib.sha256(content).hexdigest()) for name, content in contents]
-    key = hashlib.sha256(json.dumps([_FORM, source, digests, include]).encode()).hexdigest()
-    path = kept / f"{key}.json"
-    try:
-        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
-        if digest == _digest(text):
-            with contextlib.suppress(OSError):
-                os.utime(path)
-            return Translation(**json.loads(text))
-    except (OSError, ValueError):
-        pass
-    translation = _translated(torch_utils, source, contents, include)
-    text = json.dumps({"source": translation.source, "files": translation.files})
-    with contextlib.suppress(OSError):
-        kept.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, f"{_digest(text)}\n{text}")
-    return translation
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _translated(
-    torch_utils: Path, source: str, contents: tuple[tuple[str, bytes], ...], include: tuple[str, ...]
-) -> Translation:
+    torch_utils: Path, source: str, contents: Mapping[str, bytes], include: Sequence[str]
+) -> dict[str, object]:
+    """Return the fields of a `Translation`."""
     hipify = _hipify(torch_utils)
     with tempfile.TemporaryDirectory() as copied:
         root = Path(copied).resolve()
-        for name, content in contents:
+        for name, content in contents.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(content)
         hipify.HIPIFY_FINAL_RESULT.clear()
@@ -116,7 +85,6 @@ def _translated(
                 hipify_extra_files_only=True,
                 hip_clang_launch=True,  # clang takes kernel<<<...>>>
             )
-        originals = dict(contents)
         files, translated = {}, source
         for original, result in results.items():
             if result.hipified_path is None:
@@ -125,9 +93,9 @@ def _translated(
             text = Path(result.hipified_path).read_text(encoding="utf-8")
             if before == source:
                 translated = name
-            if name != before or text.encode() != originals[before]:
-                files[name] = _with_lines_of(before, originals[before].decode(), text)
-        return Translation(translated, files)
+            if name != before or text.encode() != contents[before]:
+                files[name] = _with_lines_of(before, contents[before].decode(), text)
+        return {"source": translated, "files": files}
 
 
 def _with_lines_of(name: str, original: str, text: str) -> str:

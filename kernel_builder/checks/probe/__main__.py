@@ -37,7 +37,6 @@ from collections.abc import Callable
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -136,11 +135,6 @@ def _missing(error: BaseException | None) -> list[str]:
     return names
 
 
-def _absent(module: ModuleType) -> list[str]:
-    """Return the names in `__all__` that the module does not have."""
-    return [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)]
-
-
 def _answers(
     seconds: float, others: dict[str, str], packages: dict[str, tuple[str | None, str]]
 ) -> dict[str, dict[str, Any]]:
@@ -171,7 +165,7 @@ def _loaded(directory: Path, backend: str | None, key: str, others: dict[str, st
         before = _op_names()
         outcome, message, missing = _load(directory, backend)
         if outcome == "loaded":
-            return {"outcome": outcome, "text": "", "absent": _absent(message), "ops": _new_ops(directory, key, before)}
+            return {"outcome": outcome, "text": "", "ops": _new_ops(directory, key, before)}
         # The ops of a package that is loaded in part may tell why it fails.
         ops = _new_ops(directory, key, before) if outcome == "failed" else []
         return {"outcome": outcome, "text": message, "missing": missing, "ops": ops}
@@ -219,7 +213,6 @@ def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]
                         "name": name if overload == "default" else f"{name}.{overload}",
                         "namespace": "" if namespace == own else namespace,
                         "key": key,
-                        "arguments": _positional(op._schema.arguments),
                         "implemented": any(places.get(dispatch) is not None for dispatch in (key, f"Autograd{key}")),
                         "keys": [
                             dispatch for dispatch in ("CPU", "CUDA", "XPU", "MPS") if places[dispatch] is not None
@@ -230,11 +223,6 @@ def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]
                     }
                 )
     return ops
-
-
-def _positional(arguments: Any) -> int | None:
-    """Return the number of an op's arguments; None if some are keyword-only."""
-    return None if any(argument.kwarg_only for argument in arguments) else len(arguments)
 
 
 def _registered_at(op: Any, key: str) -> str | None:

@@ -29,7 +29,7 @@ from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.torch_process import run_with_torch
 
 BUILDER = Path(sys.executable).with_name("kernel-builder")
-# What a build imports; the client reads whether it is offline when it is imported.
+# The imports of a build; the client reads whether it is offline when it is imported.
 COMMANDS = ForkServer(
     "kernel_builder.cli.build_command",
     "kernel_builder.pipeline",
@@ -199,7 +199,7 @@ def cache(new_cache: NewCache) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache for tests that only need a built package: what one of them compiles, others find."""
+    """Return a cache for tests that only need a built package: they share its objects."""
     cache = tmp_path_factory.mktemp("shared-cache")
     (cache / "toolchains").symlink_to(Toolchains().store.root)
     return cache
@@ -267,7 +267,7 @@ def content(build: Path) -> dict[str, bytes]:
 
 
 def run_python(code: str, *arguments: object) -> str:
-    """Run code that uses Torch in a process of its own, offline, and return what it prints."""
+    """Run code that uses Torch in a process of its own, offline, and return its output."""
     done = run_with_torch(code, *arguments, HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

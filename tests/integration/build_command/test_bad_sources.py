@@ -21,7 +21,7 @@ from tests.integration.build_command.conftest import (
 )
 from tests.support.places import CPU
 
-CALLER = ", in scale/scale_cpu.cpp: called by scale(float*, float const*, float, long, void*)"
+CALLER = ", in scale/scale_cpu.cpp"
 FACET = "_ZNSt7codecvtIDsDu11__mbstate_tE2idE"
 GLIBC = tuple(int(part) for part in (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 0").split()[1].split("."))
 
@@ -137,11 +137,3 @@ def test_undefined_and_too_new_symbols_are_reported(
     assert words in done.answer["message"]
     assert CPU in done.answer["message"]
     assert done.answer["hint"]
-
-
-def test_a_package_that_does_not_load_is_not_installed(project: Path, cache: Path, kernel_builder: Run) -> None:
-    """A package that cannot be imported does not replace the old one."""
-    (project / "torch-ext" / "stable_scale" / "__init__.py").write_text("from . import lost\n")
-    with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU)
-    assert_refused(done, 7, "CheckError", where=str(project), message="lost", hint="1 earlier package unchanged in ")

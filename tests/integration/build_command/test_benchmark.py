@@ -97,18 +97,6 @@ def test_a_wrong_kernel_is_not_timed(scale: Callable[..., Path], tmp_path: Path,
     assert json.loads(file.read_text())["rows"][0]["times"] == {}
 
 
-def test_an_exception_of_a_benchmark_names_its_line(scale: Callable[..., Path]) -> None:
-    project = scale()
-    file = project / "benchmarks/benchmark.py"
-    lines = file.read_text().splitlines()
-    number = next(number for number, line in enumerate(lines, 1) if "def eager(" in line)
-    lines.insert(number, "        raise ValueError('no such function\\nmore')")
-    file.write_text("\n".join(lines) + "\n")
-    done = benchmark(project, *MEASURED, "--against", "eager", "--shapes", "64x512")
-    assert done.exit_code == 2
-    assert f"{file}: line {number + 1}, in eager: ValueError: no such function\n" in done.stderr
-
-
 def test_bad_selections_have_clear_errors(
     scale: Callable[..., Path], copy_project: Callable[..., Path], tmp_path: Path
 ) -> None:

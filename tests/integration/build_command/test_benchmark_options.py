@@ -25,15 +25,3 @@ def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, mon
     assert "[1/1] compiling peers" in done.stderr
     assert list((tmp_path / "inductor").iterdir())
     assert [row.times.keys() for row in BenchmarkReport.read(file).rows] == [{COPY, OURS, "compile"}]
-
-
-@pytest.mark.slow
-def test_device_times_and_host_overhead_can_be_measured_alone(scale: Callable[..., Path], tmp_path: Path) -> None:
-    project, file = scale(), tmp_path / "scale.json"
-    options = [*MEASURED, "--against", "eager", "--shapes", "64x512", "--json", file]
-    for only, rows, hosts in (("device", 1, 0), ("host", 0, 1)):
-        done = benchmark(project, *options, "--only", only)
-        assert done.exit_code == 0, done.output
-        report = BenchmarkReport.read(file)
-        assert (len(report.rows), len(report.hosts)) == (rows, hosts)
-        assert ("geometric means" in done.output, "host overhead" in done.output) == (bool(rows), bool(hosts))

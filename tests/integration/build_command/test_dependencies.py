@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.project_files import read_project
-from kernel_builder.config.variant import Release, Variant
+from kernel_builder.config.variant import Variant
 from kernel_builder.steps import compile_steps
 from kernel_builder.toolchain import Toolchains
 from tests.integration.build_command.conftest import (
-    BUILDER,
     Copy,
     NewCache,
     Run,
     assert_refused,
-    environment,
     replace,
     untouched,
 )
-from tests.support.compile_step import compile_alone
 from tests.support.places import CPU, CUDA
 
-# What the code below takes from CUTLASS.
+# The files of CUTLASS that the code below uses.
 HEADERS = {
     "include/cutlass/cutlass.h": "#pragma once\n",
     "include/cutlass/version.h": "#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 5\n#define CUTLASS_PATCH 2\n",
@@ -105,28 +100,10 @@ def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
     assert rows[CPU]["buildable"]
 
 
-def test_check_config_and_doctor_name_a_library_that_no_index_has(
-    copy_project: Copy, cutlass: Path, tmp_path: Path, kernel_builder: Run
-) -> None:
-    project = depend(copy_project("stable-scale"), "cutlass_4_5")
-    command, given = [str(BUILDER), "check-config", str(project)], f"cutlass_4_5={cutlass}"
-
-    def warnings(**more: str) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(tmp_path, **more))
-        return "".join(line for line in done.stderr.splitlines() if line.startswith("warning"))
-
-    assert "stable-scale: needs cutlass_4_5" in warnings()
-    assert not warnings(KERNEL_BUILDER_DEPENDENCIES=given)
-    findings = {row["name"]: row for row in kernel_builder(tmp_path, "doctor").answer["findings"]}
-    assert "KERNEL_BUILDER_DEPENDENCIES=cutlass_4_5=DIR" in findings["CUTLASS 4.5.2 headers"]["hint"]
-    assert not findings["CUTLASS 4.5.2 headers"]["needed_for"], "only projects that name it need it"
-    assert findings["CUTLASS 3.8.0 headers"]["ok"]
-
-
 def test_a_directory_with_the_library(
     copy_project: Copy, new_cache: NewCache, cutlass: Path, kernel_builder: Run
 ) -> None:
-    """The content of the directory's headers, and not its place, determines what is compiled again."""
+    """The content of the directory's headers, and not its place, determines the sources that are compiled again."""
     headers = ("cutlass/gemm_coord.h", "cutlass/util/packed_stride.hpp")
     project, cache = depend(copy_project("stable-scale"), "cutlass_4_5", *headers, backend="cpu"), new_cache("cache")
 
@@ -159,37 +136,3 @@ def test_a_directory_of_another_version_is_refused(
         assert done.code == 4, done
         assert message in done.answer["message"]
         assert done.answer["hint"]
-
-
-def test_offline_without_the_library(copy_project: Copy, tmp_path: Path, kernel_builder: Run) -> None:
-    project = depend(copy_project("stable-scale"), "cutlass_3_5")
-    trees = tmp_path / "cache" / "toolchains" / "trees"
-    trees.mkdir(parents=True)
-    tools = Toolchains()
-    stored = [
-        toolkits.toolkit(tools, Release(13, 0)).root,
-        tools.torch(Release(2, 10), "stable").include[0],
-        tools.sysroot().root,
-    ]
-    for tree in stored:
-        (trees / tree.parent.name).symlink_to(tree.parent)
-    with untouched(project):
-        done = kernel_builder(tmp_path / "cache", "build", project, "--variant", CUDA, "--offline")
-    assert_refused(done, 4, "FetchError", where="CUTLASS 3.5.1", message="--offline", hint="toolchain fetch")
-
-
-@pytest.mark.slow
-def test_torchs_cuda_context_compiles(copy_project: Copy, tmp_path: Path) -> None:
-    """ATen/cuda/CUDAContext.h includes the headers of cuBLAS, cuSPARSE and cuSOLVER."""
-    project = copy_project("full-scale")
-    source = project / "scale" / "context.cpp"
-    source.write_text(
-        "#include <ATen/cuda/CUDAContext.h>\ncublasHandle_t handle() { return at::cuda::getCurrentCUDABlasHandle(); }\n"
-    )
-    replace(project / "build.toml", '"scale/scale_cuda.cu"', '"scale/scale_cuda.cu", "scale/context.cpp"')
-    variant = Variant.parse("torch213-cxx11-cu130-x86_64-linux")
-    drafts = compile_steps.drafts(read_project(project), variant, Toolchains())
-    with_libraries = [step for step in drafts if "\0cuda-libraries-13.0\0" in step.roots]
-    assert [step.source for step in with_libraries] == ["scale/context.cpp"], "the others do without the libraries"
-    compile_alone(with_libraries[0], tmp_path, tmp_path / "context.o")
-    assert (tmp_path / "context.o").stat().st_size > 0

@@ -5,61 +5,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kernel_builder.toolchain.index import Index
-from kernel_format.errors import FetchError
-from tests.integration.build_command.conftest import BUILDER, Run, assert_refused, environment, replace, untouched
+from tests.integration.build_command.conftest import BUILDER, Run, assert_refused, environment, replace
 from tests.support.places import CPU
 
 CPU_ALONE = "torch-cpu"
 OPTIONS = ("--variant", CPU, "--no-load")
 
 
-def build(project: Path, cache: Path, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a build with `--json` under a time limit."""
-    command = [BUILDER, "build", project, *OPTIONS, "--json"]
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(cache), **options}
-    done: subprocess.CompletedProcess[str] = subprocess.run(command, text=True, timeout=60, check=False, **settings)
-    assert "Traceback" not in (done.stderr or "")
-    return done
-
-
-@pytest.mark.parametrize("kind", ["pipe", "socket", "directory", "dangling link"])
-def test_special_files_in_the_package_are_refused(project: Path, cache: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["pipe", "dangling link"])
+def test_special_files_in_the_package_are_refused(project: Path, cache: Path, kernel_builder: Run, kind: str) -> None:
     """Reading a pipe may never end."""
     odd = project / "torch-ext" / "stable_scale" / "x.py"
-    here = Path.cwd()
-    os.chdir(odd.parent)  # the name of a socket may have a hundred letters
-    try:
-        {
-            "pipe": lambda: os.mkfifo(odd.name),
-            "socket": lambda: socket.socket(socket.AF_UNIX).bind(odd.name),
-            "directory": lambda: Path(odd.name).mkdir(),
-            "dangling link": lambda: Path(odd.name).symlink_to("nowhere.py"),
-        }[kind]()
-    finally:
-        os.chdir(here)
-    done = build(project, cache)
-    if kind == "directory":  # of whatever name
-        assert done.returncode == 0
-        return
-    answer = json.loads(done.stdout)
-    assert (done.returncode, answer["where"]) == (2, str(odd))
-    assert "is not a file: a pipe, a socket" in answer["message"]
-
-
-def test_a_pipe_in_the_place_of_a_source_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
-    source = project / "scale" / "scale_cpu.cpp"
-    source.unlink()
-    os.mkfifo(source)
+    os.mkfifo(odd) if kind == "pipe" else odd.symlink_to("nowhere.py")
     done = kernel_builder(cache, "build", project, *OPTIONS)
-    assert_refused(done, 2, "ConfigError", where="[kernel.scale_cpu] src", message="there is no file", hint="create it")
+    assert_refused(done, 2, "ConfigError", where=str(odd), message="is not a file: a pipe, a socket", hint="")
 
 
 def test_a_name_that_is_not_utf8_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
@@ -68,55 +33,11 @@ def test_a_name_that_is_not_utf8_is_refused(project: Path, cache: Path, kernel_b
     assert_refused(done, 2, "ConfigError", where=r"n\xff.py", message="is not UTF-8", hint="rename")
 
 
-def test_names_that_would_fail_after_compiling_are_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
-    settings = (project / "build.toml").read_text()
-    replace(project / "build.toml", "stable-scale", "s" * 230)
-    (project / "torch-ext" / "stable_scale").rename(project / "torch-ext" / ("s" * 230))
-    with untouched(project):
-        done = kernel_builder(cache, "build", project, *OPTIONS)
-    assert_refused(done, 2, "ConfigError", where="[general] name", message="of 2 to 200 letters", hint="")
-    (project / "torch-ext" / ("s" * 230)).rename(project / "torch-ext" / "stable_scale")
-    (project / "build.toml").write_text(settings.replace("scale_cuda.cu", "s" * 240 + ".cu"))
+def test_names_that_nvcc_would_make_too_long_are_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
+    replace(project / "build.toml", "scale_cuda.cu", "s" * 240 + ".cu")
     (project / "scale" / "scale_cuda.cu").rename(project / "scale" / ("s" * 240 + ".cu"))
     done = kernel_builder(cache, "build", project, "--backend", "cuda", "--no-load")
     assert_refused(done, 2, "ConfigError", where="scale_cuda] src", message="longer than 255 bytes", hint="at most 220")
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "+".join("1" * 20_000),
-        "-" * 9000 + "1",
-        "a" + ".b" * 9000,
-        "1\nif x == 0: pass\n" + "elif x == 1: pass\n" * 1500,  # the parser takes it, a check does not
-    ],
-)
-def test_deep_expressions_are_findings(
-    copy_project: Callable[..., Path], cache: Path, kernel_builder: Run, expression: str
-) -> None:
-    project = copy_project("python-only")
-    (project / "build" / CPU_ALONE).mkdir(parents=True)
-    (project / "build" / CPU_ALONE / "metadata.json").write_text("{}")
-    (project / "torch-ext" / "python_only" / "deep.py").write_text(f"x = {expression}\n")
-    done = kernel_builder(cache, "build", project, "--variant", CPU_ALONE, "--no-load")
-    assert_refused(
-        done,
-        7,
-        "CheckError",
-        where=str(project),
-        message="checks refuse 1 of 1 package (python-",
-        hint="1 earlier package unchanged in ",
-    )
-    assert "nested too deeply" in done.answer["message"]
-
-
-@pytest.mark.parametrize(
-    "url", ["htp://x", "http://[::1", "not a url", "http://h:99999/simple", "file:///etc", "http://user:secret@a b/"]
-)
-def test_an_odd_index_is_refused(url: str) -> None:
-    with pytest.raises(FetchError, match=r"expected one like https://pypi\.org/simple") as caught:
-        Index(url)
-    assert "secret" not in str(caught.value)
 
 
 def test_a_user_without_a_home(project: Path, cache: Path) -> None:
@@ -156,14 +77,13 @@ def test_other_users_cannot_write_outputs_under_any_umask(
     assert "other users can write to the cache" in done.stderr
 
 
-@pytest.mark.parametrize("place", ["read-only", "foreign", "elsewhere"])
+@pytest.mark.parametrize("place", ["foreign", "elsewhere"])
 def test_unusual_places_of_the_cache(copy_project: Callable[..., Path], tmp_path: Path, place: str) -> None:
-    """A cache that cannot be written, is another user's, or is on another file system than the project."""
+    """A cache that is another user's, or on another file system than the project."""
     project, cache = copy_project("python-only"), tmp_path / "cache"
     cache.mkdir()
     as_root = [shutil.which("unshare") or "unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     mounts = {
-        "read-only": f"mount --bind {cache} {cache} && mount -o remount,bind,ro {cache}",
         "elsewhere": f"mount -t tmpfs -o mode=700 cache {cache}",
         "foreign": "true",
     }
@@ -178,8 +98,4 @@ def test_unusual_places_of_the_cache(copy_project: Callable[..., Path], tmp_path
     done = subprocess.run(line, env=environment(cache), capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done
     assert ("other users can write to the cache" in done.stderr) == (place == "foreign")
-    if place == "read-only":
-        assert done.returncode and str(cache) in str(json.loads(done.stdout)), done
-        assert not (project / "build").exists()
-    else:
-        assert done.returncode == 0, done
+    assert done.returncode == 0, done

@@ -1,4 +1,4 @@
-"""Projects as the public ones are: what the public builder accepts is built, and the client loads it."""
+"""Projects that the public builder accepts are built, and the client loads them."""
 
 from __future__ import annotations
 

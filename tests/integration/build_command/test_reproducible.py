@@ -7,9 +7,7 @@ from tests.integration.build_command.conftest import (
     NewCache,
     Run,
     content,
-    run_python,
 )
-from tests.support.places import CPU
 
 
 def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
@@ -44,36 +42,3 @@ def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kerne
     assert results[0].keys() == results[1].keys()
     assert [name for name in results[0] if results[0][name] != results[1][name]] == []
     assert any(name.endswith(".so") for name in results[0])
-
-
-def test_the_op_namespace_is_whole_where_a_compiler_copies_it_in_pieces(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
-) -> None:
-    """g++ copies a long string literal in pieces."""
-    project, cache = copy_project("stable-scale"), new_cache("cache")
-    with (project / "torch-ext/torch_binding.cpp").open("a") as stream:
-        stream.write("""
-#include <cstring>
-#define QUOTED(x) #x
-#define EXPANDED(x) QUOTED(x)
-extern "C" __attribute__((visibility("default"), used)) void PyInit_name_is(char* out) {
-  std::memcpy(out, EXPANDED(TORCH_EXTENSION_NAME), sizeof(EXPANDED(TORCH_EXTENSION_NAME)));
-}
-""")
-    # After the link, a check rejects the additional exported symbol of this test.
-    arguments = ("build", project, "--variant", CPU, "--no-load")
-    done = kernel_builder(cache, *arguments)
-    assert (done.code, done.answer["error"]) == (7, "CheckError"), done
-    code = """
-import ctypes, sys, torch
-buffer = ctypes.create_string_buffer(200)
-ctypes.CDLL(sys.argv[1]).PyInit_name_is(buffer)
-print(buffer.value.decode())
-"""
-    (module,) = (cache / "binaries").rglob("*.so")
-    name = run_python(code, module)
-    assert name.encode() in module.read_bytes()
-    assert name.startswith("_stable_scale_cpu_")
-    # A second build of the same sources gives the same names.
-    kernel_builder(cache, *arguments)
-    assert [*(cache / "binaries").rglob("*.so")] == [module]

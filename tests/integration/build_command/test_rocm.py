@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import checks, elf
-from kernel_builder.backends import CLANG
 from kernel_builder.backends.rocm import NOT_RUN
-from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import default_cache
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, untouched
@@ -112,8 +110,8 @@ def test_a_cuda_kernel_is_compiled_for_rocm(copy_project: Copy, new_cache: NewCa
     assert (elsewhere / "build" / VARIANTS[1] / binary.name).read_bytes() == binary.read_bytes()
 
     # Code for an architecture less, and one more.
-    said = packages[1] / "metadata.json"
-    said.write_text(said.read_text().replace('"gfx1100"', '"gfx90a"'))
+    recorded = packages[1] / "metadata.json"
+    recorded.write_text(recorded.read_text().replace('"gfx1100"', '"gfx90a"'))
     assert list(findings(packages[1], "device-code")) == [
         "has no code for gfx90a, which its metadata lists",
         "has code for gfx1100, which its metadata does not list",
@@ -182,14 +180,3 @@ def test_the_example_for_metal_is_python_only(tmp_path: Path, new_cache: NewCach
     assert built["checks"]["findings"] == []
     page = (ROOT / "docs/hardware.md").read_text()
     assert (ROOT / "examples/metal/build.toml").read_text() in page
-
-
-def test_the_header_for_bindings_names_the_symbol_as_macos_does(tmp_path: Path) -> None:
-    """clang has no C++ library for macOS here, so the one header that is included is a stand-in."""
-    (tmp_path / "cstddef").write_text("namespace std { typedef __PTRDIFF_TYPE__ ptrdiff_t; }\n")
-    source = '#include "registration.h"\n#define NAME demo\nREGISTER_EXTENSION(NAME)\n'
-    zig = Toolchains().component(CLANG).root / "zig"
-    target = ["--target=arm64-apple-macos14", f"-I{ROOT / 'kernel_builder/templates'}", f"-I{tmp_path}"]
-    command = [str(zig), "clang", *target, "-x", "c++", "-std=c++17", "-S", "-o", "-", "-"]
-    done = subprocess.run(command, input=source.encode(), capture_output=True, check=True)
-    assert b"_PyModuleDef_Init" in done.stdout and b"__PyModuleDef_Init" not in done.stdout

@@ -34,19 +34,6 @@ def test_outputs_are_copied_instead_of_compiled(
     assert snapshot(second / "build") == snapshot(first / "build")
 
 
-def test_a_changed_source_takes_the_other_objects(
-    shared: Path, copy_project: Copy, cache: Path, kernel_builder: Run
-) -> None:
-    project = copy_project("stable-scale", "second")
-    python = project / "torch-ext" / "stable_scale" / "__init__.py"
-    python.write_text(python.read_text() + "# changed\n")
-    variables = {"KERNEL_BUILDER_SHARED_CACHE": str(shared)}
-    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", **variables)
-    assert (done.answer["compiles"], done.answer["steps"]) == (1, 2), (
-        "the binding, with its new namespace, and the link"
-    )
-
-
 def test_a_damaged_output_is_ignored(shared: Path, copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
     shutil.rmtree(shared / "binaries")
     damaged, without_digest = sorted((shared / "objects").glob("*/*.o"))
@@ -66,13 +53,3 @@ def test_a_missing_directory_is_a_warning(project: Path, cache: Path, kernel_bui
     done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", **variables)
     assert done.code == 0, done
     assert f"warning: the shared cache {missing} is not used: its directory `objects` cannot be read" in done.stderr
-
-
-def test_a_cache_that_others_can_write_is_a_warning(
-    project: Path, cache: Path, kernel_builder: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "open" / "objects").mkdir(parents=True)
-    (tmp_path / "open").chmod(0o777)
-    variables = {"KERNEL_BUILDER_SHARED_CACHE": str(tmp_path / "open")}
-    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", **variables)
-    assert f"warning: other users can write to the cache {tmp_path / 'open'}" in done.stderr

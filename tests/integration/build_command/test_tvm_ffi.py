@@ -1,6 +1,6 @@
 """Projects with `[tvm-ffi]`, whose binaries link TVM FFI and no Torch.
 
-A failure means that such a project is not built, or that the client does not load what is built.
+A failure means that such a project is not built, or that the client does not load its package.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: tuple[Path, Path], tmp
         assert beside.returncode == 0, beside.stderr
         assert [line.split()[1] for line in beside.stdout.splitlines()] == ["2.0", "2.0"]
 
-    # A wheel for another Torch says what it has, what is there, and what to do.
+    # The error of a wheel for another Torch names its variants, the installed Torch and the remedy.
     variants = site / "stable_scale" / "build"
     (variants / CPU).rename(variants / "torch29-cxx11-cpu-x86_64-linux")
     missing = run_in(python, "import stable_scale")

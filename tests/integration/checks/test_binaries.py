@@ -44,13 +44,6 @@ def test_valid_packages_have_no_findings(compile_module: Compile, make: Make, pr
     assert [findings(package, probe=probe) for package in packages] == [[], [], [], []]
 
 
-def test_a_binary_that_ends_its_users_process(compile_module: Compile, make: Make) -> None:
-    ending = calling('extern "C" { void exit(int); void abort(); }', "exit(1); abort()")
-    (finding,) = findings(make(STABLE_CPU, compile_module(STABLE_CPU, ending)), "process-end")
-    assert finding.severity == "warning"
-    assert "calls exit, which ends the process" in finding.message
-
-
 CUDA_LIBRARIES = (
     "cublasCreate_v2",
     "cublasLtCreate",

@@ -122,14 +122,6 @@ def test_a_module_that_the_package_lacks_is_an_error(load: Load, tmp_path: Path,
     assert "ModuleNotFoundError" in finding.message
 
 
-def test_a_name_of_all_that_is_absent_is_a_warning(load: Load, tmp_path: Path) -> None:
-    """The client does not look at `__all__`, so the package loads."""
-    package = assemble(tmp_path, "torch-cpu", None, {"__init__.py": "__all__ = ['here', 'lost']\nhere = 1\n"})
-    (finding,) = load(package).findings
-    assert (finding.severity, finding.path) == ("warning", "__init__.py")
-    assert "`__all__` names lost" in finding.message
-
-
 def test_packages_that_are_loaded_together_do_not_meet(build: Path) -> None:
     """One process imports Torch for all; each package is loaded in a fork, which may crash."""
     reports = {report.package.directory.name: report for report in run_all(sorted(build.iterdir()), only=["load"])}

@@ -17,7 +17,7 @@ DEFINES = {
     32: ["-DMaskType=unsigned", "-DkMask=0xffffffffu"],
     64: ["-DUSE_ROCM", "-DMaskType=uint64_t", "-DkMask=~uint64_t{0}"],
 }
-# Kernel -> what the emulator says, and of which thread.
+# Kernel -> the emulator's message.
 FAULTS = {
     "no_barrier": r"(reads|writes) shared memory that thread .* has (read|written), with no barrier between them",
     "no_barrier_in_warp": r"thread \(1, 0, 0\): writes shared memory that thread \(0, 0, 0\) has read",
@@ -52,33 +52,33 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return warp_size, directory / "faults"
 
 
-def said(program: Path, kernel: str) -> str:
+def output_of(program: Path, kernel: str) -> str:
     return subprocess.run([program, kernel], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_right_kernels_have_right_results(program: tuple[int, Path]) -> None:
-    assert said(program[1], "right") == "16642 no error"
-    assert [said(program[1], kernel) for kernel in ("collectives", "conversions")] == ["right", "right"]
+    assert output_of(program[1], "right") == "16642 no error"
+    assert [output_of(program[1], kernel) for kernel in ("collectives", "conversions")] == ["right", "right"]
 
 
 @pytest.mark.parametrize("kernel", FAULTS)
 def test_a_fault_is_named(program: tuple[int, Path], kernel: str) -> None:
-    text = said(program[1], kernel)
+    text = output_of(program[1], kernel)
     assert text.startswith(f"{kernel}, block (0, 0, 0), thread (")
     assert re.search(FAULTS[kernel], text), text
 
 
 def test_uninitialized_shared_memory_is_not_zero(program: tuple[int, Path]) -> None:
-    assert "nan" in said(program[1], "not_written")
+    assert "nan" in output_of(program[1], "not_written")
 
 
 def test_every_second_block_runs_its_threads_in_descending_order(program: tuple[int, Path]) -> None:
-    assert said(program[1], "order") == "0 127"
+    assert output_of(program[1], "order") == "0 127"
 
 
 def test_code_for_warps_of_32_fails_with_other_sizes(program: tuple[int, Path]) -> None:
     warp_size, executable = program
-    results = [said(executable, kernel) for kernel in ("warp_of_32", "mask_of_32")]
+    results = [output_of(executable, kernel) for kernel in ("warp_of_32", "mask_of_32")]
     if warp_size == 32:
         assert results == ["128 no error", "1 no error"]
     else:

@@ -1,11 +1,10 @@
-"""What compilers and loaded packages can reach in a sandbox, and what a build does where there is none."""
+"""Compilers and loaded packages reach only their own files in a sandbox; a build without one gives a warning."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -38,16 +37,6 @@ pytestmark = pytest.mark.sandbox
 GXX = Path(shutil.which("g++") or "g++")
 KINDS = [BUBBLEWRAP, LANDLOCK]
 
-# Prints what it reached of: a file of the user, the builder's cache, another process's variables, a listening port.
-REACHES = """
-cat {secret} && echo read
-echo x > {outside} && echo written
-[ -n "$(ls -A ~)" ] && echo home
-grep -q . /proc/{pid}/environ && echo process
-{python} -c 'import socket; socket.create_connection(("127.0.0.1", {port}), 5)' && echo network
-echo x > mine && cat mine
-"""
-
 
 @pytest.fixture(params=KINDS)
 def confinement(request: pytest.FixtureRequest) -> Confinement:
@@ -58,32 +47,6 @@ def confinement(request: pytest.FixtureRequest) -> Confinement:
     if sandbox.kind is None or landlock_version() <= 0:
         pytest.skip("Landlock is not there, or the network cannot be taken away")
     return Confinement(request.param, "", sandbox.tools)
-
-
-def test_a_compiler_reaches_its_own_directory_only(
-    confinement: Confinement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret, outside, inside = tmp_path / "secret", tmp_path / "outside", tmp_path / "inside"
-    secret.write_text("secret\n")
-    inside.mkdir()
-    (inside / "home").mkdir()
-    monkeypatch.setenv("HOME", str(inside / "home"))
-    with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(["sleep", "60"]) as other:
-        try:
-            script = REACHES.format(
-                secret=secret,
-                outside=outside,
-                pid=other.pid,
-                python=Path(sys.executable).resolve(),
-                port=server.getsockname()[1],
-            )
-            done = subprocess.run(
-                confinement.around(["sh", "-c", script], inside), capture_output=True, text=True, check=False
-            )
-        finally:
-            other.kill()
-    assert done.stdout == "x\n", done
-    assert not outside.exists() and (inside / "mine").exists()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -148,41 +111,6 @@ def test_a_compiler_cannot_change_the_script_that_stores_its_object(
     outcome = ninja_run.run(changed, cache, jobs=2, confinement=Confinement(confinement.kind, "", tools))
     assert set(outcome.failures) == {step.key for step in objects}
     assert not list(cache.rglob("taken")) and not list((cache / "objects").rglob("*.o"))
-
-
-def test_a_package_is_loaded_without_network_home_and_secrets(
-    confinement: Confinement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret, outside = tmp_path / "home" / "secret", tmp_path / "outside"
-    secret.parent.mkdir()
-    secret.write_text("secret")
-    monkeypatch.setenv("HOME", str(secret.parent))
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        statements = {
-            "reads": f"Path({str(secret)!r}).read_text()",
-            "writes": f"Path({str(outside)!r}).write_text('x')",
-            "token": "os.environ['HF_TOKEN']",
-            "network": f"socket.create_connection(('127.0.0.1', {port}), 5)",
-            "itself": "Path(__file__).with_name('later.py').write_text('')",
-        }
-        head = "import os, socket\nfrom pathlib import Path\n\n"
-        packages = {
-            name: assemble(tmp_path / name, "torch-cpu", None, {"__init__.py": f"{head}{statement}\n"})
-            for name, statement in statements.items()
-        }
-        with ProbeProcess(confinement=confinement) as probe:
-            reports = list(run_all(list(packages.values()), only=["load"], loaders=Loaders(probe)))
-            changed = {name for name, package in packages.items() if probe.has_changed(package)}
-    assert {name for name, report in zip(packages, reports, strict=True) if report.ok} == {"itself"}
-    assert changed == {"itself"} and not outside.exists()
-    assert sorted(path.name for path in packages["itself"].iterdir()) == [
-        "__init__.py",
-        "_ops.py",
-        "demo_kernel",
-        "metadata.json",
-    ]
 
 
 def test_without_a_sandbox_require_fails_and_auto_says_why() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps import compile_steps, files_read
 from kernel_builder.steps.graph import CompileStep
-from kernel_builder.toolchain import Toolchains
-from tests.support.compile_step import compile_alone
+from kernel_builder.steps.step_scripts import stage_compile
+from kernel_builder.toolchain import Toolchains, host_compiler
 from tests.support.places import CUDA
 
 # Of the headers' functions, device code has one and host code the other; `-lineinfo` names the headers of both.
@@ -36,7 +37,9 @@ def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:
 def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
     """Return the object, and the machine's headers that it is made from, all of which the step may read."""
     work.mkdir()
-    compile_alone(step, work, work / "object")
+    stage_compile(step, work / step.key, work / "object")
+    command = ["sh", f"{step.key}/run.sh"]
+    subprocess.run(command, cwd=work, env=host_compiler.environment(), check=True)
     read = [Path(os.fsdecode(name)) for name in files_read.listed(str(work / step.key)) if name.startswith(b"/")]
     others = [work, *step.roots.values(), *(root.resolve() for root in step.roots.values())]
     return (work / "object").read_bytes(), [path for path in read if not any(map(path.is_relative_to, others))]

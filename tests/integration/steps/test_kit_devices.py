@@ -1,4 +1,4 @@
-"""What the ops of a package for CUDA say of tensors on the CPU."""
+"""The error of a CUDA package's ops for tensors on the CPU."""
 
 from __future__ import annotations
 

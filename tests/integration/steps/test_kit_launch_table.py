@@ -53,7 +53,7 @@ static_assert(kTable[1].is(Pass::backward) && !kTable[1].is({Pass::forward, Layo
 static_assert(serves_all(kTable, {Pass::forward, Layout::aligned}));
 static_assert(!serves_all(kTable, {Pass::forward, Layout::any}));
 
-// Only what may serve the dtype and the variants is instantiated.
+// Only rows that may serve the dtype and the variants are instantiated.
 struct Seen {
   int* row;
   template <int kRow>

@@ -208,18 +208,15 @@ class Fault:
         status: Answer with this status and no body.
         cut: Close the connection after this number of bytes of the body.
         flip: The position of a byte to alter.
-        shorter: The number of bytes to cut off the end of the file.
         no_ranges: Answer range requests with the whole file.
         rate: Bytes per second.
-        odd: `empty`: a range without its bytes; `shifted`: another range; `endless`: a body without an end; `zipped`:
-            a body that grows to 1 GB.
+        odd: `empty`: a range without its bytes; `endless`: a body without an end.
     """
 
     times: int = -1
     status: int | None = None
     cut: int | None = None
     flip: int | None = None
-    shorter: int = 0
     no_ranges: bool = False
     rate: int | None = None
     odd: str | None = None
@@ -300,9 +297,6 @@ class IndexServer:
             self._send(handler, 404, b"")
 
     def _page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
-        if odd := self.faults.get(project):
-            self._odd(handler, project, str(odd.odd))
-            return
         if self.password:
             expected = "Basic " + base64.b64encode(":".join(self.password).encode()).decode()
             if handler.headers["Authorization"] != expected:
@@ -332,20 +326,15 @@ class IndexServer:
         handler.send_response(206 if wanted and kind != "endless" else 200)
         handler.send_header("Content-Type", "text/html")
         size = len(self.files.get(name, b""))
-        handler.send_header("Content-Range", f"bytes {start + (kind == 'shifted')}-{stop}/{size}")
+        handler.send_header("Content-Range", f"bytes {start}-{stop}/{size}")
         if kind == "empty":
             handler.send_header("Content-Length", "0")
         body = b"<a href='x'>x</a>" * 1000
-        if kind == "zipped":
-            handler.send_header("Content-Encoding", "gzip")
-            body = gzip.compress(bytes(1 << 30), 1)
         handler.end_headers()
         try:
-            while kind != "empty":
+            while kind == "endless":
                 handler.wfile.write(body)
                 request.sent += len(body)
-                if kind != "endless":
-                    break
         except (BrokenPipeError, ConnectionResetError):
             pass
 
@@ -363,7 +352,6 @@ class IndexServer:
         data = bytearray(self.files[name])
         if fault.flip is not None:
             data[fault.flip] ^= 0x01
-        data = data[: len(data) - fault.shorter]
         start, stop, status = 0, len(data), 200
         wanted = re.fullmatch(r"bytes=(\d*)-(\d+)", handler.headers["Range"] or "")
         if wanted and not fault.no_ranges:

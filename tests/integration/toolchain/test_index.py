@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from urllib3 import Retry
 
 from kernel_builder.config.variant import this_platform
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index, configured_url
 from kernel_format.errors import FetchError
 
-from .index_server import Fault, IndexServer
+from .index_server import IndexServer
 
 
 def test_the_index_that_pip_or_uv_is_set_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,15 +32,6 @@ def test_the_index_that_pip_or_uv_is_set_to_use(tmp_path: Path, monkeypatch: pyt
     for name, value, url in expected:  # each setting takes precedence over those above it
         environment[name] = value
         assert configured_url(environment) == url
-
-
-def test_retries_end_when_the_connection_always_breaks(server: IndexServer, pinned: lock.Lock, tmp_path: Path) -> None:
-    wheel = pinned["torch-2.10-stable"].platforms[this_platform()][0]
-    server.faults[wheel.file] = Fault(cut=0)
-    index = Index(server.url, retries=Retry(total=2, backoff_factor=0))
-    with pytest.raises(FetchError, match="cannot be reached"):
-        index.fetch(wheel, *wheel.ranges[0], tmp_path / "part", lambda done: None)
-    assert len(server.requests) == 3
 
 
 def test_credentials_are_sent_to_the_index_only_and_never_shown(

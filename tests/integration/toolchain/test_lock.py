@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,9 +145,3 @@ def test_a_header_library_that_states_another_version_is_not_pinned(server: Inde
     wrong = replace(LIBRARIES[1], version="3.8.1")
     with pytest.raises(ToolchainError, match=r"states version 3\.8\.0, expected 3\.8\.1"):
         resolve(Index(server.url), [wrong], Silent())
-
-
-def test_the_lock_names_no_host(pinned: lock.Lock) -> None:
-    for text in (lock.dumps(pinned), lock.dumps(lock.shipped())):
-        assert "//" not in text
-        assert json.loads(text)["schema"] == lock.SCHEMA

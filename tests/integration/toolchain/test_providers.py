@@ -122,23 +122,3 @@ def test_cuda_obstacle_explains_why_a_release_cannot_be_used(toolchains: Make, t
     assert toolkits.obstacle(toolchains(cuda_home=toolkit), Release(12, 6)) is None
     with pytest.raises(ToolchainError, match=r"CUDA 12\.6"):
         toolkits.toolkit(tools, Release(12, 6))
-
-
-def test_probing_again_starts_no_program(toolchains: Make, toolkit: Path, tmp_path: Path) -> None:
-    """A build with nothing to do probes both compilers; it would be slow if it ran them each time."""
-    calls = tmp_path / "calls"
-    cxx = program(tmp_path / "g++", f'echo g++ >> {calls}; exec g++ "$@"')
-    nvcc = toolkit / "bin/nvcc"
-    program(nvcc, f"echo nvcc >> {calls}\n" + nvcc.read_text().removeprefix("#!/bin/sh\n"))
-
-    def probe() -> tuple[object, object]:
-        tools = toolchains(cxx=str(cxx), cuda_home=toolkit, offline=True)
-        return tools.host(), toolkits.toolkit(tools, Release(13, 0))
-
-    first = probe()
-    started = calls.read_text()
-    assert {"g++", "nvcc"} == set(started.split())
-    assert probe() == first
-    assert calls.read_text() == started
-    nvcc.write_text(nvcc.read_text().replace("V13.0.88", "V13.0.89"))
-    assert probe() != first

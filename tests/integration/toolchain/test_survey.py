@@ -37,20 +37,3 @@ def test_a_machine_without_a_compiler(cache: Path, tmp_path: Path) -> None:
     missing = {finding["name"]: finding["hint"] for finding in report["findings"] if not finding["ok"]}
     assert "apt-get install g++" in missing["g++"]
     assert "git" in missing, "optional requirements are listed too"
-
-
-def test_a_wrong_cuda_home_prevents_cuda_builds_only(cache: Path, tmp_path: Path) -> None:
-    code, report = doctor(cache, "--cuda-home", str(tmp_path))
-    assert (code, report["ready"]) == (1, {"cpu": True, "cuda": False})
-
-
-def test_the_text_output_has_one_line_for_each_requirement(cache: Path) -> None:
-    done = subprocess.run(
-        [*COMMAND, "doctor"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "KERNEL_BUILDER_CACHE": str(cache)},
-    )
-    assert "cuda builds: ready" in done.stdout
-    assert "g++" in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,8 @@ from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 from kernel_builder.upkeep.update import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
-from kernel_format.errors import ConfigError, FetchError, ToolchainError
 
-from .conftest import COMMAND, COMPONENTS, CUDA_TABLE
+from .conftest import COMPONENTS, CUDA_TABLE
 from .conftest import LIBRARIES as HEADER_LIBRARIES
 from .index_server import IndexServer, wheel
 
@@ -197,11 +195,6 @@ def release(index: IndexServer, torch_files: dict[str, bytes]) -> None:
     index.files[toolkit.replace("13.0.2", "13.4.0")] = index.files[toolkit].replace(b"13.0.2", b"13.4.0")
 
 
-def test_nothing_is_new(checkout: Path, index: IndexServer, builds: IndexServer) -> None:
-    builds.stop()
-    assert find_update(checkout, index, builds) == Update((), {})
-
-
 def test_a_new_torch_release(
     checkout: Path, index: IndexServer, builds: IndexServer, torch_files: dict[str, bytes]
 ) -> None:
@@ -247,22 +240,3 @@ def test_a_new_patch(checkout: Path, index: IndexServer, builds: IndexServer) ->
     update = find_update(checkout, index, builds)
     assert update.changes == ("Torch 2.10: 2.10.3 → 2.10.4",)
     assert set(update.files) == {LOCK}
-
-
-def test_what_is_on_no_index(
-    checkout: Path, index: IndexServer, builds: IndexServer, torch_files: dict[str, bytes], tmp_path: Path
-) -> None:
-    release(index, torch_files)
-    builds.stop()
-    with pytest.raises(FetchError, match="the index cannot be reached"):
-        find_update(checkout, index, builds)
-    name = next(name for name in torch_files if name.startswith("torch-2.16.0") and "x86_64" in name)
-    index.files[name] = wheel("torch", "2.16.0", {"torch/lib/libtorch_cuda.so": b""}, "Version: 2.16.0\n")
-    needs = pytest.raises(ToolchainError, match="requires neither cuda-toolkit nor the CUDA runtime")
-    with IndexServer({name.replace("2.16.0", "2.16.0+cu130"): b""}) as server, needs:
-        find_update(checkout, index, server)
-    shutil.rmtree(checkout / "kernel_builder/checks")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        find_update(checkout, index, builds)
-    done = subprocess.run([*COMMAND, "toolchain", "update", tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == ConfigError.exit_code and "name a checkout" in done.stderr

@@ -127,20 +127,6 @@ def test_a_full_abi_project_has_the_bytes_of_the_command_line_build(
     assert digests(nix.build(project, f"redistributable.{variant}")) == expected
 
 
-def test_a_project_with_a_header_library_has_the_bytes_of_the_command_line_build(
-    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
-) -> None:
-    source = tmp_path / "original" / "stable-scale"
-    shutil.copytree(PROJECTS / "stable-scale", source)
-    declaration = source / "build.toml"
-    declaration.write_text(declaration.read_text().replace('"cpu"\ndepends = []', '"cpu"\ndepends = ["cutlass_3_8"]'))
-    with (source / "scale" / "scale_cpu.cpp").open("a") as file:
-        file.write("#include <cutlass/version.h>\nstatic_assert(CUTLASS_MINOR == 8);\n")
-    project = kernel_flake(source)
-    expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", CPU)
-    assert digests(nix.build(project, f"redistributable.{CPU}")) == expected
-
-
 def test_a_python_only_project_has_the_bytes_of_the_command_line_build(
     nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from kernel_builder import checks, elf
+from kernel_builder import elf
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, run_python, untouched
 from tests.support import emulated_python
@@ -78,20 +78,12 @@ def test_both_platforms_in_one_build(copy_project: Copy, new_cache: NewCache, ke
     assert again.answer["steps"] == 0
     assert (project / "build" / CPU).is_dir(), "packages for other platforms stay"
 
-    # A binary in a package of the other platform.
-    mixed = project / "mixed"
-    for name, other in ((CPU, ARM_CPU), (ARM_CPU, CPU)):
-        shutil.copytree(project / "build" / name, mixed / other)
-        report = checks.run(mixed / other, only=["binary"])
-        assert [finding.check for finding in report.findings] == ["binary"]
-
 
 @needs_compiler
 @pytest.mark.parametrize(
     ("flags", "source", "message", "hint"),
     [
         ('["-mavx2"]', "", "-mavx2", "-mavx2 is for one platform only: select the instructions in the source"),
-        ('["-march=x86-64-v3"]', "", "x86-64-v3", "-march is for one platform only"),
         ("[]", "#include <immintrin.h>\n", "immintrin.h", "immintrin.h is for one platform only"),
         (
             "[]",
@@ -131,13 +123,6 @@ def test_a_compiler_for_another_platform_is_refused(
     )
 
 
-def test_an_unknown_platform_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
-    with untouched(project):
-        done = kernel_builder(cache, "build", project, "--platform", "riscv64-linux")
-    assert done.code == 2
-    assert "'riscv64-linux' is not one of 'x86_64-linux', 'aarch64-linux', 'all'" in done.stderr
-
-
 @needs_compiler
 def test_the_tests_of_a_kernel_pass_by_emulation(
     tmp_path: Path, new_cache: NewCache, kernel_builder: Run, emulated: Path
@@ -153,9 +138,7 @@ def test_the_tests_of_a_kernel_pass_by_emulation(
     (package,) = done.answer["packages"]
     assert {"load", "ops"} <= set(package["passed"])
     tests = [project / "tests" / f"test_rmsnorm_{name}.py" for name in ("errors", "forward")]
-    # Looking for garbage would take a sixth of the import of Torch.
-    run_pytest = "import gc, sys; gc.disable(); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     options = ["-q", "-p", "no:cacheprovider", "-m", "kernels_ci", "-k", "not dtype1"]
-    command = [emulated, "-c", run_pytest, *options, *tests]
+    command = [emulated, "-m", "pytest", *options, *tests]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout

@@ -22,7 +22,7 @@ print(*[Path(name).name for name in maps if "omp" in Path(name).name])
 
 @pytest.mark.slow
 def test_the_runtime_libraries_of_a_kernel(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """What newer C++ headers use is linked, exceptions are freed once, and OpenMP is Torch's."""
+    """Symbols of newer C++ headers are linked, exceptions are freed once, and OpenMP is Torch's."""
     project = copy_project("cpu-runtime")
     done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU)
     assert done.code == 0, done

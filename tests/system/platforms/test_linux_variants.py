@@ -50,7 +50,7 @@ def test_every_kernel_builds_with_every_compiler(name: str, tmp_path: Path, kern
 
     built = BUILT.get(name, EACH)
     chosen = [argument for variant in sorted(built) for argument in ("--variant", variant)]
-    # What blocks depends on is loaded from the packages of this checkout.
+    # The dependencies of blocks are loaded from the packages of this checkout.
     local = os.pathsep.join(f"kernels-community/{other}={ROOT / 'kernels' / other / 'build'}" for other in KERNELS)
     options = ("--capability", "9.0")
     done = kernel_builder(default_cache(), "build", project, *chosen, *options, LOCAL_KERNELS=local)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -68,32 +67,3 @@ def test_memory_is_poisoned_in_the_context_only(elements: int) -> None:
     with poisoned("cpu"):
         assert bool((torch.empty(elements, dtype=torch.uint8) == POISON).all())
     assert not bool((torch.empty(elements, dtype=torch.uint8).zero_() == POISON).any())
-
-
-@pytest.mark.parametrize("elements", [10, 1000])
-def test_no_result_is_left_in_a_small_tensor(elements: int) -> None:
-    results = [torch.full((elements,), 1, dtype=torch.uint8) for _ in range(5)]
-    del results
-    with poisoned("cpu"):
-        unwritten = [torch.empty(elements, dtype=torch.uint8) for _ in range(5)]
-    assert not any(bool((tensor == 1).all()) for tensor in unwritten)
-
-
-@pytest.mark.parametrize("size", [8, 32, 100, 1000, 5000])
-def test_nothing_is_left_in_small_blocks_that_were_freed_before(size: int) -> None:
-    """Blocks with used ones between them: glibc cannot join these, and hands on seven at a time."""
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    libc.free.argtypes = [ctypes.c_void_p]
-    blocks = [libc.malloc(size) for _ in range(200)]
-    for block in blocks:
-        ctypes.memset(block, 1, size)
-    for block in blocks[::2]:
-        libc.free(block)
-    with poisoned("cpu"):
-        taken = [libc.malloc(size) for _ in range(60)]
-        contents = [ctypes.string_at(block, size) for block in taken]
-    for block in [*taken, *blocks[1::2]]:
-        libc.free(block)
-    # Python frees blocks of its own within the context.
-    assert sum(b"\1" * (size // 2) in content for content in contents) <= 1

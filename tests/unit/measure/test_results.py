@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from kernel_builder.cli import main
 from kernel_builder.measure import plot, tables
-from kernel_builder.measure.estimates import Estimate
 from kernel_builder.measure.results import COPY, OURS, BenchmarkReport
 from kernel_format.errors import ConfigError, MeasureError
 
@@ -70,17 +69,6 @@ def test_host_overhead_is_compared_with_rms_norm(report: BenchmarkReport) -> Non
         ["operation", "pass", "ours", "F.rms_norm", "eager", "ours / F.rms_norm"],
         ["norm", "forward", "3.2", "8.0", "60.0", "0.40"],
     ]
-
-
-def test_wide_intervals_of_a_cpu_are_noted(report: BenchmarkReport) -> None:
-    report.device = "cpu"
-    report.machine = {**report.machine, "load": [0.2, 3.0]}
-    assert not [note for note in tables.notes(report) if "other programs" in note]
-    report.rows[0].shares[OURS] = Estimate(1.0, 0.7, 1.1)
-    assert tables.notes(report)[-1] == (
-        "other programs used the CPU: load average 0.2 before the run, 3.0 after it; intervals of "
-        "1 of 3 rows exceed 10%"
-    )
 
 
 def test_notes_name_absent_peers_and_faults(report: BenchmarkReport) -> None:

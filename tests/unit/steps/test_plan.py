@@ -120,7 +120,7 @@ def test_commands_contain_no_directories_of_this_machine(copy_project: Copy) -> 
         assert not any(str(directory) in part or str(Toolchains().store.root) in part for part in step.argv)
 
 
-@pytest.mark.parametrize("flag", ["-std=c++17", "--std=gnu++1z", "-std=c++2a", "-std=c++23"])
+@pytest.mark.parametrize("flag", ["-std=c++17", "--std=gnu++1z", "-std=c++2a"])
 def test_a_standard_older_than_torchs_headers_need_is_left_out(copy_project: Copy, flag: str) -> None:
     directory = copy_project("full-scale")
     declaration = directory / "build.toml"
@@ -131,20 +131,6 @@ def test_a_standard_older_than_torchs_headers_need_is_left_out(copy_project: Cop
     (step,) = (step for step in planned.objects if step.source == "scale/scale_cuda.cu")
     kept = {flag} if flag[-2:] in {"2a", "23"} else set()
     assert {part for part in step.argv if "std=" in part} == kept | {"-std=c++20"}
-
-
-def test_a_standard_that_is_left_out_leaves_other_flags_with_their_values(copy_project: Copy) -> None:
-    directory = copy_project("full-scale")
-    declaration = directory / "build.toml"
-    source = directory / "scale" / "scale_cuda.cu"
-    source.write_text("#include <ATen/ATen.h>\n" + source.read_text())
-    flags = '"-Xcompiler", "-std=c++17", "-D", "A=1", "--std", "c++17"'
-    declaration.write_text(f"{declaration.read_text()}cuda-flags = [{flags}]\n")
-    (planned,) = graph([directory], CUDA).binaries
-    (step,) = (step for step in planned.objects if step.source == SOURCE_CUDA)
-    at = step.argv.index("-Xcompiler")
-    assert step.argv[at : at + 4] == ("-Xcompiler", "-std=c++17", "-D", "A=1")
-    assert "--std" not in step.argv
 
 
 def test_flags_for_cpp_sources_are_not_for_nvcc(copy_project: Copy) -> None:

@@ -1,4 +1,4 @@
-"""What packages record of the commit of their sources."""
+"""The commit that packages record for their sources."""
 
 from __future__ import annotations
 
@@ -76,17 +76,6 @@ def test_nothing_that_the_repository_configures_runs(repository: Path, tmp_path:
     (repository / "shared" / "scale_cpu.cpp").touch()
     assert not recorded(repository)["dirty"]
     assert not touched.exists()
-
-
-def test_the_environment_cannot_name_another_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = git(repository, "rev-parse", "HEAD").strip()
-    other = repository / "other"
-    other.mkdir()
-    git(other, "init", "--quiet")
-    git(other, "commit", "--quiet", "--allow-empty", "--message", "Other")
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.setenv("GIT_WORK_TREE", str(repository))
-    assert recorded(repository) == {"commit": commit, "dirty": False}
 
 
 def test_files_of_a_submodule_are_compared_with_its_commit(repository: Path, tmp_path_factory: Any) -> None:

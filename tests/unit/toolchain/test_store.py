@@ -29,13 +29,13 @@ def test_a_tree_is_whole_and_alone_whenever_its_maker_is_killed(tmp_path: Path) 
     killed = 0
 
     def obtain() -> None:
-        Store(tmp_path / str(killed), Silent()).obtain("tree", "a tree", 10, _make)
+        Store(tmp_path / str(killed), Silent()).obtain("tree", "a tree", _make)
 
     for call in killed_at_each_change(obtain):
         root = tmp_path / str(killed)
         store = Store(root, Silent())
         assert store.names() == [] or _present(root) == WHOLE, call
-        tree = store.obtain("tree", "a tree", 10, _make)
+        tree = store.obtain("tree", "a tree", _make)
         assert (tree / "bin" / "tool").read_text() == "content" and not list(store.verify("tree")), call
         assert _present(root) == WHOLE, call
         killed += 1
@@ -47,7 +47,7 @@ def test_a_tree_is_whole_or_gone_whenever_its_remover_is_killed(tmp_path: Path) 
     store = Store(root, Silent())
 
     def remove() -> None:
-        store.obtain("tree", "a tree", 10, _make)
+        store.obtain("tree", "a tree", _make)
         store.remove("tree")
 
     for call in killed_at_each_change(remove):
@@ -68,6 +68,6 @@ class _LooksTooEarly(Store):
 
 
 def test_a_process_that_another_one_was_faster_than_leaves_nothing_beside_the_tree(tmp_path: Path) -> None:
-    made = Store(tmp_path, Silent()).obtain("tree", "a tree", 10, _make)
-    assert _LooksTooEarly(tmp_path, Silent()).obtain("tree", "a tree", 10, _make) == made
+    made = Store(tmp_path, Silent()).obtain("tree", "a tree", _make)
+    assert _LooksTooEarly(tmp_path, Silent()).obtain("tree", "a tree", _make) == made
     assert _present(tmp_path) == WHOLE

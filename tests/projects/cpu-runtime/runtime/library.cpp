@@ -1,15 +1,10 @@
 #include <charconv>
-#include <chrono>
-#include <cmath>
-#include <exception>
 #include <filesystem>
 #include <iomanip>
 #include <iostream>
-#include <locale>
 #include <memory>
 #include <memory_resource>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -67,51 +62,6 @@ int64_t stream() {
   return 0;
 }
 
-int64_t wide() {
-  std::wostringstream out;
-  out << L"wide " << 1.5;
-  EXPECT(out.view() == L"wide 1.5");
-  std::wistringstream in(std::move(out).str());
-  std::wstring word;
-  double number;
-  in >> word >> number;
-  EXPECT(word == L"wide" && number == 1.5);
-  return 0;
-}
-
-int64_t strings() {
-  std::string text = kText;
-  text.reserve(1000);
-  text.reserve();
-  text.shrink_to_fit();
-  text.insert(text.cbegin(), {'a', 'b'});
-  text.assign(std::string_view("1 2.5 word"));
-  text.append(3, '!').replace(0, 1, "one").erase(3, 1);
-  EXPECT(text == "one2.5 word!!!");
-  EXPECT(std::string(std::string_view(text), 3, 3) == "2.5");
-  EXPECT(text.starts_with("one") && text.ends_with("!!!") && text.data()[0] == 'o');
-  EXPECT(std::stoi("12") + std::stoll("30") == 42 && std::stod("1.5") == 1.5 && std::to_string(7) == "7");
-  std::istringstream in("12 0x1f word\nline\n");
-  int number, hexadecimal;
-  char word[8];
-  std::string rest, line;
-  in >> number >> std::hex >> hexadecimal >> word;
-  std::getline(in, rest);
-  std::getline(in, line);
-  EXPECT(number == 12 && hexadecimal == 31 && std::string_view(word) == "word" && line == "line");
-  EXPECT(std::use_facet<std::ctype<char>>(in.getloc()).toupper('a') == 'A');
-  try {
-    std::vector<int> many(static_cast<std::size_t>(-1) / (rest.size() + 1));
-    return __LINE__;
-  } catch (const std::length_error&) {
-  }
-  const std::time_t moment = 0;
-  std::ostringstream date;
-  date << std::put_time(std::gmtime(&moment), "%Y-%m-%d");
-  EXPECT(date.str() == "1970-01-01");
-  return 0;
-}
-
 int64_t numbers() {
   char text[64];
   for (double value : {0.1, 1e300, -2.5}) {
@@ -162,8 +112,7 @@ int64_t others() {
 }  // namespace
 
 int64_t library() {
-  for (auto part : {stream<std::stringstream>, stream<std::ostringstream>, stream<std::istringstream>, wide, strings,
-                    numbers, others}) {
+  for (auto part : {stream<std::stringstream>, stream<std::ostringstream>, stream<std::istringstream>, numbers, others}) {
     if (int64_t line = part()) return line;
   }
   return 0;
