@@ -8,10 +8,8 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pygit2
@@ -24,7 +22,6 @@ from raw_requests import TOKEN, target
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
 from kernel_hub.hub_service import Hub
-from kernel_hub.refusals import Refusal
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
@@ -201,32 +198,6 @@ def test_the_root_is_readable_by_its_user_only(tmp_path: Path, umask: int) -> No
     assert {modes[name] for name in (*private, "incoming")} == {0o700}
 
 
-def test_concurrent_requests_for_one_name(tmp_path: Path) -> None:
-    hub = Hub(Settings(tmp_path / "hub"))
-
-    def attempt(change: Callable[[], None]) -> str:
-        try:
-            change()
-        except Refusal as refusal:
-            return refusal.code
-        return "done"
-
-    for number in range(25):
-        names = [f"a/{kind}{number}" for kind in ("m", "n")]
-        for name in names:
-            hub.repositories.create(name, private=False, author="a")
-        wanted = f"a/t{number}"
-        changes = [partial(hub.repositories.create, wanted, private=True, author="b")] * 3
-        changes += [partial(hub.repositories.move, name, wanted) for name in names]
-        with ThreadPoolExecutor(5) as pool:
-            results = list(pool.map(attempt, changes))
-        assert sorted(results) == ["Conflict"] * 4 + ["done"], results
-        moved = results[3:].count("done")
-        assert sum(name in hub.repositories for name in names) == 2 - moved
-        assert hub.repositories.open(wanted).private is (moved == 0)
-    assert not [path for path in (tmp_path / "hub/repositories/a").iterdir() if path.name.startswith(".new-")]
-
-
 def every_route(hub: RunningHub, repo_id: str) -> Iterator[tuple[str, str, object]]:
     """Yield each route of the API for a repository, with a body that it takes."""
     organization, name = repo_id.split("/")
@@ -240,27 +211,6 @@ def every_route(hub: RunningHub, repo_id: str) -> Iterator[tuple[str, str, objec
 
 
 OPEN = {"/health", "/metrics", "/api/validate-yaml"}
-
-
-def test_an_expired_token_is_refused_on_every_route(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    file = tmp_path / "tokens.json"
-    old = tokens.add(file, "old", read=(), write=("a", "b"), expires=int(time.time()) + 3600)
-    hub = start_hub("--token-file", str(file), "--audit-log", str(tmp_path / "audit"))
-    hub.api(old).create_repo("a/one", repo_type="kernel")
-    listed = json.loads(file.read_text())
-    listed["tokens"][0]["expires"] = int(time.time()) - 1
-    file.write_text(json.dumps(listed))
-    tried = 0
-    for method, path, body in every_route(hub, "a/one"):
-        if path in OPEN or "/large/" in path:
-            continue
-        answer = requests.request(method, hub.url + path, json=body, headers={"Authorization": f"Bearer {old}"})
-        # Some bodies are validated first.
-        assert answer.status_code == 403 or (answer.status_code in {400, 422} and body is None), (method, path, answer)
-        tried += 1
-    assert tried > 20
-    assert requests.get(f"{hub.url}/kernels/a/one", auth=("any", old)).status_code == 403
-    assert requests.get(f"{hub.url}/api/kernels/a/one").ok  # it is public
 
 
 def test_a_read_token_may_only_open_pull_requests(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
