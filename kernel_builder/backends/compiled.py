@@ -26,35 +26,22 @@ CLANG = "clang-22"
 
 @dataclass(frozen=True)
 class DeviceSource:
-    """A source for the back end's own compiler.
+    """A source for the back end's own compiler."""
 
-    Attributes:
-        project: The directory of the project.
-        where: The table of `build.toml` that lists it, for errors.
-        kernel: That table.
-        files: Files of the project, relative to it: the source and the files that it includes.
-        platform: The platform that host code is compiled for.
-    """
-
-    project: Path
-    where: str
-    kernel: Kernel
-    files: tuple[str, ...]
-    platform: str
+    project: Path  # the directory of the project
+    where: str  # the table of `build.toml` that lists it, for errors
+    kernel: Kernel  # that table
+    files: tuple[str, ...]  # files of the project, relative to it: the source and the files that it includes
+    platform: str  # the platform that host code is compiled for
 
 
 @dataclass(frozen=True)
 class DeviceCommand:
-    """How a source is compiled.
+    """How a source is compiled."""
 
-    Attributes:
-        argv: The command without its output, with tokens.
-        generated: Path in the step's directory -> content of files that the command needs.
-    """
-
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # the command without its output, with tokens
     compiler: Compiler
-    generated: Mapping[str, str]
+    generated: Mapping[str, str]  # path in the step's directory -> content of files that the command needs
 
 
 @dataclass(frozen=True)
@@ -71,51 +58,38 @@ class LinkedIfCalled:
 
 @dataclass(frozen=True)
 class SymbolFamily:
-    """Symbols that match `names` and are defined by libraries (`DT_NEEDED` entries) that match `libraries`.
+    """Symbols that match `names` and are defined by libraries (`DT_NEEDED` entries) that match `libraries`."""
 
-    Attributes:
-        title: The name of their library in messages.
-        hint: The remedy if no needed library defines them.
-    """
-
-    title: str
+    title: str  # the name of their library in messages
     names: re.Pattern[str]
     libraries: re.Pattern[str]
-    hint: str
+    hint: str  # the remedy if no needed library defines them
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompiledBackend(Backend):
-    """A back end that the builder compiles for. By default it has no releases, and g++ compiles all of its sources.
-
-    Attributes:
-        table: A TOML file. `[torch."2.10"] releases` are the releases that a Torch release is published for;
-            `[release."13.0"]` describes a release.
-        recipe: Part of the keys of steps: change it with anything that changes bytes and is not in a command. The
-            built-in back ends have that of the builder, `build.commands.RECIPE`.
-        defines: Options for all sources.
-        library_headers: Headers, as `#include` names them, that need the toolkit's libraries; None if there are none.
-        linked_if_called: Libraries of the device that a binary names as needed only if it calls them.
-        torch_part: Symbols of Torch's own libraries for the back end; None if it has none.
-        warp_sizes: The threads that a warp of its devices may have, for the emulator; empty if that cannot emulate it.
-        translates: The back end whose sources hipify translates to its own; None for none.
-        shims_of: The back end in `torch_shims.toml` whose functions these libraries define; empty for its own.
-        looks_like: Names of libraries that are of its devices; None for none.
-    """
+    """A back end that the builder compiles for. By default it has no releases, and g++ compiles all of its sources."""
 
     compiles: ClassVar[bool] = True
 
+    # A TOML file. `[torch."2.10"] releases` are the releases that a Torch release is published for; `[release."13.0"]`
+    # describes a release.
     table: Path | None = None
     preference: int = 2
+    # Part of the keys of steps: change it with anything that changes bytes and is not in a command. The built-in back
+    # ends have that of the builder, `build.commands.RECIPE`.
     recipe: str = ""
-    defines: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()  # options for all sources
+    # Headers, as `#include` names them, that need the toolkit's libraries; None if there are none.
     library_headers: re.Pattern[str] | None = None
+    # Libraries of the device that a binary names as needed only if it calls them.
     linked_if_called: tuple[LinkedIfCalled, ...] = ()
-    torch_part: SymbolFamily | None = None
+    torch_part: SymbolFamily | None = None  # symbols of Torch's own libraries for the back end; None if it has none
+    # The threads that a warp of its devices may have, for the emulator; empty if that cannot emulate it.
     warp_sizes: tuple[int, ...] = ()
-    translates: CompiledBackend | None = None
-    shims_of: str = ""
-    looks_like: re.Pattern[str] | None = None
+    translates: CompiledBackend | None = None  # the back end whose sources hipify translates to its own; None for none
+    shims_of: str = ""  # the back end in `torch_shims.toml` whose functions these libraries define; empty for its own
+    looks_like: re.Pattern[str] | None = None  # names of libraries that are of its devices; None for none
 
     # The matrix.
 
@@ -134,11 +108,7 @@ class CompiledBackend(Backend):
         return sorted(map(Release.parse, self.data["release"])) if self.table else (None,)
 
     def archs(self, kernels: Sequence[Kernel], release: Release | None, platform: str) -> tuple[str, ...]:
-        """Return the architectures that a binary of these kernels has code for, as its metadata lists them.
-
-        Raises:
-            VariantError: If there is none.
-        """
+        """Return the architectures that a binary of these kernels has code for, as its metadata lists them."""
         return ()
 
     # Toolchains.
@@ -152,11 +122,7 @@ class CompiledBackend(Backend):
         return None
 
     def toolkit(self, toolchains: ToolchainSource, release: Release | None) -> Toolkit | None:
-        """Return the compiler for a release, fetched if need be; None if g++ is enough.
-
-        Raises:
-            KernelBuilderError: If it cannot be had.
-        """
+        """Return the compiler for a release, fetched if need be; None if g++ is enough."""
         return None
 
     def toolkit_libraries(self, toolchains: ToolchainSource, toolkit: Toolkit) -> HeaderLibrary | None:
@@ -218,11 +184,7 @@ class CompiledBackend(Backend):
         return ()
 
     def device_archs(self, binary: Path) -> frozenset[str] | None:
-        """Return the architectures that a binary has device code for; None if the builder does not read that.
-
-        Raises:
-            elf.Unreadable: If the binary cannot be read.
-        """
+        """Return the architectures that a binary has device code for; None if the builder does not read that."""
         return None
 
     def lacking(self, symbol: str, release: Release) -> str | None:

@@ -161,7 +161,7 @@ _ONE_REVISION = {"oneOf": [{"required": ["version"]}, {"required": ["revision"]}
 _kernel_depends = toml_schema.list_of(
     toml_schema.SchemaReader(_kernel_dependency, {**toml_schema.table_schema(_DEPENDENCY), **_ONE_REVISION})
 )
-_depend = toml_schema.one_of(KERNEL_DEPENDS, "a dependency", {"cutlass_sycl": "sycl_tla"})
+_depend = toml_schema.one_of(KERNEL_DEPENDS, "a dependency")
 
 
 def _python_depends(names: Sequence[str]) -> toml_schema.Reader:

@@ -84,15 +84,13 @@ def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], pla
                 raise ConfigError(
                     f"there is no {kind} {path!r} in the project",
                     where=where,
-                    hint=_missing(root, key, path),
+                    hint=_missing(root, path),
                 )
             check_link(root, root / path, path, where)
 
 
-def _missing(root: Path, key: str, path: str) -> str:
+def _missing(root: Path, path: str) -> str:
     """Return the hint for a missing file or directory."""
-    if "\\" in path:
-        return f"write `/` between directories: {path.replace(chr(92), '/')}"
     for part in reversed((root / path).relative_to(root).parents):
         if (root / part).is_symlink() and not (root / part).exists():
             return (
@@ -102,8 +100,6 @@ def _missing(root: Path, key: str, path: str) -> str:
     module = next((module for module in submodules(root) if PurePosixPath(path).is_relative_to(module)), None)
     if module:
         return f"{module} is a git submodule, and empty: run `git submodule update --init {module}`"
-    if set("*?[") & set(path):
-        return f"name each file: `{key}` takes no patterns"
     return "create it or correct its name; names are relative to the directory of build.toml"
 
 
@@ -158,14 +154,10 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
     endings = tuple(f".{ending}" for ending in pyext)
     files = dict(sorted((path.relative_to(package).as_posix(), path) for path in _walk(root, package, endings)))
     if "__init__.py" not in files:
-        hint = 'create it and keep "py" in `pyext`: users of the kernel import it'
-        others = [path.parent for path in package.parent.glob("*/__init__.py")]
-        if len(others) == 1 and others[0] != package:
-            hint = f"rename {others[0].name} to {package.name}: the package has the kernel's name"
         raise ConfigError(
             "is missing, or `pyext` leaves it out; expected the Python package of the kernel",
             where=str(package / "__init__.py"),
-            hint=hint,
+            hint='create it, with the name of the kernel, and keep "py" in `pyext`: users import it',
         )
     # A built package has a subdirectory of its own name, for old clients, unless it has a module of that name.
     reserved = {"_ops.py", "metadata.json", package.name}

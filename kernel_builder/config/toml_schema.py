@@ -179,13 +179,13 @@ def matching(pattern: str, expected: str) -> Reader:
     return SchemaReader(read, {"type": "string", "pattern": f"^(?:{pattern})$", "description": expected})
 
 
-def one_of(names: Iterable[str], kind: str, former: Mapping[str, str] | None = None) -> Reader:
-    """Read one of these strings. `kind` describes them, with an article; `former` maps old names to theirs."""
+def one_of(names: Iterable[str], kind: str) -> Reader:
+    """Read one of these strings. `kind` describes them, with an article."""
     known = tuple(names)
 
     def read(value: Any, place: TomlPlace) -> str:
         if text(value, place) not in known:
-            meant = (former or {}).get(value) or nearest(value, known)
+            meant = nearest(value, known)
             raise ConfigError(
                 f"{value!r} is not {kind}; expected one of {_listed(known)}",
                 where=str(place),

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.hub.remote_repository import Content
-
 # Names in `PublishRequest.allow` beside those of checks.
 UNTESTED = "untested"
 API_CHANGE = "api-change"
@@ -59,23 +57,6 @@ class PublishRequest:
     def allowed_checks(self) -> tuple[str, ...]:
         """The names in `allow` that are names of checks."""
         return tuple(name for name in self.allow if name not in (UNTESTED, API_CHANGE))
-
-
-@dataclass(frozen=True)
-class BranchChange:
-    """The difference between a branch and its new content.
-
-    Attributes:
-        add: Path in the repository -> content to upload.
-        size: Size in bytes of the distinct contents in `add`.
-        unchanged: Number of files that the branch already has.
-        delete: Paths to delete.
-    """
-
-    add: Mapping[str, Content]
-    size: int
-    unchanged: int
-    delete: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,11 @@ from kernel_builder.hub.packages import HubPackage, checked_packages, named_back
 from kernel_builder.hub.publication import (
     API_CHANGE,
     UNTESTED,
-    BranchChange,
     BranchResult,
     Published,
     PublishRequest,
 )
-from kernel_builder.hub.remote_repository import Conflict, Content, RemoteCommit, RemoteFile, RemoteRepository
+from kernel_builder.hub.remote_repository import Conflict, Content, RemoteFile, RemoteRepository
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_format.errors import ConfigError, HubError
@@ -129,11 +128,7 @@ def _check_branch(branch: str, project: Project) -> None:
 
 
 def _ensure_branch(work: _Publication) -> bool:
-    """Create the repository and the branch of the builds if they do not exist, except in a dry run.
-
-    Returns:
-        Whether the repository did not exist.
-    """
+    """Create the repository and the branch of the builds, except in a dry run; return whether there was none."""
     request, repository = work.request, work.repository
     private = repository.is_private()
     if request.private and private is False:
@@ -145,12 +140,6 @@ def _ensure_branch(work: _Publication) -> bool:
     if private is None and not request.dry_run:
         work.progress.say(f"creating {repository.url}")
         repository.create(private=request.private)
-        if repository.is_private() is None:
-            raise HubError(
-                "the Hub reports that this name is taken, but shows no kernel repository of this name to the token",
-                where=repository.url,
-                hint="another type of repository or another owner may have the name; use another name with --repo-id",
-            )
     if work.branch not in repository.branches() and not request.dry_run:
         repository.create_branch(work.branch)
     return private is None
@@ -186,9 +175,8 @@ def _write_builds(work: _Publication) -> tuple[BranchResult, tuple[str, ...], tu
         # The new branch of a version starts as a copy of main.
         on_main = work.repository.files(heads["main"])
         outdated += [p for p, file in there.items() if p not in _CREATED_BY_HUB and on_main.get(p) == file]
-    change = _change(work.contents, there, outdated)
     message = f"Build of {work.project.name} {work.project.version}"
-    result = _write_branch(work, work.branch, heads.get(work.branch), change, message)
+    result = _write_branch(work, work.branch, heads.get(work.branch), there, work.contents, outdated, message)
     return result, tuple(removed), changes
 
 
@@ -214,44 +202,41 @@ def _write_main(work: _Publication) -> tuple[BranchResult | None, Mapping[str, H
     sources = project_sources.with_names_of_owner(project, project_sources.published_files(project.root))
     wanted = {**sources, "README.md": Content(text.encode())}
     on_main = repository.files(heads["main"]) if "main" in heads else {}
-    change = _change(wanted, on_main, project_sources.outdated(on_main, wanted))
     message = f"Sources and card of {project.name} {project.version}"
-    return _write_branch(work, "main", heads.get("main"), change, message), kept, None
+    outdated = project_sources.outdated(on_main, wanted)
+    return _write_branch(work, "main", heads.get("main"), on_main, wanted, outdated, message), kept, None
 
 
 def _write_branch(
-    work: _Publication, branch: str, head: str | None, change: BranchChange, message: str
+    work: _Publication,
+    branch: str,
+    head: str | None,
+    present: Mapping[str, RemoteFile],
+    wanted: Mapping[str, Content],
+    outdated: Iterable[str],
+    message: str,
 ) -> BranchResult:
+    """Commit the contents that differ, and delete the outdated files."""
     request, repository = work.request, work.repository
-    result = BranchResult(branch, tuple(change.add), change.size, change.unchanged, change.delete)
-    if request.dry_run or not (change.add or change.delete):
+    add = {path: content for path, content in wanted.items() if not content.is_in(present.get(path))}
+    delete = tuple(sorted(outdated))
+    size = sum({content.sha256: content.size for content in add.values()}.values())
+    result = BranchResult(branch, tuple(add), size, len(wanted) - len(add), delete)
+    if request.dry_run or not (add or delete):
         return result
     if head is None:
         raise Conflict("the branch was deleted during the publication", where=f"{repository.repo_id}@{branch}")
-    work.progress.say(f"{branch}: sending {counted(len(change.add), 'file')}, {change.size / 2**20:.1f} MiB")
-    commit = repository.commit(
-        branch,
-        head,
-        add=change.add,
-        delete=change.delete,
-        message=message,
-        create_pr=request.create_pr,
-    )
-    if not request.create_pr:
-        _check_arrived(repository, commit, change)
-    return replace(result, revision=commit.revision, url=commit.url, pull_request=commit.pull_request)
-
-
-def _check_arrived(repository: RemoteRepository, commit: RemoteCommit, change: BranchChange) -> None:
-    """Raise unless the commit has all files that were sent: a Hub drops files that `.gitignore` lists."""
-    there = repository.files(commit.revision)
-    lost = [path for path, content in change.add.items() if not content.is_in(there.get(path))]
+    work.progress.say(f"{branch}: sending {counted(len(add), 'file')}, {size / 2**20:.1f} MiB")
+    commit = repository.commit(branch, head, add=add, delete=delete, message=message, create_pr=request.create_pr)
+    there = {} if request.create_pr else repository.files(commit.revision)
+    lost = [path for path, content in add.items() if not (request.create_pr or content.is_in(there.get(path)))]
     if lost:
         raise HubError(
             f"the commit lacks {len(lost)} of the files sent, the first is {lost[0]}",
             where=f"{repository.repo_id}@{commit.revision}",
             hint="delete the .gitignore of the repository, if it has one, and run the same command again",
         )
+    return replace(result, revision=commit.revision, url=commit.url, pull_request=commit.pull_request)
 
 
 def _check_version(work: _Publication, revision: str, there: Mapping[str, RemoteFile]) -> tuple[str, ...]:
@@ -328,9 +313,3 @@ def _outdated(work: _Publication, there: Mapping[str, RemoteFile], removed: Sequ
         signature = name == SIGNATURE and variant in work.packages and _is_unchanged(work, variant, there)
         if variant in removed or (variant in work.packages and not signature):
             yield path
-
-
-def _change(wanted: Mapping[str, Content], there: Mapping[str, RemoteFile], delete: Iterable[str]) -> BranchChange:
-    add = {path: content for path, content in wanted.items() if not content.is_in(there.get(path))}
-    sizes = {content.sha256: content.size for content in add.values()}
-    return BranchChange(add, sum(sizes.values()), len(wanted) - len(add), tuple(sorted(delete)))

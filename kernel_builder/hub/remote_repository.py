@@ -390,8 +390,6 @@ def _refused(status: int, error: BaseException, action: str, where: str) -> HubE
     hint = {
         401: "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN",
         403: "use a token with write access to this organization, or --create-pr",
-        413: "the Hub does not accept files of this size",
-        507: "the Hub has no space left; uploaded files are kept, run the same command again when there is space",
     }.get(status, "run the same command again: uploaded files are kept" if status >= 500 else None)
     return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=hint)
 

@@ -247,11 +247,7 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _message(problem: Exception, name: str, point: Point, device: str) -> str:
-    """Return an exception's message as one line.
-
-    Raises:
-        MeasureError: If the GPU is unusable for this process from now on, as after an illegal memory access.
-    """
+    """Return an exception's message as one line."""
     lines = str(problem).strip().splitlines()
     message = f"{type(problem).__name__}: {lines[0] if lines else ''}".rstrip(": ")
     if device == "cuda":

@@ -23,11 +23,7 @@ _REPRODUCIBLE: dict[Any, Any] = {"svg.hashsalt": "kernel-builder", "svg.fonttype
 
 
 def save(report: BenchmarkReport, path: Path) -> None:
-    """Write the plot of a report to `path`; the suffix selects the format (.svg, .png, .pdf).
-
-    Raises:
-        MeasureError: If matplotlib is not installed.
-    """
+    """Write the plot of a report to `path`; the suffix selects the format (.svg, .png, .pdf)."""
     with reproducible(str(path)):
         metadata = {"Date": None} if path.suffix == ".svg" else None
         draw(report).savefig(path, metadata=metadata)
@@ -39,9 +35,6 @@ def reproducible(where: str) -> Iterator[None]:
 
     Args:
         where: The purpose of the plots, named in the error.
-
-    Raises:
-        MeasureError: If matplotlib is not installed.
     """
     try:
         import matplotlib as mpl

@@ -129,11 +129,7 @@ class BenchmarkReport:
 
     @staticmethod
     def read(path: Path) -> BenchmarkReport:
-        """Read a report that `save` wrote.
-
-        Raises:
-            ConfigError: If the file is not such a report.
-        """
+        """Read a report that `save` wrote."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             rows = [_row(entry) for entry in document.pop("rows")]

@@ -60,13 +60,7 @@ _SILENT = Silent()
 
 
 def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkReport:
-    """Measure every selected point, and the host overhead of every selected operation.
-
-    Raises:
-        ConfigError: If the project declares no workloads, or not the selected ones.
-        MeasureError: If the GPU fails. The rows measured before are in `request.json`.
-        VariantError: If the project has no build that this machine can load.
-    """
+    """Measure every selected point, and the host overhead of every selected operation."""
     device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = operations(declarations.load(request.project), request.operations)
     todo = points(chosen, device, shapes=request.shapes, dtypes=request.dtypes)

@@ -15,11 +15,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def operations(workloads: Mapping[str, type[Any]], wanted: Sequence[str]) -> dict[str, type[Any]]:
-    """Return the workloads of the wanted operations, or all if none is named.
-
-    Raises:
-        ConfigError: If there is no such operation.
-    """
+    """Return the workloads of the wanted operations, or all if none is named."""
     for name in wanted:
         if name not in workloads:
             raise ConfigError(f"{name!r} is none of {', '.join(workloads)}", where="--operation")
@@ -41,9 +37,6 @@ def points(
         shapes: A shape such as `1x4096x2048` is measured for each operation that takes as many sizes. A pattern such
             as `*x2048` selects the declared shapes that match. Empty for all that are declared.
         dtypes: Names of Torch dtypes.
-
-    Raises:
-        ConfigError: If a shape is malformed or fits no operation, or if no shape is declared for the device.
     """
     wanted = [_parse(text) for text in shapes]
     used: set[tuple[str, ...]] = set()

@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -50,11 +49,6 @@ def put(file: Path, output: Path) -> None:
 
 def _has(output: Path) -> bool:
     """Return whether the cache has an output. Removes a damaged one, which a crash or a bad disk can leave."""
-    for path in (output, digest_path(output)):
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif os.path.lexists(path) and not path.is_file():  # reading a pipe may never end
-            path.unlink()
     try:
         content = output.read_bytes()
     except FileNotFoundError:

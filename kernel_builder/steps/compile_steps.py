@@ -204,8 +204,9 @@ def _draft(
         generated.update(command.generated)
     else:
         command = DeviceCommand(gxx(tools.host, tools.toolkit, options), GXX, {})
+    portable = without_programs(command.argv, tools.host)
     return CompileStep(
-        key=_key(command.argv, tools, outside.identities, scanned, generated),
+        key=digest("compile", commands.RECIPE, portable, outside.identities, scanned.files, generated),
         project=project.root,
         source=source,
         compiler=command.compiler,
@@ -256,9 +257,11 @@ def _outside(project: Project, kernel: Kernel, source: str, scanned: include_sca
         outside.includes += system_includes(place, library.root, library.include)
     if scanned.python:
         outside.identities.append(sys.version)
-        outside.roots[PYTHON] = _python_include(project, source, tools.host.platform)
+        include = outside.roots[PYTHON] = _python_include(project, source, tools.host.platform)
         outside.includes += ["-isystem", PYTHON]
-        outside.headers = (*outside.headers, _configuration(outside.roots[PYTHON]))
+        # Debian has pyconfig.h in a directory of the architecture.
+        configuration = f"{escaped(str(include.parent))}/[^/]+/{escaped(include.name)}/pyconfig[.]h"
+        outside.headers = (*outside.headers, configuration)
     if tools.toolkit:
         outside.identities.append(tools.toolkit.identity)
         outside.roots[token(tools.toolkit.name)] = tools.toolkit.root
@@ -282,17 +285,6 @@ def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
     return replace(kernel, **every)
 
 
-def _key(
-    argv: Sequence[str],
-    tools: _Tools,
-    identities: Sequence[str],
-    scanned: include_scan.Scan,
-    generated: dict[str, str],
-) -> str:
-    command = without_programs(argv, tools.host)
-    return digest("compile", commands.RECIPE, command, identities, scanned.files, generated)
-
-
 def _alias(project: Project, kernel: Kernel, source: str) -> str:
     # nvcc splits the options that carry it at commas and white space.
     return re.sub(r"[^\w./-]", lambda match: f"%{ord(match[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
@@ -303,11 +295,6 @@ def _registration_header() -> str:
     """Return registration.h for Linux. Its code for macOS is not part of any key or op namespace."""
     text = (Path(__file__).parents[1] / "templates" / "registration.h").read_text()
     return re.sub(r"#ifdef __APPLE__.*?#else\n(.*?)#endif\n", r"\1", text, flags=re.DOTALL)
-
-
-def _configuration(include: Path) -> str:
-    """Return an expression for Debian's place of pyconfig.h: a directory of the architecture."""
-    return f"{escaped(str(include.parent))}/[^/]+/{escaped(include.name)}/pyconfig[.]h"
 
 
 def _python_include(project: Project, source: str, platform: str) -> Path:

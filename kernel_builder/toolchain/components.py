@@ -82,7 +82,7 @@ def in_table(table: Mapping[str, Any]) -> Iterator[Component]:
 def _file(entry: Mapping[str, Any], required_by: str | None) -> ComponentFile:
     selected = {"file", "release", "required-by"} & entry.keys()
     return ComponentFile(
-        project=entry["project"] if "project" in entry else dependencies.project_of(entry["file"]),
+        project=entry["project"] if "project" in entry else entry["file"].partition("-")[0].replace("_", "-"),
         prefix=entry["prefix"],
         take=tuple(entry["take"]),
         file=entry.get("file"),
@@ -109,16 +109,13 @@ def torch_headers(release: Release, subset: Subset) -> str:
 
 def header_libraries() -> Iterator[Component]:
     """Yield the header libraries that `depends` can name."""
-    for library in dependencies.known().values():
+    for name, entry in dependencies.known().items():
         yield Component(
-            name=library.name,
-            title=f"{library.title} headers",
-            version=library.version,
-            license=library.license,
-            files=tuple(
-                ComponentFile(project=file.project, file=file.file, prefix=file.prefix, take=file.take)
-                for file in library.files
-            ),
+            name=name,
+            title=f"CUTLASS {entry['version']} headers",
+            version=entry["version"],
+            license=entry["license"],
+            files=tuple(_file(file, None) for file in entry.get("files", ())),
         )
 
 

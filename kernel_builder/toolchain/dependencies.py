@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kernel_builder import toml_file
 from kernel_builder.backends.tools import HeaderLibrary
@@ -19,59 +19,10 @@ VARIABLE = "KERNEL_BUILDER_DEPENDENCIES"
 _INCLUDE = ("include", "tools/util/include")
 
 
-@dataclass(frozen=True)
-class DependencyFile:
-    """A file of the index that has headers of a library: those in the directories `take` below `prefix`."""
-
-    file: str
-    prefix: str
-    take: tuple[str, ...]
-
-    @property
-    def project(self) -> str:
-        """The name of the project in the index."""
-        return project_of(self.file)
-
-
-def project_of(file: str) -> str:
-    """Return the name of the project that a file of the index belongs to."""
-    return file.partition("-")[0].replace("_", "-")
-
-
-@dataclass(frozen=True)
-class Dependency:
-    """A header library.
-
-    Attributes:
-        version: The version that the public builder uses.
-        license: Its SPDX name.
-        files: Empty if no index has it.
-    """
-
-    name: str
-    version: str
-    license: str
-    files: tuple[DependencyFile, ...]
-
-    @property
-    def title(self) -> str:
-        """The name in messages."""
-        return f"CUTLASS {self.version}"
-
-
-@lru_cache(maxsize=1)
-def known() -> Mapping[str, Dependency]:
-    """Return every header library by name."""
-    data = toml_file.read(Path(__file__).with_name("dependencies.toml"))
-    return {
-        name: Dependency(
-            name,
-            entry["version"],
-            entry["license"],
-            tuple(DependencyFile(file["file"], file["prefix"], tuple(file["take"])) for file in entry.get("files", [])),
-        )
-        for name, entry in data.items()
-    }
+@cache
+def known() -> Mapping[str, Mapping[str, Any]]:
+    """Return the table of every header library by name; `version` is that of the public builder."""
+    return toml_file.read(Path(__file__).with_name("dependencies.toml"))
 
 
 def include_directories(root: Path) -> tuple[Path, ...]:
@@ -84,9 +35,6 @@ def parse_given(text: str, where: str) -> tuple[str, Path]:
 
     Args:
         where: The option or variable, for errors.
-
-    Raises:
-        ToolchainError: If it is not of this form, or names an unknown library.
     """
     name, equals, directory = text.partition("=")
     if not equals or not directory or name not in known():
@@ -99,29 +47,22 @@ def parse_given(text: str, where: str) -> tuple[str, Path]:
 
 
 def given_by_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """Return the directories that KERNEL_BUILDER_DEPENDENCIES names: `NAME=DIR`, separated by colons.
-
-    Raises:
-        ToolchainError: If it has another form.
-    """
+    """Return the directories that KERNEL_BUILDER_DEPENDENCIES names: `NAME=DIR`, separated by colons."""
     texts = environment.get(VARIABLE, "").split(os.pathsep)
     return dict(parse_given(text, VARIABLE) for text in texts if text)
 
 
 def check_directory(name: str, directory: Path) -> Path:
-    """Return the absolute path of a directory that the user names for a library.
-
-    Raises:
-        ToolchainError: If the directory does not have this library in this version.
-    """
-    expected = known()[name].version.rsplit(".", 1)[0]
+    """Return the absolute path of a directory that the user names for a library."""
+    version = known()[name]["version"]
+    expected = version.rpartition(".")[0]
     root = directory.absolute()
     where = f"{name}={directory}"
     if not (root / "include/cutlass/cutlass.h").is_file():
         raise ToolchainError(
             "is not a directory of CUTLASS: it has no include/cutlass/cutlass.h",
             where=where,
-            hint=f"name a checkout of CUTLASS {known()[name].version}",
+            hint=f"name a checkout of CUTLASS {version}",
         )
     if re.search(r"[\s,]", str(root)):
         raise ToolchainError(
@@ -130,17 +71,13 @@ def check_directory(name: str, directory: Path) -> Path:
     stated = stated_version(root)
     if stated and not stated.startswith(f"{expected}."):
         raise ToolchainError(
-            f"is CUTLASS {stated}, expected {expected}", where=where, hint=f"check out the tag v{known()[name].version}"
+            f"is CUTLASS {stated}, expected {expected}", where=where, hint=f"check out the tag v{version}"
         )
     return root
 
 
 def in_directory(name: str, directory: Path) -> HeaderLibrary:
-    """Return a library in a directory that the user names, identified by the content of its headers.
-
-    Raises:
-        ToolchainError: As `check_directory`.
-    """
+    """Return a library in a directory that the user names, identified by the content of its headers."""
     root = check_directory(name, directory)
     directories = include_directories(root)
     return HeaderLibrary(name, root, directories, digest_files(root, directories))

@@ -45,9 +45,6 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
     Args:
         named: The program. Defaults to CXX, or else g++, for this machine's platform, and to GNU's name of the cross
             compiler, such as aarch64-linux-gnu-g++, for another one.
-
-    Raises:
-        ToolchainError: If there is none, it is not GCC's, it is too old, or it compiles for another platform.
     """
     if platform == this_platform():
         program, hint = named or os.environ.get("CXX") or "g++", _HINT

@@ -143,9 +143,6 @@ def loads(text: str, where: str) -> Lock:
 
     Args:
         where: The file name for errors.
-
-    Raises:
-        ToolchainError: If the text is not a lock of this schema.
     """
     try:
         data = json.loads(text)
@@ -189,11 +186,7 @@ def dumps(lock: Lock) -> str:
 
 
 def read(path: Path) -> Lock:
-    """Read a lock file.
-
-    Raises:
-        ToolchainError: If the file is missing or is not a lock.
-    """
+    """Read a lock file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -26,12 +26,7 @@ from kernel_format.files import temporary_directory
 def resolve(
     index: Index, wanted: Iterable[Component], progress: Progress, platforms: Sequence[str] = PLATFORMS
 ) -> Lock:
-    """Return the lock for some components. A component without files is reported and left out.
-
-    Raises:
-        FetchError: If the index cannot be reached, or lacks a file.
-        ToolchainError: If a file is not laid out as expected.
-    """
+    """Return the lock for some components. A component without files is reported and left out."""
     components = list(wanted)
     torches = {file.release for component in components for file in component.files if file.project == "torch"}
     resolver = _Resolver(index, sorted(filter(None, torches)))

@@ -22,9 +22,6 @@ def checked(data: memoryview, sha256: str, prefix: str, keep: Callable[[str], bo
 
     Yields:
         The name relative to `prefix`, and the content.
-
-    Raises:
-        CorruptDownload: If the file has another hash, or a name leads out of `prefix`.
     """
     got = hashlib.sha256(data).hexdigest()
     if got != sha256:

@@ -81,9 +81,6 @@ class Store:
         Args:
             title: The name of the tree in messages.
             make: Called with a scratch directory that is kept between attempts, and an empty directory to fill.
-
-        Raises:
-            StoreError: If the store cannot be written. No incomplete tree is left.
         """
         if tree := self.find(name):
             return tree
@@ -143,11 +140,7 @@ class Store:
         return sorted(home.name for home in homes if not home.name.startswith("."))
 
     def remove(self, name: str) -> bool:
-        """Remove a tree unless a process is making it now, and return whether it was removed.
-
-        Raises:
-            StoreError: If the store cannot be written.
-        """
+        """Remove a tree unless a process is making it now, and return whether it was removed."""
         with self._writing():
             try:
                 with locked(self.root / "locks" / name, waiting=_give_up):
@@ -161,11 +154,7 @@ class Store:
         return True
 
     def remove_leftovers(self) -> int:
-        """Remove leftovers of interrupted work, and the cached probes. Return the bytes freed.
-
-        Raises:
-            StoreError: If the store cannot be written.
-        """
+        """Remove leftovers of interrupted work, and the cached probes. Return the bytes freed."""
         freed = 0
         leftovers = [
             (path.name.removeprefix(".").removesuffix(".new"), path)

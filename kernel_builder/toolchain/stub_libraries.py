@@ -139,11 +139,7 @@ def _program(cxx: Path, name: str) -> str:
 
 
 def locate(cxx: Path, name: str) -> Path:
-    """Return the path of a runtime library or object that the compiler links.
-
-    Raises:
-        ToolchainError: If the compiler does not find it.
-    """
+    """Return the path of a runtime library or object that the compiler links."""
     path = _find(cxx, name)
     if path is None:
         raise ToolchainError(
@@ -160,9 +156,6 @@ def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> 
 
     Args:
         libraries: Names of more empty ones.
-
-    Raises:
-        ToolchainError: If a runtime library is missing or the compiler fails.
     """
     cxx, lib = host.path, directory / "lib"
     lib.mkdir(parents=True)

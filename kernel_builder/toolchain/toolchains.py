@@ -215,7 +215,7 @@ class Toolchains:
             pinned = [other for other in header_libraries.known() if other in self.lock]
             return Obstacle(
                 f"needs {name}, which no package index has",
-                f"`git clone --depth 1 --branch v{library.version} https://github.com/NVIDIA/cutlass DIR`, and set "
+                f"`git clone --depth 1 --branch v{library['version']} https://github.com/NVIDIA/cutlass DIR`, and set "
                 f"KERNEL_BUILDER_DEPENDENCIES={name}=DIR; or depend on one that the index has: {', '.join(pinned)}",
             )
         return Obstacle(

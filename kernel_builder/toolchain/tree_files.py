@@ -19,11 +19,6 @@ def fill(tree: Tree, index: Index, scratch: Path, directory: Path, progress: Pro
     Args:
         scratch: Keeps complete and partial downloads between attempts.
         directory: An empty directory; an error may leave it half filled.
-
-    Raises:
-        FetchError: If the index cannot be reached, or if its bytes differ from the lock; such bytes are removed from
-            `scratch`.
-        OSError: If the disk is full or cannot be written.
     """
     total, before = tree.download, 0
     for pin in tree.files:
@@ -65,9 +60,6 @@ def unpack(pin: PinnedFile, slices: Sequence[memoryview], directory: Path) -> No
 
     Args:
         slices: The bytes of the file's ranges, in order.
-
-    Raises:
-        wheels.CorruptDownload: If the bytes differ from the lock.
     """
 
     def keep(name: str) -> bool:

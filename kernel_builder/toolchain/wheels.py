@@ -37,11 +37,7 @@ class WheelMember:
     size: int
 
     def content(self) -> bytes:
-        """Return the decompressed bytes.
-
-        Raises:
-            CorruptDownload: If they do not decompress to the stated size.
-        """
+        """Return the decompressed bytes."""
         try:
             if self.method == _STORED:
                 data = bytes(self.compressed)
@@ -57,11 +53,7 @@ class WheelMember:
 
 
 def members(data: memoryview) -> Iterator[WheelMember]:
-    """Yield the files in a range of whole zip members, in order, without directories.
-
-    Raises:
-        CorruptDownload: If the bytes are not whole zip members.
-    """
+    """Yield the files in a range of whole zip members, in order, without directories."""
     position = 0
     while position < len(data):
         if len(data) - position < _LOCAL_HEADER.size:
@@ -109,9 +101,6 @@ def checked(
 
     Yields:
         The name relative to `prefix`, and the content.
-
-    Raises:
-        CorruptDownload: If a file differs from `RECORD`, or its name leads out of `prefix`.
     """
     entries = [member for data in slices for member in members(data)]
     record = next((member.content() for member in entries if _is_record(member.name)), None)

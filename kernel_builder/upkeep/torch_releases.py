@@ -51,10 +51,6 @@ def released_after(newest: Release, index: Index, builds: Index, platform: str) 
         index: The package index.
         builds: The index with Torch's builds for every CUDA release, such as `2.15.0+cu130`.
         platform: The platform whose wheels are read.
-
-    Raises:
-        FetchError: If an index cannot be reached.
-        ToolchainError: If a wheel does not say its CUDA release or its C++ standard.
     """
     versions = {
         pins.version_of(package)

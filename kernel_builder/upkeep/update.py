@@ -65,11 +65,6 @@ def find(
         index_url: The package index; None for the one that pip or uv is set to use.
         torch_index: The address of the index with Torch's builds for every CUDA release.
         cache: The builder's cache; None for the user's.
-
-    Raises:
-        ConfigError: If `root` is not a checkout of the builder.
-        FetchError: If an index cannot be reached, or lacks a file.
-        ToolchainError: If a wheel is not laid out as expected.
     """
     texts = {name: _text(root / name) for name in FILES}
     known = sorted(map(Release.parse, toml_file.parse(texts[MATRIX], MATRIX)["torch"]))

@@ -67,13 +67,7 @@ class WrittenWheel:
 
 
 def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWheel, ...]:
-    """Check the packages of a project, and write one wheel for each platform.
-
-    Raises:
-        ConfigError: If the project depends on other kernels or is without Torch, or the name or version is not valid.
-        CheckError: If there is no package, or one fails a check.
-        PackageError: If packages are not of the project's current sources, or were built for only some capabilities.
-    """
+    """Check the packages of a project, and write one wheel for each platform."""
     project = read_project(request.directory, request.owner)
     _refuse_kernel_depends(project)
     if isinstance(project.framework, TvmFfi):

@@ -26,10 +26,6 @@ def metadata(
         card: The text in the index, in Markdown.
         name: The name in the index; the project's name if None.
         version: The version in the index; `<version of the project>.0` if None.
-
-    Raises:
-        ConfigError: If an index does not accept the name or the version, or the version has another major number than
-            the project.
     """
     extras = {backend.name: depends for backend, depends in project.backend_python_depends.items() if depends}
     raw: RawMetadata = {

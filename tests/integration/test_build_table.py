@@ -132,18 +132,6 @@ def test_a_file_that_is_no_result_is_a_failed_job(tmp_path: Path, content: str) 
     assert read_results(tmp_path) == BuildResults((), {"results-a": JobFailure("no result: the job ended early")})
 
 
-@pytest.mark.parametrize("packages", [None, 3, "text", {}, [None, 3, [], "x"]])
-def test_values_of_other_types_are_left_out(tmp_path: Path, packages: object) -> None:
-    write(tmp_path, "results-a", {"packages": packages, "failures": packages, "unavailable": packages})
-    assert markdown(read_results(tmp_path)) == "No packages were built.\n"
-
-
-@pytest.mark.parametrize("size", [-1, 2**60, True, 1.5, "12", None, [1]])
-def test_a_size_is_a_number_of_bytes(tmp_path: Path, size: object) -> None:
-    write(tmp_path, "results-a", {"packages": [package("torch-a", size)]})
-    assert not read_results(tmp_path).rows[0].built
-
-
 def test_links_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(json.dumps({"packages": [package("torch-a")]}))
     (tmp_path / "results").mkdir()

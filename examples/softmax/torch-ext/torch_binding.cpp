@@ -17,8 +17,7 @@ int64_t columns_of(const Tensor& x) { return x.dim() == 0 ? 1 : x.size(x.dim() -
 
 void run(const op::Problem& problem, int64_t elements) {
   if (elements == 0) return;
-  torch::stable::parallel_for(0, elements / problem.columns, grain(problem.columns),
-                              [&](int64_t begin, int64_t end) { op::run(problem, begin, end); });
+  run_parallel(problem, elements / problem.columns, problem.columns, op::run);
 }
 
 // The softmax of the last dimension, contiguous.

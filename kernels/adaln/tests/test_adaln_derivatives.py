@@ -25,25 +25,3 @@ def test_derivatives(kind, dtype):
         return total, formula(total, scale, shift, weight, bias)
 
     assert_derivatives(kernel.gate_residual_ada_norm, exact, (x, branch, gate, *tensors[1:]), traced)
-
-
-@pytest.mark.parametrize("used", [0, 1, "both"])
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_derivatives_without_modulation(norm, used):
-    """Also of one of two results, and with the roundings of models, which float32 has none of."""
-    x, branch = (random(2, 3, 16, dtype=torch.float32) for _ in range(2))
-    weight = random(16, dtype=torch.float32)
-    chosen = slice(None) if used == "both" else slice(used, used + 1)
-
-    def function(x, branch, weight):
-        return kernel.add_ada_norm(x, branch, weight=weight, norm=norm, rounding="each")[chosen]
-
-    def exact(x, branch, weight):
-        total = x + branch
-        return (total, formula(total, None, None, weight, layer=norm == "layer"))[chosen]
-
-    if used == 0:
-        function, exact = (lambda x, branch, f=f: f(x, branch, weight.to(x.dtype)) for f in (function, exact))
-        assert_derivatives(function, exact, (x, branch))
-    else:
-        assert_derivatives(function, exact, (x, branch, weight))

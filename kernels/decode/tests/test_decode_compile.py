@@ -53,14 +53,3 @@ def test_compile(grad_mode):
                 actual = compiled(x, weights, *caches, position)
             torch.testing.assert_close(actual, expected)
             torch.testing.assert_close(caches, (key, value))
-
-
-def test_compile_a_gradient():
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, w: kernel.gated_linear(x, w, w), fullgraph=True, backend="aot_eager")
-    x, weight = random(3, 16, dtype=torch.float32), random(8, 16, dtype=torch.float32, requires_grad=True)
-    grads = [
-        torch.autograd.grad(f(x, weight, weight).sum(), weight)
-        for f in (lambda x, w, _: compiled(x, w), kernel.gated_linear)
-    ]
-    torch.testing.assert_close(*grads)

@@ -125,13 +125,6 @@ def test_subnormal(activation):
     torch.testing.assert_close(of_pair(tiny, gate, activation), tiny / 2, rtol=0, atol=2e-45)
 
 
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("shape", [(64,), (1, 64), (3000, 64), (2, 3, 5, 7, 96), (1025, 2), (300, 200), (1001, 130)])
-def test_shapes(shape):
-    x = random(*shape, dtype=torch.float16)
-    assert_as_good(kernel.geglu(x), eager(*split(x, "second")), eager(*split(x.double(), "second")))
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [34, 64])
 def test_strides(width, dtype):

@@ -142,14 +142,6 @@ def test_empty(norm, shape):
     assert q.grad.shape == shape and torch.equal(weight.grad, torch.zeros_like(weight))
 
 
-def test_only_prefix():
-    """Tokens of the prefix are normalized."""
-    (q, k), weights = heads_of(4, 2, 64, torch.bfloat16)
-    cos, sin = tables(angles(0, 32))
-    outs = kernel.norm_rotary(q, k, *weights, cos, sin, prefix=7)
-    assert_normed_and_rotated(outs, (q, k), weights, (cos, sin), prefix=7)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_not_finite(value, dtype):

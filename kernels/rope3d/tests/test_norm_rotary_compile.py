@@ -4,7 +4,7 @@ import pytest
 import torch
 from reference_norm_rotary import FORMS, angles, heads_of, tables
 from reference_rope3d import kernel, ops
-from testing import DEVICE, capture, random
+from testing import DEVICE, assert_replays, random
 
 EPS = 1e-6
 
@@ -72,13 +72,7 @@ def test_graph(norm, half):
         outs = kernel.norm_rotary(*leaves, cos, sin, norm=norm, pairs="half" if half else "interleaved")
         return *outs, *torch.autograd.grad(outs, leaves, [out.detach() for out in outs])
 
-    graph, captured = capture(step)
-    with torch.no_grad():
-        for leaf in leaves:
-            leaf.copy_(torch.randn_like(leaf))
-    graph.replay()
-    for own, expected in zip(captured, step()):
-        assert torch.equal(own, expected)
+    assert_replays(step, leaves[0])
 
 
 def assert_refused(message, changes):
@@ -92,15 +86,6 @@ def assert_refused(message, changes):
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
-        ("q must be float32, float16 or bfloat16", {"q": torch.zeros(2, 6, 4, 8, dtype=torch.float64)}),
-        ("q must have 4 dimensions, not 3", {"q": torch.zeros(2, 6, 8)}),
-        ("q must have an even number of elements in each head", {"q": torch.zeros(2, 6, 4, 7)}),
-        ("k must have the dtype of q", {"k": torch.zeros(2, 6, 2, 8, dtype=torch.float16)}),
-        ("k must have as many sequences", {"k": torch.zeros(1, 6, 2, 8)}),
-        ("prefix must not be negative", {"prefix": -1}),
-        ("cos and prefix must have 6 tokens, as q has, not 5", {"cos": torch.zeros(5, 4), "sin": torch.zeros(5, 4)}),
-        ("sin must have the dtype of cos", {"sin": torch.zeros(6, 4, dtype=torch.float16)}),
-        ("rotary_dim must be even and at most 8, not 10", {"rotary_dim": 10}),
         (r"q_weight must have shape \[8\], not \[7\]", {"q_weight": torch.zeros(7)}),
         (r"q_weight must have shape \[32\], not \[8\]", {"norm": "token"}),
         (r"k_weight must have shape \[8\], not \[1, 8\]", {"k_weight": torch.zeros(1, 8)}),
@@ -144,9 +129,6 @@ def test_errors_of_the_backward_pass(message, changes):
     [
         ("norm must be", {"norm": "batch"}),
         ("rounding must be", {"rounding": "first"}),
-        ("pairs must be", {"pairs": "whole"}),
-        ("layout must be", {"layout": "sbhd"}),
-        ("head_dim must be positive, and goes with", {"head_dim": 8}),
     ],
 )
 def test_wrong_values(message, changes):

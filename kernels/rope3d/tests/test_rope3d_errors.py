@@ -26,7 +26,7 @@ def assert_refused(name, message, arguments):
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("name", ["rotate_grid", "rotate_grid_", "rotate_tokens", "rotate_tokens_"])
+@pytest.mark.parametrize("name", ["rotate_grid", "rotate_tokens_"])
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
@@ -38,8 +38,6 @@ def assert_refused(name, message, arguments):
         ("q must have an even number of elements in each head", {"q": torch.zeros(2, 6, 4, 7)}),
         ("q must have a multiple of 3 elements", {"q": torch.zeros(2, 6, 8), "head_dim": 3}),
         ("k must have the dtype of q", {"k": torch.zeros(2, 6, 2, 8, dtype=torch.float16)}),
-        ("k must have as many sequences", {"k": torch.zeros(1, 6, 2, 8)}),
-        ("k must have as many sequences, tokens", {"k": torch.zeros(2, 5, 2, 8)}),
         ("k must have as many sequences, tokens and elements", {"k": torch.zeros(2, 6, 2, 10)}),
     ],
 )
@@ -48,28 +46,24 @@ def test_operator_errors(message, changes, name):
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("name", ["rotate_grid", "rotate_grid_"])
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
         ("q must have heads of at least 10 elements, not 8", {"width_pairs": 2}),
         (r"grid and prefix must have 6 tokens, as q has, not 2 \* 2 \* 3 \+ 0", {"frames": 2}),
-        (r"grid and prefix must have 6 tokens, as q has, not 1 \* 2 \* 3 \+ 1", {"prefix": 1}),
         ("grid must have no negative size", {"frames": -1, "height": -6, "width": 13}),
         ("grid must have no negative size, nor a negative number of pairs", {"frame_pairs": -1}),
         ("table must be float32", {"table": torch.zeros(6, 8, 2, dtype=torch.float16)}),
         (r"table must have shape \[rows, entries, 2\], not \[6, 16\]", {"table": torch.zeros(6, 16)}),
         (r"table must have shape \[6, 8, 2\], not \[6, 4, 2\]", {"table": torch.zeros(6, 4, 2)}),
-        (r"table must have shape \[6, 8, 2\], not \[7, 8, 2\]", {"table": torch.zeros(7, 8, 2)}),
         ("table must be contiguous", {"table": torch.zeros(8, 6, 2).transpose(0, 1)}),
     ],
 )
-def test_grid_operator_errors(message, changes, name):
-    assert_refused(name, message, of_grid(**changes))
+def test_grid_operator_errors(message, changes):
+    assert_refused("rotate_grid", message, of_grid(**changes))
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("name", ["rotate_tokens", "rotate_tokens_"])
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
@@ -77,26 +71,14 @@ def test_grid_operator_errors(message, changes, name):
         ("sin must have the dtype of cos", {"sin": torch.zeros(6, 4).half()}),
         (r"sin must have shape \[6, 4\], not \[4, 6\]", {"sin": torch.zeros(4, 6)}),
         ("cos must have two or three dimensions", {"cos": torch.zeros(6), "sin": torch.zeros(6)}),
-        (
-            "cos must be for one sequence or for 2, not 3",
-            {"cos": torch.zeros(3, 6, 4), "sin": torch.zeros(3, 6, 4)},
-        ),
-        (
-            "cos must have 8 or 4 in its last dimension, not 6",
-            {"cos": torch.zeros(6, 6), "sin": torch.zeros(6, 6)},
-        ),
+        ("cos must be for one sequence or for 2, not 3", dict.fromkeys(("cos", "sin"), torch.zeros(3, 6, 4))),
         ("cos must have 6 or 3 in its last dimension, not 4", {"rotary_dim": 6}),
         ("rotary_dim must be even and at most 8, not 10", {"rotary_dim": 10}),
-        ("rotary_dim must be even and at most 8, not 5", {"rotary_dim": 5}),
-        (
-            r"cos and prefix must have 6 tokens, as q has, not 7 \+ 0",
-            {"cos": torch.zeros(7, 4), "sin": torch.zeros(7, 4)},
-        ),
         (r"cos and prefix must have 6 tokens, as q has, not 6 \+ 2", {"prefix": 2}),
     ],
 )
-def test_token_operator_errors(message, changes, name):
-    assert_refused(name, message, of_tokens(**changes))
+def test_token_operator_errors(message, changes):
+    assert_refused("rotate_tokens", message, of_tokens(**changes))
 
 
 @pytest.mark.parametrize(
@@ -107,10 +89,8 @@ def test_token_operator_errors(message, changes, name):
         ("pairs must be", {"pairs": "quarter"}),
         ("layout must be", {"layout": "sbhd"}),
         ("head_dim must be positive, and goes with", {"head_dim": 8}),
-        ("theta must be one number or 3, not 2", {"theta": (1.0, 2.0)}),
         ("scale must be one number or 3, not 4", {"scale": (1.0,) * 4}),
         (r"widths must be 3 even numbers of at most 8 in sum, not \[2, 2, 6\]", {"widths": (2, 2, 6)}),
-        (r"widths must be 3 even numbers of at most 8 in sum, not \[1, 1, 2\]", {"widths": (1, 1, 2)}),
         ("grid must have 3 sizes, not 2", {"grid": (2, 3)}),
         ("positions must be given for 3 axes, not 2", {"positions": [[0], [0, 1]]}),
         ("positions must be as many as grid has on each axis", {"positions": [[0], [0], [0, 1, 2]]}),
@@ -148,12 +128,6 @@ def test_wrong_types_are_type_errors(grad_enabled):
         (kernel.rope3d, (q, q, (1, 2, 3)), {"theta": "big"}, "theta must be a number or a sequence, not str"),
         (kernel.rope3d, (q, q, (1, 2, 3)), {"prefix": "0"}, "prefix must be an integer, not str"),
         (kernel.apply_rotary, (q, q, table, 0.5), {}, "sin must be a Tensor, not float"),
-        (
-            kernel.apply_rotary,
-            (q, q, table, table),
-            {"rotary_dim": "8"},
-            "rotary_dim must be an integer or None, not str",
-        ),
         (kernel.norm_rotary, (q, q, 1.0, None, table, table), {}, "q_weight must be a Tensor or None, not float"),
         (kernel.norm_rotary, (q, q, None, None, table, None), {}, "sin must be a Tensor, not NoneType"),
         (kernel.norm_rotary, (q, q, None, None, table, table), {"eps": "0"}, "eps must be a number, not str"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,6 +22,20 @@ def repository(tmp_path: Path) -> GitRepository:
 
 def commit(repository: GitRepository, changes: list[FileChange]) -> str:
     return repository.commits.create("main", changes, title="t", description="", author="a")[0]
+
+
+def test_a_commit_takes_time_in_proportion_to_its_changes(repository: GitRepository) -> None:
+    blob = repository.commits.write_blob(b"x")
+    commit(repository, [FileChange(f"d{number}/f", blob) for number in range(25_000)])
+    began = time.process_time()
+    changes = [FileChange(f"d{number}", is_folder=True) for number in range(24_999)]
+    oid = commit(repository, changes)
+    assert time.process_time() - began < 6
+    assert [entry.path for entry in repository.trees.entries(oid, recursive=True, count=100)] == [
+        ".gitattributes",
+        "d24999",
+        "d24999/f",
+    ]
 
 
 def test_changes_of_a_commit_have_any_order(repository: GitRepository) -> None:

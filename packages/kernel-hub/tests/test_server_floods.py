@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import anyio
 import pytest
-import requests
-from huggingface_hub import CommitOperationAdd
-from raw_requests import begin, memory, target, until, upload_address
+from raw_requests import memory, target
 from starlette.types import Message, Receive, Scope, Send
 
 from kernel_hub.http.receive import BodyLimits
 from kernel_hub.refusals import Refusal
 from kernel_hub.settings import RequestLimits
 from tests.support.running_hub import RunningHub, running_hub
-from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
+from tests.support.small_kernel import publish_kernel, write_kernel
 
 
 def test_slow_and_large_bodies_are_refused() -> None:
@@ -65,19 +62,6 @@ def test_slow_and_large_bodies_are_refused() -> None:
     anyio.run(ask_all)
     slow = ["RequestTimeout", "RequestTimeout"]
     assert codes == ["read", *slow, "PayloadTooLarge", "read", "Busy", "read", "read"]
-
-
-def test_many_idle_connections_block_no_request(hub: RunningHub) -> None:
-    hub.api().create_repo(KERNEL, repo_type="kernel")
-    address = upload_address(hub, bytes(1_000_000))
-    with ExitStack() as opened:
-        for _ in range(200):
-            opened.enter_context(begin(address, "PUT", 1_000_000, b"half"))
-            opened.enter_context(socket.create_connection(target(hub.url))).sendall(b"GET / HT")
-        change = [CommitOperationAdd("a", b"a"), CommitOperationAdd("b.so", os.urandom(1_000_000))]
-        hub.api().create_commit(KERNEL, change, commit_message="a", repo_type="kernel")
-        assert memory(hub) < 150
-    assert until(lambda: not list((hub.root / "incoming").iterdir()))
 
 
 @pytest.fixture(scope="module")
@@ -137,20 +121,3 @@ def test_ambiguous_requests_are_refused(shared: RunningHub, head: bytes) -> None
         answer = connection.recv(4096)
         assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 501")), answer
         assert answer.count(b"HTTP/1.1 ") == 1
-
-
-def test_slow_readers_cost_little_memory(hub: RunningHub) -> None:
-    hub.api().create_repo(KERNEL, repo_type="kernel")
-    hub.api().create_commit(
-        KERNEL, [CommitOperationAdd("large.so", bytes(9_000_000))], commit_message="m", repo_type="kernel"
-    )
-    request = f"GET /kernels/{KERNEL}/resolve/main/large.so HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-    with ExitStack() as opened:
-        for _ in range(100):
-            reader = opened.enter_context(socket.socket())
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            reader.connect(target(hub.url))
-            reader.sendall(request)
-            assert reader.recv(100).startswith(b"HTTP/1.1 200")
-        assert requests.get(f"{hub.url}/health", timeout=5).ok
-        assert memory(hub) < 200

@@ -22,11 +22,9 @@ from raw_requests import TOKEN, memory
 from kernel_format.errors import HubError
 from kernel_hub import repair, tokens
 from kernel_hub.git.ignore import ignored
-from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.settings import Settings
-from kernel_hub.tokens import AnyToken
 from tests.support.running_hub import RunningHub
 
 
@@ -167,20 +165,6 @@ def test_lists_have_pages(hub: RunningHub) -> None:
     assert overview["numKernels"] == 29
 
 
-def test_the_index_follows_every_change(hub: RunningHub) -> None:
-    api = hub.api()
-    api.create_repo("a/one", repo_type="kernel")
-    commit(hub, "a/one", "README.md", b"---\ntags: [kernel]\n---\n# One\n\nThe first paragraph.\n")
-    api.create_branch("a/one", branch="v2", repo_type="kernel")
-    page = requests.get(f"{hub.url}/").text
-    assert "The first paragraph." in page and ">v2<" in page
-    assert requests.get(f"{hub.url}/api/kernels").json()[0]["sha"] == api.repo_info("a/one", repo_type="kernel").sha
-    api.move_repo("a/one", "b/two", repo_type="kernel")
-    api.delete_branch("b/two", branch="v2", repo_type="kernel")
-    page = requests.get(f"{hub.url}/").text
-    assert "b/two" in page and "a/one" not in page and ">v2<" not in page
-
-
 def test_the_index_is_rebuilt_at_the_start_and_by_check(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     hub = start_hub()
     for name in ("a/one", "a/gone"):
@@ -208,16 +192,6 @@ def test_the_index_is_rebuilt_at_the_start_and_by_check(start_hub: Callable[...,
         Hub(Settings(hub.root))
     (hub.root / "index.sqlite").unlink()
     assert requests.get(f"{start_hub().url}/api/kernels").json()[0]["sha"] == moved
-
-
-def test_a_private_repository_is_hidden_before_it_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the server is killed meanwhile, no list shows its name."""
-    hub = Hub(Settings(tmp_path / "hub"))
-    hub.repositories.create("a/one", private=False, author="a")
-    monkeypatch.setattr(GitRepository, "set_private", lambda *_: pytest.fail("killed"))
-    with pytest.raises(pytest.fail.Exception):
-        hub.set_private("a/one", AnyToken().caller("any"), True)
-    assert not hub.index.page([], count=9)
 
 
 # Cards: little Markdown that stands for much HTML, or takes long to parse or to clean

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
 
-from kernel_hub import tokens
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, write_kernel
 
@@ -106,19 +105,3 @@ def test_relative_addresses_in_a_card(hub: RunningHub) -> None:
         assert shown in page
     assert "elsewhere" not in page and "[x" not in page
     assert "Traceback" not in hub.log.read_text()
-
-
-def test_a_private_kernel_is_shown_after_login(
-    start_hub: Callable[..., RunningHub], browser: object, tmp_path: Path
-) -> None:
-    file = tmp_path / "tokens.json"
-    token = tokens.add(file, "ci", read=(), write=("kernels-community",))
-    hub = start_hub("--token-file", str(file))
-    publish(hub, tmp_path / "kernel", token)
-    anonymous = browser.new_context().new_page()  # type: ignore[attr-defined]
-    anonymous.goto(hub.url)
-    assert "No kernels yet" in anonymous.inner_text("main")
-    assert anonymous.goto(f"{hub.url}/kernels/{KERNEL}").status == 404
-    member = browser.new_context(http_credentials={"username": "me", "password": token}).new_page()  # type: ignore[attr-defined]
-    member.goto(f"{hub.url}/login")
-    assert KERNEL in member.inner_text("main") and "private" in member.inner_text("main")

@@ -126,21 +126,3 @@ def test_a_change_waits_for_the_lock_of_another_git_process(hub: RunningHub) -> 
     lock.touch()
     refused = commit("b")
     assert refused.status_code == 503 and "locked" in refused.json()["error"] and lock.exists()
-
-
-def test_a_locked_repository_blocks_no_other(hub: RunningHub) -> None:
-    for name in ("held", "free"):
-        hub.api().create_repo(f"ours/{name}", repo_type="kernel")
-
-    def branch(name: str) -> requests.Response:
-        address = f"{hub.url}/api/kernels/ours/{name}/branch/v1"
-        return requests.post(address, json={}, headers={"Authorization": "Bearer any"}, timeout=60)
-
-    with ThreadPoolExecutor(20) as clients:
-        with locks.repository_lock(hub.root / "repositories/ours/held.git", "ours/held"):
-            waiting = [clients.submit(branch, "held") for _ in range(20)]
-            time.sleep(0.5)
-            assert requests.get(f"{hub.url}/health", timeout=5).ok
-            assert requests.get(f"{hub.url}/api/kernels/ours/held", timeout=5).ok
-            assert branch("free").ok and not any(done.done() for done in waiting)
-        assert sorted({done.result().status_code for done in waiting}) == [200, 409]

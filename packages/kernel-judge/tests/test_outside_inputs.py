@@ -1,4 +1,4 @@
-"""Cheats that a task's own inputs do not reveal: those that only other inputs, parameters and shapes reveal.
+"""Wrong results, and cheats that only other inputs, parameters and shapes than the task's own reveal.
 
 All candidates run in one worker, one after another, since starting a worker takes longer than judging one of these.
 """
@@ -95,6 +95,29 @@ CHEATS = {
     ),
 }  # fmt: skip
 OTHER_NAMES = {"the shapes of the file only": "wrong-result", "an expected value": "constant-result"}
+SOFTMAX = "x.softmax(-1)"
+LARGEST = "(*x.softmax(-1).topk(4, -1), x.argmax(0))"
+# The name of the failure, the formula of the task, the statements of the candidate.
+WRONG = {
+    "zeros": ("constant-result", SOFTMAX, "return torch.zeros_like(x)"),
+    "not computed": ("wrong-result", SOFTMAX, "return torch.empty_like(x)"),
+    "the shape of the file only": (
+        "constant-result", SOFTMAX, "return x.softmax(-1) if len(x) == 24 else torch.zeros_like(x)",
+    ),
+    "an end that is not written": (
+        "wrong-result", SOFTMAX, "y = torch.empty_like(x); y.view(-1)[:-3] = x.softmax(-1).view(-1)[:-3]; return y",
+    ),
+    "some NaN": ("not-finite", SOFTMAX, "y = x.softmax(-1); y[0, 0] = float('nan'); return y"),
+    "noise": ("inaccurate", SOFTMAX, "y = x.softmax(-1); return y * (1 + 1e-4 * torch.randn_like(y))"),
+    "transposed memory": ("inaccurate", SOFTMAX, "return x.softmax(-1).t().contiguous().view(x.shape)"),
+    "another dtype": ("wrong-dtype", SOFTMAX, "return x.softmax(-1).half()"),
+    "another shape": ("wrong-shape", SOFTMAX, "return x[:1].softmax(-1)"),
+    "shared memory": ("wrong-strides", "x.mean(-1, True).expand_as(x).clone()", "return x.mean(-1, True).expand_as(x)"),
+    "a changed input": ("input-changed", SOFTMAX, "y = x.softmax(-1); x.zero_(); return y"),
+    "one index for equal elements": (
+        "wrong-result", LARGEST, "y, i = x.softmax(-1).topk(4, -1); i[:, 1] = i[:, 0]; return y, i, x.argmax(0)",
+    ),
+}  # fmt: skip
 # Not wrong: no input of the task's kind, and no other legal one, tells these from the reference.
 ALLOWED = {
     "places among probabilities that are rounded to 0": (
@@ -104,8 +127,16 @@ ALLOWED = {
     "the place of a maximum among ties": (
         SIZES, RANDN, NONE, "x.argmax(-1)", NONE, "x.shape[-1] - 1 - x.flip(-1).argmax(-1)",
     ),
+    "a transform of functions": (
+        SIZES, RANDN, NONE, "torch.relu(x) + x.amax(-1, True)",
+        NONE, "torch.vmap(lambda row: row.clamp(min=0) + row.max())(x)",
+    ),
+    "other orders of equal elements": (
+        SIZES, "torch.randn(rows, columns).round(decimals=1)", NONE, "x.softmax(-1).topk(4, -1)",
+        NONE, "[part[:, :4] for part in x.softmax(-1).sort(dim=-1, descending=True, stable=True)]",
+    ),
     "parameters in another form": (
-        SIZES, RANDN, NORM, "self.norm(x)", 
+        SIZES, RANDN, NORM, "self.norm(x)",
         "self.both = torch.nn.Parameter(torch.stack([torch.ones(40), torch.zeros(40)]))",
         f"{FUNCTIONS}.layer_norm(x, (40,), self.both[0], self.both[1])",
     ),
@@ -157,11 +188,21 @@ def test_a_cheat_is_right_for_the_inputs_of_the_task_only(name: str, rejected: R
     assert kind != OUTSIDE or reason.startswith("right for the task's own inputs, wrong for ")
 
 
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_result_is_rejected_by_its_name(name: str, rejected: Rejected, tmp_path: Path) -> None:
+    kind, formula, statements = WRONG[name]
+    file, task = tmp_path / "candidate.py", tmp_path / "task.py"
+    inputs = "(0.1 * torch.randn(rows, columns)).round(decimals=2)"
+    task.write_text(TASK.format(sizes="rows = 24\ncolumns = 400\n", inputs=inputs, state=NONE, body=formula))
+    file.write_text(MODEL.format(state=NONE, body="x").replace("return x", statements))
+    assert rejected(file, task)[0] == kind
+
+
 @pytest.mark.parametrize("name", ALLOWED)
-def test_what_no_legal_input_tells_from_the_reference_is_right(name: str, rejected: Rejected, tmp_path: Path) -> None:
+def test_a_candidate_that_no_legal_input_distinguishes_is_right(name: str, rejected: Rejected, tmp_path: Path) -> None:
     kind, reason, suspicious = rejected(*written(tmp_path, name, ALLOWED))
     assert kind == RIGHT, reason
-    assert any("may ignore them" in sentence for sentence in suspicious) == (name in list(ALLOWED)[3:])
+    assert any("may ignore them" in sentence for sentence in suspicious) == (name in list(ALLOWED)[-2:])
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,10 @@ def test_an_index_that_cannot_be_reached(project: Path, kernel_builder: Run, tmp
 
 def test_a_download_that_differs_from_the_lock_is_refused(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
     wheel = lock.shipped()["torch-2.10-stable"].platforms[this_platform()][0]
-    with IndexServer({wheel.file: b"short"}, {wheel.file: Fault()}, stated={wheel.file: wheel.sha256}) as server:
+    with IndexServer({wheel.file: b"altered"}, {wheel.file: Fault()}) as server:
         arguments = ("build", project, "--variant", CPU)
         with untouched(project):
-            truncated = kernel_builder(tmp_path / "cold", *arguments, PIP_INDEX_URL=server.url)
-            server.stated.clear()
             altered = kernel_builder(tmp_path / "cold", *arguments, PIP_INDEX_URL=server.url)
-    assert_refused(truncated, 4, "FetchError", where=wheel.file, message="truncated", hint="another index")
     assert_refused(altered, 4, "FetchError", where=wheel.file, message=f"expected {wheel.sha256}", hint="mirrors")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -288,17 +286,3 @@ def test_a_binary_for_another_platform_is_reported(compile_module: Compile, make
     variant = f"torch-stable-abi210-cpu-{other}"
     (finding,) = findings(make(variant, compile_module(variant)), probe=probe)
     assert (finding.check, f"in a variant for {other}" in finding.message) == ("binary", True)
-
-
-@pytest.mark.parametrize(
-    ("extra", "sound"),
-    [("", True), (calling_c("PyObject_GetBuffer"), False), (calling_c("_PyObject_GetState"), False)],
-)
-def test_abi3audit_agrees(compile_module: Compile, make: Make, extra: str, sound: bool) -> None:
-    package = make(STABLE_CPU, compile_module(STABLE_CPU, extra))
-    command = [sys.executable, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.10"]
-    audit = subprocess.run(
-        [*command, str(package / f"{identity(STABLE_CPU)}.abi3.so")], capture_output=True, check=False
-    )
-    assert (audit.returncode == 0) is sound
-    assert (findings(package, "python-abi") == []) is sound

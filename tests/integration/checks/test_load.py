@@ -95,14 +95,6 @@ def test_a_variant_that_the_client_would_reject_is_skipped(load: Load, build: Pa
     assert reason in report.skipped["load"]
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this Torch may load a CUDA variant")
-def test_a_variant_that_torch_lacks_starts_no_process(build: Path) -> None:
-    """Which would import Torch to say so."""
-    loaders = Loaders(ProbeProcess("/there/is/no/such/python"))
-    (report,) = run_all([build / STABLE_CUDA], only=["load"], loaders=loaders)
-    assert report.skipped["load"] == "this machine's Torch has no CUDA"
-
-
 @pytest.mark.parametrize(
     "statement", ["import triton_that_is_absent", "from triton_that_is_absent.language import x", "from . import part"]
 )
@@ -183,29 +175,6 @@ def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     (finding,) = run(hanging, only=["load"]).findings
     assert finding.message.startswith("the client cannot load the package: no answer after ")
     assert finding.hint == "look at code that runs when the package is imported: it waits, or computes for too long"
-
-
-def test_a_question_that_was_given_up_is_not_mixed_up_with_the_next(tmp_path: Path) -> None:
-    with ProbeProcess() as probe:
-        probe.ask("fits", FITS)
-        assert probe.ask("fits", json.dumps({"torch-cuda": None}))(60).keys() == {"torch-cuda"}
-
-
-def test_the_bytecode_of_torch_is_kept_and_none_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its bytecode, which some installers do not write, each import of Torch takes three seconds more."""
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "bytecode"))
-    # One module of Torch has no bytecode: to compile all takes seven seconds.
-    for compiled in Path(torch.__file__).parent.rglob("__pycache__/*.pyc"):
-        link = tmp_path.joinpath("bytecode", *compiled.parts[1:-2], compiled.name)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if "/torch/__init__." not in str(link):
-            link.symlink_to(compiled)
-    package = loading(tmp_path / "build", "torch-cpu", "")
-    assert run(package, only=["load"]).passed == ("load",)
-    kept = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pyc")]
-    assert any("/torch/__init__." in path for path in kept)
-    assert not any("/torch-cpu/" in path for path in kept)
 
 
 def test_a_debugger_stops_in_a_package(build: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def script() -> str:
     """Return the page as a shell script: its commands, and the files that it tells to write."""
     parts = ["set -eu"]
     for path, language, text in _BLOCK.findall(PAGE.read_text()):
-        assert path or language == "sh", f"what is to be done with this?\n{text}"
+        assert path or language == "sh", f"neither a command nor a file:\n{text}"
         parts.append(f"cat > {path} <<'END OF FILE'\n{text}END OF FILE" if path else text)
     return "\n".join(parts)
 

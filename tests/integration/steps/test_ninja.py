@@ -12,7 +12,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.progress import Silent, Unit
 from kernel_builder.steps import ninja_run
-from kernel_builder.steps.cache import binary_path, digest_path, object_path, write_log
+from kernel_builder.steps.cache import binary_path, object_path, write_log
 from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
@@ -91,15 +91,6 @@ def test_damaged_outputs_are_built_again(directory: Path, new_cache: NewCache) -
     outcome = ninja_run.run(graph, cache, jobs=1)
     assert (outcome.compiles, outcome.steps) == (1, 2)
     assert binary_path(cache, binary).read_bytes() == whole
-    # Directories and pipes in their places are replaced as well.
-    for made, compiles in ((binary_path(cache, binary), 0), (object_path(cache, binary.objects[0]), 1)):
-        for make in (os.mkdir, os.mkfifo):
-            for path in (made, digest_path(made)):
-                binary_path(cache, binary).unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
-                make(path)
-                assert ninja_run.run(graph, cache, jobs=1).compiles == compiles
-                assert binary_path(cache, binary).read_bytes() == whole
 
 
 def test_files_that_changed_since_the_plan_are_refused(directory: Path, new_cache: NewCache) -> None:

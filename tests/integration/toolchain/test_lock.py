@@ -120,7 +120,7 @@ def test_the_header_libraries_are_those_that_depends_names() -> None:
     known = dependencies.known()
     assert {"torch", "sycl_tla", "metal-cpp", *known} == set(build_toml.KERNEL_DEPENDS)
     for name, library in known.items():
-        assert name == f"cutlass_{'_'.join(library.version.split('.')[:2])}"
+        assert name == f"cutlass_{'_'.join(library['version'].split('.')[:2])}"
 
 
 def test_cuda_libraries_are_pinned_without_the_libraries(pinned: lock.Lock) -> None:

@@ -50,7 +50,7 @@ def project(directory: Path, text: str) -> Path:
 
 @pytest.fixture
 def several(tmp_path: Path) -> list[Path]:
-    """Two projects, one with a mistake, and what else `*` would give."""
+    """Three projects, one with a mistake, and two other paths that `*` matches."""
     project(tmp_path / "a", BUILD_TOML)
     project(tmp_path / "b", BUILD_TOML.replace("license", "licence"))
     project(tmp_path / "c", BUILD_TOML)

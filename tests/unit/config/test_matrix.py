@@ -252,7 +252,7 @@ def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
     ],
 )
 def test_a_build_for_one_capability(listed: tuple[str, ...] | None, only: str, limited: bool, warned: bool) -> None:
-    """What runs on no such GPU is worth a warning; a list that has no other capability is complete."""
+    """Code that runs on no such GPU gives a warning; a list without another capability is complete."""
     kernel = Kernel("k", CUDA, (), ("a.cu",), cuda_capabilities=listed)
     project = Project(Path("p"), "k", 1, "mit", (CUDA,), TorchFramework(), (kernel,))
     result = offered.limited(project, [only])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import re
 import runpy
 from types import ModuleType
 from typing import Any
@@ -13,11 +11,6 @@ import pytest
 
 from kernel_builder.measure.results import BenchmarkReport
 from tests.support.places import ROOT
-
-SOURCE = "rmsnorm/rmsnorm_cuda/forward.cu (cuda 13.0)"
-OTHER_SOURCE = "rmsnorm/rmsnorm_cuda/backward.cu (cuda 13.0)"
-BINDING = "rmsnorm/torch-ext/torch_binding.cpp (cuda 13.0)"
-LINK = "link rmsnorm cuda 13.0"
 
 
 @pytest.fixture
@@ -58,49 +51,6 @@ def test_only_blocks_are_written(pages: ModuleType) -> None:
         ValueError, match=r"docs/figures.md has the blocks of figures \['builder'\], expected \['builder"
     ):
         pages.filled("docs/figures.md", blocks[0])
-
-
-# --- the builder -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("steps", "verdict"),
-    [
-        ([SOURCE, LINK], "met"),
-        ([SOURCE, BINDING, LINK], "met"),
-        ([SOURCE, OTHER_SOURCE, BINDING, LINK], "missed"),
-        ([SOURCE, BINDING, LINK, "link rmsnorm cpu"], "missed"),
-        ([BINDING, LINK], "missed"),
-    ],
-)
-def test_a_changed_source_costs_its_compile_the_binding_and_the_link(
-    benchmarks: None, steps: list[str], verdict: str
-) -> None:
-    from builder_results import builder_rows
-
-    assert builder_rows({"one-source": {"values": {"steps": steps}}})["one-source"].verdict == verdict
-
-
-# --- compatibility ---------------------------------------------------------------------------------------------------
-
-
-def test_a_failed_variant_is_a_missed_target(pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    community = copy.deepcopy(pages.results("community"))
-    outcome = community["projects"]["relu"]["variants"]["torch215-cxx11-cpu-x86_64-linux"]
-    outcome.update(status="failed", reason="the compiler refused relu.cpp")
-    monkeypatch.setattr(pages, "results", {"community": community}.__getitem__)
-    blocks = pages.render.__wrapped__("docs/compatibility.md")
-    assert "| relu | torch215-cxx11-cpu-x86_64-linux | | " in blocks["projects"]
-    assert "| not built: the compiler refused relu.cpp |" in blocks["projects"]
-    assert re.search(r"^\| built CPU variants \| 8 \| 7 \| missed \|$", blocks["community"], re.MULTILINE)
-
-
-# --- agents ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_wrong_candidate_counts_as_the_reference(pages: ModuleType) -> None:
-    assert pages.mean_ratio([{"eager": 9.0}, {"eager": None}], "eager") == pytest.approx(3.0)
-    assert pages.mean_ratio([{"eager": 9.0}, {"eager": 0.5}], "eager") == pytest.approx(3.0)
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

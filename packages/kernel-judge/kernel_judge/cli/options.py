@@ -24,10 +24,6 @@ def notify(message: str) -> None:
 
 
 def require_torch() -> None:
-    """Check that Torch is installed, which tasks and candidates run in.
-
-    Raises:
-        ToolchainError: If it is not.
-    """
+    """Check that Torch is installed, which tasks and candidates run in."""
     if importlib.util.find_spec("torch") is None:
         raise ToolchainError("Torch is not installed; tasks and candidates run in it", hint="pip install torch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import click
 
-from kernel_judge.cli.options import json_option, minutes_option, notify, require_torch
+from kernel_judge.cli.options import minutes_option, notify, require_torch
 from kernel_judge.search.local_judge import JUDGE_COMMAND
 from kernel_judge.search.run_log import REFERENCE_PEER
 from kernel_judge.search.run_report import attempt_lines, make_report
@@ -72,7 +71,6 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
 )
 @click.option("--ray", metavar="ADDRESS", help="Judge on the machines of this Ray cluster.")
 @minutes_option
-@json_option
 def search(
     task: Path,
     agents: tuple[str, ...],
@@ -81,7 +79,6 @@ def search(
     jobs: int | None,
     against: str | None,
     minutes: float,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Let agents write a kernel for a task, and keep the best.
@@ -116,9 +113,6 @@ def search(
         ),
         notify,
     )
-    if as_json:
-        click.echo(json.dumps(result.as_dict()))
-        sys.exit(result.best is None)
     for line in attempt_lines(make_report([result.run], REFERENCE_PEER)):
         click.echo(line)
     if best := result.best:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import click
 
 from kernel_format.errors import ConfigError
-from kernel_judge.cli.options import json_option, minutes_option, notify, require_torch
+from kernel_judge.cli.options import minutes_option, notify, require_torch
 from kernel_judge.search.search_request import SearchRequest
 from kernel_judge.skills.catalog import find_skill, read_skill
 from kernel_judge.skills.installation import AGENT_TOOLS, install_skill, skill_directory
@@ -102,20 +101,19 @@ def _template(agent: str, run: Path, minutes: float, jobs: int | None) -> Search
 @_tries_option
 @minutes_option
 @_jobs_option
-@json_option
 def evaluate(
-    skill: str, tasks: Path, agent: str, run: Path | None, tries: int, minutes: float, jobs: int | None, as_json: bool
+    skill: str, tasks: Path, agent: str, run: Path | None, tries: int, minutes: float, jobs: int | None
 ) -> None:
     """Measure how much SKILL helps an agent: the name of a skill, or the directory of one.
 
     The agent does each task -k times with the skill and -k times without it, under the same limits and the same judge.
-    pass@1, speedup@1, time, and the tokens where the agent reports them, are compared. The exit
+    pass@1, speedup@1 and time are compared. The exit
     status is 0 if the skill helps by more than chance explains, and 1 if there is no measurable help.
 
     The same command continues an interrupted evaluation. Every try is a call of the agent, with its costs.
 
     \b
-    kernel-builder skills eval cuda-kernels --tasks KernelBench/level1 --agent 'claude -p --output-format json'
+    kernel-builder skills eval cuda-kernels --tasks KernelBench/level1 --agent 'claude -p'
     kernel-builder skills eval ./my-skill --tasks tasks --agent ./local-model.sh -k 10
     """
     evaluated = read_skill(Path(skill)) if Path(skill).is_dir() else find_skill(skill)
@@ -124,7 +122,7 @@ def evaluate(
     from kernel_judge.skills.benefit import HELPS, benefit_lines, find_tasks, measure_benefit
 
     benefit = measure_benefit(evaluated, find_tasks(tasks), tries, template, notify)
-    click.echo(json.dumps(benefit.as_dict()) if as_json else "\n".join(benefit_lines(benefit)))
+    click.echo("\n".join(benefit_lines(benefit)))
     if benefit.conclusion != HELPS:
         sys.exit(1)
 
@@ -151,7 +149,6 @@ def evaluate(
 @_tries_option
 @minutes_option
 @_jobs_option
-@json_option
 def distil(
     source: Path,
     agent: str,
@@ -161,7 +158,6 @@ def distil(
     tries: int,
     minutes: float,
     jobs: int | None,
-    as_json: bool,
 ) -> None:
     """Let an agent write a skill from the best tries of the search RUN; keep it if it helps the student.
 
@@ -181,13 +177,10 @@ def distil(
     template = _template(student or agent, source / f"distil-{target.resolve().name}", minutes, jobs)
     request = DistilRequest(source, target, agent, tuple(find_tasks(tasks)) if tasks else (), tries, template)
     distilled = write_and_evaluate(request, notify)
-    if as_json:
-        click.echo(json.dumps(distilled.as_dict()))
-    else:
-        click.echo("\n".join(benefit_lines(distilled.benefit)))
-        if not tasks:
-            click.echo("These are tries of the task that the skill was written from; --tasks names others.")
-        kept, written = distilled.kept, distilled.skill.directory
-        click.echo(f"Kept: {kept}" if kept else f"Not kept. The text is in {written}")
+    click.echo("\n".join(benefit_lines(distilled.benefit)))
+    if not tasks:
+        click.echo("These are tries of the task that the skill was written from; --tasks names others.")
+    kept, written = distilled.kept, distilled.skill.directory
+    click.echo(f"Kept: {kept}" if kept else f"Not kept. The text is in {written}")
     if not distilled.kept:
         sys.exit(1)

@@ -30,11 +30,7 @@ class Slot(NamedTuple):
 
 
 class ArenaView:
-    """An arena as a process sees it.
-
-    Args:
-        block: An `mmap`, or all bytes of the arena as one tensor on a GPU.
-    """
+    """An arena as a process sees it: an `mmap`, or all bytes as one tensor on a GPU."""
 
     def __init__(self, block: Any) -> None:
         self._block = block
@@ -78,10 +74,8 @@ class ArenaView:
 class Arena(ArenaView):
     """An arena that this process owns.
 
-    Attributes:
-        handle: Opens the arena in a worker: an inherited file descriptor, or on a GPU the size and the driver's handle.
-        size: Its bytes.
-        end: Where the tensors that were placed last end.
+    `handle` opens it in a worker: an inherited file descriptor, or on a GPU the size and the driver's handle. `end` is
+    the end of the tensors that were placed last.
     """
 
     def __init__(self, device: str, size: int) -> None:

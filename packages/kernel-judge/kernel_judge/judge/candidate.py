@@ -28,29 +28,17 @@ _CASTS = ("bfloat16", "float16", ".half()", "float8", "allow_tf32", "set_float32
 
 @dataclass(frozen=True)
 class Candidate:
-    """Code that claims to solve a task.
+    """Code that claims to solve a task."""
 
-    Attributes:
-        path: The file or directory that the user named.
-        file: The Python file that defines `ModelNew`.
-        digest: SHA-256 of all files, in hexadecimal.
-        is_project: Whether it has a `build.toml`.
-    """
-
-    path: Path
-    file: Path
+    path: Path  # the file or directory that the user named
+    file: Path  # the Python file that defines `ModelNew`
     digest: str
     is_project: bool
 
     def prepared(self, directory: Path, device: str, *, is_built: bool = False) -> Path:
         """Copy the candidate to a directory, build it there if it is a project, and return the file with `ModelNew`.
 
-        Args:
-            is_built: Whether to take the packages in the project's `build/` instead of building.
-
-        Raises:
-            KernelBuilderError: If the project cannot be built, or its package does not pass the builder's checks; or if
-                it is built, and has no package that this machine loads.
+        With `is_built`, the packages in the project's `build/` are taken instead of building.
         """
         if not self.is_project:
             return Path(shutil.copy(self.file, directory))
@@ -77,11 +65,7 @@ class Candidate:
 
 
 def read_candidate(path: Path) -> Candidate:
-    """Read a Python file, or a directory with `build.toml` and one file that defines `ModelNew`.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
+    """Read a Python file, or a directory with `build.toml` and one file that defines `ModelNew`."""
     if path.is_dir():
         if not (path / "build.toml").is_file():
             raise ConfigError(

@@ -14,13 +14,7 @@ from kernel_builder.api import ALLOWED_PEERS, Deviation, deviation, fault
 
 @dataclass(frozen=True)
 class Difference:
-    """The first result that is wrong.
-
-    Attributes:
-        kind: The name under which the judge rejects it.
-        text: The error.
-        facts: The largest difference, how many elements differ, and one of them.
-    """
+    """The first wrong result: the failure's name, its text, and facts such as the largest difference."""
 
     kind: str
     text: str

@@ -95,14 +95,7 @@ def randomize(model: torch.nn.Module, seed: int) -> list[list[float]]:
 def evaluate(
     model: Any, arguments: Any, grads: Sequence[torch.Tensor] | None, parameters: Sequence[str]
 ) -> list[torch.Tensor]:
-    """Return the results of a call and, with `grads`, the gradients of its floating-point inputs and parameters.
-
-    Args:
-        model: The module, or a compiled one.
-        arguments: The positional arguments.
-        grads: The gradients of the results; None for a forward pass.
-        parameters: Names of the parameters to differentiate.
-    """
+    """Return the results of a call and, with gradients of the results, those of its inputs and parameters."""
     if grads is None:
         with torch.no_grad():
             return results(model(*arguments))

@@ -24,15 +24,7 @@ class _Handle(ctypes.Structure):
 class GpuBlock:
     """Bytes on the current GPU, freed when the last tensor of them is gone.
 
-    Args:
-        size: How many.
-        handle: Another process's block to open; None to allocate one.
-
-    Attributes:
-        handle: Opens the block in another process.
-
-    Raises:
-        MeasureError: If the driver refuses.
+    `handle` opens the block in another process; without one, the block is allocated.
     """
 
     def __init__(self, size: int, handle: bytes | None = None) -> None:

@@ -47,8 +47,6 @@ _READY_SECONDS = 4.0
 _NEEDS_GPU = re.compile(
     r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|\b0 active drivers|Invalid backend 'cuda'|selected backend \(cu"
 )
-
-
 # Messages of Torch and Python if a compiler or a package for kernels is not installed.
 _NEEDS_TOOL = re.compile(
     r"Ninja is required to load C\+\+ extensions|CUDA_HOME environment variable is not set"
@@ -64,34 +62,17 @@ class _CannotJudgeError(Exception):
 
 @dataclass(frozen=True)
 class JudgeRequest:
-    """A candidate, its task, and the extent of the checks.
-
-    Attributes:
-        candidate: A Python file with `ModelNew`, or a kernel project with one.
-        task: A problem file, or a directory with one.
-        device: "cpu" or "cuda"; None for the task's, or "cuda" if there is a GPU.
-        inputs: How many random inputs to check.
-        rounds: Samples of each time; 0 to time nothing.
-        peers: Which of `PEERS` to time.
-        seed: Makes inputs and shapes repeatable, for tests; None for unpredictable ones.
-        build_seconds: Limit of importing the candidate, which may compile.
-        call_seconds: Limit of a call.
-        compile_seconds: How long to wait for `torch.compile` once the candidate is checked.
-        sandbox: One of the sandboxes; None for the strongest.
-        inputs_of_task_only: Whether to leave out inputs and parameters that the task's own do not have.
-        is_built: Whether to judge the packages in the candidate's `build/`, which another machine has built.
-    """
+    """A candidate, its task, and the extent of the checks: the options of `kernel-builder judge`."""
 
     candidate: Path
     task: Path
-    device: str | None = None
+    device: str | None = None  # "cpu" or "cuda"; None for the task's, or "cuda" if there is a GPU
     inputs: int = 100
     rounds: int = 15
     peers: tuple[str, ...] = PEERS
-    seed: int | None = None
-    build_seconds: float = 600.0
+    seed: int | None = None  # makes inputs and shapes repeatable, for tests
+    build_seconds: float = 600.0  # limit of importing the candidate, which may compile
     call_seconds: float = 30.0
-    compile_seconds: float | None = None
     sandbox: str | None = None
     inputs_of_task_only: bool = False
     is_built: bool = False
@@ -146,8 +127,6 @@ def judge(request: JudgeRequest, notify: Notify = lambda message: None) -> Verdi
 
 
 class _Judgement:
-    """One judgement."""
-
     def __init__(
         self,
         request: JudgeRequest,
@@ -164,13 +143,7 @@ class _Judgement:
         self.suspicious: list[str] = []
 
     def run(self) -> SpeedReport:
-        """Examine the candidate and time it.
-
-        Raises:
-            RejectedError: If the candidate is wrong.
-            WorkerFailure: If its process fails.
-            _CannotJudgeError: If this machine cannot build it.
-        """
+        """Examine the candidate and time it."""
         request, device = self._request, self._device
         with ExitStack() as stack:
             directory = stack.enter_context(temporary_directory())
@@ -217,9 +190,7 @@ class _Judgement:
             if not request.rounds:
                 return SpeedReport()
             self._notify("timing")
-            wait = request.compile_seconds
-            if wait is None:
-                wait = slowness * _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
+            wait = slowness * _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
             worker.stop()
             peers.finish(wait)
             end = self._started + slowness * _TIMED_SECONDS

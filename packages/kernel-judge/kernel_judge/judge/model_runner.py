@@ -72,9 +72,7 @@ def _is_torchs_own(function: Any) -> bool:
 class ModelRunner:
     """The state of a worker: its arenas, its models by number, and the results that it handed over last.
 
-    Args:
-        settings: The worker's settings.
-        cores: The cores of this process before Torch was imported.
+    `cores` are those of this process before Torch was imported.
     """
 
     def __init__(self, settings: dict[str, Any], cores: set[int]) -> None:

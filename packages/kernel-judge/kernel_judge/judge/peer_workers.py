@@ -20,18 +20,9 @@ _START_SECONDS = 120.0
 
 
 class PeerWorkers:
-    """Workers that run the reference. They start and compile while the candidate is checked.
+    """Workers that run the reference, with models by the references' numbers. They compile during the checks.
 
-    Args:
-        task: The task.
-        references: The references to time; peers have their models by the same numbers.
-        modes: Which peers are wanted; eager is started if there is any.
-        make: Starts a worker.
-        notify: Called with the peers that are left out, and the reasons.
-
-    Attributes:
-        workers: Those that are timed.
-        missing: Why others are not, by their names.
+    Eager is started if any peer is wanted. `workers` has the timed peers, `missing` the reasons of the others.
     """
 
     def __init__(

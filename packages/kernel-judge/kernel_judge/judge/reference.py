@@ -28,19 +28,12 @@ Tensors = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Arguments:
-    """The inputs of one call.
+    """The inputs of one call."""
 
-    Attributes:
-        skeleton: The arguments, with placeholders for tensors.
-        tensors: The tensors.
-        grads: The gradients of the results; None without a backward pass.
-        seed: The seed of the random generators before the call.
-    """
-
-    skeleton: Any
+    skeleton: Any  # the arguments, with placeholders for tensors
     tensors: Tensors
-    grads: Tensors | None
-    seed: int
+    grads: Tensors | None  # of the results; None without a backward pass
+    seed: int  # of the random generators before the call
 
     def shapes(self) -> list[list[int]]:
         """Return the shapes of the inputs."""
@@ -51,26 +44,17 @@ class Reference:
     """The model of a task, and the properties of its results.
 
     Args:
-        task: The task.
-        sizes: The sizes to run its file with.
         dtype: The dtype of floating-point inputs and parameters; None for the file's own.
-        device: "cpu" or "cuda".
-        seed: Seeds the parameters.
         lengths: Lengths of dimensions of the inputs -> the shorter ones to which they are cut.
         random_parameters: Whether parameters of ones or zeros get other values.
 
     Attributes:
         randomized: The result of `randomize`; None without `random_parameters`.
-        init: The arguments of the model's constructor.
-        state: Its parameters and buffers.
         parameters: Names of the parameters that get a gradient.
         results: The shapes and dtypes of the results.
         has_exact: Whether the model can be computed in float64.
         mutates: Whether the reference itself changes its inputs.
         seconds: The time of one eager call here, roughly.
-
-    Raises:
-        ConfigError: If the reference cannot be run.
     """
 
     def __init__(

@@ -24,12 +24,7 @@ _LEAST_SAMPLES = 3  # of inputs of one shape, to call a result constant
 
 
 class RejectedError(Exception):
-    """A candidate is wrong.
-
-    Attributes:
-        kind: The name of the failure.
-        case: The first failing case.
-    """
+    """A candidate is wrong. `kind` is the name of the failure, `case` the first failing case."""
 
     def __init__(self, kind: str, text: str, case: dict[str, Any] | None = None) -> None:
         super().__init__(text)
@@ -37,17 +32,9 @@ class RejectedError(Exception):
 
 
 class ResultChecks:
-    """The checks of one candidate.
+    """The checks of one candidate, whose worker has models with the numbers of the references.
 
-    Args:
-        worker: Has the candidate's models, numbered as the references.
-        references: The references of the models.
-        tolerance: Of each element.
-        seconds: Limit of a call.
-
-    Attributes:
-        rules: The errors of each reference's inputs.
-        suspicious: Notable facts that are not errors.
+    `rules` has the errors of each reference's inputs. `seconds` is the limit of a call.
     """
 
     def __init__(
@@ -61,12 +48,7 @@ class ResultChecks:
         self._varieties: dict[int, _Variety] = {}
 
     def check(self, seeds: Sequence[int]) -> None:
-        """Check the candidate on one input a seed, at the references' sizes in turn.
-
-        Raises:
-            RejectedError: At the first wrong result.
-            WorkerFailure: If a call fails.
-        """
+        """Check the candidate on one input a seed, at the references' sizes in turn."""
         cases: dict[int, dict[str, Any]] = {}
         for count, seed in enumerate(seeds):
             number = count % len(self._references)
@@ -89,14 +71,7 @@ class ResultChecks:
     def check_outside(self, task: Task, seed: int, build_seconds: float) -> None:
         """Check inputs and parameters that are right to use and that the task itself never has.
 
-        Inputs are checked in each dtype at its quickest shape.
-
-        Args:
-            build_seconds: Limit of constructing one more model.
-
-        Raises:
-            RejectedError: If the candidate is wrong on one of them.
-            WorkerFailure: If its model cannot be constructed again.
+        Inputs are checked in each dtype at its quickest shape. `build_seconds` limits constructing one more model.
         """
         quickest: dict[str | None, int] = {}
         for number, reference in enumerate(self._references):

@@ -31,11 +31,7 @@ _FORK_BYTES, _FORK_SECONDS = 128 << 20, 1.0
 
 
 def fitted(task: Task, device: str) -> dict[str, Any]:
-    """Return the sizes of a task, halved until a call fits the time and memory of a verdict on this device.
-
-    Raises:
-        ConfigError: If no sizes do, or the reference fails.
-    """
+    """Return the sizes of a task, halved until a call fits the time and memory of a verdict on this device."""
     current = {**task.sizes(), **task.settings.sizes}
     fixed: set[str] = set()
     where = _where(task, current)

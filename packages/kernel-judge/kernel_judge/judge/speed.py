@@ -61,21 +61,16 @@ def measure_speed(
     end: float,
     choice: random.Random,
 ) -> SpeedReport:
-    """Time a candidate and its peers at the sizes of the references.
+    """Time a candidate and its peers at the sizes of the references, whose numbers their models have.
 
     Args:
-        worker: Has the candidate's models.
-        peers: Have the same models.
-        references: The references to time.
         checks: Has checked the candidate; its errors bound the differences of timed results.
         rounds: Samples of each time.
         seconds: Limit of a run.
         end: When to end on a CPU, by `time.monotonic`. Each shape gets a second, and some rounds, even after it.
-        choice: Of seeds.
 
     Raises:
         RejectedError: If a result of a timed run is wrong, work is skipped, or the clocks disagree.
-        WorkerFailure: If a call fails.
     """
     device = references[0].device
     timer = clock(device)
@@ -118,12 +113,7 @@ class _TimedRuns:
         self._copying = _RunTime(0.0, 0.0)
 
     def shape(self, rounds: int, seconds: float) -> TimedShape:
-        """Return the samples of all participants, after one round that does not count.
-
-        Args:
-            rounds: How many samples each has at most.
-            seconds: After which, and after some rounds, no further one starts.
-        """
+        """Return the samples of all participants, after one round that does not count."""
         runs: dict[str, list[float]] = {name: [] for name in (CANDIDATE, *self._peers.workers)}
         copying = []
         end = time.monotonic() + seconds
@@ -176,11 +166,7 @@ class _TimedRuns:
         return worker.inputs.size // max(worker.inputs.end, worker.outputs.end, 1)
 
     def check_repeats(self) -> None:
-        """Compare runs on equal inputs with runs on different ones.
-
-        Raises:
-            RejectedError: If the candidate is much faster on equal ones, and eager is not.
-        """
+        """Reject a candidate that is much faster on equal inputs than on different ones, if eager is not."""
         if self._share_of_repeats(CANDIDATE, _FEW_RUNS) >= _CLEAR:
             return
         # Equal inputs may be in the cache, and a busy machine disturbs short runs: many of them tell.
@@ -196,11 +182,8 @@ class _TimedRuns:
     def _share_of_repeats(self, name: str, number: int) -> float:
         """Return the time of calls with equal values, divided by that of calls with different ones.
 
-        On a CPU this is CPU time: on a busy machine, the clock says little about single runs.
-
-        Args:
-            name: Whose calls.
-            number: Of runs of each kind; fewer if they take long.
+        On a CPU this is CPU time: on a busy machine, the clock says little about single runs. There are `number` runs
+        of each kind, or fewer if they take long.
         """
         # The start of a run, on a busy machine, is not part of the work that could be skipped.
         start, most = _START[self._device], max(self._calls, min(self._room(), _MOST_CALLS))
@@ -279,11 +262,7 @@ class _TimedRuns:
         return _RunTime(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
     def check_clock(self) -> None:
-        """Compare this process's clock with the time that the candidate's reports.
-
-        Raises:
-            RejectedError: If they disagree in every run, and in some more.
-        """
+        """Reject a candidate whose process reports other times than this one's clock, in every run and in some more."""
         # On a busy machine this process may be late to see the end of a run, but not of every run.
         for _ in range(_MANY_RUNS):
             if any(map(self._agree, self._reported)):

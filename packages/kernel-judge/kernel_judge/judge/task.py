@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,36 +33,19 @@ _NEEDED = ("Model", "get_inputs", "get_init_inputs")
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """The settings in `task.toml`.
+    """The settings in `task.toml`."""
 
-    Attributes:
-        dtypes: Dtypes of inputs and parameters; empty for those of the file.
-        sizes: The sizes to time, in place of the file's own.
-        shapes: Further sizes to check, and to time as well.
-        tolerance: Absolute and relative tolerance of each element.
-        backward: Whether the gradients of inputs and parameters belong to the results.
-        device: "cpu" or "cuda"; None for either.
-    """
-
-    dtypes: tuple[str, ...] = ()
-    sizes: Sizes = field(default_factory=dict)
-    shapes: tuple[Sizes, ...] = ()
-    tolerance: float = 0.01
-    backward: bool = False
+    dtypes: tuple[str, ...] = ()  # of inputs and parameters; empty for those of the file
+    sizes: Sizes = field(default_factory=dict)  # to time, in place of the file's own
+    shapes: tuple[Sizes, ...] = ()  # further sizes, checked and timed
+    tolerance: float = 0.01  # of each element, absolute and relative
+    backward: bool = False  # whether the gradients of inputs and parameters belong to the results
     device: str | None = None
 
 
 @dataclass(frozen=True)
 class Task:
-    """A problem that a candidate solves.
-
-    Attributes:
-        name: The file's name without its suffix, or the directory's.
-        path: The problem file.
-        source: Its content.
-        settings: The settings in `task.toml`.
-        digest: SHA-256 of the problem file and `task.toml`, in hexadecimal.
-    """
+    """A problem that a candidate solves. The digest is of the problem file and `task.toml`."""
 
     name: str
     path: Path
@@ -74,8 +57,11 @@ class Task:
         """Return the sizes of the file: integers, and tuples of integers, that its top level assigns once."""
         sizes: dict[str, Any] = {}
         seen: set[str] = set()
-        for name, value in _assignments(_parsed(self.source)):
-            constant = _constant(value)
+        for statement in ast.parse(self.source).body:
+            if not (name := _target(statement)):
+                continue
+            assert isinstance(statement, ast.Assign)
+            constant = _constant(statement.value)
             if name in seen:
                 sizes.pop(name, None)
             elif constant is not None:
@@ -87,7 +73,7 @@ class Task:
         """Return the content of the problem file with other sizes."""
         if not sizes:
             return self.source
-        tree = _parsed(self.source)
+        tree = ast.parse(self.source)
         for statement in tree.body:
             name = _target(statement)
             if name in sizes and isinstance(statement, ast.Assign):
@@ -95,11 +81,7 @@ class Task:
         return ast.unparse(tree)
 
     def problem(self, sizes: Sizes) -> Any:
-        """Return the problem as a module, run with these sizes.
-
-        Raises:
-            ConfigError: If the file cannot be run, or lacks one of its three names.
-        """
+        """Return the problem as a module, run with these sizes."""
         module = types.ModuleType(f"problem_{re.sub(r'[^A-Za-z0-9]', '_', self.name)}")
         module.__file__ = str(self.path)
         sys.modules[module.__name__] = module
@@ -117,11 +99,7 @@ class Task:
 
 
 def read_task(path: Path) -> Task:
-    """Read a problem file, or a directory with `task.toml` and one problem file.
-
-    Raises:
-        ConfigError: If there is no such task, or its settings are not valid.
-    """
+    """Read a problem file, or a directory with `task.toml` and one problem file."""
     if path.is_dir():
         file, settings = _problem_file(path), path / "task.toml"
     else:
@@ -135,7 +113,7 @@ def read_task(path: Path) -> Task:
         ) from error
     except (SyntaxError, ValueError, OSError) as error:
         raise ConfigError(f"is not a Python file: {error}", where=str(file)) from error
-    text = _read_settings(settings) if settings.is_file() else ""
+    text = settings.read_text(encoding="utf-8") if settings.is_file() else ""
     task = Task(
         name=path.stem if path.is_file() else path.resolve().name,
         path=file,
@@ -167,19 +145,11 @@ def _problem_file(directory: Path) -> Path:
     return files[0]
 
 
-def _read_settings(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")  # editors write a byte order mark
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8: {error}", where=str(path), hint="save the file in UTF-8") from error
-
-
 def _settings(text: str, path: Path) -> TaskSettings:
     try:
         values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = "too many nested brackets" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"is not TOML: {reason}", where=str(path), hint="correct the line that is named") from error
+    except ValueError as error:
+        raise ConfigError(f"is not TOML: {error}", where=str(path), hint="correct the line that is named") from error
     for key, value in values.items():
         if key not in _KEYS:
             raise ConfigError(f"unknown key; expected one of {', '.join(_KEYS)}", where=f"{path}: {key}")
@@ -221,34 +191,6 @@ _KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "backward": ("true or false", lambda value: isinstance(value, bool)),
     "device": ('"cpu" or "cuda"', lambda value: value in ("cpu", "cuda")),
 }
-
-
-def _parsed(source: str) -> ast.Module:
-    """Parse a problem, with `a, b = 1, 2` and `a = b = 1` as assignments of one name each."""
-    tree = ast.parse(source)
-    tree.body = [part for statement in tree.body for part in _split(statement)]
-    return ast.fix_missing_locations(tree)
-
-
-def _split(statement: ast.stmt) -> list[ast.stmt]:
-    if not isinstance(statement, ast.Assign):
-        return [statement]
-    pairs: list[tuple[ast.expr, ast.expr]] = [(target, statement.value) for target in statement.targets]
-    if len(pairs) == 1 and isinstance(pairs[0][0], ast.Tuple) and isinstance(statement.value, ast.Tuple):
-        targets, values = pairs[0][0].elts, statement.value.elts
-        if len(targets) != len(values):
-            return [statement]
-        pairs = list(zip(targets, values, strict=True))
-    if not all(isinstance(target, ast.Name) and _constant(value) is not None for target, value in pairs):
-        return [statement]
-    return [ast.Assign([target], value) for target, value in pairs]
-
-
-def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    for statement in tree.body:
-        if name := _target(statement):
-            assert isinstance(statement, ast.Assign)
-            yield name, statement.value
 
 
 def _target(statement: ast.stmt) -> str:

@@ -37,36 +37,18 @@ class Speedup(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a candidate computes its task, and its speed. In JSON, keys have dashes for underscores.
+    """Whether a candidate computes its task, and its speed: the keys of docs/judge.md, with underscores for dashes."""
 
-    Attributes:
-        verdict: "right", "wrong", or "not judged" if this machine cannot build or run the candidate.
-        reason: The reason and the correction to make, in one or two sentences; empty if it is right.
-        rejected_as: The kind of failure, such as "wrong-result" or "input-changed"; None unless it is wrong.
-        failing_case: Of the first wrong case: "shapes", "dtypes", "seed", and the difference; None if there is none.
-        task: The name of the task.
-        task_digest: SHA-256 of the task's files, in hexadecimal.
-        candidate_digest: SHA-256 of the candidate's files, in hexadecimal.
-        sandbox: The sandbox of the candidate: "bubblewrap", "landlock" or "process".
-        device: The device's name.
-        seconds: The duration of the whole verdict, with the build.
-        speed: "eager", "compile" and "max-autotune" -> speedup over that peer; a peer without a time is absent.
-        missing_peers: The peers that were asked for and have no time, with the reason.
-        share_of_copy_speed: The time of a copy of the inputs' and results' bytes divided by the candidate's.
-        suspicious: Facts to review, in sentences. It does not make a candidate wrong.
-        cases: Of each timed shape: "shapes", and "milliseconds" of the candidate and its peers.
-    """
-
-    verdict: str
+    verdict: str  # "right", "wrong", or "not judged" if this machine cannot build or run the candidate
     reason: str
     rejected_as: str | None
     failing_case: Mapping[str, Any] | None
     task: str
-    task_digest: str
+    task_digest: str  # SHA-256 in hexadecimal
     candidate_digest: str
     sandbox: str
     device: str
-    seconds: float
+    seconds: float  # of the whole verdict, with the build
     speed: Mapping[str, Speedup] = field(default_factory=dict)
     missing_peers: Mapping[str, str] = field(default_factory=dict)
     share_of_copy_speed: float | None = None
@@ -104,11 +86,7 @@ class Verdict:
 
     @staticmethod
     def from_json(text: str) -> Verdict:
-        """Read the result of `to_json`.
-
-        Raises:
-            ConfigError: If the text is not a verdict.
-        """
+        """Read the result of `to_json`."""
         try:
             values = {name.replace("-", "_"): value for name, value in json.loads(text).items()}
             values["speed"] = {name: Speedup(**speedup) for name, speedup in values["speed"].items()}

@@ -63,17 +63,10 @@ class WorkerFailure(Exception):
 
 
 class WorkerProcess:
-    """A worker in its sandbox, with a scratch home that is removed at the end.
+    """A worker in its sandbox, with a scratch home, the only directory that it may write.
 
-    Args:
-        kind: The sandbox.
-        device: "cpu" or "cuda".
-        readable: Paths that it may read beside the system and Python.
-        arena_bytes: The size of each arena on a GPU.
-
-    Attributes:
-        inputs, outputs: The arenas that it shares with this process.
-        scratch: The only directory that it may write.
+    It may read `readable` beside the system and Python. It shares the arenas `inputs` and `outputs` with this process;
+    `arena_bytes` is their size on a GPU.
     """
 
     def __init__(
@@ -135,11 +128,7 @@ class WorkerProcess:
         self._stack.close()
 
     def ready(self, seconds: float) -> None:
-        """Wait until the worker has imported Torch, and open the arenas in it.
-
-        Raises:
-            WorkerFailure: If it cannot start.
-        """
+        """Wait until the worker has imported Torch, and open the arenas in it."""
         self.wait(seconds)
         self.ask("open", self.inputs.handle, self.outputs.handle, seconds=seconds)
 

@@ -26,11 +26,7 @@ def task_path(run: Path) -> Path:
 
 
 def prepare(request: SearchRequest, backends: Sequence[str]) -> None:
-    """Create `given/` in the directory of a search, unless an earlier start of the search has created it.
-
-    Raises:
-        ConfigError: If a context lacks its files.
-    """
+    """Create `given/` in the directory of a search, unless an earlier start of the search has created it."""
     given = request.run / "given"
     if given.is_dir():
         return

@@ -84,7 +84,7 @@ def _verified(log: RunLog, judge: Judge, run: Path, contender: Contender) -> Jud
         return Judged.from_dict(event["judged"])
     frozen = Workspace(run, contender.attempt, contender.number).frozen_candidate()
     assert frozen
-    judged = judge.judge(frozen)
+    judged = judge(frozen)
     log.append(
         VERIFIED,
         attempt=contender.attempt,

@@ -43,9 +43,6 @@ def write_best(run: Path, contender: Contender, verdict: Verdict, *, repo_id: st
 
     Returns:
         `best/` in the directory of the search.
-
-    Raises:
-        ConfigError: If the candidate is a project that the builder does not accept.
     """
     candidate = Workspace(run, contender.attempt, contender.number).frozen_candidate()
     assert candidate

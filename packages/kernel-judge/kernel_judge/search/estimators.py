@@ -12,9 +12,6 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
     This is the share of all sets of k of the attempts that have a right one, 1 - C(n - c, k) / C(n, k), which is
     unbiased. `1 - (1 - c / n) ** k` is too small. Source: Chen et al., "Evaluating Large Language Models Trained on
     Code", arXiv:2107.03374, section 2.1.
-
-    Raises:
-        ValueError: If k is larger than the number of attempts; there is no unbiased estimate then.
     """
     _check(attempts, k)
     return 1 - math.comb(attempts - right, k) / math.comb(attempts, k)
@@ -27,9 +24,6 @@ def speedup_at_k(speeds: Sequence[float], k: int) -> float:
     smallest speed is the fastest of C(i - 1, k - 1) sets. Source: Nichols et al., "Can Large Language Models Write
     Parallel Code?", arXiv:2401.12554, where it is speedup_n@k. Unlike there, every attempt counts: one that is wrong
     has the speed 1, that of the reference which is used in its place.
-
-    Raises:
-        ValueError: If k is larger than the number of attempts.
     """
     _check(len(speeds), k)
     chosen = (math.comb(index, k - 1) * speed for index, speed in enumerate(sorted(speeds)))

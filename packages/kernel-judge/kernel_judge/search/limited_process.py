@@ -63,9 +63,6 @@ def run_limited(
         stdin: The file that the command reads.
         output: Receives its output and errors.
         is_stopping: Asked often; True stops the command.
-
-    Raises:
-        OSError: If the command cannot be started.
     """
     started = time.monotonic()
     with stdin.open("rb") as given:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -28,12 +28,11 @@ _POLL = 0.05  # seconds between two looks for a free device or the end of the ju
 
 
 class Judged(NamedTuple):
-    """The answer of the judge. Exactly one of verdict and error is None; times are in seconds."""
+    """The answer of the judge. Exactly one of verdict and error is None."""
 
     verdict: Verdict | None
     error: str | None
     seconds: float
-    waited: float
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer as the log has it."""
@@ -46,21 +45,14 @@ class Judged(NamedTuple):
         return Judged(**{**entry, "verdict": verdict})
 
 
-class Judge(Protocol):
-    """Judges candidates, on this machine or elsewhere."""
-
-    def judge(self, candidate: Path) -> Judged:
-        """Return the verdict on a candidate, or why there is none. Several threads may call this."""
+Judge = Callable[[Path], Judged]
+"""Returns the verdict on a candidate, or why there is none. Several threads may call it."""
 
 
 class LocalJudge:
-    """Judges on the devices of this machine.
+    """Judges on the devices of this machine, with a command like `kernel-builder judge --json`.
 
-    Args:
-        task: The task's file or directory.
-        seconds: The judge is stopped after this time, which includes the build of the candidate.
-        command: The judge, with the arguments and the output of `kernel-builder judge --json`.
-        is_stopping: Asked often; True stops the judge.
+    A judge is stopped after `seconds`, which include the build, or as soon as `is_stopping` returns True.
     """
 
     def __init__(
@@ -78,11 +70,11 @@ class LocalJudge:
         self._devices = judging_devices()
 
     def judge(self, candidate: Path) -> Judged:
-        asked = time.monotonic()
+        """Return the verdict on a candidate, or why there is none."""
         with free_device(self._devices) as environment:
             started = time.monotonic()
             verdict, error = self._run(candidate, environment)
-        return Judged(verdict, error, time.monotonic() - started, started - asked)
+            return Judged(verdict, error, time.monotonic() - started)
 
     def _run(self, candidate: Path, environment: Mapping[str, str]) -> tuple[Verdict | None, str | None]:
         command = [*self._command, str(candidate), "--task", str(self._task), "--json"]

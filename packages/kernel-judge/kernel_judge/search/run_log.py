@@ -27,11 +27,7 @@ Event = Mapping[str, Any]
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return the events of a log, without a last line that has no end.
-
-    Raises:
-        ConfigError: If a line is not an event.
-    """
+    """Return the events of a log, without a last line that has no end."""
     events: list[Event] = []
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):

@@ -55,7 +55,6 @@ class AttemptResult(NamedTuple):
     agent: str
     context: str
     number: int
-    first_right: int | None
     speed: float | None
     seconds: float
     tries: Sequence[TryResult]
@@ -82,8 +81,6 @@ class Group:
     pass_at: Mapping[int, float]
     speedup_at: Mapping[int, float]
     fast: Mapping[float, float]
-    geometric_mean: float
-    median: float
     seconds: float
 
 
@@ -120,10 +117,6 @@ def make_report(runs: Iterable[Path], peer: str, ks: Sequence[int] = ()) -> RunR
     Args:
         peer: "eager", "compile" or "max-autotune".
         ks: The values of k; 1, 2, 4 and so on without any.
-
-    Raises:
-        ConfigError: If a directory has no log of a search, no attempt is finished, or a right one has no speed
-            relative to the peer.
     """
     attempts: list[AttemptResult] = []
     best: list[Mapping[str, Any]] = []
@@ -171,9 +164,10 @@ def _attempts(events: Iterable[Event], settings: Event, peer: str, run: Path) ->
 
 def _attempt(number: int, events: Sequence[Event], task: str, peer: str, run: Path) -> AttemptResult:
     tries = [_try(event, run) for event in events]
-    right = [each for each in tries if each.outcome == RIGHT]
     speeds = []
-    for each in right:
+    for each in tries:
+        if each.outcome != RIGHT:
+            continue
         assert each.verdict
         if peer not in each.verdict.speed:
             raise ConfigError(
@@ -187,7 +181,6 @@ def _attempt(number: int, events: Sequence[Event], task: str, peer: str, run: Pa
         agent=events[0]["agent"],
         context=",".join(events[0]["context"]) or "none",
         number=number,
-        first_right=right[0].number if right else None,
         speed=max(speeds, default=None),
         seconds=sum(event["agent-seconds"] + (event["judged"] or {"seconds": 0.0})["seconds"] for event in events),
         tries=tries,
@@ -213,7 +206,6 @@ def _group(by: str, name: str, attempts: Sequence[AttemptResult], ks: Iterable[i
     tasks = [[attempt.speed for attempt in task] for task in _parted(attempts, lambda attempt: attempt.task).values()]
     # In place of a wrong or slow kernel, the reference is used.
     floored = [[max(speed or 1.0, 1.0) for speed in task] for task in tasks]
-    everything = [speed for task in floored for speed in task]
     right = [sum(speed is not None for speed in task) for task in tasks]
     possible = [k for k in ks if k <= min(map(len, tasks))]
     return Group(
@@ -232,8 +224,6 @@ def _group(by: str, name: str, attempts: Sequence[AttemptResult], ks: Iterable[i
             k: statistics.geometric_mean(estimators.speedup_at_k(task, k) for task in floored) for k in possible
         },
         fast={p: statistics.fmean(estimators.fast_p(task, p) for task in tasks) for p in THRESHOLDS},
-        geometric_mean=statistics.geometric_mean(everything),
-        median=statistics.median(everything),
         seconds=statistics.fmean(attempt.seconds for attempt in attempts),
     )
 
@@ -242,10 +232,10 @@ def summary_lines(report: RunReport) -> list[str]:
     """Return a table with one row for each group, and notes on it."""
     ks = sorted({k for group in report.groups for k in group.pass_at})
     head = ["", "tasks", "attempts", *(f"pass@{k}" for k in ks), *(f"speedup@{k}" for k in ks)]
-    rows = [[*head, *(f"fast_{p:g}" for p in THRESHOLDS), "geomean", "median", "s/attempt"]]
+    rows = [[*head, *(f"fast_{p:g}" for p in THRESHOLDS), "s/attempt"]]
     for group in report.groups:
         figures = [*(group.pass_at.get(k) for k in ks), *(group.speedup_at.get(k) for k in ks)]
-        figures += [*(group.fast[p] for p in THRESHOLDS), group.geometric_mean, group.median, group.seconds]
+        figures += [*(group.fast[p] for p in THRESHOLDS), group.seconds]
         name = group.name if group.by == "all" else f"{group.by}: {_shortened(group.name)}"
         numbers = ["-" if figure is None else f"{figure:.2f}" for figure in figures]
         rows.append([name, str(group.tasks), str(group.attempts), *numbers])

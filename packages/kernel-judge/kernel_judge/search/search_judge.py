@@ -1,8 +1,8 @@
 """The judge of a search: that of this machine, or the machines of a Ray cluster.
 
 Agents, the log and `best/` stay on this machine. Ray places each judging on a node with a free GPU, or, in a cluster
-without GPUs, spreads them over the nodes. The lock
-of the device is taken there, too: searches that do not use Ray respect it.
+without GPUs, spreads them over the nodes. The lock of the device is taken there, too: searches that do not use Ray
+respect it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,6 @@ from kernel_judge.search.local_judge import Judge, Judged, LocalJudge
 _CONNECT_SECONDS = 10
 
 
-class RayJudge:
-    """Judges through a connected cluster.
-
-    Args:
-        submit: The remote function, with its resources.
-    """
-
-    def __init__(self, submit: Any, task: Path, *, seconds: float, command: Sequence[str]) -> None:
-        self._submit = submit
-        self._task = _packed(task)
-        self._seconds = seconds
-        self._command = tuple(command)
-
-    def judge(self, candidate: Path) -> Judged:
-        import ray
-
-        answer = self._submit.remote(_packed(candidate), self._task, self._seconds, self._command)
-        try:
-            judged: Judged = ray.get(answer)
-        except ray.exceptions.RayError as error:
-            return Judged(None, f"the node that judged has failed: {str(error).splitlines()[0]}", 0.0, 0.0)
-        return judged
-
-
 @contextmanager
 def open_judge(settings: Mapping[str, Any], task: Path, is_stopping: Callable[[], bool]) -> Iterator[Judge]:
     """Yield the judge of a search.
@@ -53,25 +29,18 @@ def open_judge(settings: Mapping[str, Any], task: Path, is_stopping: Callable[[]
     Args:
         settings: Of `SearchRequest.judge_settings`: "command", "seconds" and "ray".
         is_stopping: Asked often; True stops the judge on this machine.
-
-    Raises:
-        ToolchainError: If the judge is a Ray cluster that cannot be reached.
     """
     command, seconds = tuple(settings["command"]), settings["seconds"]
     if settings["ray"] is None:
-        yield LocalJudge(task, seconds=seconds, command=command, is_stopping=is_stopping)
+        yield LocalJudge(task, seconds=seconds, command=command, is_stopping=is_stopping).judge
         return
     with _ray_judge(settings["ray"], task, seconds=seconds, command=command) as judge:
         yield judge
 
 
 @contextmanager
-def _ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[str]) -> Iterator[RayJudge]:
-    """Connect to a cluster, and leave it at the end.
-
-    Raises:
-        ToolchainError: If Ray is not installed, or the cluster cannot be reached.
-    """
+def _ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[str]) -> Iterator[Judge]:
+    """Connect to a cluster, and leave it at the end."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -93,7 +62,17 @@ def _ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[st
         gpus = ray.cluster_resources().get("GPU", 0)
         options = {"num_gpus": 1} if gpus else {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         # Without retries: a candidate that takes its node down must not take the next one.
-        yield RayJudge(ray.remote(max_retries=0, **options)(judge_packed), task, seconds=seconds, command=command)
+        remote: Any = ray.remote(max_retries=0, **options)(judge_packed)
+        packed = _packed(task)
+
+        def judge(candidate: Path) -> Judged:
+            try:
+                judged: Judged = ray.get(remote.remote(_packed(candidate), packed, seconds, command))
+            except ray.exceptions.RayError as error:
+                return Judged(None, f"the node that judged has failed: {str(error).splitlines()[0]}", 0.0)
+            return judged
+
+        yield judge
     finally:
         ray.shutdown()
 

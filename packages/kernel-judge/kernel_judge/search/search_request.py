@@ -27,38 +27,21 @@ class PlannedAttempt(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """One search for a kernel that does a task.
-
-    Attributes:
-        task: The task's file or directory.
-        run: The directory of the search. One that exists is continued.
-        agents: Commands, each as one string that is split as a shell does; attempts take them in turn.
-        attempts: How many attempts there are in all.
-        tries: How often an attempt's agent is called; each call knows the verdict on the one before.
-        contexts: The contexts of the agents; attempts use these in turn, after each round of agents.
-        jobs: The most attempts at a time.
-        limits: The limits of one call of an agent.
-        repo_id: The Hub repository of the kernel; None for `local/` and the name of the task.
-        skill: The directory of the skill that the context "skill" gives.
-        references: The files that the context "reference" gives.
-        ray: The address of a Ray cluster whose machines judge; None for this machine.
-        judge_seconds: The judge is stopped after this time.
-        judge: The judge's command.
-    """
+    """One search for a kernel that does a task."""
 
     task: Path
-    run: Path
-    agents: tuple[str, ...]
+    run: Path  # the directory of the search; one that exists is continued
+    agents: tuple[str, ...]  # commands, which are split as a shell does; attempts take them in turn
     attempts: int = 1
-    tries: int = 1
-    contexts: tuple[tuple[str, ...], ...] = ((),)
-    jobs: int = 1
-    limits: Limits = field(default=Limits(1800, 16 * GIGABYTE, 2 * GIGABYTE))
-    repo_id: str | None = None
-    skill: Path | None = None
-    references: tuple[Path, ...] = ()
-    ray: str | None = None
-    judge_seconds: float = 1800
+    tries: int = 1  # calls of the agent in each attempt
+    contexts: tuple[tuple[str, ...], ...] = ((),)  # attempts use these in turn, after each round of agents
+    jobs: int = 1  # attempts at a time
+    limits: Limits = field(default=Limits(1800, 16 * GIGABYTE, 2 * GIGABYTE))  # of one call of an agent
+    repo_id: str | None = None  # the kernel's Hub repository; None for `local/` and the name of the task
+    skill: Path | None = None  # the directory of the context "skill"
+    references: tuple[Path, ...] = ()  # the files of the context "reference"
+    ray: str | None = None  # the address of a Ray cluster whose machines judge
+    judge_seconds: float = 1800  # the longest verdict
     judge: Sequence[str] = JUDGE_COMMAND
 
     def planned(self) -> list[PlannedAttempt]:
@@ -84,11 +67,7 @@ class SearchRequest:
 
 
 def agent_command(agent: str) -> list[str]:
-    """Split an agent's command; a program with a slash in its name is relative to the current directory.
-
-    Raises:
-        ConfigError: If there is no such program.
-    """
+    """Split an agent's command; a program with a slash in its name is relative to the current directory."""
     try:
         program, *arguments = shlex.split(agent)
     except ValueError as error:
@@ -104,11 +83,7 @@ def agent_command(agent: str) -> list[str]:
 
 
 def parse_context(text: str) -> tuple[str, ...]:
-    """Read `skill,reference` or `none`.
-
-    Raises:
-        ConfigError: If a name is not a context.
-    """
+    """Read `skill,reference` or `none`."""
     chosen = [name.strip() for name in text.split(",") if name.strip()]
     if chosen == ["none"]:
         return ()

@@ -30,29 +30,11 @@ class SearchResult:
     """The result of a search. `best` is None if the reference is the best."""
 
     run: Path
-    task: str
-    attempts: int
     best: dict[str, Any] | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as `--json` prints it."""
-        return {
-            "run": str(self.run),
-            "task": self.task,
-            "attempts": self.attempts,
-            "best": self.best,
-            "directory": str(self.run / "best") if self.best else None,
-        }
 
 
 def run_search(request: SearchRequest, notify: Notify) -> SearchResult:
-    """Make the attempts that are left, verify the fastest right candidate, and write it to `best/`.
-
-    Raises:
-        ConfigError: If the task or a context cannot be read, another search uses the directory, or the directory is
-            that of a search with other settings.
-        OSError: If the directory of the search cannot be written.
-    """
+    """Make the attempts that are left, verify the fastest right candidate, and write it to `best/`."""
     task = read_task(request.task)
     for agent in request.agents:
         agent_command(agent)  # before anything is made
@@ -99,7 +81,7 @@ def _search(request: SearchRequest, task: Task, log: RunLog, notify: Notify) -> 
             "verdict": verdict.as_dict(),
         }
     log.append(FINISHED, best=best)
-    return SearchResult(request.run, task.name, request.attempts, best)
+    return SearchResult(request.run, best)
 
 
 def _backends(request: SearchRequest, task: Task) -> tuple[str, ...]:

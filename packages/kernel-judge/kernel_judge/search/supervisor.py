@@ -40,11 +40,7 @@ class Supervisor:
     stopping: threading.Event
 
     def run(self) -> None:
-        """Make every try that the log does not have.
-
-        Raises:
-            OSError: If the directory of the search cannot be written.
-        """
+        """Make every try that the log does not have."""
         pool = ThreadPoolExecutor(self.request.jobs, thread_name_prefix="attempt")
         try:
             running = [pool.submit(self._attempt, attempt) for attempt in self.request.planned()]
@@ -68,7 +64,7 @@ class Supervisor:
         workspace = Workspace(self.request.run, attempt.number, number)
         ended = self._agent_ended(attempt, number, workspace)
         candidate = workspace.frozen_candidate()
-        judged = self.judge.judge(candidate) if candidate else None
+        judged = self.judge(candidate) if candidate else None
         if self.stopping.is_set():  # the judge may have been stopped
             raise _Stopped
         outcome = _outcome(judged)

@@ -33,13 +33,7 @@ _CONTEXTS = {
 
 
 class Workspace:
-    """The directory of one try.
-
-    Args:
-        run: The directory of the search, absolute.
-        attempt: The attempt's number.
-        number: The try's number, from 1.
-    """
+    """The directory of one try; `run` is the search's, absolute."""
 
     def __init__(self, run: Path, attempt: int, number: int) -> None:
         self.run = run
@@ -48,13 +42,7 @@ class Workspace:
         self.log = self.root / "agent.log"
 
     def prepare(self, prompt: str, context: Sequence[str], judge: str, before: Path | None) -> None:
-        """Make the workspace anew.
-
-        Args:
-            context: The directories of `given/context` for the agent.
-            judge: The script with which the agent asks for a verdict.
-            before: The candidate of the try before, with which the agent goes on.
-        """
+        """Make the workspace anew, with directories of `given/context` and the candidate of the try before."""
         remove_tree(self.root)
         given = self.run / "given"
         self.directory.mkdir(parents=True)

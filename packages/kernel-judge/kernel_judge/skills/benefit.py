@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
@@ -21,8 +20,6 @@ from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import LOG, TRY_ENDED, read_events
 from kernel_judge.search.search_request import SKILL, SearchRequest
 from kernel_judge.search.search_run import run_search
-from kernel_judge.search.workspace import Workspace
-from kernel_judge.skills.agent_usage import reported_tokens
 from kernel_judge.skills.catalog import Skill
 from kernel_judge.skills.intervals import CONFIDENCE, Compared, compare_means, compare_shares
 
@@ -39,54 +36,23 @@ class SkillTry(NamedTuple):
     is_right: bool
     speed: float
     seconds: float
-    tokens: int | None
 
 
 @dataclass(frozen=True)
 class Benefit:
-    """The effect of a skill.
+    """The effect of a skill on the tries of an agent, half of them with the skill.
 
-    Attributes:
-        skill: The name of the skill.
-        agent: The command of the agent.
-        tries: All tries, half of them with the skill.
-        measures: "pass@1", "speedup@1", "seconds", "tokens" -> the intervals. Tokens are absent if the agent does not
-            report them in every try.
-        conclusion: "helps", "harms", "mixed" (more right and slower, or the other way) or "no measurable help".
+    `measures` has the intervals of "pass@1", "speedup@1" and "seconds". The conclusion is "helps", "harms", "mixed"
+    (more right and slower, or the other way) or "no measurable help".
     """
 
-    skill: str
-    agent: str
     tries: Sequence[SkillTry]
     measures: Mapping[str, Compared]
     conclusion: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as `--json` prints it; a limit that is infinite is null."""
-        measures = {
-            name: {
-                key.replace("_", "-"): value if math.isfinite(value) else None
-                for key, value in compared._asdict().items()
-            }
-            for name, compared in self.measures.items()
-        }
-        rows = [{key.replace("_", "-"): value for key, value in result._asdict().items()} for result in self.tries]
-        return {
-            "skill": self.skill,
-            "agent": self.agent,
-            "conclusion": self.conclusion,
-            "confidence": CONFIDENCE,
-            "measures": measures,
-            "tries": rows,
-        }
-
 
 def find_tasks(directory: Path) -> list[Path]:
-    """Return the tasks in a directory: problem files, and directories with one. A problem file is a task by itself.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """Return the tasks in a directory: problem files, and directories with one. A problem file is a task by itself."""
     if directory.is_file():
         return [directory]
     entries = sorted(directory.iterdir()) if directory.is_dir() else []
@@ -107,15 +73,9 @@ def _is_problem(path: Path) -> bool:
 def measure_benefit(
     skill: Skill, tasks: Sequence[Path], tries: int, template: SearchRequest, notify: Notify
 ) -> Benefit:
-    """Let the agent try each task with and without the skill, and compare.
+    """Let the agent try each task with the skill, and as often without it, and compare.
 
-    Args:
-        tries: How often each task is tried in each group.
-        template: The agent, the limits and the directory; the task and the attempts are set here.
-
-    Raises:
-        ConfigError: If a task cannot be read, or the directory is that of another evaluation.
-        OSError: If the directory cannot be written.
+    The template has the agent, the limits and the directory; the task and the attempts are set here.
     """
     _claim(template.run, skill, tries)
     results: list[SkillTry] = []
@@ -126,7 +86,7 @@ def measure_benefit(
         )
         run_search(request, notify)
         results += _tries(task.stem, run)
-    return compare_tries(skill.name, template.agents[0], results)
+    return compare_tries(results)
 
 
 def _claim(run: Path, skill: Skill, tries: int) -> None:
@@ -155,13 +115,11 @@ def _tries(task: str, run: Path) -> list[SkillTry]:
             if _PEER not in verdict.speed:
                 raise ConfigError(f"the verdict on attempt {event['attempt']} has no speed", where=str(run))
             speed = max(1.0, verdict.speed[_PEER].ratio)
-        log = Workspace(run, event["attempt"], event["try"]).log
-        tokens = reported_tokens(log.read_text(encoding="utf-8", errors="replace"))
-        tries.append(SkillTry(task, SKILL in event["context"], is_right, speed, event["agent-seconds"], tokens))
+        tries.append(SkillTry(task, SKILL in event["context"], is_right, speed, event["agent-seconds"]))
     return tries
 
 
-def compare_tries(skill: str, agent: str, tries: Sequence[SkillTry]) -> Benefit:
+def compare_tries(tries: Sequence[SkillTry]) -> Benefit:
     """Compare the tries with the skill with those without it; there are equally many for every task."""
     tasks = list(dict.fromkeys(each.task for each in tries))
     groups = [
@@ -177,9 +135,7 @@ def compare_tries(skill: str, agent: str, tries: Sequence[SkillTry]) -> Benefit:
         "speedup@1": compare_means(*values("speed")),
         "seconds": compare_means(*values("seconds")),
     }
-    if all(each.tokens is not None for each in tries):
-        measures["tokens"] = compare_means(*values("tokens"))
-    return Benefit(skill, agent, tries, measures, _conclusion(measures))
+    return Benefit(tries, measures, _conclusion(measures))
 
 
 def _conclusion(measures: Mapping[str, Compared]) -> str:
@@ -207,8 +163,5 @@ def benefit_lines(benefit: Benefit) -> list[str]:
     for name, (without, with_skill, *changes) in benefit.measures.items():
         is_share = name.startswith("pass")
         change, low, high = (f"{value:+.2f}" if is_share else f"{value:.2f}x" for value in changes)
-        digits = 0 if name == "tokens" else 2
-        lines.append(f"{name:<12}{without:>10.{digits}f}{with_skill:>10.{digits}f}{change:>10}   {low} to {high}")
-    if "tokens" not in benefit.measures:
-        lines.append("The agent does not report tokens in every try.")
+        lines.append(f"{name:<12}{without:>10.2f}{with_skill:>10.2f}{change:>10}   {low} to {high}")
     return lines

@@ -15,7 +15,6 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import RIGHT, Notify
@@ -37,23 +36,14 @@ _LOG_BYTES = 200_000  # the end of an agent's output; the whole of it would not 
 
 @dataclass(frozen=True)
 class DistilRequest:
-    """Which skill to write from which search.
+    """Which skill to write from which search."""
 
-    Attributes:
-        source: The directory of the search.
-        target: The directory of the new skill; its name is the skill's.
-        writer: The command of the agent that writes it.
-        tasks: The tasks of the evaluation; none for the task of the search.
-        tries: How often the student tries each task in each group.
-        student: The student, its limits, and the directory of work.
-    """
-
-    source: Path
-    target: Path
-    writer: str
-    tasks: tuple[Path, ...]
-    tries: int
-    student: SearchRequest
+    source: Path  # the directory of the search
+    target: Path  # the directory of the new skill; its name is the skill's
+    writer: str  # the command of the agent that writes it
+    tasks: tuple[Path, ...]  # of the evaluation; none for the task of the search
+    tries: int  # of each task in each group
+    student: SearchRequest  # the student, its limits, and the directory of work
 
 
 @dataclass(frozen=True)
@@ -64,23 +54,9 @@ class Distilled:
     benefit: Benefit
     kept: Path | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the values as `--json` prints them."""
-        return {
-            "skill": self.skill.name,
-            "tokens": self.skill.tokens,
-            "written": str(self.skill.directory),
-            "kept": str(self.kept) if self.kept else None,
-            "benefit": self.benefit.as_dict(),
-        }
-
 
 def distil(request: DistilRequest, notify: Notify) -> Distilled:
-    """Let an agent write a skill, evaluate it, and put it to its place if it helps. Goes on where it was stopped.
-
-    Raises:
-        ConfigError: If the search has no right try, the agent writes no valid skill, or the target exists.
-    """
+    """Let an agent write a skill, evaluate it, and put it to its place if it helps. Goes on where it was stopped."""
     if request.target.exists():
         raise ConfigError("exists", where=str(request.target), hint="move it away, or name another -o DIR")
     work = request.student.run.absolute()

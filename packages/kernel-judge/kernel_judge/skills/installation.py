@@ -33,12 +33,7 @@ def skill_directory(tool: str, *, globally: bool) -> Path:
 
 
 def install_skill(skill: Skill, directories: Sequence[Path], *, force: bool) -> list[tuple[str, Path]]:
-    """Install a skill in directories of skills; return "installed", "unchanged" or "replaced" for each place.
-
-    Raises:
-        ConfigError: If a place has other files and `force` is not given, and then nothing is changed; or if a place
-            cannot be written, and then that place is unchanged.
-    """
+    """Install a skill in directories of skills; return "installed", "unchanged" or "replaced" for each place."""
     results = []
     for path in [directory / skill.name for directory in directories]:
         differing = _differing_files(skill, path)
@@ -65,11 +60,7 @@ def _differing_files(skill: Skill, path: Path) -> list[str]:
 
 
 def copy_skill(skill: Skill, path: Path) -> None:
-    """Create or replace the directory of a skill, as a whole or not at all.
-
-    Raises:
-        ConfigError: If it cannot be written.
-    """
+    """Create or replace the directory of a skill, as a whole or not at all."""
     try:
         with replaced_directory(path) as staged:
             shutil.copytree(skill.directory, staged, dirs_exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -127,11 +126,10 @@ def test_a_command_that_answers_with_text_is_an_agent(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("judge_calls")
-def test_the_command_prints_the_result_as_json(tmp_path: Path) -> None:
+def test_the_command_prints_the_result(tmp_path: Path) -> None:
     task = quick_request(tmp_path, "true").task
-    search = [*BUILDER, "search", str(task), "--agent", "true", "--run", str(tmp_path / "run"), "--json"]
+    search = [*BUILDER, "search", str(task), "--agent", "true", "--run", str(tmp_path / "run")]
     done = subprocess.run(search, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    answer = json.loads(done.stdout)
-    assert answer["best"] is None and answer["task"] == "hard_swish_steps"
+    assert "No candidate is right and faster than the reference." in done.stdout
     assert "attempt 1, try 1 (true): no-candidate" in done.stderr

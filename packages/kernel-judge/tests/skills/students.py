@@ -11,7 +11,6 @@ Their answers depend on whether the workspace has a skill. The judge of these te
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -44,8 +43,6 @@ def main(kind: str) -> None:
     ]
     speed = (2.0 if has_skill and kind in ("helped", "faster") else 1.2) * (1 + attempt % 7 / 100)
     Path("candidate.py").write_text(f"# right {speed:.4f}\n" if is_right else f"# wrong\n# {attempt}\n")
-    usage = {"input_tokens": 900 if has_skill else 400, "output_tokens": 100 + attempt}
-    print(json.dumps({"type": "result", "usage": usage}))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +19,6 @@ from kernel_judge.search.limited_process import Limits
 from kernel_judge.search.run_log import read_events
 from kernel_judge.search.search_request import SearchRequest
 from kernel_judge.skills import intervals
-from kernel_judge.skills.agent_usage import reported_tokens
 from kernel_judge.skills.benefit import Benefit, SkillTry, benefit_lines, compare_tries, find_tasks, measure_benefit
 from kernel_judge.skills.catalog import find_skill, read_skill
 from kernel_judge.skills.distillation import Distilled, DistilRequest, distil
@@ -100,8 +97,6 @@ def test_agents_with_and_without_the_skill(
     assert [sum(made.has_skill == has for made in benefit.tries) for has in (False, True)] == [10, 10]
     expected = {"helped": (0.5, 1.0), "same": (0.5, 0.5), "harmed": (1.0, 0.0)}[agent]
     assert benefit.measures["pass@1"][:2] == pytest.approx(expected, abs=0.11)
-    assert benefit.measures["tokens"].low > 1.8
-    json.dumps(benefit.as_dict(), allow_nan=False)
     calls = (tmp_path / "calls").read_text()
     assert measured(agent) == benefit, "the evaluation goes on where it was"
     assert (tmp_path / "calls").read_text() == calls
@@ -122,28 +117,23 @@ def test_a_directory_without_tasks_is_refused(tmp_path: Path) -> None:
     assert find_tasks(tmp_path / "notes.py") == [tmp_path / "notes.py"]
 
 
-def command(*arguments: str | Path) -> tuple[int, dict[str, object]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "kernel_builder", "skills", *map(str, arguments), "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
-
-
 @pytest.mark.slow
 def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
     agent = f"{sys.executable} {agents.__file__} wrong"
-    options = ("--tasks", tasks / "silu.py", "--agent", agent, "-k", "1", "-j", "2", "--run", tmp_path / "run")
-    code, answer = command("eval", "cuda-kernels", *options)
-    assert (code, answer["conclusion"]) == (1, "no measurable help")
-    assert [(made["has-skill"], made["is-right"], made["speed"]) for made in answer["tries"]] == [
-        (False, False, 1.0),
-        (True, False, 1.0),
+    options = [
+        "--tasks",
+        str(tasks / "silu.py"),
+        "--agent",
+        agent,
+        "-k",
+        "1",
+        "-j",
+        "2",
+        "--run",
+        str(tmp_path / "run"),
     ]
+    done = CliRunner().invoke(main, ["skills", "eval", "cuda-kernels", *options])
+    assert done.exit_code == 1 and "No measurable help" in done.stdout, done.output
     reports = {
         event["judged"]["verdict"]["rejected-as"]
         for event in read_events(tmp_path / "run/silu/log.jsonl")[:-1]
@@ -163,13 +153,9 @@ def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
 )
 def test_wrong_arguments(arguments: tuple[str, ...], where: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    typed = ["skills", *arguments, "--json"]
-    monkeypatch.setattr("sys.argv", ["kernel-builder", *typed])  # where errors look for --json
-    done = CliRunner().invoke(main, typed)
-    answer = json.loads(done.stdout)
-    assert (done.exit_code, answer["error"], answer["where"]) == (2, "ConfigError", where)
-    assert message in str(answer["message"])
-    assert answer["hint"]
+    done = CliRunner().invoke(main, ["skills", *arguments])
+    assert done.exit_code == 2 and f"error: {where}: " in done.stderr
+    assert message in done.stderr and "hint: " in done.stderr
 
 
 @pytest.fixture
@@ -221,23 +207,6 @@ def test_an_agent_that_writes_no_skill(
     assert not (tmp_path / "be-right").exists()
 
 
-@pytest.mark.parametrize(
-    ("output", "tokens"),
-    [
-        ("no report\n", None),
-        ('{"type": "result", "usage": {"input_tokens": 5, "cache_read_input_tokens": 20, "output_tokens": 7}}', 32),
-        (
-            '{"type": "assistant", "usage": {"output_tokens": 1}}\n{"type": "result", "usage": {"output_tokens": 9}}\n',
-            9,
-        ),
-        ('{"type":"turn.completed","usage":{"input_tokens":10,"cached_input_tokens":8,"output_tokens":3}}\n' * 2, 26),
-        ('text "usage" {\n{"usage": {"total_tokens": 4}}', 4),
-    ],
-)
-def test_tokens_are_read_from_the_output_of_agents(output: str, tokens: int | None) -> None:
-    assert reported_tokens(output) == tokens
-
-
 def test_few_tries_show_nothing() -> None:
     assert intervals.compare_shares([False] * 3, [True] * 3).low < 0
     assert intervals.compare_shares([False] * 5, [True] * 5).low > 0
@@ -245,16 +214,6 @@ def test_few_tries_show_nothing() -> None:
     assert (single.low, single.high) == (0.0, math.inf)
     assert intervals.compare_means([[1.0, 1.9, 1.2]], [[2.0, 1.5, 2.2]]).low < 1
     assert intervals.compare_means([[1.0, 1.1, 1.2, 1.3, 1.4]], [[2.0, 2.1, 2.2, 2.3, 2.4]]).low > 1
-
-
-def test_the_interval_of_means_moves_with_the_values() -> None:
-    generator = random.Random(3)
-    groups = [[[generator.lognormvariate(0, 0.2) for _ in range(6)] for _ in range(3)] for _ in range(2)]
-    compared = intervals.compare_means(*groups)
-    doubled = intervals.compare_means(groups[0], [[2 * value for value in task] for task in groups[1]])
-    assert doubled.change == pytest.approx(2 * compared.change)
-    assert (doubled.low, doubled.high) == (pytest.approx(2 * compared.low), pytest.approx(2 * compared.high))
-    assert compared.low < compared.change < compared.high
 
 
 def test_a_skill_without_effect_rarely_seems_to_have_one() -> None:
@@ -268,6 +227,6 @@ def test_a_skill_without_effect_rarely_seems_to_have_one() -> None:
             for number in range(10):
                 is_right = generator.random() < share
                 speed = max(1.0, generator.lognormvariate(0.3, 0.4)) if is_right else 1.0
-                tries.append(SkillTry(f"task{task}", number < 5, is_right, speed, 1.0, None))
-        wrong += compare_tries("skill", "agent", tries).conclusion != "no measurable help"
+                tries.append(SkillTry(f"task{task}", number < 5, is_right, speed, 1.0))
+        wrong += compare_tries(tries).conclusion != "no measurable help"
     assert wrong <= 7

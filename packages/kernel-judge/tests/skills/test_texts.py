@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_format.errors import ConfigError
-from kernel_judge.skills.catalog import MOST_TOKENS, built_in, find_skill, read_skill
-from kernel_judge.skills.token_count import tokens_at_most
+from kernel_judge.skills.catalog import MOST_TOKENS, built_in, find_skill, read_skill, tokens_at_most
 
 # Texts with the tokens that the vocabulary of Tekken (mistral-common 1.13, `tekken_240911.json`) has for them.
 COUNTED = {

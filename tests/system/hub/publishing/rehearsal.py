@@ -23,7 +23,7 @@ _FUNCTIONS = {"!cancelled()": "True", "always()": "True", "success()": "True", "
 
 
 def run(*command: str | Path, **options: Any) -> str:
-    """Run a command that has to succeed, and return what it prints on stdout."""
+    """Run a command that has to succeed, and return its stdout."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -14,7 +14,6 @@ import pytest
 from kernel_builder.hub.publication import PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_format.errors import HubError, KernelBuilderError
-from tests.support.loopback import QuietHandler, served
 from tests.support.running_hub import RunningHub
 
 from .conftest import DOUBLING, edit, put, tree
@@ -94,22 +93,3 @@ def test_an_unreachable_hub(quick: Path) -> None:
     with pytest.raises(HubError, match=r"no connection to http://127\.0\.0\.1:9") as raised:
         publish(PublishRequest(quick, repo_id=DOUBLING, endpoint="http://127.0.0.1:9", token="any", load=False))
     assert raised.value.hint and "same command again" in raised.value.hint
-
-
-def test_a_name_taken_by_another_type_of_repository(quick: Path) -> None:
-    """The stub answers as huggingface.co does; the project's own Hub has kernels only."""
-
-    class Models(QuietHandler):
-        def do_GET(self) -> None:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_json(409, {"error": "You already created this model repo", "url": f"/{DOUBLING}"})
-
-    with served(Models) as url, pytest.raises(HubError, match="this name is taken") as raised:
-        publish(PublishRequest(quick, repo_id=DOUBLING, endpoint=url, token="any", load=False))
-    assert raised.value.hint and "--repo-id" in raised.value.hint
