@@ -112,7 +112,8 @@ int64_t others() {
 }  // namespace
 
 int64_t library() {
-  for (auto part : {stream<std::stringstream>, stream<std::ostringstream>, stream<std::istringstream>, numbers, others}) {
+  for (auto part :
+       {stream<std::stringstream>, stream<std::ostringstream>, stream<std::istringstream>, numbers, others}) {
     if (int64_t line = part()) return line;
   }
   return 0;
