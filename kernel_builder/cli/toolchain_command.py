@@ -18,7 +18,10 @@ from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 from kernel_builder.toolchain import Toolchains, components
 from kernel_builder.toolchain import lock as locks
+from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import Tree
+from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.upkeep.update import find
 from kernel_format.errors import ToolchainError
 
 
@@ -191,9 +194,6 @@ def lock(output: Path | None, index_url: str | None) -> None:
     \b
     kernel-builder toolchain lock --output kernel_builder/toolchain/lock.json
     """
-    from kernel_builder.toolchain.index import Index
-    from kernel_builder.toolchain.resolve import resolve
-
     with shown(sys.stderr) as progress:
         text = locks.dumps(resolve(Index(index_url), components.known().values(), progress))
     if output is None:
@@ -216,8 +216,6 @@ def update(checkout: Path, index_url: str | None) -> None:
     \b
     kernel-builder toolchain update && git diff --stat
     """
-    from kernel_builder.upkeep.update import find
-
     own = {component.name for component in components.in_table(CUDA.data)}
     others = [
         component

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from huggingface_hub.utils import disable_progress_bars
 
 from kernel_builder import pipeline
 from kernel_builder.cli import print_notices
@@ -150,8 +151,6 @@ def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, *
 
 
 def _upload(request: PublishRequest, *, quiet: bool, as_json: bool, output_json: Path | None) -> None:
-    from huggingface_hub.utils import disable_progress_bars
-
     as_json = as_json or output_json == Path()
     if quiet or as_json:
         disable_progress_bars()

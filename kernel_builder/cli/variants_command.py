@@ -18,11 +18,11 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.config.variant import this_platform
 from kernel_builder.steps.buildable import obstacle
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 
 if TYPE_CHECKING:
     from kernel_builder.backends.tools import CudaCompiler
-    from kernel_builder.toolchain import Toolchains
 
 
 @click.command()
@@ -61,8 +61,6 @@ def list_variants(
     With --runners, the output is the matrix of a GitHub workflow: one entry for each project, platform and
     backend, to be built by `kernel-builder build PROJECT --backend BACKEND` on a runner of that platform.
     """
-    from kernel_builder.toolchain import Toolchains
-
     paths, others = sort_projects(directories or (Path(),))
     if changed_since is not None:
         paths = tuple(changed.touched(paths, changed_since, shared))

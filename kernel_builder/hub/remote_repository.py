@@ -12,16 +12,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import huggingface_hub
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_session
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import HFValidationError, build_hf_headers, hf_raise_for_status, validate_repo_id
 from packaging.version import Version
 
 from kernel_format.errors import HubError, VerificationError
 from kernel_format.files import size_limit
 from kernel_format.untrusted_paths import UnsafePath, checked_text, checked_tree
-
-if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, HfApi
 
 _TYPE = "kernel"
 _WRITES_KERNELS = Version("2.3")
@@ -108,9 +115,6 @@ class RemoteRepository:
     """
 
     def __init__(self, repo_id: str, *, endpoint: str | None = None, token: str | bool | None = None) -> None:
-        from huggingface_hub import HfApi
-        from huggingface_hub.utils import HFValidationError, validate_repo_id
-
         try:
             validate_repo_id(repo_id)
             if repo_id.count("/") != 1:
@@ -131,8 +135,6 @@ class RemoteRepository:
 
     def require_write(self) -> None:
         """Raise if every later write would fail: without a token, or with a client that is too old."""
-        import huggingface_hub
-
         version = Version(huggingface_hub.__version__)
         if version < _WRITES_KERNELS:
             raise HubError(
@@ -149,8 +151,6 @@ class RemoteRepository:
 
     def is_private(self) -> bool | None:
         """Return whether the repository is private; None if it does not exist, or the token has no access to it."""
-        from huggingface_hub.errors import RepositoryNotFoundError
-
         with self._translated_errors("read the repository"):
             try:
                 return bool(self.api.repo_info(self.repo_id, repo_type=_TYPE).private)
@@ -159,8 +159,6 @@ class RemoteRepository:
 
     def branches(self) -> Mapping[str, str]:
         """Return the branches and the commits that they point to; empty if there is no repository."""
-        from huggingface_hub.errors import RepositoryNotFoundError
-
         with self._translated_errors("list its branches"):
             try:
                 refs = self.api.list_repo_refs(self.repo_id, repo_type=_TYPE)
@@ -175,8 +173,6 @@ class RemoteRepository:
 
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
         """Return every file of a revision, by path."""
-        from huggingface_hub.hf_api import RepoFile
-
         with self._translated_errors(f"list the files of {revision}"):
             tree = self.api.list_repo_tree(self.repo_id, recursive=True, revision=revision, repo_type=_TYPE)
             entries = [entry for entry in islice(tree, MAX_FILES + 1) if isinstance(entry, RepoFile)]
@@ -258,8 +254,6 @@ class RemoteRepository:
             message: The commit message.
             create_pr: Open a pull request instead of moving the branch.
         """
-        from huggingface_hub import CommitOperationDelete
-
         with self._translated_errors(f"commit to {branch}"):
             self._choose_transfer()
             additions = _additions(add)
@@ -288,9 +282,6 @@ class RemoteRepository:
 
         The public client does not merge pull requests of kernels.
         """
-        from huggingface_hub import get_session
-        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
-
         url = f"{self.api.endpoint}/api/{_TYPE}s/{self.repo_id}/discussions/{number}/merge"
         with self._translated_errors(f"merge pull request {number}"):
             response = get_session().post(url, headers=build_hf_headers(token=self.api.token), json={})
@@ -299,9 +290,6 @@ class RemoteRepository:
 
     def _choose_transfer(self) -> None:
         """Disable the client's Xet uploads if the Hub does not support them, which the client does not check."""
-        from huggingface_hub import constants, get_session
-        from huggingface_hub.utils import build_hf_headers
-
         if not constants.HF_HUB_DISABLE_XET:
             route = f"{self.api.endpoint}/api/{_TYPE}s/{self.repo_id}/xet-write-token/main"
             response = get_session().get(route, headers=build_hf_headers(token=self.api.token))
@@ -310,14 +298,6 @@ class RemoteRepository:
     @contextmanager
     def _translated_errors(self, action: str) -> Iterator[None]:
         """Turn exceptions of the Hub's client into errors with a hint."""
-        from huggingface_hub import get_session
-        from huggingface_hub.errors import (
-            HfHubHTTPError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
-
         # The base class of the HTTP library that this version of the client uses.
         network: type[Exception] = HfHubHTTPError.__bases__[0]
         where = f"{self.repo_id} on {self.api.endpoint}"
@@ -363,8 +343,6 @@ class RemoteRepository:
 
 def _additions(add: Mapping[str, Content]) -> list[CommitOperationAdd]:
     """Return the client's operations that write files. The client hashes each file again."""
-    from huggingface_hub import CommitOperationAdd
-
     additions = []
     for path, content in sorted(add.items()):
         source = content.source if isinstance(content.source, bytes) else str(content.source)

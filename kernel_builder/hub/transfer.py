@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import build_hf_headers, paginate
 from kernels_data import Digest, DigestValidationError, Metadata
 
 from kernel_builder.hub.remote_repository import Conflict, Content, RemoteFile, RemoteRepository
@@ -40,9 +42,6 @@ class Transferred:
 
 def kernels_of(organization: str, endpoint: str) -> list[str]:
     """List the public kernels of an organization."""
-    from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import build_hf_headers, paginate
-
     network: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
         listed = paginate(f"{endpoint}/api/kernels", {"author": organization}, build_hf_headers(token=False))
