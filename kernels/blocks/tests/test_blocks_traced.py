@@ -351,3 +351,15 @@ def test_the_check_compares_and_times(blocks):
 def test_wrong_options(blocks, options, message):
     with pytest.raises(ValueError, match=message):
         blocks.accelerate(nn.Linear(2, 2), **options)
+
+
+@torch.no_grad()
+def test_a_copy_of_the_same_dtype_stays_a_copy(blocks):
+    class Copies(nn.Module):
+        def forward(self, x):
+            return x.to(x.dtype, copy=True).add_(1)
+
+    model, x = Copies(), torch.zeros(2, 3)
+    traced(blocks, model)
+    model(x)
+    assert x.count_nonzero() == 0

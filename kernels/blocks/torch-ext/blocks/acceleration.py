@@ -87,6 +87,9 @@ def _trace(roots: list[nn.Module], checked: Optional[nn.Module], check: Optional
         report.check = compare(checked, check, lambda: resume(checked, call), lambda: suspend(checked))
         if report.check.kept == "eager":
             untrace(checked)
+            for (name, _), number in report.replaced.items():
+                report.left[name, _KEPT] += number
+            report.replaced.clear()
     report.notes = notes_on(roots)
     return report
 

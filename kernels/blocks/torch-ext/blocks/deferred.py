@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .kernel_set import PLAIN_TENSORS, adaln, fits, is_like, rmsnorm
+from .kernel_set import PLAIN_TENSORS, adaln, fits, has_rows_for, is_like, rmsnorm
 from .norms import NormForm, form_of, normalized, weight_for
 from .probes import is_plain
 
@@ -312,16 +312,7 @@ def _fits(modulation: Any, x: Any, last: bool) -> bool:
         batch, tokens, size = shape
         rows, more, width = expected
         return size == width and ((tokens == 1 and batch in (1, rows)) or (tokens == more and batch == rows))
-    if len(shape) == 1:
-        return shape[0] == expected[-1]
-    if len(shape) != len(expected) or shape[-1] != expected[-1]:
-        return False
-    ones = False
-    for size, full in zip(shape[:-1], expected[:-1]):
-        ones = ones or size != full
-        if ones and size != 1:
-            return False
-    return True
+    return has_rows_for(shape, expected)
 
 
 def _has_rows(form: NormForm, x: Tensor) -> bool:

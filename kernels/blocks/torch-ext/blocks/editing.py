@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from .kernel_set import DEVICE, DTYPES
+from .kernel_set import DEVICE, DTYPES, has_rows_for
 from .values import changes, dtype_of, is_tensor, operation, same_value, shape_of, value
 
 
@@ -18,11 +18,12 @@ class Editor:
     def __init__(self, module: GraphModule) -> None:
         self._graph = module.graph
         self.misses: list[tuple[Node, str]] = []  # operations that a kernel almost computes, and the reasons
+        self._erased: set[Node] = set()
         self._changing = [node for node in module.graph.nodes if changes(node)]
 
     def nodes(self) -> Iterable[Node]:
         """Return the nodes that are left, the last ones first."""
-        return (node for node in reversed(list(self._graph.nodes)) if not node._erased)
+        return (node for node in reversed(list(self._graph.nodes)) if node not in self._erased)
 
     def may_join(self, nodes: Iterable[Node], place: Node, replaced: Sequence[Node] = ()) -> bool:
         """Return whether the operations of `nodes` may all be done at `place`: none writes to a tensor in between.
@@ -73,10 +74,11 @@ class Editor:
 
     def erase_unused(self, node: Node) -> None:
         """Erase a node without users, and operands that have none then."""
-        if node._erased or node.users or node.op not in ("call_method", "call_function") or changes(node):
+        if node in self._erased or node.users or node.op not in ("call_method", "call_function") or changes(node):
             return
         operands = node.all_input_nodes
         self._graph.erase_node(node)
+        self._erased.add(node)
         for operand in operands:
             self.erase_unused(operand)
 
@@ -85,6 +87,7 @@ class Editor:
         operands = node.all_input_nodes
         self._changing = [other for other in self._changing if other is not node]
         self._graph.erase_node(node)
+        self._erased.add(node)
         for operand in operands:
             self.erase_unused(operand)
 
@@ -119,17 +122,7 @@ def is_alike(*nodes: Any) -> bool:
 
 def broadcasts(modulation: Any, x: Any) -> bool:
     """Return whether the kernels broadcast a scale, shift or gate to `x` as Torch does."""
-    shape, expected = shape_of(modulation), shape_of(x)
-    if len(shape) == 1:
-        return shape == expected[-1:]
-    if len(shape) != len(expected) or shape[-1] != expected[-1]:
-        return False
-    ones = False
-    for size, full in zip(shape[:-1], expected[:-1]):
-        ones = ones or size != full
-        if ones and size != 1:
-            return False
-    return True
+    return has_rows_for(shape_of(modulation), shape_of(x))
 
 
 _VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "flatten"}

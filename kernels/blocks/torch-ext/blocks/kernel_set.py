@@ -1,6 +1,7 @@
 """The kernels that this package depends on, which the client loads with it, and when they may be called."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,20 @@ def fits(x: Any) -> bool:
 def is_like(x: Any, other: Tensor) -> bool:
     """Return whether `x` is a plain tensor of the shape, dtype and device of another."""
     return type(x) in PLAIN_TENSORS and x.shape == other.shape and x.dtype == other.dtype and x.device == other.device
+
+
+def has_rows_for(shape: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Return whether the kernels broadcast a modulation of a shape to an expected one as Torch does."""
+    if len(shape) == 1:
+        return bool(shape[0] == expected[-1])
+    if len(shape) != len(expected) or shape[-1] != expected[-1]:
+        return False
+    ones = False
+    for size, full in zip(shape[:-1], expected[:-1]):
+        ones = ones or size != full
+        if ones and size != 1:
+            return False
+    return True
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:

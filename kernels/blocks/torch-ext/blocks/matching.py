@@ -98,11 +98,7 @@ class Match:
 
     def bound(self, name: str, node: Any) -> Optional["Match"]:
         if name in self.values:
-            return (
-                self
-                if self.values[name] is node or (not isinstance(node, Node) and self.values[name] == node)
-                else None
-            )
+            return self if self.values[name] == node else None
         return Match({**self.values, name: node}, self.tags, self.nodes)
 
     def through(self, node: Any) -> "Match":

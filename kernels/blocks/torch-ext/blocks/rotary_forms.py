@@ -95,7 +95,7 @@ def _of_pairs(root: Node, nodes: list[Node]) -> Optional[Rotation]:
     if joined is None:
         return None
     first, second, pairs, joining = joined
-    if operation(first) != "sub" or operation(second) != "add":
+    if operation(first) != "sub" or operation(second) != "add" or first.kwargs or second.kwargs:
         return None
     products = [same_value(part) for part in (*first.args, *second.args)]
     if not all(operation(product) == "mul" and all(map(is_tensor, product.args)) for product in products):

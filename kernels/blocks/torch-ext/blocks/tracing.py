@@ -7,6 +7,7 @@ calls run one by one, without the Python of the model around them.
 
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,9 +84,7 @@ class _Backend:
     def __init__(self, name: str, report: Report) -> None:
         self._name, self._report = name, report
         self._breaks = dict(counters["graph_break"])
-        # Paths of modules that the report counts, by its keys: a second graph of a module counts once.
-        self._replaced: dict[tuple[str, str], set[str]] = {}
-        self._left: dict[tuple[str, str], set[str]] = {}
+        self._counted: set[tuple[str, str, str]] = set()  # a second graph of a module counts once
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._add_breaks()
@@ -95,8 +94,6 @@ class _Backend:
         for part in module.modules():  # the others are the bodies of checkpoints and the like
             if isinstance(part, GraphModule):
                 self._count(part.graph, fuse(part))
-        for counts, paths in ((self._report.replaced, self._replaced), (self._report.left, self._left)):
-            counts.update({key: len(found) - counts[key] for key, found in paths.items()})
 
         def run(*args: Any) -> Any:
             # The kernels have no forward mode, and their formulas for transforms are the model's own operations.
@@ -116,13 +113,17 @@ class _Backend:
             kernel = KERNELS_OF.get(node.target) if node.op == "call_function" else None
             path, name = self._module_of(node)
             if kernel is not None:
-                self._replaced.setdefault((name, kernel.does), set()).add(path)
+                self._add_to(self._report.replaced, path, name, kernel.does)
                 self._report.kernels[name, kernel.does] = list(kernel.names)
             elif operation(node) in _STATISTICS and re.search("[Nn]orm(?![a-z])", name):
-                self._left.setdefault((name, "it computes no norm that a kernel does"), set()).add(path)
+                self._add_to(self._report.left, path, name, "it computes no norm that a kernel does")
         for node, reason in misses:
-            path, name = self._module_of(node)
-            self._left.setdefault((name, reason), set()).add(path)
+            self._add_to(self._report.left, *self._module_of(node), reason)
+
+    def _add_to(self, counts: Counter[tuple[str, str]], path: str, name: str, text: str) -> None:
+        if (path, name, text) not in self._counted:
+            self._counted.add((path, name, text))
+            counts[name, text] += 1
 
     def _module_of(self, node: Node) -> tuple[str, str]:
         """Return the path and the class of the innermost module that a node belongs to."""

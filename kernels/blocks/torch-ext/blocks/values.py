@@ -67,8 +67,11 @@ def changes(node: Node) -> bool:
 def same_value(node: Any) -> Any:
     """Return the value that a node passes on, as casts to the dtype that it has do, and dropouts that drop nothing."""
     while isinstance(node, Node) and node.args:
-        is_cast = operation(node) == "cast" and dtype_of(node) == dtype_of(node.args[0])
-        if not is_cast and not (operation(node) == "dropout" and argument(node, 2, "training", True) is False):
+        # `copy` and a memory format make a new tensor of the same dtype.
+        is_cast = operation(node) == "cast" and not {"copy", "memory_format"} & {*node.kwargs} and True not in node.args
+        if not (is_cast and dtype_of(node) == dtype_of(node.args[0])) and not (
+            operation(node) == "dropout" and argument(node, 2, "training", True) is False
+        ):
             break
         node = node.args[0]
     return node
