@@ -220,16 +220,24 @@ class Squared(nn.Module):
 
 
 @torch.no_grad()
-def test_a_norm_that_gets_a_parametrization_and_hooks_later(blocks):
+def test_a_norm_that_gets_a_parametrization_later(blocks):
     model, x = nn.Sequential(nn.LayerNorm(32)), torch.randn(2, 32)
     model[0].weight.copy_(torch.randn(32))
     traced(blocks, model)
     model(x)
     parametrize.register_parametrization(model[0], "weight", Squared())
-    model[0].register_forward_hook(lambda module, args, output: 2 * output)
     actual = model(x)
     blocks.restore(model)
     torch.testing.assert_close(actual, model(x))
+
+
+@torch.no_grad()
+def test_hooks_that_are_added_later(blocks):
+    model, x = nn.Sequential(nn.LayerNorm(32)), torch.randn(2, 32)
+    traced(blocks, model)
+    expected = 2 * model(x)
+    model[0].register_forward_hook(lambda module, args, output: 2 * output)
+    torch.testing.assert_close(model(x), expected)
 
 
 @torch.no_grad()
