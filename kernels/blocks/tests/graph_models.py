@@ -129,12 +129,12 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
             return FixedTime(next(taken))
 
     taken = itertools.cycle(times)
-    blocks.accelerate(model, graphs=True)
-    runner = graphs.GraphRunner(model, limit, Cpu())
+    report = blocks.accelerate(model, graphs=True)
+    runner = graphs.GraphRunner(model, report, limit, Cpu())
     graphs._runners[model] = runner
     decoders = graphs.decoders
     for module in set(decoders) & set(model.modules()):
-        decoders[module] = generation.Decoder(Cpu())
+        decoders[module] = generation.Decoder(report, Cpu())
     return runner.counts
 
 

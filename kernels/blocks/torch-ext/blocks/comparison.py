@@ -18,9 +18,6 @@ Check = Union[Mapping[str, Any], tuple[Any, ...], Callable[[nn.Module], Any]]
 
 # The accelerated model may have this many times the eager model's error.
 _ALLOWED = 1.1
-_SLOWER = "accelerated, it takes"
-# Without some of its replacements a model must be so many times as fast to lose them.
-_NOISE = 1.03
 # Smaller errors are float32's rounding in another order of the sums.
 _NEGLIGIBLE = 1e-6
 # Without a reference: so many roundings of the output's dtype may the two models differ. Eager models in bfloat16
@@ -53,11 +50,6 @@ class Comparison:
     eager_error: Optional[float] = None
     accelerated_error: Optional[float] = None
     difference: Optional[float] = None
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether the accelerated model was rejected for its time alone."""
-        return self.kept == "eager" and self.reason.startswith(_SLOWER)
 
     def __str__(self) -> str:
         lines = [f"{self.kept} kept: {self.reason}"]
@@ -114,52 +106,6 @@ def compare(model: nn.Module, check: Check, accelerate: Callable[[], None], rest
     return result
 
 
-def is_faster_without(model: nn.Module, check: Check, put: Callable[[], None], take_out: Callable[[], None]) -> bool:
-    """Return whether a model is faster without some of its replacements, which `put` and `take_out` change."""
-
-    def run() -> Any:
-        return _run(model, check)
-
-    for rounds in (1, 3):  # most are not, which the first shows
-        without, given = _times(run, _milliseconds(run), put, take_out, rounds)
-        if given <= _NOISE * without:
-            return False
-    return True
-
-
-def time_shares(model: nn.Module, check: Check, groups: Mapping[Any, Sequence[nn.Module]]) -> dict[Any, float]:
-    """Return which share of the time of one run of a model its modules take, by group, each with its submodules."""
-    seconds, started, hooks = dict.fromkeys(groups, 0.0), {}, []
-    groups_of: dict[nn.Module, list[Any]] = {}
-    for group, modules in groups.items():
-        for module in modules:
-            groups_of.setdefault(module, []).append(group)
-
-    def clock() -> float:
-        if kernel_set.DEVICE == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def begin(module: nn.Module, _: Any) -> None:
-        started[module] = clock()
-
-    def end(module: nn.Module, *_: Any) -> None:
-        spent = clock() - started.pop(module)
-        for group in groups_of[module]:
-            seconds[group] += spent
-
-    for module in groups_of:
-        hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
-    try:
-        start = clock()
-        _run(model, check)
-        total = clock() - start
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {group: spent / total for group, spent in seconds.items()}
-
-
 def _judge(result: Comparison, outputs: Sequence[Tensor]) -> None:
     result.kept = "eager"
     if result.eager_error is not None and result.accelerated_error is not None:
@@ -173,7 +119,7 @@ def _judge(result: Comparison, outputs: Sequence[Tensor]) -> None:
             result.reason = f"accelerated, its outputs differ by more than {allowed:.1e}"
             return
     if result.accelerated_ms > result.eager_ms:
-        result.reason = f"{_SLOWER} {result.accelerated_ms / result.eager_ms:.2f} times as long"
+        result.reason = f"accelerated, it takes {result.accelerated_ms / result.eager_ms:.2f} times as long"
         return
     result.kept = "accelerated"
     result.reason = f"it takes {result.accelerated_ms / result.eager_ms:.2f} of the eager model's time"

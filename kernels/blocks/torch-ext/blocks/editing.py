@@ -16,7 +16,7 @@ class Editor:
     """One graph, whose operations are replaced by calls of the kernels."""
 
     def __init__(self, module: GraphModule) -> None:
-        self._graph = module.graph
+        self._module, self._graph = module, module.graph
         self.misses: list[tuple[Node, str]] = []  # operations that a kernel almost computes, and the reasons
         self._erased: set[Node] = set()
         self._changing = [node for node in module.graph.nodes if changes(node)]
@@ -24,6 +24,13 @@ class Editor:
     def nodes(self) -> Iterable[Node]:
         """Return the nodes that are left, the last ones first."""
         return (node for node in reversed(list(self._graph.nodes)) if node not in self._erased)
+
+    def constant(self, node: Node) -> Any:
+        """Return the value of a node that reads an attribute."""
+        return getattr(self._module, node.target)
+
+    def is_erased(self, node: Node) -> bool:
+        return node in self._erased
 
     def may_join(self, nodes: Iterable[Node], place: Node, replaced: Sequence[Node] = ()) -> bool:
         """Return whether the operations of `nodes` may all be done at `place`: none writes to a tensor in between.

@@ -22,9 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from .calls import Refused, is_value
+from .findings import Findings, Tally
+from .fusions import fuse
 from .generation_processors import Formless, eos_of, form_of
 from .generation_step import Copies, Plan, State, StepGraph
 from .gpu import Gpu
+from .recording import Recording
 from .snapshots import Snapshot
 
 # Threads that generate at the same time, and sizes of batches that take turns.
@@ -120,8 +123,9 @@ class _Call:
 class Decoder:
     """Runs the decoding loop of one model."""
 
-    def __init__(self, gpu: Optional[Gpu] = None) -> None:
+    def __init__(self, findings: Findings, gpu: Optional[Gpu] = None) -> None:
         self.counts = GenerationCounts()
+        self._findings = findings
         self._gpu = gpu or Gpu()
         self._lock = threading.RLock()
         self._thread = threading.local()
@@ -227,7 +231,6 @@ class Decoder:
     def _take(self, call: _Call, device: torch.device) -> State:
         """Return a state for a call: one that is free, or a new one."""
         from .generation_cache import FixedCache
-        from .step_functions import Products
 
         kind = call.input_ids.shape[0], call.windows, self._gpu.modes()
         capacity = bucket_of(min(call.most_cached, call.prompt_length + _ROOM))
@@ -246,7 +249,7 @@ class Decoder:
                 if not free:
                     raise Refused(f"{_STATES} other threads generate")
                 self._drop(free[0])
-            state = State(FixedCache(call.windows, capacity, device), Products(), kind, device, self._gpu.wait)
+            state = State(FixedCache(call.windows, capacity, device), kind, device, self._gpu.wait)
         # The last one was used last.
         self._states = [other for other in self._states if other is not state] + [state]
         return state
@@ -270,38 +273,41 @@ class Decoder:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def run_step(
-        self, state: State, key: Any, bucket: int, plan: Plan, step: Callable[[Copies], None], model: nn.Module
-    ) -> None:
-        """Replay a step, capture it if it has run before, or run it."""
-        key = (bucket, key)
+    def run_step(self, state: State, key: Any, bucket: int, plan: Plan, model: nn.Module, forward: Callable) -> None:
+        """Replay a step, which is captured if it is the first of its kind; or run it, if it cannot be captured."""
+        from .decoding import attention_of_step
+
+        def compute(forward: Callable[..., Any]) -> Tensor:
+            return state.compute(model, forward, attention_of_step(model, state.cache), plan, bucket)
+
         with self._lock:
-            graph = state.graphs.get(key)
-            if graph is None and key in state.tried and key[1] not in self._refused:
-                graph = self._capture(state, key, plan, step)
+            graph = state.graphs.get((bucket, key))
+            if graph is None and key not in self._refused:
+                with self._gpu.in_order(state.token.device):
+                    compute(forward)  # for nothing: it allocates what a capture does not allow
+                if self._snapshot is not None and not self._snapshot.is_current(model):
+                    self._refused[key] = f"its forward changes {self._snapshot.find_difference(model)}"
+                else:
+                    graph = self._capture(state, (bucket, key), plan, model, forward, compute)
             with self._gpu.in_order(state.token.device):
                 if graph is not None:
-                    state.graphs.move_to_end(key)
+                    state.graphs.move_to_end((bucket, key))
                     graph.replay()
                     self.counts.steps += 1
-                    return
-                step(Copies(plan, state.token.device))
-            if key[1] in self._refused:
-                reason = self._refused[key[1]]
-            else:
-                reason = "the first of its length"
-                state.tried.add(key)
-                if self._snapshot is not None and not self._snapshot.is_current(model):
-                    self._refused[key[1]] = f"its forward changes {self._snapshot.find_difference(model)}"
-            self.counts.eager_steps[reason] += 1
+                else:
+                    state.finish(compute(forward), plan, Copies(plan, state.token.device))
+                    self.counts.eager_steps[self._refused[key]] += 1
 
-    def _capture(self, state: State, key: Any, plan: Plan, step: Callable[[Copies], None]) -> Optional[StepGraph]:
+    def _capture(
+        self, state: State, key: Any, plan: Plan, model: nn.Module, forward: Callable, compute: Callable
+    ) -> Optional[StepGraph]:
         device = state.token.device
         copies = Copies(plan, device)
         if not any(other.graphs for other in self._states):
             self._pool, self._pool_bytes = self._gpu.new_pool(), 0
         try:
-            replay, _, used = self._gpu.capture(lambda: step(copies), self._pool, device)
+            run = self._recorded(model, forward, compute, device)
+            replay, _, used = self._gpu.capture(lambda: state.finish(compute(run), plan, copies), self._pool, device)
         except Refused as refused:
             self._refused[key[1]] = str(refused)
             return None
@@ -310,6 +316,24 @@ class Decoder:
         graph = StepGraph(replay, copies)
         state.remember(key, graph)
         return graph
+
+    def _recorded(self, model: nn.Module, forward: Callable, compute: Callable, device: torch.device) -> Callable:
+        """Return a forward's recorded calls with the kernels among them, or where it has others, the forward."""
+        from .decoding import fuse_step
+
+        recording, tally = Recording(type(model)), Tally(type(model), self._findings)
+
+        def record(*args: Any, **kwargs: Any) -> Any:
+            return recording.record(forward, args, kwargs)
+
+        self._gpu.capture(lambda: compute(record), self._gpu.new_pool(), device)
+        if recording.obstacle is not None:
+            tally.miss(f"no kernels in its decoding steps: {recording.obstacle}")
+            return forward
+        misses = fuse(recording.module)
+        tally.add(recording.module.graph, misses)
+        fuse_step(recording.module)
+        return recording.run
 
     def fill_copies(self, state: State, plan: Plan, key: Any) -> None:
         """Give the graphs of a plan the tensors of a call's own processors."""
@@ -452,26 +476,11 @@ class _Generation:
 
     def _step(self, position: int) -> None:
         """Compute the token after the one at `position`."""
-        from .step_functions import functions_of_step
-
-        state, plan, model = self._state, self._call.plan, self._model
+        state, plan = self._state, self._call.plan
         if position >= state.cache.capacity:
             state.grow(bucket_of(min(2 * position, self._call.most_cached)))
         bucket = min(bucket_of(position + 1), state.cache.capacity)
-
-        def logits() -> Tensor:
-            functions = functions_of_step(model, state.cache, state.products)
-            return state.compute(model, self._forward, functions, plan, bucket)
-
-        def step(copies: Copies) -> None:
-            if not state.products.is_known:
-                # Once for nothing: the products that it finds out round otherwise when they are joined, and a seed
-                # would give other tokens.
-                logits()
-                state.cache.position.sub_(1)
-            state.finish(logits(), plan, copies)
-
-        self._decoder.run_step(state, self._key, bucket, plan, step, model)
+        self._decoder.run_step(state, self._key, bucket, plan, self._model, self._forward)
 
     def _keep_outputs(self) -> None:
         state, plan = self._state, self._call.plan

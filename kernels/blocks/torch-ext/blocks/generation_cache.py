@@ -300,8 +300,12 @@ class FixedCache(Cache):
             shared.new = None
         if shared.is_read and shared.unread:
             raise Refused("its attention does not read the cache at once")
-        shared.is_read = not shared.unread
-        shared.position.add_(1)
+        if shared.is_read is None:
+            shared.is_read = not shared.unread
+
+    def advance(self) -> None:
+        """Let the next step be that of the next position."""
+        self._shared.position.add_(1)
 
     def take_new(self, keys: Tensor) -> Optional[NewStates]:
         """Return the tensors that attention over `keys` has yet to write into the layer, or None."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from .findings import Findings
 from .generation import Decoder, GenerationCounts, generates
 
 # By model. Not among the model's attributes, where copies and pickles would find them.
@@ -16,10 +17,10 @@ decoders: "weakref.WeakKeyDictionary[nn.Module, Decoder]" = weakref.WeakKeyDicti
 _OTHER_LOOPS = {"_beam_search": "beams", "_assisted_decoding": "candidates of an assistant"}
 
 
-def add_decoder(model: nn.Module) -> GenerationCounts:
+def add_decoder(model: nn.Module, findings: Findings) -> GenerationCounts:
     """Let a model capture and replay decoding steps. Return its counts, which go on."""
     if model not in decoders:
-        decoders[model] = Decoder()
+        decoders[model] = Decoder(findings)
     return decoders[model].counts
 
 

@@ -105,24 +105,20 @@ class State:
 
     Attributes:
         cache: Keys and values.
-        products: The products of a step with weights.
         kind: The number of sequences, and the other properties that compatible calls share.
         tokens: Their tokens.
         news: [batch + 1], read by the host after a step: the new tokens, and whether any sequence continues.
         logits, scores: [batch, vocabulary] in float32, of the last step.
         graphs: By bucket and plan: the captured steps.
-        tried: Keys of steps that ran without a graph.
         is_busy: Whether a call uses it.
     """
 
-    def __init__(self, cache: Any, products: Any, kind: tuple, device: torch.device, wait: Callable[[], None]) -> None:
+    def __init__(self, cache: Any, kind: tuple, device: torch.device, wait: Callable[[], None]) -> None:
         self.cache = cache
-        self.products = products
         self.kind = kind
         self._wait = wait  # until the GPU has finished all graphs: they must not be freed before
         self.is_busy = True
         self.graphs: OrderedDict[Any, StepGraph] = OrderedDict()
-        self.tried: set = set()
         self.logits: Optional[Tensor] = None
         self.scores: Optional[Tensor] = None
         self.position_ids: Optional[Tensor] = None
@@ -182,7 +178,6 @@ class State:
     def drop_graphs(self) -> None:
         self._wait()
         self.graphs.clear()
-        self.tried.clear()
 
     def remember(self, key: Any, graph: StepGraph) -> None:
         self.graphs[key] = graph
@@ -194,15 +189,15 @@ class State:
         self,
         model: nn.Module,
         forward: Callable[..., Any],
-        functions: AbstractContextManager,
+        attention: AbstractContextManager,
         plan: Plan,
         bucket: int,
     ) -> Tensor:
         """Return the logits, [batch, vocabulary], of the token after the present one, which is cached.
 
-        This and `finish` are all of one step, on the device, and captured by a graph.
+        This and `finish` are all of one step, on the device, and captured by a graph. This alone may be repeated.
         """
-        with self.cache.step(bucket) as read, functions:
+        with self.cache.step(bucket) as read, attention:
             masks = read
             if plan.adds_masks:
                 added = self.cache.layers[0].keys.dtype
@@ -223,6 +218,7 @@ class State:
 
     def finish(self, logits: Tensor, plan: Plan, copies: Copies) -> None:
         """Choose and write a token by its logits, and find out which sequences end."""
+        self.cache.advance()
         if self.position_ids is not None:
             self.position_ids.add_(1)
         if plan.keeps_logits or plan.by_hand is not None:

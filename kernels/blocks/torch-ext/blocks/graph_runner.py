@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from .calls import Call, Refused, is_value, rebuild, take_apart
+from .findings import Findings, Tally
+from .fusions import fuse
 from .gpu import Gpu
 from .graph_times import GraphTimes
 from .kernel_set import PLAIN_TENSORS, is_forward_mode, is_transformed
+from .recording import Recording
 from .snapshots import Snapshot
 
 LIMIT = 8
@@ -106,8 +109,9 @@ class _Caches:
 class GraphRunner:
     """Decides for every call of one model whether it replays a graph, captures one, or runs eagerly."""
 
-    def __init__(self, model: nn.Module, limit: int = LIMIT, gpu: Optional[Gpu] = None) -> None:
+    def __init__(self, model: nn.Module, findings: Findings, limit: int = LIMIT, gpu: Optional[Gpu] = None) -> None:
         self.counts = GraphCounts()
+        self._tally = Tally(type(model), findings)
         self._limit = limit
         self._gpu = gpu or Gpu()
         self._lock = threading.RLock()
@@ -255,7 +259,8 @@ class GraphRunner:
         caches = _Caches(call.caches, call.device)
         if not self._graphs:
             self._pool, self._pool_bytes = self._gpu.new_pool(), 0
-        replay, output, pool_bytes = self._gpu.capture(lambda: forward(*args, **kwargs), self._pool, call.device)
+        run = self._recorded(type(model), forward, args, kwargs, call.device)
+        replay, output, pool_bytes = self._gpu.capture(lambda: run(*args, **kwargs), self._pool, call.device)
         graph = _Graph(replay, inputs, _output_of(output, call.caches), caches, GraphTimes(self._gpu.start_timing))
         del output
         with self._gpu.in_order(call.device):
@@ -277,6 +282,22 @@ class GraphRunner:
             return result
         self._gpu.wait()  # `graph` ends here
         return result
+
+    def _recorded(self, cls: type, forward: Callable, args: tuple, kwargs: dict[str, Any], device: Any) -> Callable:
+        """Return a forward's recorded calls of Torch with the kernels among them, or where it has others, the forward.
+
+        They are recorded during a capture, where transformers makes masks without a look at their elements.
+        """
+        if torch.is_autocast_enabled(self._gpu.type):  # it changes the dtypes of the model's own operations
+            return forward
+        recording = Recording(cls)
+        self._gpu.capture(lambda: recording.record(forward, args, kwargs), self._gpu.new_pool(), device)
+        if recording.obstacle is not None:
+            self._tally.miss(f"no kernels in its graph: {recording.obstacle}")
+            return forward
+        misses = fuse(recording.module)
+        self._tally.add(recording.module.graph, misses)
+        return recording.run
 
     def _replay_if_faster(
         self, graph: _Graph, call: Call, forward: Callable, args: tuple, kwargs: dict[str, Any]

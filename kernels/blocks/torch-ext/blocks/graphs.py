@@ -11,44 +11,44 @@ the model's own forward, and the counts show the reasons.
 import functools
 import weakref
 from types import MethodType
-from typing import Any, Optional
+from typing import Any
 
 from torch import nn
 from torch.compiler import is_compiling
 
+from .classes import derived, set_class
+from .findings import Findings
 from .generation import GenerationCounts
 from .generation_loops import add_decoder, decoders, generating_in, loops_of
 from .graph_runner import GraphCounts, GraphRunner
-from .replacements import derived, set_class
 
 _DENOISERS = ("transformer", "transformer_2", "unet")
 
 # By model. Not among the model's attributes, where copies and pickles would find them.
 _runners: "weakref.WeakKeyDictionary[nn.Module, GraphRunner]" = weakref.WeakKeyDictionary()
+_HELD = _runners, decoders
 _below: dict[type, type] = {}  # by class with graphs: the class without
 
 
-def add_graphs(model: Any, but: Optional[nn.Module] = None) -> dict[str, GraphCounts]:
+def add_graphs(model: Any, findings: Findings) -> dict[str, GraphCounts]:
     """Let a model, or the denoisers of a pipeline, capture and replay CUDA graphs. Return their counts, which go on.
 
-    Args:
-        model: A model or a pipeline.
-        but: A model that gets no graphs.
+    The operations that the kernels replace in graphs are added to the findings.
     """
     if isinstance(model, nn.Module):
         roots = {type(model).__name__: model}
     else:
         roots = {name: model.components.get(name) for name in _DENOISERS}
-    return {name: _add_to(root) for name, root in roots.items() if isinstance(root, nn.Module) and root is not but}
+    return {name: _add_to(root, findings) for name, root in roots.items() if isinstance(root, nn.Module)}
 
 
-def add_generation(model: Any) -> dict[str, GenerationCounts]:
+def add_generation(model: Any, findings: Findings) -> dict[str, GenerationCounts]:
     """Let the model that generates, if there is one, capture and replay decoding steps. Return its counts."""
     module = generating_in(model)
     if module is None:
         return {}
     _join(module)
-    return {type(module).__name__: add_decoder(module)}
+    return {type(module).__name__: add_decoder(module, findings)}
 
 
 def remove_graphs(module: nn.Module) -> None:
@@ -60,9 +60,20 @@ def remove_graphs(module: nn.Module) -> None:
         set_class(module, _below[type(module)])
 
 
-def _add_to(model: nn.Module) -> GraphCounts:
+def suspend_graphs(root: nn.Module) -> tuple[dict[nn.Module, Any], dict[nn.Module, Any]]:
+    """Let the modules of a model run without their graphs, and return these, for `resume_graphs`."""
+    return tuple({module: held.pop(module) for module in root.modules() if module in held} for held in _HELD)
+
+
+def resume_graphs(suspended: tuple[dict[nn.Module, Any], dict[nn.Module, Any]]) -> None:
+    """Undo `suspend_graphs`."""
+    for held, graphs in zip(_HELD, suspended):
+        held.update(graphs)
+
+
+def _add_to(model: nn.Module, findings: Findings) -> GraphCounts:
     if model not in _runners:
-        _runners[model] = GraphRunner(model)
+        _runners[model] = GraphRunner(model, findings)
         _join(model)
     return _runners[model].counts
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from . import kernel_set
 from .comparison import Comparison
+from .findings import Findings
 from .generation import GenerationCounts
 from .graph_runner import GraphCounts
 from .tested_versions import TESTED
@@ -45,30 +46,23 @@ def _counts(counts: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Report:
+class Report(Findings):
     """A model's replaced modules, the modules left, and the reasons. `print(report)` shows it as a table.
 
     Attributes:
-        replaced: By class of module and operation: the number of modules.
-        left: By class of module and the reason: how many modules.
-        kernels: By class of module and operation: the names of the kernels that it calls.
+        replaced, left, kernels: The findings, which grow with every graph.
         notes: Further notices, a sentence each.
         versions: Of this package, its kernels, Torch, and the libraries that are loaded.
         graphs: By model: the counts of its CUDA graphs, which grow with every call.
         generation: By model: the counts of its `generate`, which grow with every call.
         check: Both models' times and errors, if `accelerate` was asked to check.
-        shares: By class of module and the reason: the share of the time of the modules left, if it was measured.
     """
 
-    replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
-    left: Counter[tuple[str, str]] = field(default_factory=Counter)
-    kernels: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=_versions)
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
     generation: dict[str, GenerationCounts] = field(default_factory=dict)
     check: Optional[Comparison] = None
-    shares: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as data that `json.dumps` takes."""
@@ -78,8 +72,7 @@ class Report:
                 for (name, does), number in self.replaced.items()
             ],
             "left": [
-                {"class": name, "count": number, "reason": reason, "share": self.shares.get((name, reason))}
-                for (name, reason), number in self.left.items()
+                {"class": name, "count": number, "reason": reason} for (name, reason), number in self.left.items()
             ],
             "notes": list(self.notes),
             "device": kernel_set.DEVICE,
@@ -94,17 +87,15 @@ class Report:
         if replaced or left:
             lines = [f"{_modules(replaced)} replaced, {left} left as before; kernels for {kernel_set.DEVICE}"]
         else:
-            lines = ["nothing replaced: the model has no module that the kernels know"]
+            lines = [f"nothing replaced so far, before the first trace; kernels for {kernel_set.DEVICE}"]
         width = max((len(name) for name, _ in [*self.replaced, *self.left]), default=0)
         for title, counts in (("replaced", self.replaced), ("left", self.left)):
             if counts:
                 lines.append(f"{title}:")
-            for (name, words), number in counts.items():
-                kernels = self.kernels.get((name, words)) if counts is self.replaced else None
+            for (name, text), number in counts.items():
+                kernels = self.kernels.get((name, text)) if counts is self.replaced else None
                 by = f" ({', '.join(kernels)})" if kernels else ""
-                if counts is self.left and (name, words) in self.shares:
-                    by = f" ({self.shares[name, words]:.1%} of the time)"
-                lines.append(f"  {number:4} x {name:{width}}  {words}{by}")
+                lines.append(f"  {number:4} x {name:{width}}  {text}{by}")
         for name, counts in self.graphs.items():
             lines += [f"graphs of {name}:", *(f"  {line}" for line in str(counts).splitlines())]
         for name, counts in self.generation.items():

@@ -162,7 +162,7 @@ def _of_elements(root: Node, nodes: list[Node]) -> Optional[Rotation]:
                 base, places = row_source(part, x)
                 pairs = _pairs_of(places) if base is x else None
                 if pairs is not None and shape_of(cos) == shape_of(sin):
-                    checked = not (_repeats(cos, pairs) and _repeats(sin, pairs))
+                    checked = not (repeats(cos, pairs) and repeats(sin, pairs))
                     return Rotation(
                         x, same_value(cos), same_value(sin), pairs, [*nodes, root, straight, turned], None, checked
                     )
@@ -180,7 +180,7 @@ def _pairs_of(places: Any) -> Optional[str]:
     return "interleaved" if torch.equal(places, torch.stack((-first[1::2], first[::2]), -1).reshape(-1)) else None
 
 
-def _repeats(table: Node, pairs: str) -> bool:
+def repeats(table: Node, pairs: str) -> bool:
     """Return whether a table has the value of a pair at both of its elements, in every row."""
     names = row_names(table)
     if not names:

@@ -15,6 +15,7 @@ from .kernel_set import PLAIN_TENSORS
 
 # Attributes of every module that its forward does not depend on, without gradients.
 _NOT_READ = {
+    "_compiled_call_impl",
     "_non_persistent_buffers_set",
     "_backward_pre_hooks",
     "_backward_hooks",

@@ -1,14 +1,13 @@
-"""Whole models by Dynamo: Torch traces the forward, and the kernels take the place of operations in its graph.
+"""Models and blocks by Dynamo: Torch traces the forward, and the kernels take the place of operations in its graph.
 
 `torch.compile` calls the back end with a graph of Torch's own calls, and guards it: the graph runs only while inputs,
 modules, hooks, modes and global names are as they were when it was traced. Inductor has no part in it: the graph's
 calls run one by one, without the Python of the model around them.
 """
 
-import re
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,73 +17,84 @@ from torch._dynamo.utils import counters
 from torch.compiler import is_compiling
 from torch.fx import Graph, GraphModule, Node
 
-from .fusions import KERNELS_OF, fuse
+from .findings import Findings, Tally
+from .fusions import fuse
 from .kernel_set import DEVICE, is_forward_mode, is_transformed
-from .report import Report
-from .values import operation
+from .recording import is_recording
 
-# Operations that only norms have.
-_STATISTICS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "mean", "var", "std", "rsqrt"}
-
-# Reports, which the back ends fill. No value may refer to its model.
-_reports: "weakref.WeakKeyDictionary[nn.Module, Report]" = weakref.WeakKeyDictionary()
+# The modules of a model that run by graphs. No value may refer to the model.
+_traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = weakref.WeakKeyDictionary()
 
 
-def trace(model: nn.Module, report: Report) -> Report:
-    """Let a model run by graphs with the kernels, from its next call on. Return the report, which each graph adds to.
+def trace(model: nn.Module, findings: Findings, scope: str) -> None:
+    """Let a model run by graphs with the kernels, from its next call on. Each graph adds to the findings.
 
-    A model that is traced already keeps its graphs and its report.
+    Args:
+        model: The model.
+        findings: Of its report.
+        scope: "model" for a graph of the whole model, "blocks" for one of each class of blocks in its lists.
     """
-    if model in _reports:
-        return _reports[model]
-    own = model._call_impl
-
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        return own(*args, **kwargs)
-
-    # Torch counts the graphs of a code object, up to 8: each model has one of its own.
-    traced.__code__ = traced.__code__.replace()
-    compiled = torch.compile(traced, backend=_Backend(type(model).__name__, report))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # who compiles the model gets its own operations, which Inductor fuses
-            return own(*args, **kwargs)
-        with dynamo_config.patch(skip_nnmodule_hook_guards=False):  # hooks may be added after the trace
-            return compiled(*args, **kwargs)
-
-    resume(model, call)
-    _reports[model] = report
-    return report
-
-
-def is_traced(model: nn.Module) -> bool:
-    return model in _reports
-
-
-def suspend(model: nn.Module) -> Any:
-    """Let a model run as it was, and return the call that runs its graphs."""
-    call = model._compiled_call_impl
-    model._compiled_call_impl = None  # Torch has no public name to undo `nn.Module.compile`
-    return call
-
-
-def resume(model: nn.Module, call: Any) -> None:
-    model._compiled_call_impl = call
+    modules = [model] if scope == "model" else _blocks_of(model)
+    calls = {cls: _compiled(cls, findings) for cls in {type(module) for module in modules}}
+    for module in modules:
+        module._compiled_call_impl = partial(calls[type(module)], module)
+    _traced[model] = weakref.WeakSet(modules)
 
 
 def untrace(model: nn.Module) -> None:
     """Undo `trace`."""
-    if _reports.pop(model, None) is not None:
-        suspend(model)
+    for module in _traced.pop(model, ()):
+        module._compiled_call_impl = None  # Torch has no public name to undo `nn.Module.compile`
+
+
+def suspend(model: nn.Module) -> dict[nn.Module, Any]:
+    """Let a model run as it was, and return the calls that run its graphs, for `resume`."""
+    calls = {module: module._compiled_call_impl for module in _traced.get(model, ())}
+    for module in calls:
+        module._compiled_call_impl = None
+    return calls
+
+
+def resume(calls: dict[nn.Module, Any]) -> None:
+    """Undo `suspend`."""
+    for module, call in calls.items():
+        module._compiled_call_impl = call
+
+
+def _blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the modules in the outermost lists of a model."""
+    blocks = []
+    for module in model.children():
+        blocks += [*module] if isinstance(module, nn.ModuleList) else _blocks_of(module)
+    return blocks
+
+
+def _compiled(cls: type, findings: Findings) -> Callable[..., Any]:
+    """Return the call of the modules of a class, by graphs that they share."""
+
+    def traced(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    # Torch counts the graphs of a code object, up to 8: each model and each class of blocks has one of its own.
+    traced.__code__ = traced.__code__.replace()
+    compiled = torch.compile(traced, backend=_Backend(cls, findings))
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Who compiles the model gets its own operations, which Inductor fuses.
+        if is_compiling() or is_recording():
+            return module._call_impl(*args, **kwargs)
+        with dynamo_config.patch(skip_nnmodule_hook_guards=False):  # hooks may be added after the trace
+            return compiled(module, *args, **kwargs)
+
+    return call
 
 
 class _Backend:
-    """The function that `torch.compile` calls with each graph of one model."""
+    """The function that `torch.compile` calls with each graph of one model, or of one class of blocks."""
 
-    def __init__(self, name: str, report: Report) -> None:
-        self._name, self._report = name, report
+    def __init__(self, cls: type, findings: Findings) -> None:
+        self._findings, self._tally = findings, Tally(cls, findings)
         self._breaks = dict(counters["graph_break"])
-        self._counted: set[tuple[str, str, str]] = set()  # a second graph of a module counts once
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._add_breaks()
@@ -93,7 +103,7 @@ class _Backend:
         own = GraphModule(module, _copied(module.graph))
         for part in module.modules():  # the others are the bodies of checkpoints and the like
             if isinstance(part, GraphModule):
-                self._count(part.graph, fuse(part))
+                self._tally.add(part.graph, fuse(part))
 
         def run(*args: Any) -> Any:
             # The kernels have no forward mode, and their formulas for transforms are the model's own operations.
@@ -105,30 +115,8 @@ class _Backend:
         for reason, number in counters["graph_break"].items():
             if number > self._breaks.get(reason, 0):
                 title = reason.strip().partition("\n")[0]
-                self._report.left["graph break", title] += number - self._breaks.get(reason, 0)
+                self._findings.left["graph break", title] += number - self._breaks.get(reason, 0)
         self._breaks = dict(counters["graph_break"])
-
-    def _count(self, graph: Graph, misses: Sequence[tuple[Node, str]]) -> None:
-        for node in graph.nodes:
-            kernel = KERNELS_OF.get(node.target) if node.op == "call_function" else None
-            path, name = self._module_of(node)
-            if kernel is not None:
-                self._add_to(self._report.replaced, path, name, kernel.does)
-                self._report.kernels[name, kernel.does] = list(kernel.names)
-            elif operation(node) in _STATISTICS and re.search("[Nn]orm(?![a-z])", name):
-                self._add_to(self._report.left, path, name, "it computes no norm that a kernel does")
-        for node, reason in misses:
-            self._add_to(self._report.left, *self._module_of(node), reason)
-
-    def _add_to(self, counts: Counter[tuple[str, str]], path: str, name: str, text: str) -> None:
-        if (path, name, text) not in self._counted:
-            self._counted.add((path, name, text))
-            counts[name, text] += 1
-
-    def _module_of(self, node: Node) -> tuple[str, str]:
-        """Return the path and the class of the innermost module that a node belongs to."""
-        path, cls = next(reversed((node.meta.get("nn_module_stack") or {"": ("", self._name)}).values()))
-        return path, cls.__name__ if isinstance(cls, type) else str(cls).rpartition(".")[2]
 
 
 def _copied(graph: Graph) -> Graph:

@@ -1,0 +1,292 @@
+"""Graphs of the calls of Torch that one forward makes, for CUDA graphs.
+
+A CUDA graph repeats the kernels of one call, whatever the Python of the model would do the next time. The calls of
+Torch in that call are recorded while it is captured, the kernels take the place of some (`fusions`), and the rest is
+captured again without the model's Python. Nothing is guarded here: `graph_runner` decides when a graph is out of date.
+"""
+
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .calls import rebuild
+from .kernel_set import DEVICE, PLAIN_TENSORS
+from .values import changes, operation
+
+_VALUES = (
+    *(type(None), type(...), bool, int, float, complex, str, slice),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_OPERATORS = {
+    f"__{name}__": getattr(operator, name)
+    for name in (
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "neg", "invert"),
+        *("iadd", "isub", "imul", "itruediv", "ior", "iand", "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem"),
+    )
+} | {"__and__": operator.and_, "__or__": operator.or_}
+_REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
+_EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_"}
+# Addresses are given to kernels that Torch does not see.
+_ADDRESSES = {"data_ptr", "__dlpack__", "__cuda_array_interface__", "untyped_storage", "storage", "numpy"}
+
+
+_thread = threading.local()
+
+
+def is_recording() -> bool:
+    """Return whether this thread records a forward."""
+    return getattr(_thread, "is_recording", False)
+
+
+class Unrecorded(Exception):
+    """The calls of Torch are not all that the forward does. The text says why."""
+
+
+class Recording:
+    """The calls of Torch in one forward.
+
+    Attributes:
+        module: The graph of the calls. Its placeholders are the tensors of the forward's arguments, and the parts of
+            the result are returned as a list.
+        obstacle: Why the graph does less than the forward, or None.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self.obstacle: Optional[str] = None
+        self.module: GraphModule = GraphModule({}, Graph())
+        self._cls = cls
+        self._output: Any = None
+
+    def record(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return the result of `forward(*args, **kwargs)`, whose calls make up the graph."""
+        writer = _Writer(self._cls)
+        rebuild((args, kwargs), lambda leaf: writer.add_input(leaf) if type(leaf) in PLAIN_TENSORS else None)
+        _thread.is_recording = True
+        try:
+            with writer.modules(), _Dispatched(writer), writer:
+                output = forward(*args, **kwargs)
+        finally:
+            _thread.is_recording = False
+        outputs: list[Node] = []
+
+        def place(leaf: Any) -> Any:
+            if type(leaf) not in PLAIN_TENSORS:
+                return leaf
+            outputs.append(writer.node_of(leaf))
+            return _Part(len(outputs) - 1)
+
+        self._output = rebuild(output, place)
+        writer.graph.output(outputs)
+        self.obstacle = writer.obstacle
+        if self.obstacle is None:
+            self.module = GraphModule(writer.constants, writer.graph)
+        return output
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result for other tensors in the arguments, by the calls of the graph."""
+        tensors: list[Tensor] = []
+        rebuild((args, kwargs), lambda leaf: tensors.append(leaf) if type(leaf) in PLAIN_TENSORS else None)
+        parts = Interpreter(self.module).run(*tensors)
+        return rebuild(self._output, lambda leaf: parts[leaf.index] if isinstance(leaf, _Part) else leaf)
+
+
+class _Part:
+    """Stands for a tensor in a recorded result."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _Writer(TorchFunctionMode):
+    """Writes calls into a graph, in the form in which Dynamo's graphs have them."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.constants: dict[str, Any] = {}
+        self.obstacle: Optional[str] = None
+        self.is_inside = False  # a call of Torch
+        self._fakes = torch._subclasses.FakeTensorMode()
+        self._nodes = WeakIdKeyDictionary()  # by tensor
+        self._constants: dict[int, Node] = {}  # by id of an object that `constants` keeps alive
+        self._unwritten: set[Node] = set()
+        self._stack: list[tuple[str, type]] = [("", cls)]
+        self._autocast = torch.is_autocast_enabled(DEVICE)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: Optional[dict[str, Any]] = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        self.is_inside = True
+        try:
+            result = function(*args, **kwargs)
+            if self.obstacle is None:
+                self._write(function, args, kwargs, result)
+        except Unrecorded as unrecorded:
+            self.obstacle = str(unrecorded)
+        finally:
+            self.is_inside = False
+        return result
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Note which module each call belongs to."""
+        before = register_module_forward_pre_hook(lambda module, _: self._stack.append((str(id(module)), type(module))))
+        after = register_module_forward_hook(lambda *_: self._leave(), always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _leave(self) -> None:
+        self._stack.pop()
+
+    def add_input(self, tensor: Tensor) -> None:
+        self._name_result(self.graph.placeholder(f"input_{len(self._nodes)}"), tensor)
+
+    def node_of(self, tensor: Tensor) -> Node:
+        node = self._nodes.get(tensor)
+        return self._constant(tensor) if node is None else node
+
+    def _write(self, function: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        if _name_of(function) in _ADDRESSES:
+            raise Unrecorded(f"it gives addresses of tensors to other code ({_name_of(function)})")
+        if not _has_tensors(result) and not _has_tensors((args, kwargs)):
+            return  # a setting, such as the mode of gradients
+        if torch.is_autocast_enabled(DEVICE) != self._autocast:
+            raise Unrecorded("it changes autocast")
+        kind, target, args = _call_of(function, args)
+        if not _has_tensors(result) and not _writes(target):
+            return  # a size, a dtype, or a number that a capture does not allow to read
+        node = self.graph.create_node(kind, target, self._argument(args), self._argument(kwargs))
+        path, cls = self._stack[-1]
+        node.meta["nn_module_stack"] = {path: (path, cls)}
+        self._watch_memory(node)
+        if changes(node) or any(self._nodes.get(tensor) is None for tensor in _tensors_in(result)):
+            self._name_results(node, result)
+        else:
+            self.graph.erase_node(node)  # it returned its argument
+
+    def _watch_memory(self, node: Node) -> None:
+        """Raise if a call reads memory that no recorded call has written."""
+        if operation(node) in _EMPTY:
+            self._unwritten.add(node)
+            return
+        for operand in node.all_input_nodes:
+            if operand in self._unwritten:
+                if not changes(node):
+                    raise Unrecorded("it reads memory that no call of Torch has written")
+                self._unwritten.discard(operand)
+
+    def _name_results(self, node: Node, result: Any) -> None:
+        if isinstance(result, Tensor):
+            if self._nodes.get(result) is None:
+                self._name_result(node, result)
+        elif isinstance(result, (tuple, list)):
+            for index, part in enumerate(result):
+                if _has_tensors(part):
+                    inner = self.graph.call_function(operator.getitem, (node, index))
+                    inner.meta["nn_module_stack"] = node.meta["nn_module_stack"]
+                    self._name_results(inner, part)
+
+    def _name_result(self, node: Node, tensor: Tensor) -> None:
+        if type(tensor) not in PLAIN_TENSORS:
+            raise Unrecorded(f"it makes a {type(tensor).__name__}")
+        self._nodes[tensor] = node
+        with self._fakes, torch._C.DisableTorchFunction():
+            node.meta["example_value"] = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+
+    def _argument(self, value: Any) -> Any:
+        if type(value) in PLAIN_TENSORS:
+            return self.node_of(value)
+        if isinstance(value, slice):
+            return slice(*map(self._argument, (value.start, value.stop, value.step)))
+        if type(value) in (tuple, list, torch.Size):
+            return (list if type(value) is list else tuple)(map(self._argument, value))
+        if type(value) is dict:
+            return {key: self._argument(part) for key, part in value.items()}
+        if isinstance(value, torch.Generator):
+            return self._constant(value)
+        if type(value) not in _VALUES:
+            raise Unrecorded(f"an argument of a call is a {type(value).__name__}")
+        return value
+
+    def _constant(self, value: Any) -> Node:
+        node = self._constants.get(id(value))
+        if node is None:
+            name = f"constant_{len(self._constants)}"
+            self.constants[name] = value
+            first = next(iter(self.graph.nodes), None)
+            with self.graph.inserting_before(first):
+                node = self._constants[id(value)] = self.graph.get_attr(name)
+            if isinstance(value, Tensor):
+                self._name_result(node, value)
+        return node
+
+
+class _Dispatched(TorchDispatchMode):
+    """Notices operations of Torch from outside of recorded calls, as those that a C++ extension makes."""
+
+    def __init__(self, writer: _Writer) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
+        if not self._writer.is_inside and self._writer.obstacle is None:
+            self._writer.obstacle = f"other code than Python calls {function}"
+        return function(*args, **(kwargs or {}))
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors_in(part)
+    elif isinstance(value, dict):
+        yield from _tensors_in(list(value.values()))
+
+
+def _has_tensors(value: Any) -> bool:
+    return next(_tensors_in(value), None) is not None
+
+
+def _name_of(function: Any) -> str:
+    name = getattr(function, "__name__", "")
+    return getattr(function.__self__, "__name__", "") if name in ("__get__", "__set__") else name
+
+
+def _call_of(function: Any, args: Sequence[Any]) -> tuple[str, Any, tuple]:
+    """Return a node's kind, its target and its arguments for a call."""
+    name = _name_of(function)
+    if getattr(function, "__name__", "") == "__get__":
+        return "call_function", getattr, (args[0], name)
+    if getattr(function, "__name__", "") == "__set__":
+        raise Unrecorded(f"it sets {name} of a tensor")
+    if name in _REFLECTED:
+        return "call_function", _REFLECTED[name], (args[1], args[0])
+    if name in _OPERATORS:
+        return "call_function", _OPERATORS[name], tuple(args)
+    if getattr(Tensor, name, None) is function:
+        return "call_method", name, tuple(args)
+    return "call_function", function, tuple(args)
+
+
+def _writes(target: Any) -> bool:
+    """Return whether a call without a result may write to a tensor."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    schema = getattr(target, "_schema", None)
+    return name in ("setitem", "iadd") or name.endswith("_") or (schema is not None and schema.is_mutable)
