@@ -8,6 +8,7 @@ import itertools
 import torch
 from diffusers import LTXVideoTransformer3DModel
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 FIRST = "the first call of its shape"
@@ -84,6 +85,26 @@ class FixedTime:
         return self._milliseconds
 
 
+class Undone(TorchDispatchMode):
+    """Undoes the writes of Torch's operations when it ends."""
+
+    def __enter__(self):
+        self.before = []
+        return super().__enter__()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for argument, given in zip(op._schema.arguments, args):
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, torch.Tensor):
+                self.before.append((given, given.clone()))
+        return op(*args, **kwargs)
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        for tensor, before in reversed(self.before):
+            tensor.copy_(before)
+
+
 def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
     """Accelerate `model` with graphs that the CPU "captures": a replay runs the forward again, on the same tensors.
 
@@ -114,6 +135,12 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
                         old.copy_(new)
 
             return replay, output, 0
+
+        def dry_run(self, run, device):
+            if error is not None:
+                raise calls.Refused(error)
+            with Undone():
+                run()
 
         def in_order(self, device):
             return contextlib.nullcontext()
@@ -150,6 +177,12 @@ def eager(model, inputs):
     return copy.deepcopy(model)(**inputs)
 
 
+def is_same(actual, expected):
+    """Return whether outputs differ by rounding only: graphs have the kernels, other calls the model's operations."""
+    difference = (actual.float() - expected.float()).norm() / expected.float().norm()
+    return difference.item() < {torch.float32: 1e-5, torch.bfloat16: 2e-2}[expected.dtype]
+
+
 def ltx_on_gpu(dtype=torch.bfloat16):
     return ltx().to("cuda", dtype)
 
@@ -168,7 +201,7 @@ def graphed(blocks, model, limit=8):
 
 
 def without_graphs(blocks, model, inputs):
-    """Return an accelerated model's eager outputs."""
+    """Return a model's outputs without graphs."""
     graphs = module_of(blocks, "graphs")
     runner = graphs._runners.pop(model)
     try:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from graph_models import FIRST, Wrapped, accelerate_on_cpu, eager, ltx, ltx_inputs, module_of, warm
+from graph_models import FIRST, Wrapped, accelerate_on_cpu, eager, is_same, ltx, ltx_inputs, module_of, warm
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
@@ -164,7 +164,7 @@ def test_expanded_and_overlapping_arguments(blocks):
     counts = accelerate_on_cpu(blocks, model)
     for _ in range(3):
         x = torch.randn(1, 3).expand(5, 3)
-        assert torch.equal(model(x), eager(model, {"x": x}))
+        assert is_same(model(x), eager(model, {"x": x}))
     assert counts.replays == 1
     for _ in range(2):
         model(torch.randn(7).unfold(0, 3, 2))

@@ -58,7 +58,8 @@ def accelerate(
     roots = _roots(model)
     checked = None if check is None else _root_to_check(model, check)
     options = graphs, scope or (None if graphs else "model")
-    report = next((known for root in roots for _, known in [_accelerated.get(root, (None, None))] if known), Report())
+    known = [report for given, report in map(_accelerated.get, roots, [(None, None)] * len(roots)) if given == options]
+    report = known[0] if known else Report()
     for root in roots:
         if _accelerated.get(root, (None,))[0] != options:
             _restore_root(root)

@@ -124,7 +124,7 @@ def fuse_step(module: GraphModule) -> None:
 
 def _product(node: Any, users: Optional[int] = None) -> Optional[tuple[Node, Node, Optional[Node]]]:
     """Return the input, the weight and the bias of a product that the kernels compute, or None."""
-    if operation(node) != "linear" or (users is not None and len(node.users) != users):
+    if operation(node) != "linear" or node.target is decode.linear or (users is not None and len(node.users) != users):
         return None
     x, weight = node.args[:2]
     bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")

@@ -326,7 +326,7 @@ class Decoder:
         def record(*args: Any, **kwargs: Any) -> Any:
             return recording.record(forward, args, kwargs)
 
-        self._gpu.capture(lambda: compute(record), self._gpu.new_pool(), device)
+        self._gpu.dry_run(lambda: compute(record), device)
         if recording.obstacle is not None:
             tally.miss(f"no kernels in its decoding steps: {recording.obstacle}")
             return forward

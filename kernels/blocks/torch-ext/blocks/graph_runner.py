@@ -291,7 +291,7 @@ class GraphRunner:
         if torch.is_autocast_enabled(self._gpu.type):  # it changes the dtypes of the model's own operations
             return forward
         recording = Recording(cls)
-        self._gpu.capture(lambda: recording.record(forward, args, kwargs), self._gpu.new_pool(), device)
+        self._gpu.dry_run(lambda: recording.record(forward, args, kwargs), device)
         if recording.obstacle is not None:
             self._tally.miss(f"no kernels in its graph: {recording.obstacle}")
             return forward
