@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from .editing import Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, rmsnorm, rope3d
+from .masks import drop_causal_mask
 from .matching import Match, Named, Pattern, match, mean, narrow, one_plus, rsqrt, sqrt, tagged, wide
 from .rotations import rotate, rotate_if_repeated, rotate_together
 from .values import argument, counted, dtype_of, is_tensor, operation, row_source, same_value, shape_of, value
@@ -79,6 +80,7 @@ def fuse(module: GraphModule) -> list[tuple[Node, str]]:
     """Replace all operations of a graph that the kernels compute. Return those that almost are, and the reasons."""
     editor = Editor(module)
     for replace in (
+        drop_causal_mask,
         rotate,
         _modulate,
         _normalize,

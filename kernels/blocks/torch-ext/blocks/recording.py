@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .calls import rebuild
-from .kernel_set import DEVICE, PLAIN_TENSORS
+from .kernel_set import DEVICE, PLAIN_TENSORS, is_transformed
 from .values import changes, operation
 
 _VALUES = (
@@ -166,6 +166,8 @@ class _Writer(TorchFunctionMode):
             return  # a setting, such as the mode of gradients
         if torch.is_autocast_enabled(DEVICE) != self._autocast:
             raise Unrecorded("it changes autocast")
+        if is_transformed():
+            raise Unrecorded("it uses a transform of torch.func")
         kind, target, args = _call_of(function, args)
         if not _has_tensors(result) and not _writes(target):
             return  # a size, a dtype, or a number that a capture does not allow to read

@@ -54,7 +54,7 @@ def changes(node: Node) -> bool:
     name = operation(node)
     if name in _CHANGES or "out" in node.kwargs or node.kwargs.get("inplace") is True:
         return True
-    if name.endswith("_") and not name.endswith("__"):
+    if name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_", "not_"):  # as in `operator`
         return True
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
