@@ -13,7 +13,6 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
     unbiased. `1 - (1 - c / n) ** k` is too small. Source: Chen et al., "Evaluating Large Language Models Trained on
     Code", arXiv:2107.03374, section 2.1.
     """
-    _check(attempts, k)
     return 1 - math.comb(attempts - right, k) / math.comb(attempts, k)
 
 
@@ -25,23 +24,5 @@ def speedup_at_k(speeds: Sequence[float], k: int) -> float:
     Parallel Code?", arXiv:2401.12554, where it is speedup_n@k. Unlike there, every attempt counts: one that is wrong
     has the speed 1, that of the reference which is used in its place.
     """
-    _check(len(speeds), k)
     chosen = (math.comb(index, k - 1) * speed for index, speed in enumerate(sorted(speeds)))
     return math.fsum(chosen) / math.comb(len(speeds), k)
-
-
-def fast_p(speeds: Sequence[float | None], p: float) -> float:
-    """Return the share of attempts that are right and more than p times as fast as the reference.
-
-    Source: Ouyang et al., "KernelBench: Can LLMs Write Efficient GPU Kernels?", arXiv:2502.10517. fast_0 is the share
-    of right attempts.
-
-    Args:
-        speeds: The speed of each attempt, None where it is wrong.
-    """
-    return sum(speed is not None and speed > p for speed in speeds) / len(speeds)
-
-
-def _check(attempts: int, k: int) -> None:
-    if not 1 <= k <= attempts:
-        raise ValueError(f"k is {k}; expected 1 to {attempts}, the number of attempts")
