@@ -16,9 +16,8 @@ from kernel_builder.cli import main
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import Speedup, Verdict
 from kernel_judge.search.best_kernel import contenders
-from kernel_judge.search.estimators import pass_at_k, speedup_at_k
 from kernel_judge.search.run_log import LOG
-from kernel_judge.search.run_report import make_report
+from kernel_judge.search.run_report import make_report, pass_at_k, speedup_at_k
 from kernel_judge.search.workspace import Workspace
 
 SPEEDS = [1.0, 1.0, 1.3, 2.5, 1.3, 4.0, 1.1]
