@@ -67,8 +67,8 @@ def _check_backends(project: Project, place: TomlPlace) -> None:
             raise ConfigError(
                 f"lists {backend.name}, and no [kernel.<name>] is for it, so its packages would have no device code",
                 where=str(place),
-                hint=f'add a [kernel.<name>] with backend = "{backend.name}", which may have the sources of another, '
-                f'or take "{backend.name}" out of the list',
+                hint=f'add a [kernel.<name>] with language = "cpp-{backend.name}", which may have the sources of '
+                f'another, or take "{backend.name}" out of the list',
             )
 
 

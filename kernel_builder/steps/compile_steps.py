@@ -63,8 +63,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     framework, abi = project.framework, variant.framework
     assert not isinstance(framework, TorchNoarch)
     assert not isinstance(abi, Noarch)
-    # A project on the stable ABI also publishes its stable binary under the names of single Torch releases.
-    stable = framework.stable_abi.get(variant.backend)
+    stable = variant.stable_abi(framework)
     release = stable or abi.release
     backend = backends.compiled(variant.backend)
     toolkit = backend.toolkit(toolchains, variant.release)
@@ -159,7 +158,7 @@ def _check_source(project: Project, kernel: Kernel, source: str, backend: Compil
         raise ConfigError(
             f"{source} is a {owner.title} source, which the {backend.name} backend cannot compile",
             where=where,
-            hint=f'move it to a [kernel.*] table with backend = "{owner.name}"',
+            hint=f'move it to a [kernel.*] table with language = "cpp-{owner.name}"',
         )
     if suffix not in CXX_SUFFIXES:
         known = sorted({suffix for other in backends.every(backend) for suffix in other.suffixes})

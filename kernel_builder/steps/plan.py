@@ -98,7 +98,7 @@ def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolc
             where=f"{project.root / 'build.toml'}: [{framework.table}] src",
             hint=f"list the source that registers the functions, for example {framework.package_directory}/binding.cpp",
         )
-    stable = variant.backend in framework.stable_abi
+    stable = variant.stable_abi(framework) is not None
     backend = backends.compiled(variant.backend)
     libraries = commands.framework_libraries(variant.framework, backend, stable=stable)
     host = toolchains.host(variant.platform)
