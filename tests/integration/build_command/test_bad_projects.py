@@ -247,18 +247,20 @@ def test_a_check_can_be_allowed_by_name(copy_project: Copy, cache: Path, kernel_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["build", "--varient", "x"], "No such option"),
         (["build", "--backend", "gpu"], "'cpu', 'cuda'"),
         (["build", "--jobs", "many", "--json"], "not a valid integer"),
     ],
 )
-def test_wrong_commands_and_options_are_refused(cache: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_wrong_commands_and_options_are_refused(
+    cache: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
     """click refuses wrong commands: usage on stderr, nothing on stdout, exit code 2."""
     done = subprocess.run(
         [BUILDER, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment(cache)
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

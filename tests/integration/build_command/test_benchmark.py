@@ -101,7 +101,7 @@ def test_bad_selections_have_clear_errors(
     scale: Callable[..., Path], copy_project: Callable[..., Path], tmp_path: Path
 ) -> None:
     project = scale()
-    for arguments, words in {
+    for arguments, message in {
         ("--shapes", "64x512,7by9"): "--shapes: '7by9' is not a shape; expected sizes joined by x",
         ("--shapes", "*x3"): "--shapes: '*x3' fits no operation on cpu; they take 2 sizes, and declare 64x512, 128x512",
         ("--shapes", "1x2x3"): "--shapes: '1x2x3' fits no operation on cpu",
@@ -109,7 +109,7 @@ def test_bad_selections_have_clear_errors(
         ("--operation", "scale"): "--operation: 'scale' is none of scaled",
     }.items():
         done = benchmark(project, *arguments)
-        assert done.exit_code == 2 and words in done.stderr, done.stderr
+        assert done.exit_code == 2 and message in done.stderr, done.stderr
     unbuilt = copy_project("stable-scale", "unbuilt")
     assert "benchmark.py: does not exist" in benchmark(unbuilt).stderr
     shutil.copytree(project / "benchmarks", unbuilt / "benchmarks")

@@ -153,13 +153,13 @@ def test_the_command_prints_a_table_and_each_try_or_json(runs: list[Path]) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [(["--k", "0"], "not a list of numbers"), ([], "there is no log.jsonl")],
 )
-def test_errors_say_what_to_do(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_errors_say_what_to_do(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(main, ["report", str(tmp_path), *arguments])
     assert done.exit_code == 2
-    assert said in done.stderr and "hint: " in done.stderr
+    assert message in done.stderr and "hint: " in done.stderr
 
 
 def test_a_report_needs_a_finished_attempt(tmp_path: Path) -> None:

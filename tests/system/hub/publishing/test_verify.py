@@ -82,10 +82,10 @@ def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp
     source = scale / "scale/scale_cpu.cpp"
     source.write_text(source.read_text() + "// later\n")
     git("commit", "-am", "Later")
-    said = StringIO()
-    (verdict,) = check(hub, "org/scale", source=scale, progress=Lines(said)).variants
+    output = StringIO()
+    (verdict,) = check(hub, "org/scale", source=scale, progress=Lines(output)).variants
     assert (verdict.rebuilt, verdict.ok) == ("equal", True)
-    assert "[1/1] rebuilding 1 variant at commit " in said.getvalue() and "link stable-scale cpu" in said.getvalue()
+    assert "[1/1] rebuilding 1 variant at commit " in output.getvalue() and "link stable-scale cpu" in output.getvalue()
 
     other = shutil.copytree(PROJECTS / "full-scale", tmp_path / "other")
     (verdict,) = check(hub, "org/scale", source=other).variants
