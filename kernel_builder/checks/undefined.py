@@ -119,7 +119,7 @@ def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: 
             NAME,
             binary.name,
             f"{readable} is a symbol of {family.title}, which a {variant.backend} variant does not have",
-            f'keep {backend.title} code in a [kernel.*] table with backend = "{backend}", or under '
+            f'keep {backend.title} code in a [kernel.*] table with language = "cpp-{backend}", or under '
             f"#ifdef {backend.name.upper()}_KERNEL",
         )
     elif not any(family.libraries.match(library) for library in binary.needed):

@@ -142,7 +142,7 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
     for name, package in sorted(packages.items()):
         builds.setdefault((*_origin(package), package.compiler or _NONE), []).append(name)
     lines = [f"## Build\n\nLicense: {project.license}."]
-    for label, address in (("Upstream", project.upstream), ("Source", project.source)):
+    for label, address in (*(("Upstream", url) for url in project.upstream), ("Source", project.source)):
         if address:
             lines.append(f"{label}: <{address}>.")
     lines += [

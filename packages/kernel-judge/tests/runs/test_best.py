@@ -68,8 +68,8 @@ def test_the_judge_decides_between_six_agents(tmp_path: Path, monkeypatch: pytes
     request.task.write_text(text.replace(steps, many))
     result = run_search(request)
     outcomes = {event["attempt"]: event for event in logged(result.run, "try-ended")}
-    said = [outcomes[number]["outcome"] for number in range(1, 7)]
-    assert said == ["wrong", "no-candidate", "right", "wrong", "no-candidate", "right"], outcomes
+    ends = [outcomes[number]["outcome"] for number in range(1, 7)]
+    assert ends == ["wrong", "no-candidate", "right", "wrong", "no-candidate", "right"], outcomes
     assert outcomes[1]["judged"]["verdict"]["rejected-as"] == "input-changed"
     assert result.best and result.best["attempt"] == 6
 
@@ -109,10 +109,10 @@ def test_a_context_without_its_files_is_an_error(tmp_path: Path) -> None:
 def test_an_agent_asks_the_judge(tmp_path: Path) -> None:
     asking = "sh -c './judge; echo \"# wrong\" > candidate.py; ./judge; echo status $?'"
     run = run_search(quick_request(tmp_path, asking)).run
-    said = Workspace(run, 1, 1).log.read_text()
-    assert "There is no candidate" in said
-    assert "The candidate is wrong.\nwrong-result: it is wrong on purpose" in said
-    assert "status 1" in said
+    log = Workspace(run, 1, 1).log.read_text()
+    assert "There is no candidate" in log
+    assert "The candidate is wrong.\nwrong-result: it is wrong on purpose" in log
+    assert "status 1" in log
 
 
 @pytest.mark.usefixtures("judge_calls")
