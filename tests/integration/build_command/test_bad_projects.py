@@ -55,7 +55,7 @@ def without_sources(project: Path) -> None:
         (in_build_toml("license", "licence"), "[general] licence", "unknown key", "did you mean `license`?"),
         (in_build_toml("[general]", "[general"), "build.toml", "is not TOML", "correct the line"),
         (lambda project: (project / "build.toml").unlink(), "build.toml", "there is no such file", "init"),
-        (in_build_toml('"cuda"]', '"cuda", "rocm"]'), "[general] backends", "lists rocm", 'backend = "rocm"'),
+        (in_build_toml('"cuda"]', '"cuda", "rocm"]'), "[general] backends", "lists rocm", 'language = "cpp-rocm"'),
         (
             lambda project: (project / "torch-ext/stable_scale").rename(project / "torch-ext/scale"),
             "torch-ext/stable_scale/__init__.py",
@@ -68,7 +68,7 @@ def without_sources(project: Path) -> None:
             "by an absolute path",
             "copy it into the project",
         ),
-        (with_other_source("scale_cuda.cu"), "scale_cpu] src", "is a CUDA source", 'backend = "cuda"'),
+        (with_other_source("scale_cuda.cu"), "scale_cpu] src", "is a CUDA source", 'language = "cpp-cuda"'),
         (with_other_source("scale_cpu.f90"), "scale_cpu] src", "neither a header nor a source", ".cpp"),
         (without_sources, "[torch] src", "nothing to compile", "registers the functions"),
     ],
@@ -221,7 +221,7 @@ def test_a_project_for_other_backends_only_is_an_error(copy_project: Copy, cache
     project = copy_project("stable-scale")
     text = (project / "build.toml").read_text()
     text = text[: text.index("[kernel.")].replace('["cpu", "cuda"]', '["metal"]')
-    kernel = '[kernel.m]\nbackend = "metal"\ndepends = ["torch"]\nsrc = ["scale/scale_cpu.cpp"]\n'
+    kernel = '[kernel.m]\nlanguage = "cpp-metal"\ndepends = ["torch"]\nsrc = ["scale/scale_cpu.cpp"]\n'
     (project / "build.toml").write_text(re.sub(r"stable-abi.*\n", "", text) + kernel)
     done = kernel_builder(cache, "build", project)
     hint = "leave the project out, or add cpu, cuda and rocm to `backends`"
