@@ -16,7 +16,7 @@ from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
 from kernel_builder.config.variant import Abi
 from kernel_builder.demangle import demangle
-from kernel_builder.elf import SharedObject
+from kernel_builder.elf import SharedObject, Symbol
 from kernel_builder.plural import some_of
 
 NAME = "undefined"
@@ -76,6 +76,16 @@ def _family_of(package: CheckedPackage, name: str) -> tuple[SymbolFamily, Compil
     families: list[tuple[SymbolFamily, CompiledBackend | None]] = [(family, None) for family in (*_FAMILIES, _TVM_FFI)]
     families += [(family, backend) for backend in known for family in _of_backend(backend, framework)]
     return next((pair for pair in (*families, (_TORCH, None)) if pair[0].names.match(name)), None)
+
+
+def library_of(package: CheckedPackage, symbol: Symbol) -> str:
+    """Return the title of the library that defines an undefined symbol, or `unknown`."""
+    if symbol.version is not None:
+        return "the C library" if symbol.version.startswith("GLIBC_") else "the C++ runtime"
+    if _PYTHON.match(symbol.name):
+        return "Python"
+    found = _family_of(package, symbol.name)
+    return found[0].title if found else "the C++ runtime" if _CPP_RUNTIME.match(symbol.name) else "unknown"
 
 
 def _is_known(package: CheckedPackage, binary: SharedObject, name: str) -> bool:
