@@ -4,7 +4,7 @@ Dynamo's graphs hold calls of Torch as the model wrote them. `operation` gives o
 spelled (`x.float()`, `x.to(torch.float32)`), so that patterns need one form.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any, Optional
 
 import torch
@@ -220,43 +220,3 @@ _FOLLOWED = {
     "getitem": _follow_index,
     "unsqueeze": _follow_unsqueeze,
 }
-
-
-def row_names(node: Any) -> Optional[list[Hashable]]:
-    """Return a name for each element of a row: elements of one name are equal in every row.
-
-    Follows elementwise functions and rearrangements. None for rows of an unknown size.
-    """
-    base, places = row_source(node)
-    if places.ndim != 1 or places.numel() == 0:
-        return None
-    names = _names(base)
-    return names and [(names[abs(place) - 1], place < 0) for place in places.tolist()]
-
-
-def _names(node: Node) -> Optional[list[Hashable]]:
-    size = shape_of(node)[-1]
-    if not isinstance(size, int):
-        return None
-    name, last = operation(node), (-1, value(node).dim() - 1)
-    if name in ("ones_like", "zeros_like", "ones", "zeros"):
-        return [name] * size
-    if name in ("cos", "sin", "cast", "transfer", "expand"):
-        inner = row_names(node.args[0])
-        return [(name, part) for part in inner] if inner and len(inner) == size else None
-    if name in ("add", "sub", "mul", "div"):
-        operands = [row_names(part) if is_tensor(part) else [str(part)] for part in node.args[:2]]
-        if any(not names or len(names) not in (1, size) for names in operands):
-            return None
-        first, second = (names * (size // len(names)) for names in operands if names)
-        return [(name, *pair) for pair in zip(first, second)]
-    if name == "repeat_interleave" and argument(node, 2, "dim") in last and type(node.args[1]) is int:
-        inner = row_names(node.args[0])
-        return inner and [part for part in inner for _ in range(node.args[1])]
-    if name == "cat" and argument(node, 1, "dim", 0) in last:
-        parts = [row_names(part) for part in node.args[0]]
-        return None if None in parts else [part for names in parts for part in names or ()]
-    if name == "cat":  # of rows
-        parts = [row_names(part) for part in node.args[0]]
-        return None if None in parts else [*zip(*(names or () for names in parts))]
-    return [(node.name, place) for place in range(size)]
