@@ -165,15 +165,12 @@ def _follow_index(node: Node, stop: Any) -> Optional[_Source]:
         return None
     base, places = row_source(given, stop)
     index = index if isinstance(index, tuple) else (index,)
-    missing = value(given).dim() - sum(part is not None and part is not Ellipsis for part in index)
+    missing = value(given).dim() - sum(part is not Ellipsis for part in index)
     where = next((i for i, part in enumerate(index) if part is Ellipsis), len(index))
     index = (*index[:where], *[slice(None)] * missing, *index[where + 1 :])
     leading, kept, seen = value(given).dim() - places.ndim, [], 0
     for part in index:
-        if part is None:
-            if kept:
-                return None
-        elif seen < leading:
+        if seen < leading:
             if not isinstance(part, slice):
                 return None
             seen += 1
@@ -206,17 +203,10 @@ def _follow_part(given: Node, index: int, stop: Any) -> Optional[_Source]:
     return base, places.split(parts, -1)[index]
 
 
-def _follow_unsqueeze(node: Node, stop: Any) -> Optional[_Source]:
-    base, places = row_source(node.args[0], stop)
-    rank = value(node).dim()
-    return (base, places) if argument(node, 1, "dim") % rank < rank - places.ndim else None
-
-
 _FOLLOWED = {
     **dict.fromkeys(("contiguous", "clone"), _follow_copy),
     **dict.fromkeys(("reshape", "view", "flatten", "unflatten"), _follow_view),
     **dict.fromkeys(("cat", "stack"), _follow_join),
     "neg": _follow_negation,
     "getitem": _follow_index,
-    "unsqueeze": _follow_unsqueeze,
 }
