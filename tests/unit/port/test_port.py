@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from click.testing import CliRunner, Result
 from kernel_builder.cli import main
 from kernel_builder.config.project_files import read_project
 from kernel_builder.port.setup_runs import run_setup
+from kernel_builder.steps import confinement
+from kernel_sandbox.confine import BUBBLEWRAP
+from tests.support.sandboxes import skip_unless
 
 SETUP = """
 import glob
@@ -95,8 +99,13 @@ def project(tmp_path: Path) -> Path:
     return directory
 
 
+@cache
+def has_sandbox() -> bool:
+    return confinement.chosen("auto", None).kind is not None
+
+
 def port(*args: str | Path) -> Result:
-    return CliRunner().invoke(main, ["port", *map(str, args)])
+    return CliRunner().invoke(main, ["port", *([] if has_sandbox() else ["--sandbox", "off"]), *map(str, args)])
 
 
 def as_json(*args: str | Path) -> dict[str, Any]:
@@ -205,6 +214,7 @@ def test_nothing_is_written_without_an_extension(tmp_path: Path, script: str | N
 
 
 def test_the_script_sees_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_unless(BUBBLEWRAP, BUBBLEWRAP if has_sandbox() else None)
     secret = tmp_path / "secret"
     secret.write_text("token")
     monkeypatch.setenv("HF_TOKEN", "token")
@@ -331,7 +341,7 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
     (tmp_path / ".gitmodules").write_text('[submodule "lib"]\n\tpath = lib\n\turl = https://example.org/lib\n')
     report = as_json(tmp_path, "--name", "me/svox2")
     shown = json.dumps(report)
-    for run in run_setup(tmp_path / "setup.py"):
+    for run in run_setup(tmp_path / "setup.py", sandbox="require" if has_sandbox() else "off"):
         for value in strings([{**extension["arguments"], "name": ""} for extension in run.extensions]):
             lands = value.startswith(("-gencode", "arch="))  # as cuda-capabilities
             assert lands or value.replace(f"{run.root}/", "").removeprefix("-I") in shown, value
