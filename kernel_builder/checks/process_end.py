@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
+from kernel_builder.config.variant import TvmFfiAbi
 from kernel_builder.plural import listed
 
 NAME = "process-end"
@@ -13,6 +14,8 @@ _FUNCTIONS = frozenset({"abort", "exit", "_exit", "_Exit", "quick_exit", "kill",
 
 
 def check_process_end(package: CheckedPackage) -> Iterator[Finding]:
+    if package.variant and isinstance(package.variant.framework, TvmFfiAbi):
+        return  # the static runtimes of CUDA and Rust, which such binaries contain, call them
     for binary in package.binaries:
         called = sorted({symbol.name for symbol in binary.undefined} & _FUNCTIONS)
         if called:

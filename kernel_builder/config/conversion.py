@@ -44,6 +44,8 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
             table[key] = value
         elif value is not None and key not in table:
             _add(table, key, value)
+    if isinstance(upstream := table.get("upstream"), str):
+        table["upstream"] = [str(upstream)]
     _rename(document.body, (), TomlPlace(str(path)))
     if not any(name in document for name in editions.FRAMEWORKS):
         document["torch-noarch"] = tomlkit.table()

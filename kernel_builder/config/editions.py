@@ -49,8 +49,12 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
     _refuse_newer(document, general, place)
     converted = {**document, "general": {**general, "edition": EDITION}}
     if isinstance(kernels := document.get("kernel"), dict):
-        tables = TomlPlace(place.file, "kernel")
-        converted["kernel"] = {name: _with_language(table, tables.at(name)) for name, table in kernels.items()}
+        converted["kernel"] = dict(kernels)
+        for name, table in kernels.items():
+            if isinstance(table, dict):  # else the reader of [kernel] reports it
+                others = {key: value for key, value in table.items() if key != "backend"}
+                named = language(table, TomlPlace(place.file, f"kernel.{name}"))
+                converted["kernel"][name] = {"language": named, **others}
     return converted, warnings
 
 
@@ -69,11 +73,7 @@ def refuse_unknown(general: Mapping[str, Any], place: TomlPlace) -> None:
 
 
 def language(kernel: Mapping[str, Any], place: TomlPlace) -> str:
-    """Return the `language` of a `[kernel.<name>]` table of an older edition, which has `backend` instead.
-
-    Args:
-        place: The table's place.
-    """
+    """Return the `language` of a `[kernel.<name>]` table at `place`, by the `backend` that older editions have."""
     if "language" in kernel:
         raise ConfigError(f"unknown key, which is of {_SINCE}", where=str(place.at("language")), hint=_UPDATE)
     if "backend" not in kernel:
@@ -81,13 +81,6 @@ def language(kernel: Mapping[str, Any], place: TomlPlace) -> str:
     names = [backend.name for backend in known_backends.known() if backend.kernel_keys is not None]
     one_of = toml_schema.one_of(names, "a backend with compiled kernels")
     return f"cpp-{one_of(kernel['backend'], place.at('backend'))}"
-
-
-def _with_language(kernel: Any, place: TomlPlace) -> Any:
-    if not isinstance(kernel, dict):
-        return kernel  # the reader of [kernel] reports it
-    named = {"language": language(kernel, place.as_table())}
-    return {**named, **{key: value for key, value in kernel.items() if key != "backend"}}
 
 
 def _refuse_newer(document: Mapping[str, Any], general: Mapping[str, Any], place: TomlPlace) -> None:

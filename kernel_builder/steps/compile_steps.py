@@ -102,7 +102,7 @@ def check(project: Project) -> None:
                 kernels = (kernel for kernel in project.kernels if kernel.backend is backend)
                 for kernel in (_binding(project.framework, backend), *kernels):
                     if kernel.cargo_manifest:
-                        crates.check(project, kernel)
+                        crates.files(project, kernel)
                     else:
                         _check(project, kernel, backend)
 

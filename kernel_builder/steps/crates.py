@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,8 +19,10 @@ from typing import Any
 from kernel_builder import toml_file
 from kernel_builder.backends import Compiler, token
 from kernel_builder.backends.tools import HostCompiler, Obstacle
+from kernel_builder.config import toml_schema
 from kernel_builder.config.project import Kernel, Project
 from kernel_builder.config.project_files import check_link
+from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.probe_cache import output_of
 from kernel_builder.steps import commands
@@ -38,12 +41,14 @@ _INSTALL = (
     "`apt-get install cargo`)"
 )
 _TOOLCHAIN = token("rust")
-# Arguments: the toolchain, the manifest, the library's name, g++, and a directory of cargo's cache. The wrapper maps
-# the step's directory out of the crates' paths; in RUSTFLAGS, it would change the names of symbols.
+# Arguments: the toolchain, the manifest, the library's name, g++, a directory of cargo's cache or nothing, and the
+# directory of Python's programs, in which the build script of the crate `tvm-ffi` looks for one. The wrapper maps the
+# step's directory out of the crates' paths; in RUSTFLAGS, it would change the names of symbols.
 _SCRIPT = """#!/bin/sh
 set -e
 export RUSTC="$1/bin/rustc" RUSTC_WRAPPER="$PWD/rustc.sh" CARGO_HOME="${5%/*}"
-export CARGO_TERM_COLOR=never PATH="$1/bin:$PATH" STEP="$PWD"
+[ -n "$CARGO_HOME" ] || CARGO_HOME="$PWD/tmp"
+export CARGO_TERM_COLOR=never PATH="$1/bin:$PATH:$6" STEP="$PWD"
 target=$("$RUSTC" -vV | sed -n 's/^host: //p')
 (cd src && "$1/bin/cargo" rustc --quiet --release --locked --offline --lib --crate-type staticlib \\
     --target "$target" --target-dir ../target --manifest-path "$2")
@@ -65,12 +70,6 @@ class Rust:
     identity: str  # the versions of its programs
 
 
-def check(project: Project, kernel: Kernel) -> None:
-    """Raise a ConfigError for a crate that cargo cannot build without a network, by the look of its files."""
-    list(_files(project, kernel))
-    _library(project, kernel)
-
-
 def obstacle(variant: Variant) -> Obstacle | None:
     """Return why crates cannot be built here for a variant, or None. Uses no network."""
     if variant.platform != this_platform():
@@ -86,22 +85,27 @@ def step(project: Project, kernel: Kernel, host: HostCompiler, title: str) -> Co
     rust = toolchain()
     assert rust is not None, "`obstacle` reports it"
     assert kernel.cargo_manifest is not None
-    files = tuple(
-        (name, hashlib.sha256((project.root / name).read_bytes()).hexdigest()) for name in _files(project, kernel)
-    )
+    hashed = {name: hashlib.sha256((project.root / name).read_bytes()).hexdigest() for name in files(project, kernel)}
     home = Path(os.environ.get("CARGO_HOME", "~/.cargo")).expanduser()
     caches = {token(f"cargo-{part}"): home / part for part in ("registry", "git") if (home / part).is_dir()}
     generated = {"crate.sh": _SCRIPT, "rustc.sh": _WRAPPER}
     library = _library(project, kernel)
     own = [library, kernel.cargo_manifest]
     return CompileStep(
-        key=digest("crate", commands.RECIPE, own, rust.identity, host.identity, files, generated),
+        key=digest("crate", commands.RECIPE, own, rust.identity, host.identity, hashed, generated),
         project=project.root,
         source=kernel.cargo_manifest,
         compiler=CARGO,
-        argv=("./crate.sh", _TOOLCHAIN, kernel.cargo_manifest, library, str(host.path), next(iter(caches), "tmp/none")),
+        argv=(
+            "./crate.sh",
+            _TOOLCHAIN,
+            *reversed(own),
+            str(host.path),
+            next(iter(caches), ""),
+            str(Path(sys.executable).parent),
+        ),
         roots={_TOOLCHAIN: rust.root, **caches},
-        files=files,
+        files=tuple(hashed.items()),
         generated=generated,
         headers=(),
         uses_namespace=False,
@@ -126,20 +130,25 @@ def toolchain() -> Rust | None:
 def _library(project: Project, kernel: Kernel) -> str:
     """Return the name of a crate's library, as rustc spells it."""
     where = project.root / str(kernel.cargo_manifest)
-    manifest = toml_file.read(where)
-    tables: list[Any] = [manifest.get(name) for name in ("lib", "package")]
-    names = [table["name"] for table in tables if isinstance(table, dict) and isinstance(table.get("name"), str)]
-    if not names or not isinstance(manifest.get("package"), dict):
+    manifest: dict[str, Any] = toml_file.read(where)
+    try:
+        name = str(manifest["package"]["name"])
+        return str(manifest.get("lib", {}).get("name", name)).replace("-", "_")
+    except (KeyError, TypeError, AttributeError):
         raise ConfigError(
             "has no [package] with a `name`, so there is no crate to build",
             where=str(where),
             hint="name the crate's own Cargo.toml as `cargo-manifest`, not the workspace's",
-        )
-    return str(names[0]).replace("-", "_")
+        ) from None
 
 
-def _files(project: Project, kernel: Kernel) -> list[str]:
-    """Return the files of a step: `src`, the files that configure cargo, and vendored crates."""
+def files(project: Project, kernel: Kernel) -> list[str]:
+    """Return the files of a step: `src`, the files that configure cargo, and vendored crates.
+
+    Raises:
+        ConfigError: If cargo cannot build the crate without a network, by the look of its files.
+    """
+    _library(project, kernel)
     manifest = PurePosixPath(str(kernel.cargo_manifest))
     found = [manifest.as_posix(), *kernel.src]
     configuring = [parent / name for parent in manifest.parents for name in (_MANIFEST, _LOCK)]
@@ -161,14 +170,8 @@ def _files(project: Project, kernel: Kernel) -> list[str]:
 def _vendored(root: Path) -> Iterator[str]:
     """Yield the files of the directories of crates that the project's configuration of cargo names."""
     sources = toml_file.read(root / _CONFIG).get("source")
-    for source in sources.values() if isinstance(sources, dict) else ():
-        directory = source.get("directory") if isinstance(source, dict) else None
-        if not isinstance(directory, str):
-            continue
-        if not (root / directory).resolve().is_relative_to(root):
-            raise ConfigError(
-                f"names {directory!r}, which is outside of the project",
-                where=str(root / _CONFIG),
-                hint="vendor the crates into the project: `cargo vendor`",
-            )
-        yield from (path.relative_to(root).as_posix() for path in (root / directory).rglob("*") if path.is_file())
+    for name, source in sources.items() if isinstance(sources, dict) else ():
+        if isinstance(source, dict) and "directory" in source:
+            place = TomlPlace(str(root / _CONFIG), f"source.{name}", "directory")
+            directory = root / toml_schema.inner_path(source["directory"], place)
+            yield from (path.relative_to(root).as_posix() for path in directory.rglob("*") if path.is_file())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.config import kernel_sources
-from kernel_builder.config.project import Kernel, Project, TorchNoarch
+from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps.graph import CompileStep, digest
 
@@ -80,12 +80,9 @@ def _settings(project: Project, variant: Variant) -> str:
         kernels = kernel_sources.of_backend(project, backend, variant.release)
         # A build with --capability is not published at all.
         settings["kernels"] = [
-            {**_without_manifest(kernel), "backend": kernel.backend.name, "only_capabilities": None}
-            for kernel in kernels
+            {**vars(kernel), "backend": kernel.backend.name, "only_capabilities": None} for kernel in kernels
         ]
+        for recorded in settings["kernels"]:
+            if recorded["cargo_manifest"] is None:  # packages of older releases have no such key
+                del recorded["cargo_manifest"]
     return digest(settings)
-
-
-def _without_manifest(kernel: Kernel) -> dict[str, Any]:
-    """Return a kernel's fields; of a kernel without a crate, those that older releases recorded."""
-    return {key: value for key, value in vars(kernel).items() if key != "cargo_manifest" or value}

@@ -78,7 +78,7 @@ TABLES: Mapping[str, Mapping[str, Rule]] = {
         "edition!": lambda value: _natural(value) and value == 6,
         "license!": _text,
         "backends!": _list(lambda value: value in BACKENDS),
-        "upstream": _either(_URL, _list(_URL)),
+        "upstream": _list(_URL),
         "source": _URL,
         **_BOTH,
         "hub": _table({"repo-id": _text, "branch": _text}),

@@ -108,7 +108,7 @@ def test_version_ranges_that_leave_no_variant_are_refused(project: Path, cache: 
         ("torch-stable-abi210-cpo-x86_64-linux", "is not a variant's name; expected for example", "list-variants"),
         (
             "torch-stable-abi210-cu118-x86_64-linux",
-            "cannot be built here: needs CUDA 11.8; this builder has 12.8, 13.0 and 13.2",
+            "cannot be built here: needs CUDA 11.8; this builder has 12.8, 13.0, 13.2 and 13.4",
             "--cuda-home",
         ),
         ("torch-cpu", "no Python-only variants", CPU),

@@ -143,7 +143,7 @@ def test_variants_get_the_header_libraries_that_they_need(nix: Nix, tmp_path: Pa
     source = tmp_path / "original" / "stable-scale"
     shutil.copytree(PROJECTS / "stable-scale", source)
     declaration = source / "build.toml"
-    text = declaration.read_text().replace('"cuda"\ndepends = []', '"cuda"\ndepends = ["torch", "cutlass_3_8"]')
+    text = declaration.read_text().replace('"cpp-cuda"\ndepends = []', '"cpp-cuda"\ndepends = ["torch", "cutlass_3_8"]')
     assert "cutlass_3_8" in text
     declaration.write_text(text)
     project = kernel_flake(source)

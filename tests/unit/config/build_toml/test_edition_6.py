@@ -33,6 +33,7 @@ UPSTREAMS = '["https://github.com/o/a", "https://github.com/o/b"]'
         TVM_FFI + RUST,
         general(upstream=UPSTREAMS),
         general(upstream="[]"),
+        general(upstream='["git@github.com:o/r.git"]'),
         framework("[tvm-ffi]"),
         torch('stable-abi = {cpu = "2.9", cuda = "2.12"}'),
         *(kernel(backend) for backend in ("cpu", "cuda", "metal", "rocm", "xpu")),
@@ -50,7 +51,11 @@ def test_both_accept(home: Path, text: str) -> None:
     [
         (general(edition="7"), "[general] edition", "this is edition 7; expected edition 6"),
         (general(edition="6"), "[kernel.c] backend", "edition 6 has `language`"),
-        (in_edition_6(general(upstream="[1]")), "[general] upstream", "expected a string"),
+        *(
+            (in_edition_6(general(upstream=f'["https://github.com/o/r", {url}]')), "[general] upstream", message)
+            for url, message in (("1", "expected a string"), ('"ftp://github.com/o/r"', "is not the URL"))
+        ),
+        (in_edition_6(general(upstream="{}")), "[general] upstream", "expected a string, got a table"),
         (in_edition_6(general()) + RUST, "[kernel.r] language", "needs the framework [tvm-ffi]"),
         (TVM_FFI + RUST.replace('cargo-manifest = "Cargo.toml"\n', ""), "[kernel.r] cargo-manifest", "is missing"),
         (TVM_FFI + f'{RUST}include = ["."]\n', "[kernel.r] include", "unknown key"),

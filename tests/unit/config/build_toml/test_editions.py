@@ -97,7 +97,8 @@ def test_a_converted_file_is_of_edition_6(home: Path, text: str) -> None:
 
 def test_comments_and_formatting_are_kept(home: Path) -> None:
     text = (
-        "# A kernel.\n[general]\nname    = 'a-b' # the name\nversion = 1 # the API\nlicense = 'mit'\n"
+        "# A kernel.\n[general]\nname    = 'a-b' # the name\nupstream = 'https://github.com/o/r' # taken from\n"
+        "version = 1 # the API\nlicense = 'mit'\n"
         "backends = [\n  'cpu', # only\n]\n\n# Where it goes.\n[general.hub]\nrepo-id = 'o/k'\n\n"
         "[torch]\nsrc = ['a.cpp',]\n\n[kernel.c]\nbackend   = 'cpu' # g++\ndepends = []\nsrc = []\n"
     )
@@ -105,6 +106,7 @@ def test_comments_and_formatting_are_kept(home: Path) -> None:
         write(home, old)
         end = "\r\n" if "\r" in old else "\n"
         new = old.replace(f"]{end}{end}# Where", f"]{end}edition = 6{end}{end}# Where")
+        new = new.replace("'https://github.com/o/r'", '["https://github.com/o/r"]')
         assert converted(home) == new.replace("backend   = 'cpu'", "language   = 'cpp-cpu'")
 
 
