@@ -13,7 +13,7 @@ import click
 
 from kernel_builder.checks import CHECKS
 from kernel_builder.checks.process_end import NAME as ENDS
-from kernel_builder.cli.shared_options import json_option
+from kernel_builder.cli.shared_options import json_option, printable, table
 from kernel_builder.hub.audit import Audit, AuditedVariant
 from kernel_builder.hub.audit import audit as describe
 from kernel_builder.plural import counted
@@ -77,15 +77,15 @@ def audit(
 
 def _print(result: Audit, selected: str | None) -> None:
     downloaded = f", {result.downloaded / 1e6:.2f} MB downloaded" if result.downloaded else ""
-    _line(f"{result.name}: {counted(len(result.variants), 'variant')}{downloaded}")
-    _line(f"here: {result.environment}")
-    _line(f"loads here: {f'yes, {result.loads}' if result.loads else 'no'}\n")
+    printable(f"{result.name}: {counted(len(result.variants), 'variant')}{downloaded}")
+    printable(f"here: {result.environment}")
+    printable(f"loads here: {f'yes, {result.loads}' if result.loads else 'no'}\n")
     titles = list(dict.fromkeys(title for audited in result.variants for title in audited.requires))
     rows = [["variant", *titles, "size", "to load it here"]]
     for audited in result.variants:
         needed = [audited.requires.get(title, "-").replace(" and later", "+") for title in titles]
         rows.append([audited.variant, *needed, f"{audited.size / 1e6:.2f} MB", "; ".join(audited.changes) or "-"])
-    _table(rows)
+    table(rows)
     details = next((audited for audited in result.variants if audited.variant == selected), result.variants[0])
     _details(details)
     if result.api_changes is not None:
@@ -99,23 +99,25 @@ def _print(result: Audit, selected: str | None) -> None:
 
 
 def _details(audited: AuditedVariant) -> None:
-    _line(f"\n{audited.variant}")
+    printable(f"\n{audited.variant}")
     if audited.device_code:
         rows = [["  architecture", "SASS", "PTX", "sources"]]
         for arch, row in audited.device_code.items():
             sizes = [f"{row[kind] / 1e6:.2f} MB" if row[kind] else "-" for kind in ("sass", "ptx")]
             rows.append([f"  {arch}", *sizes, f"{row['sources']} of {audited.sources}"])
-        _table(rows)
+        table(rows)
         _kernels(audited)
-    _line(f"  libraries   {', '.join(audited.libraries) or 'none'}")
-    _line(f"  symbols     {', '.join(f'{number} of {title}' for title, number in audited.symbols.items()) or 'none'}")
-    _line(f"  signature   {audited.signature}")
+    printable(f"  libraries   {', '.join(audited.libraries) or 'none'}")
+    printable(
+        f"  symbols     {', '.join(f'{number} of {title}' for title, number in audited.symbols.items()) or 'none'}"
+    )
+    printable(f"  signature   {audited.signature}")
     for part, label in (("kernel", "sources"), ("kernel-builder", "builder")):
         origin = audited.provenance[part]
         state = [str(origin[key]) for key in ("version", "commit") if key in origin]
         state += ["with uncommitted changes"] * bool(origin.get("dirty"))
-        _line(f"  {label:<11} {' '.join(state) or 'not recorded'}")
-    _line(f"  rebuild     {audited.rebuild}")
+        printable(f"  {label:<11} {' '.join(state) or 'not recorded'}")
+    printable(f"  rebuild     {audited.rebuild}")
     _section(
         "ops", [f"{op['schema']}{'' if op['fake'] else '  (no fake in Python)'}" for op in audited.ops] or ["none"]
     )
@@ -135,19 +137,8 @@ def _kernels(audited: AuditedVariant) -> None:
 
 
 def _section(title: str, lines: Sequence[str]) -> None:
-    _line(f"  {title}:")
+    printable(f"  {title}:")
     for line in lines[:_LINES]:
-        _line(f"    {line}")
+        printable(f"    {line}")
     if len(lines) > _LINES:
-        _line(f"    ... and {len(lines) - _LINES} more; --json has all")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        _line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _line(text: str) -> None:
-    """Print text of other publishers without the escapes of terminals."""
-    click.echo("".join(character for character in text if character.isprintable() or character == "\n"))
+        printable(f"    ... and {len(lines) - _LINES} more; --json has all")

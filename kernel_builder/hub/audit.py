@@ -21,7 +21,7 @@ from kernel_builder.demangle import demangle
 from kernel_builder.hub import card, fit
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download
-from kernel_builder.hub.remote_repository import RemoteFile, RemoteRepository
+from kernel_builder.hub.remote_repository import RemoteFile, RemoteRepository, follow_redirect
 from kernel_builder.hub.verification import newest_commit
 from kernel_format.errors import CheckError, PackageError, VariantError
 from kernel_format.files import file_digest, temporary_directory
@@ -155,7 +155,9 @@ def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None, tok
         repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
         commit = newest_commit(repository, revision or None)
         root = stack.enter_context(temporary_directory())
-        files = {path: remote for path, remote in repository.files(commit).items() if path.startswith("build/")}
+        listed = repository.files(commit)
+        follow_redirect(repository, commit, listed)
+        files = {path: remote for path, remote in listed.items() if path.startswith("build/")}
         if whole:
             repository.download_into(root, commit, files)
             received = sum(remote.size for remote in files.values())

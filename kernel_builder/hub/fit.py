@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -38,6 +39,7 @@ class Environment:
         backend: The back end that Torch was built for.
         release: The release of the back end, such as CUDA's.
         capability: The compute capability of the first NVIDIA GPU; None without one.
+        tvm_ffi: The release of TVM FFI; None without it.
         limited_api: Whether this Python loads modules of the limited API.
         transformers: The release of transformers, and the releases of the client that it accepts; None without it.
     """
@@ -50,6 +52,7 @@ class Environment:
     capability: str | None
     kernels: str
     limited_api: bool = True
+    tvm_ffi: Release | None = None
     transformers: tuple[str, str] | None = None
 
     @property
@@ -75,24 +78,29 @@ def this_environment() -> Environment:
     """Return the environment of this process, and of the Torch that is installed beside the builder."""
     known = torch_versions()
     found = next((name for name in ("cuda", "hip", "xpu") if known.get(name)), "cpu")
-    release = str(known.get(found)) if found == "cuda" else None
-    installed = str(known["__version__"]) if "__version__" in known else None
     return Environment(
         python=platform.python_version(),
         platform=this_platform(),
-        torch=_release(installed),
+        torch=_release(known.get("__version__")),
         backend=known_backends.get("rocm" if found == "hip" else found),
-        release=_release(release),
+        release=_release(known.get(found)),
         capability=_capability(),
         kernels=importlib.metadata.version("kernels"),
         limited_api=sys.version_info >= (3, 15) or not sysconfig.get_config_var("Py_GIL_DISABLED"),
+        tvm_ffi=_release(_installed("apache-tvm-ffi")),
         transformers=_transformers(),
     )
 
 
-def _release(version: str | None) -> Release | None:
-    parsed = Version(version) if version else None
-    return Release(parsed.major, parsed.minor) if parsed else None
+def _release(version: object) -> Release | None:
+    match = re.match(r"(\d+)\.(\d+)", str(version))
+    return Release(int(match[1]), int(match[2])) if match else None
+
+
+def _installed(distribution: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return None
 
 
 def _capability() -> str | None:
@@ -104,12 +112,9 @@ def _capability() -> str | None:
 
 
 def _transformers() -> tuple[str, str] | None:
-    try:
-        version, requirements = importlib.metadata.version("transformers"), importlib.metadata.requires("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    needed = (Requirement(entry) for entry in requirements or ())
-    return next(((version, f"{entry.name}{entry.specifier}") for entry in needed if entry.name == "kernels"), None)
+    version = _installed("transformers")
+    needed = map(Requirement, importlib.metadata.requires("transformers") or ()) if version else ()
+    return next(((str(version), f"{e.name}{e.specifier}") for e in needed if e.name == "kernels"), None)
 
 
 def choose(variants: Iterable[Variant], environment: Environment) -> Variant | None:
@@ -131,30 +136,28 @@ def changes(variant: Variant, metadata: PackageMetadata, environment: Environmen
 
 
 def _by_name(variant: Variant, environment: Environment) -> Iterator[str]:
-    if isinstance(variant.framework, TvmFfiAbi):
-        yield f"TVM FFI {variant.framework.release}"
-        return
     if variant.platform not in (None, environment.platform):
         yield f"a machine with {variant.platform}"
     if variant.platform and not environment.limited_api:
         yield "Python 3.15, or one that is not free-threaded"
-    torch = _torch_change(variant, environment)
+    framework = _framework_change(variant, environment)
     backend, release = known_backends.get(variant.backend.name), variant.release
     fits = backend is environment.backend and (release is None or backend.can_load(release, environment.release))
-    if torch or not fits:
-        title = f"{backend.title} {backend.runs_with(release) if release else ''}".strip()
-        if not torch and backend.name == "cpu":
-            yield 'get_kernel(..., backend="cpu")'
-        else:
-            yield f"{torch or 'Torch'}{'' if fits else f' for {title}'}"
+    title = f"{backend.title} {backend.runs_with(release) if release else ''}".strip()
+    if not fits and not framework and backend.name == "cpu":
+        yield 'get_kernel(..., backend="cpu")'
+    elif framework or not fits:
+        yield f"{framework or 'Torch'}{'' if fits else f' for {title}'}"
 
 
-def _torch_change(variant: Variant, environment: Environment) -> str:
+def _framework_change(variant: Variant, environment: Environment) -> str:
     match variant.framework:
         case FullAbi(release) if release != environment.torch:
             return f"Torch {release}"
         case StableAbi(release) if environment.torch is None or environment.torch < release:
             return f"Torch {release} or later"
+        case TvmFfiAbi(release) if release != environment.tvm_ffi:
+            return f"TVM FFI {release}"
     return ""
 
 

@@ -26,6 +26,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HFValidationError, build_hf_headers, hf_raise_for_status, validate_repo_id
 from packaging.version import Version
 
+from kernel_builder import toml_file
 from kernel_format.errors import HubError, VerificationError
 from kernel_format.files import size_limit
 from kernel_format.untrusted_paths import UnsafePath, checked_text, checked_tree
@@ -35,6 +36,7 @@ _WRITES_KERNELS = Version("2.3")
 # Exceptions of HTTP libraries if no server listens, or the name does not resolve.
 _UNREACHED = ("ConnectError", "ConnectTimeout")
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
+REDIRECT = "kernel-status.toml"  # in a revision: the client loads another repository instead
 MAX_FILES = 100_000  # in one revision
 _TRANSFER_BYTES = 128 << 20  # size of the client's temporary files beside a download
 _AT_ONCE = 8  # downloads
@@ -375,6 +377,25 @@ class RemoteRepository:
                 where=where,
                 hint="run the same command again: uploaded files are kept, and nothing is published partially",
             ) from error
+
+
+def follow_redirect(repository: RemoteRepository, commit: str, files: Mapping[str, RemoteFile]) -> None:
+    """Raise an error with the destination if the client loads another repository in place of this one."""
+    status = files.get(REDIRECT)
+    if status is None:
+        return
+    where = f"{repository.repo_id}@{commit} on {repository.api.endpoint}"
+    _, data = repository.read_range(commit, REDIRECT, 0, status.size, status.size)
+    content = toml_file.parse(toml_file.decode(data, f"{where}: {REDIRECT}"), f"{where}: {REDIRECT}")
+    try:
+        destination, revision = checked_text(content.get("destination")), checked_text(content.get("revision", "main"))
+    except UnsafePath as error:
+        raise VerificationError(f"{REDIRECT} has no valid `destination`: {error}", where=where) from error
+    raise HubError(
+        f"the client loads {destination} in place of this repository",
+        where=where,
+        hint=f"use {destination}@{revision}",
+    )
 
 
 def _additions(add: Mapping[str, Content]) -> list[CommitOperationAdd]:
