@@ -15,7 +15,10 @@ from kernel_builder import toml_file
 from kernel_builder.cli import main
 from kernel_builder.config.project_files import read_project
 from kernel_builder.port.setup_runs import run_setup
+from kernel_builder.steps import confinement
+from kernel_sandbox.confine import BUBBLEWRAP
 from tests.support import public_rules
+from tests.support.sandboxes import skip_unless
 
 SETUP = """
 import glob
@@ -95,6 +98,12 @@ def project(tmp_path: Path) -> Path:
     (directory / "csrc/cuda/launch.h").write_text("#pragma once\n")
     (directory / "csrc/cuda/fused_cuda.cu").write_text('#include "../fused.h"\n')
     return directory
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sandbox() -> None:
+    """The scripts of these tests write files elsewhere, so they do not run without a sandbox."""
+    skip_unless(BUBBLEWRAP, BUBBLEWRAP if confinement.chosen("auto", None).kind else None)
 
 
 def port(*args: str | Path) -> Result:
