@@ -31,6 +31,16 @@ _MEMBER_HEADER = 60  # bytes; the member's size is a decimal number at 48
 _KINDS = {"STT_FUNC": "function", "STT_LOOS": "function", "STT_OBJECT": "object", "STT_TLS": "tls_object"}
 
 
+@dataclass(frozen=True)
+class Section:
+    """The place of a section: its address in memory, and its offset and size in the file, in bytes."""
+
+    name: str
+    address: int
+    offset: int
+    size: int
+
+
 class Unreadable(Exception):
     """The file is not an ELF file of the expected kind."""
 
@@ -115,6 +125,16 @@ def constants(path: Path) -> list[bytes]:
     """Return the read-only data sections (`.rodata*`) of an ELF file."""
     with _opened(path) as elf:
         return [section.data() for section in elf.iter_sections() if section.name.startswith(".rodata")]
+
+
+def sections(path: Path) -> list[Section]:
+    """Return the places of the sections that have bytes in an ELF file."""
+    with _opened(path) as elf:
+        return [
+            Section(section.name, section["sh_addr"], section["sh_offset"], section["sh_size"])
+            for section in elf.iter_sections()
+            if section["sh_type"] not in ("SHT_NULL", "SHT_NOBITS")
+        ]
 
 
 def section(path: Path, name: str) -> bytes | None:

@@ -48,7 +48,7 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: 
         "build.toml": f"""[general]
 name = "{name}"
 version = 1
-edition = 5
+edition = 6
 license = "{license_name}"
 backends = ["{backend}"]
 
@@ -60,7 +60,7 @@ stable-abi = "2.10"
 src = ["torch-ext/torch_binding.cpp"]
 
 [kernel.{package}_{backend}]
-backend = "{backend}"
+language = "cpp-{backend}"
 depends = ["torch"]
 include = ["."]
 src = ["inline.h", "{package}.{suffix}", "{package}_functions.h"]

@@ -6,7 +6,9 @@ let
   range = build.general.cuda or { };
   atMost = low: high: low == null || high == null || compareVersions low high <= 0;
   ascending = sort (a: b: compareVersions a b < 0);
-  cudaKernels = filter (kernel: kernel.backend == "cuda") (attrValues (build.kernel or { }));
+  # Edition 6 has `language`, older ones `backend`.
+  backendOf = kernel: kernel.backend or (elemAt (match "[a-z]+-([a-z]+)" kernel.language) 0);
+  cudaKernels = filter (kernel: backendOf kernel == "cuda") (attrValues (build.kernel or { }));
   floors = map (kernel: kernel.cuda-minver or null) cudaKernels;
   usable = filter (release: atMost (range.minver or null) release && atMost release (range.maxver or null)
     && (floors == [ ] || any (floor: atMost floor release) floors));
@@ -32,11 +34,12 @@ let
       floor = if isAttrs abi then abi.${backend} or null else abi;
       releases = newest (inRange (ascending (attrNames matrix.torch))) matrix.hub.torch-releases;
       cudas = release:
-        if backend == "cpu" then [ null ]
-        else if floor == null then usable (ofCuda.torch.${release}.releases or [ ])
-        else oldestOfEachMajor (usable (attrNames ofCuda.release));
-    in concatMap (release: map (variant backend floor release) (cudas release))
-      (if floor == null then releases else [ floor ]);
+        if backend == "cpu" then [ null ] else usable (ofCuda.torch.${release}.releases or [ ]);
+      stableCudas = if backend == "cpu" then [ null ] else oldestOfEachMajor (usable (attrNames ofCuda.release));
+      earlier = filter (release: compareVersions release floor < 0) (inRange (attrNames matrix.torch));
+      full = if floor == null then releases else if torch ? minver then earlier else [ ];
+    in concatMap (release: map (variant backend null release) (cudas release)) full
+      ++ (if floor == null then [ ] else map (variant backend floor floor) stableCudas);
   pythonOnly = backend: { inherit backend; name = "torch-${backend}"; cuda = null; floor = null; };
 in
 if build ? torch-noarch then map pythonOnly build.general.backends

@@ -166,8 +166,10 @@ let
       torch = build.torch or { };
       kernels = build.kernel or { };
       isCompiled = build ? torch;
+      # Edition 6 has `language`, older ones `backend`.
+      backendOf = kernel: kernel.backend or (elemAt (match "[a-z]+-([a-z]+)" kernel.language) 0);
       # A variant's kernels. One is left out where the CUDA release is older than its `cuda-minver`.
-      kernelsOf = variant: filter (kernel: kernel.backend == variant.backend && (variant.cuda == null
+      kernelsOf = variant: filter (kernel: backendOf kernel == variant.backend && (variant.cuda == null
         || !(kernel ? cuda-minver) || compareVersions kernel.cuda-minver variant.cuda <= 0)) (attrValues kernels);
       toolchainOf = variant: toolchain variant {
         inherit isCompiled;

@@ -6,7 +6,7 @@ The toolchains of a build are a later stage; a back end sees them as a `Toolchai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,6 +64,29 @@ class SymbolFamily:
     names: re.Pattern[str]
     libraries: re.Pattern[str]
     hint: str  # the remedy if no needed library defines them
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """Code for one architecture, of one source, in a binary.
+
+    Attributes:
+        arch: The architecture, as metadata lists it without `+PTX`.
+        is_ptx: Whether the driver compiles it, also for later architectures.
+        size: The size in the binary in bytes, compressed or not.
+        source: The number of the source among those of the binary.
+        kernels: The mangled names of its kernels; empty if the code is compressed.
+    """
+
+    arch: str
+    is_ptx: bool
+    size: int
+    source: int
+    kernels: tuple[str, ...] = ()
+
+
+# Returns `length` bytes of a binary from `offset` on; a binary on a Hub is downloaded by parts.
+ReadAt = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -183,8 +206,15 @@ class CompiledBackend(Backend):
         """Return the symbols that a binary may leave undefined, because Torch has loaded the libraries."""
         return ()
 
-    def device_archs(self, binary: Path) -> frozenset[str] | None:
-        """Return the architectures that a binary has device code for; None if the builder does not read that."""
+    def device_code(self, binary: Path, read_at: ReadAt | None = None) -> Sequence[DeviceCode] | None:
+        """Return the device code of a binary; None if the builder does not read that of the back end.
+
+        Args:
+            read_at: Reads the bytes of the binary's code; None for those of the file.
+
+        Raises:
+            Unreadable: If the code is damaged.
+        """
         return None
 
     def lacking(self, symbol: str, release: Release) -> str | None:

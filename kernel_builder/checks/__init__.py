@@ -23,6 +23,7 @@ from kernel_builder.checks.needed_libraries import check_dependencies
 from kernel_builder.checks.op_namespace import check_op_namespace
 from kernel_builder.checks.ops import check_ops
 from kernel_builder.checks.probe_process import ProbeProcess
+from kernel_builder.checks.process_end import check_process_end
 from kernel_builder.checks.python_abi import check_python_abi
 from kernel_builder.checks.python_imports import check_python_imports
 from kernel_builder.checks.python_source import check_python_source
@@ -64,6 +65,7 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "undefined": check_undefined,
     "dependencies": check_dependencies,
     "run-path": check_run_path,
+    "process-end": check_process_end,
     "device-code": check_device_code,
     "load": check_load,
     "ops": check_ops,

@@ -27,23 +27,34 @@ def check_python_abi(package: CheckedPackage) -> Iterator[Finding]:
         yield from _functions(binary) if on_tvm_ffi else _initialiser(binary)
 
 
-def _symbols(binary: SharedObject, oldest: Release) -> Iterator[Finding]:
+def oldest_python(binary: SharedObject) -> Release | None:
+    """Return the first Python with all functions that a binary uses; None if some are not of the limited API."""
+    releases = [since for _, since in _added(binary)]
+    return max((release for release in releases if release), default=None) if all(releases) else None
+
+
+def _added(binary: SharedObject) -> Iterator[tuple[str, Release | None]]:
+    """Yield the symbols of Python that a binary uses, and the Python that added each to the limited API, if one did."""
     for symbol in binary.undefined:
-        if symbol.version is not None or not symbol.name.startswith(("Py", "_Py")):
-            continue
-        known = FUNCTIONS.get(Symbol(symbol.name)) or DATAS.get(Symbol(symbol.name))
-        if known is None:
+        if symbol.version is None and symbol.name.startswith(("Py", "_Py")):
+            known = FUNCTIONS.get(Symbol(symbol.name)) or DATAS.get(Symbol(symbol.name))
+            yield symbol.name, Release(known.added.major, known.added.minor) if known else None
+
+
+def _symbols(binary: SharedObject, oldest: Release) -> Iterator[Finding]:
+    for name, since in _added(binary):
+        if since is None:
             yield Finding(
                 NAME,
                 binary.name,
-                f"uses {symbol.name}, which is not part of Python's limited API",
+                f"uses {name}, which is not part of Python's limited API",
                 f"compile with {_macro(oldest)} and call a limited-API function, or register the op with Torch",
             )
-        elif (since := Release(known.added.major, known.added.minor)) > oldest:
+        elif since > oldest:
             yield Finding(
                 NAME,
                 binary.name,
-                f"uses {symbol.name}, in the limited API since Python {since}; the module must load in {oldest}",
+                f"uses {name}, in the limited API since Python {since}; the module must load in {oldest}",
                 f"compile with {_macro(oldest)}, which hides newer functions",
             )
 

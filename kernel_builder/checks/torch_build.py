@@ -16,13 +16,13 @@ def may_load(variant: Variant) -> bool:
 
     The client decides about the rest.
     """
-    is_lacking = _built_for().get(variant.backend.torch_version, "not stated") is None
+    is_lacking = torch_versions().get(variant.backend.torch_version, "not stated") is None
     return variant.platform in (None, this_platform()) and not is_lacking
 
 
 @cache
-def _built_for() -> Mapping[str, object]:
-    """Return the values of `torch.version`, read from its file; none without Torch."""
+def torch_versions() -> Mapping[str, object]:
+    """Return the values of `torch.version`, such as `cuda`, read from its file; none without Torch."""
     spec = importlib.util.find_spec("torch")
     file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     if file is None or not file.is_file():

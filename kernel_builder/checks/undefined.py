@@ -16,7 +16,7 @@ from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
 from kernel_builder.config.variant import Abi
 from kernel_builder.demangle import demangle
-from kernel_builder.elf import SharedObject
+from kernel_builder.elf import SharedObject, Symbol
 from kernel_builder.plural import some_of
 
 NAME = "undefined"
@@ -78,6 +78,16 @@ def _family_of(package: CheckedPackage, name: str) -> tuple[SymbolFamily, Compil
     return next((pair for pair in (*families, (_TORCH, None)) if pair[0].names.match(name)), None)
 
 
+def library_of(package: CheckedPackage, symbol: Symbol) -> str:
+    """Return the title of the library that defines an undefined symbol, or `unknown`."""
+    if symbol.version is not None:
+        return "the C library" if symbol.version.startswith("GLIBC_") else "the C++ runtime"
+    if _PYTHON.match(symbol.name):
+        return "Python"
+    found = _family_of(package, symbol.name)
+    return found[0].title if found else "the C++ runtime" if _CPP_RUNTIME.match(symbol.name) else "unknown"
+
+
 def _is_known(package: CheckedPackage, binary: SharedObject, name: str) -> bool:
     """Return whether a symbol is the interpreter's, the C++ runtime's, or of a known library."""
     if _PYTHON.match(name) or _family_of(package, name):
@@ -109,7 +119,7 @@ def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: 
             NAME,
             binary.name,
             f"{readable} is a symbol of {family.title}, which a {variant.backend} variant does not have",
-            f'keep {backend.title} code in a [kernel.*] table with backend = "{backend}", or under '
+            f'keep {backend.title} code in a [kernel.*] table with language = "cpp-{backend}", or under '
             f"#ifdef {backend.name.upper()}_KERNEL",
         )
     elif not any(family.libraries.match(library) for library in binary.needed):

@@ -109,10 +109,10 @@ def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
 @click.option("--check", "--dry-run", "check", is_flag=True, help="Change nothing; exit with 1 if a file would change.")
 @click.option("--license", metavar="NAME", help="The SPDX license name for files without `license`.")
 def update_build(directories: tuple[Path, ...], check: bool, license: str | None) -> None:
-    """Convert the build.toml of every DIR (default: here) to edition 5, and show the difference.
+    """Convert the build.toml of every DIR (default: here) to edition 6, and show the difference.
 
-    Comments and the order of keys are kept. A file of edition 5 is unchanged, and so is a file that would not be valid
-    in edition 5, which does not stop the others.
+    Comments and the order of keys are kept. A file of edition 6 is unchanged, and so is a file that would not be valid
+    in edition 6, which does not stop the others.
 
     \b
     kernel-builder update-build kernels/rmsnorm

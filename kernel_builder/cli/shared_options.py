@@ -1,8 +1,8 @@
-"""Options and arguments of several commands."""
+"""Options, arguments and printed tables of several commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,3 +97,15 @@ cross_python_option = click.option(
     metavar="PROGRAM",
     help="A Python of another platform with Torch and the client, run by qemu-user, to load its packages with.",
 )
+
+
+def table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        printable("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def printable(text: str) -> None:
+    """Print text of other publishers without the escapes of terminals."""
+    click.echo("".join(character for character in text if character.isprintable() or character == "\n"))

@@ -1,6 +1,6 @@
 """The format of `build.toml`: its tables, their keys, and the values that each key takes.
 
-The tables are those of edition 5; `editions` reads older files. `json_schema` describes the same tables for editors.
+The tables are those of edition 6; `editions` reads older files. `json_schema` describes the same tables for editors.
 
 This module reads the text alone; `project_files` checks the files that it names.
 """
@@ -28,6 +28,7 @@ from kernel_format.errors import ConfigError
 from kernel_format.release import Release, Version
 
 FILE = "build.toml"
+RUST = "rust-cpu"
 SCHEMA_URL = "https://raw.githubusercontent.com/kernels-community/kernel-builder/main/docs/build.schema.json"
 NAME = r"[a-z][-a-z0-9]*[a-z0-9]"
 REPO_ID = r"[A-Za-z0-9][-.\w]*/[A-Za-z0-9][-.\w]*"
@@ -73,21 +74,34 @@ def _kernel_dependency(value: Any, place: TomlPlace) -> KernelDependency:
 
 
 def _kernel(value: Any, place: TomlPlace) -> Kernel:
-    """Read a `[kernel.<name>]` table, whose backend determines the keys that it may have."""
+    """Read a `[kernel.<name>]` table, whose language determines the keys that it may have."""
     name = _kernel_name(place.key, place.as_table())
-    backend_name = value.get("backend") if isinstance(value, dict) else None
-    tables = _kernel_tables()
-    keys = tables.get(backend_name) if isinstance(backend_name, str) else None
-    one_of = Key(toml_schema.one_of(tables, "a backend with compiled kernels"), required=True)
-    values: dict[str, Any] = toml_schema.table({**(keys or _KERNEL), "backend": one_of})(value, place)
-    backend = known_backends.get(values.pop("backend"))
+    languages = _languages()
+    table = value if isinstance(value, dict) else {}
+    if "backend" in table:
+        raise ConfigError(
+            f"unknown key; edition {editions.EDITION} has `language` in its place",
+            where=str(place.as_table().at("backend")),
+            hint=f'write language = "cpp-{table["backend"]}"',
+        )
+    one_of = Key(toml_schema.one_of(languages, "the language of a kernel"), required=True)
+    keys = _KERNEL
+    if "language" in table:  # before the other keys, whose names depend on it
+        _, keys = languages[one_of.read(table["language"], place.as_table().at("language"))]
+    values: dict[str, Any] = toml_schema.table({**keys, "language": one_of})(value, place)
+    backend, _ = languages[values.pop("language")]
     return Kernel(name, backend, **_with_includes(values))
 
 
-def _kernel_tables() -> dict[str, dict[str, Key]]:
-    """Return the keys of a `[kernel.<name>]` table besides `backend`, by backend."""
+def _languages() -> dict[str, tuple[Backend, dict[str, Key]]]:
+    """Return language -> its backend, and the keys of a `[kernel.<name>]` table besides `language`."""
     every = known_backends.known()
-    return {backend.name: {**_KERNEL, **backend.kernel_keys} for backend in every if backend.kernel_keys is not None}
+    languages = {
+        f"cpp-{backend.name}": (backend, {**_KERNEL, **backend.kernel_keys})
+        for backend in every
+        if backend.kernel_keys is not None
+    }
+    return {**languages, RUST: (known_backends.get("cpu"), _CRATE)}
 
 
 def _with_includes(values: dict[str, Any]) -> dict[str, Any]:
@@ -153,6 +167,15 @@ _git_url = toml_schema.matching(
     rf"(?:(?:(?:git\+)?(?:https?|ssh)|git)://(?:[\w.-]+@)?{_host}(?::[0-9]{{1,4}})?/\S+|[\w.-]+@{_host}:[^\s:]+)",
     'the URL of a Git repository like "https://github.com/org/repo"',
 )
+_git_urls = toml_schema.list_of(_git_url)
+
+
+@toml_schema.with_schema({"anyOf": [toml_schema.schema_of(_git_url), toml_schema.schema_of(_git_urls)]})
+def _upstream(value: Any, place: TomlPlace) -> tuple[str, ...]:
+    urls: tuple[str, ...] = _git_urls(value if isinstance(value, list) else [value], place)
+    return urls
+
+
 _texts = toml_schema.list_of(toml_schema.text)
 _paths = toml_schema.list_of(toml_schema.inner_path)
 _pyext = toml_schema.list_of(toml_schema.matching(r"[^\W_][\w.-]*", 'a file name\'s ending without its dot, like "py"'))
@@ -175,36 +198,27 @@ _GENERAL = {
     "edition": Key(toml_schema.SchemaReader(toml_schema.natural, {"const": editions.EDITION}), required=True),
     "license": Key(toml_schema.matching(r".*\S.*", 'a license\'s SPDX name like "apache-2.0"'), required=True),
     "backends": Key(_backends, required=True),
-    "upstream": Key(_git_url),
+    "upstream": Key(_upstream),
     "source": Key(_git_url),
     "python-depends": Key(_python_depends(())),
     "kernel-depends": Key(_kernel_depends),
     "hub": Key(toml_schema.table({"repo-id": Key(_repo_id), "branch": Key(_word)})),
 }
-_TORCH = {
+_TVM_FFI = {
     "src": Key(_paths),
     "include": Key(_paths),
     "pyext": Key(_pyext),
     "cxx-flags": Key(_texts),
+}
+_TORCH = {
+    **_TVM_FFI,
     "minver": Key(toml_schema.version),
     "maxver": Key(toml_schema.version),
     "stable-abi": Key(_stable_abi),
 }
-_TVM_FFI = {
-    "src": Key(_paths, required=True),
-    "include": Key(_paths),
-    "pyext": Key(_pyext),
-    "cxx-flags": Key(_texts),
-}
-_KERNEL = {
-    "depends": Key(
-        toml_schema.list_of(_depend),
-        required=True,
-    ),
-    "src": Key(_paths, required=True),
-    "include": Key(_paths),
-    "cxx-flags": Key(_texts),
-}
+_SOURCES = {"depends": Key(toml_schema.list_of(_depend), required=True), "src": Key(_paths, required=True)}
+_KERNEL = {**_SOURCES, "include": Key(_paths), "cxx-flags": Key(_texts)}
+_CRATE = {**_SOURCES, "cargo-manifest": Key(toml_schema.inner_path, required=True)}
 # The schemas of tables whose keys depend on the backends are those of `json_schema`.
 _DOCUMENT = {
     "general": Key(_general, required=True),
@@ -217,20 +231,23 @@ _DOCUMENT = {
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of a `build.toml` for the backends of the builder."""
-    kernels = _kernel_tables()
-    by_backend = [
+    languages = _languages()
+    by_language = [
         {
-            "if": {"properties": {"backend": {"const": name}}, "required": ["backend"]},
-            "then": toml_schema.table_schema({"backend": Key(toml_schema.text), **keys}),
+            "if": {"properties": {"language": {"const": name}}, "required": ["language"]},
+            "then": toml_schema.table_schema({"language": Key(toml_schema.text), **keys}),
         }
-        for name, keys in kernels.items()
+        for name, (_, keys) in languages.items()
     ]
-    required = ["backend", *(name for name, key in _KERNEL.items() if key.required)]
-    kernel = {"type": "object", "properties": {"backend": {"enum": list(kernels)}}, "required": required}
+    kernel = {
+        "type": "object",
+        "properties": {"language": {"enum": list(languages)}},
+        "required": ["language", *_SOURCES],
+    }
     document = toml_schema.table_schema(_DOCUMENT)
     document["properties"] |= {
         "general": toml_schema.table_schema({**_GENERAL, **_general_tables()}),
-        "kernel": {"type": "object", "additionalProperties": {**kernel, "allOf": by_backend}},
+        "kernel": {"type": "object", "additionalProperties": {**kernel, "allOf": by_language}},
         TorchNoarch.table: toml_schema.table_schema(_noarch_keys()),
     }
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "$id": SCHEMA_URL, "title": "build.toml"}
@@ -273,9 +290,16 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
         floors = {backend: since.get(backend.name, since.get("")) for backend in general["backends"]}
         stable_abi = {backend: floor for backend, floor in floors.items() if floor}
         framework = replace(framework, stable_abi=stable_abi)
+    kernels = tuple(tables.get("kernel", {}).values())
+    rust = next((kernel for kernel in kernels if kernel.cargo_manifest), None)
+    if rust and not isinstance(framework, TvmFfi):
+        raise ConfigError(
+            f"{RUST!r} needs the framework [tvm-ffi], and this project has [{framework.table}]",
+            where=str(TomlPlace(where, f"kernel.{rust.name}", "language")),
+            hint="export the crate's functions for TVM FFI, and write [tvm-ffi] in place of the table",
+        )
     for backend, settings in by_backend.items():
         _check_range(settings.get("minver"), settings.get("maxver"), TomlPlace(where, f"general.{backend}"))
-    kernels = tuple(tables.get("kernel", {}).values())
     return Project(
         root=root,
         framework=framework,

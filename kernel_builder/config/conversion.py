@@ -44,6 +44,9 @@ def converted(text: str, path: Path, license: str | None = None) -> str:
             table[key] = value
         elif value is not None and key not in table:
             _add(table, key, value)
+    if isinstance(upstream := table.get("upstream"), str):
+        table["upstream"] = [str(upstream)]
+    _rename(document.body, (), TomlPlace(str(path)))
     if not any(name in document for name in editions.FRAMEWORKS):
         document["torch-noarch"] = tomlkit.table()
     new = document.as_string()
@@ -60,3 +63,17 @@ def _add(table: dict[str, Any], key: str, value: Any) -> None:
     item = tomlkit.item(value)
     item.trivia.trail = "\n"
     body.insert(values[-1] + 1, (tomlkit.key(key), item))
+
+
+def _rename(body: list[Any], path: tuple[str, ...], place: TomlPlace) -> None:
+    """Write `language` in place of the `backend` of each kernel, in whatever form the table is written."""
+    for number, (key, item) in enumerate(body):
+        inner = (*path, key.key) if key else path
+        if inner[:1] == ("kernel",) and inner[2:] == ("backend",):
+            language = editions.language({"backend": item.unwrap()}, replace(place, table=".".join(path)))
+            new = tomlkit.value(item.as_string().replace(item.unwrap(), language))
+            new.trivia.__dict__.update(vars(item.trivia))
+            written = key.as_string().replace("backend", "language")
+            body[number] = (tomlkit.items.SingleKey("language", key.t, key.sep, written), new)
+        elif key and isinstance(item, (tomlkit.items.Table, tomlkit.items.InlineTable)):
+            _rename(item.value.body, inner, place)

@@ -103,7 +103,8 @@ def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence
     """Yield notices about the kernels of a `build.toml`: skipped capabilities, and merged sources."""
     for kernel in kernels:
         yield from kernel.backend.notes(kernel)
-    tables = [(f"[kernel.{kernel.name}]", kernel.backend, kernel.src) for kernel in kernels]
+    compiled = [kernel for kernel in kernels if not kernel.cargo_manifest]
+    tables = [(f"[kernel.{kernel.name}]", kernel.backend, kernel.src) for kernel in compiled]
     if not isinstance(framework, TorchNoarch):
         tables += [(f"[{framework.table}]", backend, framework.src) for backend in backends]
     for name, _, src in tables:

@@ -2,7 +2,8 @@
 
 - A Python-only project: one variant for each backend.
 - A project on Torch's stable ABI: for each backend, one variant for each of its releases that serve the others; of
-  CUDA, that is the oldest release of each major in the matrix, because every later minor release can load it.
+  CUDA, that is the oldest release of each major in the matrix, because every later minor release can load it. With
+  `minver`, also the variants on the full C++ ABI of the Torch releases from there to the stable ABI's.
 - A project on the full C++ ABI: for each of the newest Torch releases, one variant for each release of a backend that
   Torch is published for.
 - A project on TVM FFI: as on the stable ABI, without a Torch release.
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_builder.config import known_backends, matrix
-from kernel_builder.config.project import Backend, CompiledFramework, Project, TorchFramework, TorchNoarch
+from kernel_builder.config.project import Backend, Project, TorchFramework, TorchNoarch
 from kernel_builder.config.variant import FullAbi, Noarch, StableAbi, TvmFfiAbi, Variant
 from kernel_format.errors import ConfigError, VariantError
 from kernel_format.release import Release, is_within
@@ -59,7 +60,7 @@ def _compiled(project: Project, backend: Backend, whole: bool) -> set[Variant]:
         return set()
     return {
         Variant(framework, backend, release, platform)
-        for framework in _frameworks(project.framework, backend, whole)
+        for framework in _frameworks(project, backend, whole)
         for release in _releases(project, framework, backend, whole)
         for platform in matrix.load().platforms
         if platform in (backend.platforms or [platform])
@@ -83,16 +84,17 @@ def empty_backends(project: Project) -> dict[Backend, str]:
     return empty
 
 
-def _frameworks(framework: CompiledFramework, backend: Backend, whole: bool) -> list[StableAbi | FullAbi | TvmFfiAbi]:
-    known = matrix.load()
+def _frameworks(project: Project, backend: Backend, whole: bool) -> list[StableAbi | FullAbi | TvmFfiAbi]:
+    known, framework = matrix.load(), project.framework
     if not isinstance(framework, TorchFramework):
         return [TvmFfiAbi(known.tvm_ffi)]
     in_range = [release for release in known.torch if is_within(release, framework.minver, framework.maxver)]
     floor = framework.stable_abi.get(backend)
     if floor is None:
         return [FullAbi(release) for release in (in_range if whole else in_range[-known.hub_releases :])]
-    every = [FullAbi(release) for release in in_range if release >= floor] if whole else []
-    return [StableAbi(floor), *every]
+    full = replace(project, framework=replace(framework, stable_abi={}))
+    earlier = framework.minver is not None and not backend.why_not_compiled(full)
+    return [StableAbi(floor), *(FullAbi(release) for release in in_range if (earlier if release < floor else whole))]
 
 
 def _releases(
@@ -184,7 +186,10 @@ def _check_torch(
             f"the project's stable ABI for {variant.backend} is {floor}" if floor else "the project has no stable ABI",
             "set [torch] stable-abi in build.toml to the oldest Torch release to support" if not floor else listed,
         )
-    if floor and release < floor:
-        raise refuse(f"the project's stable ABI starts at Torch {floor}", listed)
-    if not floor and not is_within(release, framework.minver, framework.maxver):
+    if floor and release < floor and not framework.minver:
+        raise refuse(
+            f"the project's stable ABI starts at Torch {floor}",
+            f'set [torch] minver = "{release}" for binaries on the full C++ ABI of the releases before it',
+        )
+    if not (floor and release >= floor) and not is_within(release, framework.minver, framework.maxver):
         raise refuse(f"[torch] minver and maxver rule out Torch {release}", listed)

@@ -137,6 +137,7 @@ class Kernel:
         src: Sources and headers, relative to the project.
         include: Include directories, relative to the project.
         cuda_capabilities: The capabilities to compile for, such as `9.0a`; None for all that the compiler knows.
+        cargo_manifest: The `Cargo.toml` of a crate, relative to the project; None for sources of C++ compilers.
         only_capabilities: Compile for these of them only, such as `9.0`; empty for all. Not a key of `build.toml`.
     """
 
@@ -152,6 +153,7 @@ class Kernel:
     rocm_archs: tuple[str, ...] | None = None
     hip_flags: tuple[str, ...] = ()
     sycl_flags: tuple[str, ...] = ()
+    cargo_manifest: str | None = None
     only_capabilities: tuple[str, ...] = ()
 
 
@@ -196,7 +198,7 @@ class TvmFfi:
     package_directory: ClassVar = "tvm-ffi-ext"
     stable_abi: ClassVar[Mapping[Backend, Release]] = {}
 
-    src: tuple[str, ...]
+    src: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     pyext: tuple[str, ...] = _PYEXT
     cxx_flags: tuple[str, ...] = ()
@@ -239,7 +241,7 @@ class Project:
     framework: Framework
     kernels: tuple[Kernel, ...]
     python_files: tuple[tuple[str, Path], ...] = ()
-    upstream: str | None = None
+    upstream: tuple[str, ...] = ()
     source: str | None = None
     python_depends: tuple[str, ...] = ()
     backend_python_depends: Mapping[Backend, tuple[str, ...]] = field(default_factory=dict)

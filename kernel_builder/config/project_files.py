@@ -39,7 +39,10 @@ def read_project(directory: Path, owner: str | None = None, repo_id: str | None 
     if not isinstance(framework, TorchNoarch):
         _check_files(project.root, framework.src, framework.include, TomlPlace(str(file), framework.table))
     for kernel in project.kernels:
-        _check_files(project.root, kernel.src, kernel.include, TomlPlace(str(file), f"kernel.{kernel.name}"))
+        place = TomlPlace(str(file), f"kernel.{kernel.name}")
+        _check_files(project.root, kernel.src, kernel.include, place)
+        if kernel.cargo_manifest:
+            _check_file(project.root, kernel.cargo_manifest, "file", Path.is_file, place.at("cargo-manifest"))
     package = directory / framework.package_directory / project.python_name
     project = replace(project, python_files=_python_files(project.root, package, framework.pyext))
     return owned_by(project, owner, repo_id)
@@ -67,8 +70,8 @@ def _check_backends(project: Project, place: TomlPlace) -> None:
             raise ConfigError(
                 f"lists {backend.name}, and no [kernel.<name>] is for it, so its packages would have no device code",
                 where=str(place),
-                hint=f'add a [kernel.<name>] with backend = "{backend.name}", which may have the sources of another, '
-                f'or take "{backend.name}" out of the list',
+                hint=f'add a [kernel.<name>] with language = "cpp-{backend.name}", which may have the sources of '
+                f'another, or take "{backend.name}" out of the list',
             )
 
 
@@ -78,15 +81,14 @@ def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], pla
         ("src", src, "file", Path.is_file),
         ("include", include, "directory", Path.is_dir),
     ):
-        where = str(place.at(key))
         for path in paths:
-            if not _holds(exists, root / path):
-                raise ConfigError(
-                    f"there is no {kind} {path!r} in the project",
-                    where=where,
-                    hint=_missing(root, path),
-                )
-            check_link(root, root / path, path, where)
+            _check_file(root, path, kind, exists, place.at(key))
+
+
+def _check_file(root: Path, path: str, kind: str, exists: Callable[[Path], bool], place: TomlPlace) -> None:
+    if not _holds(exists, root / path):
+        raise ConfigError(f"there is no {kind} {path!r} in the project", where=str(place), hint=_missing(root, path))
+    check_link(root, root / path, path, str(place))
 
 
 def _missing(root: Path, path: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernel_builder.config import known_backends
-from kernel_builder.config.project import Backend
+from kernel_builder.config.project import Backend, CompiledFramework
 from kernel_format import variant
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
@@ -39,6 +39,15 @@ class Variant(variant.Variant):
     """A variant whose back end is the builder's."""
 
     backend: Backend
+
+    def stable_abi(self, framework: CompiledFramework) -> Release | None:
+        """Return the Torch release whose stable ABI the binary targets, or None for the full C++ ABI.
+
+        A project on the stable ABI publishes its stable binary under the names of single, later Torch releases too.
+        """
+        oldest = framework.stable_abi.get(self.backend)
+        is_earlier = oldest and isinstance(self.framework, FullAbi) and self.framework.release < oldest
+        return None if is_earlier else oldest
 
     @staticmethod
     def parse(name: str) -> Variant:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, Variant
+from kernel_builder.steps import crates
 from kernel_builder.steps.graph import CompileStep
 from kernel_builder.steps.plan import plan
 from kernel_builder.steps.step_scripts import with_paths
@@ -37,7 +38,8 @@ def write(project: Project, variants: Sequence[Variant], toolchains: Toolchains,
         )
     steps: dict[str, CompileStep] = {}
     for step in plan([(project, compiled)], toolchains).compiles:
-        steps.setdefault(step.source, step)
+        if step.compiler is not crates.CARGO:  # editors read the crate's own Cargo.toml
+            steps.setdefault(step.source, step)
     entries = [entry(step) for step in steps.values()]
     files.write_atomically(output, json.dumps(entries, indent=2) + "\n")
     return len(entries)

@@ -160,7 +160,7 @@ def _build_toml(
         "name": project.name,
         "version": project.version,
         "license": project.license,
-        "edition": 5,
+        "edition": 6,
         "backends": ["cpu"],
         "python-depends": list(project.python_depends),
     }
@@ -175,7 +175,7 @@ def _build_toml(
     for kernel in kernels:
         flags = [*_kept((*kernel.cxx_flags, *kernel.cuda_flags, *kernel.hip_flags)), *defines, *FLAGS]
         values = {
-            "backend": "cpu",
+            "language": "cpp-cpu",
             "depends": list(kernel.depends),
             "include": [*kernel.include, _DIRECTORY],
             "cxx-flags": flags,
@@ -184,7 +184,7 @@ def _build_toml(
         lines += _table(f"kernel.{kernel.name}", values)
     # Objects of the project are the same for each warp size.
     own = {
-        "backend": "cpu",
+        "language": "cpp-cpu",
         "depends": [],
         "include": [_DIRECTORY],
         "cxx-flags": [*defines, f"-DEMULATED_WARP_SIZE={warp_size}"],

@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernel_builder import inline_project
+from kernel_builder.backends.cuda.releases import capability_key, runs_on
 from kernel_builder.config import known_backends
 from kernel_builder.develop.local_build import build_for_device
 from kernel_format.cache_directory import default_cache
-from kernel_format.errors import ConfigError
+from kernel_format.errors import ConfigError, VariantError
 from kernel_format.files import write_atomically
+from kernel_format.metadata import PackageMetadata
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,16 +72,32 @@ def _package(source: str, functions: Sequence[str]) -> Any:
     from kernels import get_local_kernel
 
     content = inline_project.files("local/inline", source, functions)
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-    project = default_cache() / "inline" / digest
     backend = inline_project.backend_of(source)
+    capabilities = known_backends.get(backend).current_archs()
+    digest = hashlib.sha256(json.dumps([content, capabilities], sort_keys=True).encode()).hexdigest()[:16]
+    project = default_cache() / "inline" / digest
+    _check_device(project, capabilities)
     with suppress(FileNotFoundError):
         return get_local_kernel(project, backend=backend)
     for name, text in content.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(project / name, text)
-    build_for_device(project, backend, capabilities=known_backends.get(backend).current_archs())
+    build_for_device(project, backend, capabilities=capabilities)
+    _check_device(project, capabilities)
     return get_local_kernel(project, backend=backend)
+
+
+def _check_device(project: Path, capabilities: Sequence[str]) -> None:
+    """Raise if there are packages, and none has code for the device, since the compiler does not know it."""
+    packages = (PackageMetadata.read(file.parent) for file in project.glob("build/*/metadata.json"))
+    archs = sorted({arch for package in packages if package for arch in package.archs}, key=capability_key)
+    if archs and capabilities and not any(runs_on(arch, capabilities[0]) for arch in archs):
+        raise VariantError(
+            f"there is no code for this GPU, of capability {capabilities[0]}; the compiler has made code for "
+            f"{', '.join(archs)}",
+            where="kernel_builder.load",
+            hint="use a compiler that knows the capability: `kernel-builder doctor` lists the CUDA releases",
+        )
 
 
 def _register_fakes(package: Any, fakes: Mapping[str, Fake]) -> None:

@@ -28,7 +28,7 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
     if isinstance(variant.framework, TvmFfiAbi):
         include: list[object] = [toolchains.component(commands.tvm_ffi_headers(variant.framework)).root / "include"]
     else:
-        stable = project.framework.stable_abi.get(variant.backend)
+        stable = variant.stable_abi(project.framework)
         torch = toolchains.torch(stable or variant.framework.release, "stable" if stable else "full")
         include = [Path(__file__).parents[1] / "templates", *torch.include]
     path: list[Path] = []

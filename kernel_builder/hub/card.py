@@ -98,11 +98,11 @@ def _api(api: Api) -> str:
 
 
 def _variants(packages: Mapping[str, HubPackage]) -> str:
-    titles = sorted({title for name in packages for title in _needs(name)} - {_TORCH})
+    titles = sorted({title for name in packages for title in requirements(name)} - {_TORCH})
     rows = [["variant", _TORCH, *titles, "capabilities", "size"]]
     for name, package in sorted(packages.items()):
         archs = ", ".join(package.metadata.archs) or _NONE
-        needs = _needs(name)
+        needs = requirements(name)
         releases = [needs.get(title, _NONE if needs else "not known") for title in (_TORCH, *titles)]
         rows.append([f"`{name}`", *releases, archs, f"{package.size / 1024:.0f} KiB"])
     # Without capabilities, the table has no column for them.
@@ -119,8 +119,8 @@ def _variants(packages: Mapping[str, HubPackage]) -> str:
     return "## Variants\n\n" + "\n".join(lines)
 
 
-def _needs(name: str) -> dict[str, str]:
-    """Return the versions of Torch and of the backend that a variant needs; empty for an unknown variant."""
+def requirements(name: str) -> dict[str, str]:
+    """Return the versions of Torch and of the back end that a variant needs; empty for an unknown variant."""
     try:
         variant = Variant.parse(name)
     except VariantError:
@@ -142,7 +142,7 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
     for name, package in sorted(packages.items()):
         builds.setdefault((*_origin(package), package.compiler or _NONE), []).append(name)
     lines = [f"## Build\n\nLicense: {project.license}."]
-    for label, address in (("Upstream", project.upstream), ("Source", project.source)):
+    for label, address in (*(("Upstream", url) for url in project.upstream), ("Source", project.source)):
         if address:
             lines.append(f"{label}: <{address}>.")
     lines += [

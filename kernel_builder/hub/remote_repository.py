@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_session
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_session, hf_hub_url
 from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -26,6 +26,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HFValidationError, build_hf_headers, hf_raise_for_status, validate_repo_id
 from packaging.version import Version
 
+from kernel_builder import toml_file
 from kernel_format.errors import HubError, VerificationError
 from kernel_format.files import size_limit
 from kernel_format.untrusted_paths import UnsafePath, checked_text, checked_tree
@@ -35,6 +36,7 @@ _WRITES_KERNELS = Version("2.3")
 # Exceptions of HTTP libraries if no server listens, or the name does not resolve.
 _UNREACHED = ("ConnectError", "ConnectTimeout")
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
+REDIRECT = "kernel-status.toml"  # in a revision: redirects the client to another repository
 MAX_FILES = 100_000  # in one revision
 _TRANSFER_BYTES = 128 << 20  # size of the client's temporary files beside a download
 _AT_ONCE = 8  # downloads
@@ -126,6 +128,8 @@ class RemoteRepository:
                 hint="expected a name such as my-org/my-kernel in --repo-id, or in [general.hub] of build.toml",
             ) from error
         self.repo_id = repo_id
+        # (revision, path) -> the address that the Hub redirects requests for the file to.
+        self._locations: dict[tuple[str, str], str] = {}
         self.api: HfApi = HfApi(endpoint=endpoint, token=token, library_name="kernel-builder")
 
     @property
@@ -187,6 +191,40 @@ class RemoteRepository:
             entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
             for entry in entries
         }
+
+    def read_range(self, revision: str, path: str, start: int, stop: int, size: int) -> tuple[int, bytes]:
+        """Return the bytes of a file between two offsets, and the offset of the first.
+
+        A Hub that ignores ranges sends the whole file.
+
+        Args:
+            size: The size that the Hub lists for the file.
+        """
+        url = self._locations.get((revision, path)) or hf_hub_url(
+            self.repo_id, path, repo_type=_TYPE, revision=revision, endpoint=self.api.endpoint
+        )
+        # The token is for the Hub, not for storage elsewhere that it redirects to.
+        headers = build_hf_headers(token=self.api.token) if url.startswith(f"{self.api.endpoint}/") else {}
+        headers |= {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        with (
+            self._translated_errors(f"read {path} of {revision}"),
+            get_session().stream("GET", url, headers=headers) as response,
+        ):
+            hf_raise_for_status(response)
+            if response.history:
+                self._locations[revision, path] = str(response.url)
+            first, last = (start, stop) if response.status_code == 206 else (0, size)
+            data = bytearray()
+            for part in response.iter_bytes():
+                data += part
+                if len(data) > last - first:
+                    break
+        if len(data) != last - first:
+            raise VerificationError(
+                f"the Hub sends another number of bytes than it lists for {path}",
+                where=f"{self.repo_id}@{revision} on {self.api.endpoint}",
+            )
+        return first, bytes(data)
 
     def download(self, revision: str, patterns: Sequence[str]) -> Path:
         """Download the files of a revision that match into the Hub's cache, and return their directory."""
@@ -339,6 +377,25 @@ class RemoteRepository:
                 where=where,
                 hint="run the same command again: uploaded files are kept, and nothing is published partially",
             ) from error
+
+
+def refuse_redirect(repository: RemoteRepository, commit: str, files: Mapping[str, RemoteFile]) -> None:
+    """Raise an error with the destination if a revision redirects the client to another repository."""
+    status = files.get(REDIRECT)
+    if status is None:
+        return
+    where = f"{repository.repo_id}@{commit} on {repository.api.endpoint}"
+    _, data = repository.read_range(commit, REDIRECT, 0, status.size, status.size)
+    content = toml_file.parse(toml_file.decode(data, f"{where}: {REDIRECT}"), f"{where}: {REDIRECT}")
+    try:
+        destination, revision = checked_text(content.get("destination")), checked_text(content.get("revision", "main"))
+    except UnsafePath as error:
+        raise VerificationError(f"{REDIRECT} has no valid `destination`: {error}", where=where) from error
+    raise HubError(
+        f"the repository redirects clients to {destination}",
+        where=where,
+        hint=f"use {destination}@{revision}",
+    )
 
 
 def _additions(add: Mapping[str, Content]) -> list[CommitOperationAdd]:

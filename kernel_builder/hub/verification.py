@@ -107,7 +107,7 @@ def verify(
     trusted = read_signers(signers)
     repo_id, _, revision = name.partition("@")
     repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
-    revision = _commit(repository, revision or None)
+    revision = newest_commit(repository, revision or None)
     with temporary_directory() as temporary:
         root = temporary / "published"
         files = {path: remote for path, remote in repository.files(revision).items() if path.startswith("build/")}
@@ -125,7 +125,7 @@ def verify(
     return Verification(repo_id, revision, tuple(verdicts))
 
 
-def _commit(repository: RemoteRepository, revision: str | None) -> str:
+def newest_commit(repository: RemoteRepository, revision: str | None) -> str:
     """Return the commit of a revision, or of the newest version."""
     branches = repository.branches()
     versions = [int(name[1:]) for name in branches if re.fullmatch(r"v\d+", name)]

@@ -22,8 +22,10 @@ _RECIPE = 1
 
 _TEMPLATES = ("_ops.py", "_ops_noarch.py", "_ops_tvm_ffi.py", "compat_init.py")
 
-# The first release of `kernels` that gives a kernel those that it depends on; in three parts, as the client reads it.
+# The first releases of `kernels` that give a kernel those that it depends on, and that read several `upstream`
+# repositories; in three parts, as the client reads them.
 _DEPENDENCIES_SINCE = "0.17.0"
+_UPSTREAMS_SINCE = "0.18.0"
 
 
 def package_key(planned: PlannedVariant) -> str:
@@ -66,6 +68,7 @@ def _metadata(planned: PlannedVariant) -> PackageMetadata:
     """Return the metadata of a package, without the digest of its files."""
     project, backend = planned.project, planned.variant.backend
     limited = sorted({only for kernel in project.kernels for only in kernel.only_capabilities if planned.archs})
+    minver = _UPSTREAMS_SINCE if len(project.upstream) > 1 else None
     kernel_depends = [*project.kernel_depends, *project.backend_kernel_depends.get(backend, ())]
     return PackageMetadata(
         id=planned.module,
@@ -74,7 +77,7 @@ def _metadata(planned: PlannedVariant) -> PackageMetadata:
         license=project.license,
         python_depends=(*project.python_depends, *project.backend_python_depends.get(backend, ())),
         kernel_depends=tuple(_dependency(depend) for depend in kernel_depends),
-        kernels_minver=_DEPENDENCIES_SINCE if kernel_depends else None,
+        kernels_minver=minver or (_DEPENDENCIES_SINCE if kernel_depends else None),
         backend=backend.name,
         archs=planned.archs,
         provenance={

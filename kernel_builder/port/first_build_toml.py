@@ -285,7 +285,7 @@ def _render(
         document.add(tomlkit.comment(f"  setup.py:{remark.line}: {' '.join(remark.text.split())[:140]}"))
     backends = list(dict.fromkeys(kernel.backend for kernel in kernels))
     general = tomlkit.table()
-    general.update({"name": name, "version": 1, "edition": 5, "license": license or "other", "backends": backends})
+    general.update({"name": name, "version": 1, "edition": 6, "license": license or "other", "backends": backends})
     if python_depends:
         general.add("python-depends", list(python_depends))
     document.add("general", general)
@@ -314,7 +314,7 @@ def _stable_abi(kernels: Iterable[PortedExtension]) -> dict[str, str]:
 
 def _table(kernel: PortedExtension) -> Any:
     table = tomlkit.table()
-    table.update({"backend": kernel.backend, "depends": ["torch"]})
+    table.update({"language": f"cpp-{kernel.backend}", "depends": ["torch"]})
     lists = {
         "include": kernel.include,
         "src": (*kernel.src, *kernel.headers),

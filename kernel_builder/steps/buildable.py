@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from kernel_builder import backends
 from kernel_builder.backends.tools import Obstacle
-from kernel_builder.config import known_backends, matrix, offered
+from kernel_builder.config import kernel_sources, known_backends, matrix, offered
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
 from kernel_builder.plural import listed
-from kernel_builder.steps import commands
+from kernel_builder.steps import commands, crates
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import VariantError
 
@@ -41,6 +41,9 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
     if missing := missing_dependency(project, variant.backend, toolchains):
         return missing
     if unusable := toolchains.host_obstacle(variant.platform):
+        return unusable
+    kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
+    if any(kernel.cargo_manifest for kernel in kernels) and (unusable := crates.obstacle(variant)):
         return unusable
     backend = backends.compiled(variant.backend)
     unusable = backend.obstacle(toolchains, variant.release)

@@ -26,7 +26,7 @@ from kernel_builder.config.project import (
     TvmFfi,
 )
 from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Variant, this_platform
-from kernel_builder.steps import commands, include_scan
+from kernel_builder.steps import commands, crates, include_scan
 from kernel_builder.steps.graph import PYTHON, TORCH, CompileStep, digest
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.own_headers import escaped
@@ -63,8 +63,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     framework, abi = project.framework, variant.framework
     assert not isinstance(framework, TorchNoarch)
     assert not isinstance(abi, Noarch)
-    # A project on the stable ABI also publishes its stable binary under the names of single Torch releases.
-    stable = framework.stable_abi.get(variant.backend)
+    stable = variant.stable_abi(framework)
     release = stable or abi.release
     backend = backends.compiled(variant.backend)
     toolkit = backend.toolkit(toolchains, variant.release)
@@ -84,13 +83,15 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
     # As in the public builder, every source sees the libraries of all kernels; [torch] cannot name libraries.
     every = sorted({name for kernel in kernels for name in kernel.depends})
-    for kernel in kernel_sources.disjoint([_binding(framework, variant.backend), *kernels]):
+    compiled = [kernel for kernel in kernels if not kernel.cargo_manifest]
+    for kernel in kernel_sources.disjoint([_binding(framework, variant.backend), *compiled]):
         part = replace(kernel, depends=tuple(dict.fromkeys((*kernel.depends, *every))))
         _check(project, part, backend)
         for source in part.src:
             if not kernel_sources.is_header(source):
                 steps.append(_draft(project, part, source, variant, tools, defines))
-    return tuple(steps)
+    rust = (kernel for kernel in kernels if kernel.cargo_manifest)
+    return (*steps, *(crates.step(project, kernel, tools.host, variant.target) for kernel in rust))
 
 
 def check(project: Project) -> None:
@@ -100,7 +101,10 @@ def check(project: Project) -> None:
             if isinstance(backend, CompiledBackend):
                 kernels = (kernel for kernel in project.kernels if kernel.backend is backend)
                 for kernel in (_binding(project.framework, backend), *kernels):
-                    _check(project, kernel, backend)
+                    if kernel.cargo_manifest:
+                        crates.files(project, kernel)
+                    else:
+                        _check(project, kernel, backend)
 
 
 def _check(project: Project, kernel: Kernel, backend: CompiledBackend) -> None:
@@ -159,7 +163,7 @@ def _check_source(project: Project, kernel: Kernel, source: str, backend: Compil
         raise ConfigError(
             f"{source} is a {owner.title} source, which the {backend.name} backend cannot compile",
             where=where,
-            hint=f'move it to a [kernel.*] table with backend = "{owner.name}"',
+            hint=f'move it to a [kernel.*] table with language = "cpp-{owner.name}"',
         )
     if suffix not in CXX_SUFFIXES:
         known = sorted({suffix for other in backends.every(backend) for suffix in other.suffixes})

@@ -22,7 +22,7 @@ _LEAST_FREE = 2**20
 _MANY_VARIANTS = 5
 # The first error of g++ (`f.cpp:1:2: error: ...`), nvcc (`f.cu(1): error: ...`, `ptxas error   : ...`) or the linker.
 _FIRST_ERROR = re.compile(
-    r"^.*(?:\b(?:error|fatal)\s*:|died due to signal|undefined reference|multiple definition).*$", re.M
+    r"^.*(?:\b(?:error(?:\[E\d+\])?|fatal)\s*:|died due to signal|undefined reference|multiple definition).*$", re.M
 )
 # A line of the author's code that leads to an error: `from f.cpp:1:` of includes, `f.cpp:7:11:   required from here` of
 # templates.
@@ -177,7 +177,8 @@ def check_symbols(binary: Binary, path: Path, graph: Graph, cache: Path) -> None
 
     The stub libraries that it was linked against lack such symbols, so they are undefined and have no version.
     """
-    undefined = {symbol.name for symbol in elf.read(path).undefined}
+    # A weak symbol may be missing: its users test for it, as Rust's standard library does.
+    undefined = {symbol.name for symbol in elf.read(path).undefined if not symbol.weak}
     too_new = Sysroot(binary.roots[SYSROOT], binary.platform).too_new()
     late = sorted(undefined & too_new.keys())
     if late:

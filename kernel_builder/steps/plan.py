@@ -22,7 +22,7 @@ from kernel_builder.backends import token
 from kernel_builder.config import kernel_sources
 from kernel_builder.config.project import Backend, Project, TorchNoarch
 from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant, this_platform
-from kernel_builder.steps import commands, compile_steps, recorded_sources
+from kernel_builder.steps import commands, compile_steps, crates, recorded_sources
 from kernel_builder.steps.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
@@ -48,7 +48,7 @@ def plan(
                 module = binary.module
             archs = _archs(project, variant, toolchains)
             sources = recorded_sources.record(project, variant, binary.objects if binary else ())
-            compiler = _compiler(variant, toolchains)
+            compiler = _compiler(project, variant, toolchains)
             planned.append(PlannedVariant(project, variant, module, archs, python, compiler, sources, binary))
     return Graph(tuple(planned))
 
@@ -62,8 +62,8 @@ def _archs(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     return backend.archs(kernels, toolkit.release if toolkit else variant.release, variant.platform or "")
 
 
-def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, Any]:
-    """Return the compilers for the provenance: the back end's, and a cross compiler.
+def _compiler(project: Project, variant: Variant, toolchains: Toolchains) -> Mapping[str, Any]:
+    """Return the compilers for the provenance: the back end's, Rust's, and a cross compiler.
 
     This platform's g++ is not recorded. A cross compiler gives other bytes than the g++ of its target platform.
     """
@@ -71,6 +71,9 @@ def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, Any]:
     if not isinstance(variant.framework, Noarch):
         backend = backends.compiled(variant.backend)
         recorded.update(backend.provenance(backend.toolkit(toolchains, variant.release)))
+        crate = any(kernel.cargo_manifest for kernel in kernel_sources.of_backend(project, backend, variant.release))
+        if crate and (rust := crates.toolchain()):
+            recorded["rust-compiler"] = rust.version
     if variant.platform not in (None, this_platform()):
         host = toolchains.host(variant.platform)
         recorded[CROSS_COMPILER] = {"name": "g++", "version": host.version, "digest": host.identity}
@@ -98,7 +101,7 @@ def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolc
             where=f"{project.root / 'build.toml'}: [{framework.table}] src",
             hint=f"list the source that registers the functions, for example {framework.package_directory}/binding.cpp",
         )
-    stable = variant.backend in framework.stable_abi
+    stable = variant.stable_abi(framework) is not None
     backend = backends.compiled(variant.backend)
     libraries = commands.framework_libraries(variant.framework, backend, stable=stable)
     host = toolchains.host(variant.platform)

@@ -82,4 +82,7 @@ def _settings(project: Project, variant: Variant) -> str:
         settings["kernels"] = [
             {**vars(kernel), "backend": kernel.backend.name, "only_capabilities": None} for kernel in kernels
         ]
+        for recorded in settings["kernels"]:
+            if recorded["cargo_manifest"] is None:  # packages of older releases have no such key
+                del recorded["cargo_manifest"]
     return digest(settings)

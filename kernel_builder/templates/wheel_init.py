@@ -81,6 +81,72 @@ def choose(names, torch_release, backend, cuda, platform, limited_api=True, cxx1
     return min(fitting, key=order, default=None)
 
 
+def has_code(archs, capability):
+    """Return whether a GPU runs code for one of the architectures, by the rule of the client.
+
+    Args:
+        archs: As in metadata.json: "8.0", "9.0a", "10.0f" or "12.0+PTX". Others are ignored; without any known, True.
+        capability: Major and minor of the GPU.
+    """
+    import re
+
+    matches = [re.fullmatch(r"(\d+)\.(\d+)([af]?)(\+PTX)?", arch) for arch in archs]
+    results = []
+    for major, minor, suffix, ptx in (match.groups() for match in matches if match):
+        compiled = (int(major), int(minor))
+        if suffix == "a":
+            results.append(capability == compiled)
+        elif ptx and not suffix:
+            results.append(capability >= compiled)
+        else:
+            results.append(capability[0] == compiled[0] and capability >= compiled)
+    return not results or any(results)
+
+
+def _capabilities(torch):
+    """Return the capabilities of the current GPU if CUDA is in use, or else of all GPUs; none if they are not known.
+
+    The driver's library is asked, since an import must not initialize CUDA: later forks could not use it.
+    """
+    import ctypes
+
+    if torch.cuda.is_initialized():
+        return [torch.cuda.get_device_capability()]
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    if not torch.cuda.device_count() or nvml.nvmlInit_v2() != 0:
+        return []
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    found = []
+    for index in range(count.value):
+        device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0:
+            if nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0:
+                found.append((major.value, minor.value))
+    return found
+
+
+def _check_gpu(name, package, torch):
+    """Raise an ImportError if the package has code for none of the GPUs: its first launch would fail."""
+    import json
+
+    archs = json.loads((package / "metadata.json").read_text(encoding="utf-8"))["backend"].get("archs", [])
+    gpus = _capabilities(torch) if archs else []
+    if gpus and not any(has_code(archs, gpu) for gpu in gpus):
+        listed = ", ".join(sorted({f"{major}.{minor}" for major, minor in gpus}))
+        raise ImportError(
+            f"{name} has no code for this machine's GPU.\n"
+            f"  {package.name} has code for: {', '.join(archs)}\n"
+            f"  capability of the GPU: {listed}\n"
+            "  install a newer wheel; or add the capability to cuda-capabilities in build.toml, and build one: "
+            "kernel-builder build, then kernel-builder wheel",
+            name=name,
+        )
+
+
 def _load(name, file):
     import importlib.util
     import platform
@@ -114,6 +180,8 @@ def _load(name, file):
             f"  {advice}",
             name=name,
         )
+    if backend == "cuda":
+        _check_gpu(name, directory / chosen, torch)
     # The package's own loader loads each module once, by whichever name it is imported first.
     spec = importlib.util.spec_from_file_location(name, directory / chosen / name / "__init__.py")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -5,6 +5,7 @@ A failure means that a user who tries one function gets no result, a wrong resul
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from click.testing import CliRunner
 
 import kernel_builder
 from kernel_builder.cli import main
-from kernel_format.errors import BuildError, ConfigError
+from kernel_builder.develop import inline
+from kernel_format.errors import BuildError, ConfigError, VariantError
 from tests.support.places import CUDA, ROOT
 
 SOURCE = """
@@ -72,6 +74,17 @@ def test_errors_name_the_mistake() -> None:
         kernel_builder.load(SOURCE, "scaled", fakes={"other": torch.empty_like})
     with pytest.raises(BuildError, match=r"inline_functions\.h:2:.*nothing_like_this"):
         kernel_builder.load("\nTensor broken(const Tensor& x) { return nothing_like_this(x); }\n", "broken")
+
+
+def test_code_for_another_gpu_is_refused(tmp_path: Path) -> None:
+    package = tmp_path / "build" / CUDA
+    package.mkdir(parents=True)
+    described = {"backend": {"type": "cuda", "archs": ["7.5", "9.0a"]}}
+    (package / "metadata.json").write_text(json.dumps(described))
+    for capability in ("7.5", "9.0"):
+        inline._check_device(tmp_path, [capability])
+    with pytest.raises(VariantError, match=r"no code for this GPU, of capability 10\.0; .* code for 7\.5, 9\.0a"):
+        inline._check_device(tmp_path, ["10.0"])
 
 
 def test_the_example_of_the_page() -> None:

@@ -25,8 +25,8 @@ MOST = 600  # seconds of one command
 
 
 def digests(directory: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a directory."""
-    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    """Return the SHA-256 of every file in the packages of a `build`. Loaders ignore names that begin with a dot."""
+    files = (path for path in sorted(directory.glob("[!.]*/**/*")) if path.is_file())
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

@@ -7,8 +7,8 @@ import re
 _ADDED = {
     r"\[torch\]": 'cxx-flags = ["-O0"]',
     # nvcc takes the first for host code only; a ptxas without optimization takes longer for the longer code.
-    'backend = "cuda"': 'cuda-flags = ["-O0", "--Ofast-compile=max"]',
-    'backend = "rocm"': 'hip-flags = ["-O1"]',  # without any, device code spills registers, which is a finding
+    'language = "cpp-cuda"': 'cuda-flags = ["-O0", "--Ofast-compile=max"]',
+    'language = "cpp-rocm"': 'hip-flags = ["-O1"]',  # without any, device code spills registers, which is a finding
 }
 
 

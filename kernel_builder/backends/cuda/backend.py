@@ -12,12 +12,14 @@ from pathlib import Path, PurePosixPath
 from kernel_builder import toml_file
 from kernel_builder.backends.compiled import (
     CompiledBackend,
+    DeviceCode,
     DeviceCommand,
     DeviceSource,
     LinkedIfCalled,
+    ReadAt,
     SymbolFamily,
 )
-from kernel_builder.backends.cuda import clang_flags, commands, libraries, toolkits
+from kernel_builder.backends.cuda import clang_flags, commands, fatbin, libraries, toolkits
 from kernel_builder.backends.cuda.releases import (
     TABLE,
     capabilities,
@@ -206,6 +208,9 @@ class _Cuda(CompiledBackend):
 
     def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
         return libraries.symbol_families(framework)
+
+    def device_code(self, binary: Path, read_at: ReadAt | None = None) -> list[DeviceCode]:
+        return fatbin.read(binary, read_at)
 
     def lacking(self, symbol: str, release: Release) -> str | None:
         """Return which runtimes lack a function that clients load a variant with: of its major, and no older minor."""

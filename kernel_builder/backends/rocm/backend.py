@@ -17,8 +17,10 @@ from kernel_builder import toml_file
 from kernel_builder.backends.compiled import (
     CLANG,
     CompiledBackend,
+    DeviceCode,
     DeviceCommand,
     DeviceSource,
+    ReadAt,
     SymbolFamily,
 )
 from kernel_builder.backends.cuda import CUDA
@@ -267,8 +269,8 @@ class _Rocm(CompiledBackend):
     def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
         return (_runtime(),)
 
-    def device_archs(self, binary: Path) -> frozenset[str]:
-        return code_objects.archs(binary)
+    def device_code(self, binary: Path, read_at: ReadAt | None = None) -> list[DeviceCode]:
+        return code_objects.read(binary, read_at)
 
     def is_present(self) -> bool:
         return Path("/dev/kfd").exists()

@@ -1,4 +1,4 @@
-"""Finds the architectures of the code objects that HIP keeps in a binary, one for each of each source."""
+"""Reads the code objects that HIP keeps in a binary, one for each architecture of each source."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_builder import elf
+from kernel_builder.backends.compiled import DeviceCode, ReadAt
 
 _SECTION = ".hip_fatbin"
 _MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
@@ -15,18 +16,25 @@ _NUMBER, _ENTRY = struct.Struct("<Q"), struct.Struct("<QQQ")
 _TARGET = "hipv4-amdgcn-amd-amdhsa--"
 
 
-def archs(binary: Path) -> frozenset[str]:
-    """Return the architectures that a shared object has code for."""
-    data = elf.section(binary, _SECTION) or b""
+def read(binary: Path, read_at: ReadAt | None = None) -> list[DeviceCode]:
+    """Return the code of a shared object; see `CompiledBackend.device_code`."""
+    section = next((section for section in elf.sections(binary) if section.name == _SECTION), None)
+    if section is None:
+        return []
+    data = read_at(section.offset, section.size) if read_at else elf.section(binary, _SECTION) or b""
     try:
-        return frozenset(name.removeprefix(_TARGET) for name in _targets(data) if name.startswith(_TARGET))
+        return [
+            DeviceCode(name.removeprefix(_TARGET), False, size, source)
+            for source, name, size in _targets(data)
+            if name.startswith(_TARGET)
+        ]
     except (struct.error, ValueError) as error:
         raise elf.Unreadable(f"{binary.name} has a damaged code object: {error!r}") from error
 
 
-def _targets(data: bytes) -> Iterator[str]:
-    """Yield the targets of the bundles in a section, which begin at multiples of the page size."""
-    start = data.find(_MAGIC)
+def _targets(data: bytes) -> Iterator[tuple[int, str, int]]:
+    """Yield the targets and sizes in the bundles of a section, which begin at multiples of the page size."""
+    start, source = data.find(_MAGIC), 0
     while start >= 0:
         position = end = start + len(_MAGIC)
         (count,) = _NUMBER.unpack_from(data, position)
@@ -34,7 +42,7 @@ def _targets(data: bytes) -> Iterator[str]:
         for _ in range(count):
             offset, size, length = _ENTRY.unpack_from(data, position)
             position += _ENTRY.size
-            yield data[position : position + length].decode()
+            yield source, data[position : position + length].decode(), size
             position += length
             end = max(end, start + offset + size)
-        start = data.find(_MAGIC, end)
+        start, source = data.find(_MAGIC, end), source + 1

@@ -14,33 +14,17 @@
 #include <cstdint>
 
 #include "decode/problem.h"
+#include "decode_cuda/attention_tiles.cuh"
 #include "decode_cuda/decode.h"
-#include "decode_cuda/tensor_cores.cuh"
-#include "kit/async_copy.cuh"
-#include "kit/elements.cuh"
 #include "kit/launch.cuh"
-#include "kit/vectors.cuh"
 
 namespace decode_step {
 namespace {
 
 using namespace kit;
 
-// Warps of a block: their registers hold the sums of a head's chunks.
-template <int kChunks>
-constexpr int kWarpsFor = kChunks > 2 ? 4 : 8;
-constexpr int kTokens = 16;       // of a tile, which a warp reads at a time
-constexpr int kChunk = 64;        // elements of a head that are added up at a time
-constexpr int kMostHeads = 16;    // query heads per block
 constexpr int kMostSplits = 32;   // one for each lane of a warp of `sum_kernel`
 constexpr int kLeastTokens = 48;  // per split, if there is more than one
-
-// How a call is divided among blocks.
-struct Division {
-  int heads;        // query heads per block, at most kMostHeads
-  int head_blocks;  // blocks for the query heads of a key head
-  int splits;       // of the tokens
-};
 
 // Divides the tokens where otherwise SMs would have no block. A block takes as long as the reading of 384 more tokens,
 // and adding up the splits as that of 192 (H100): fitted to caches of 330 to 8,192 tokens and 4 to 256 blocks.
@@ -63,72 +47,6 @@ cudaError_t divide(const Attention& problem, Division* division) {
   return cudaSuccess;
 }
 
-__device__ __forceinline__ const char* at(const Heads& heads, int64_t batch, int64_t head, int64_t token, int bytes) {
-  return static_cast<const char*>(heads.data) +
-         (batch * heads.batch_stride + head * heads.head_stride + token * heads.token_stride) * bytes;
-}
-
-// The factor of a sum of weights relative to `largest` where the others are relative to `overall`. Scores are
-// exponents of 2.
-__device__ __forceinline__ float factor_of(float largest, float overall) {
-  return largest == -INFINITY ? 0.0f : exp2f(largest - overall);
-}
-
-__device__ __forceinline__ float over_lanes_of_row(float value, bool maximum) {
-#pragma unroll
-  for (int offset = 1; offset < 4; offset *= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, value, offset);
-    value = maximum ? fmaxf(value, other) : value + other;
-  }
-  return value;
-}
-
-// Normalizes and rotates one head per group of four lanes: lane t of four has the vectors of elements i * 32 + t * 8.
-template <typename T, int kChunks>
-__device__ __forceinline__ void rotate(uint4 (&vectors)[2 * kChunks], const Rotary& rotary, const void* weight,
-                                       int64_t batch, int t) {
-  using Eight = Vector<T, 8>;
-  const auto load_eight = [](const void* from, int64_t element) {
-    return load<T, 8>(static_cast<const T*>(from) + element);
-  };
-  Eight words[2 * kChunks];
-#pragma unroll
-  for (int i = 0; i < 2 * kChunks; ++i) memcpy(&words[i], &vectors[i], sizeof(uint4));
-  if (weight != nullptr) {
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 2 * kChunks; ++i) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) squares = fmaf(decode(words[i], e), decode(words[i], e), squares);
-    }
-    const float factor = rsqrtf(over_lanes_of_row(squares, false) / (kChunks * kChunk) + rotary.eps);
-#pragma unroll
-    for (int i = 0; i < 2 * kChunks; ++i) {
-      const Eight weights = load_eight(weight, i * 32 + t * 8);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        float value = decode(words[i], e) * factor;
-        if (rotary.rounded_before_weight) value = decode(encode<T>(value));
-        words[i].elements[e] = encode<T>(value * (decode(weights, e) + rotary.offset));
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    const int64_t entry = batch * rotary.batch_stride + i * 32 + t * 8;
-    const Eight cosines = load_eight(rotary.cos, entry), sines = load_eight(rotary.sin, entry);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const float a = decode(words[i], e), b = decode(words[i + kChunks], e);
-      const float cosine = decode(cosines, e), sine = decode(sines, e);
-      words[i].elements[e] = encode<T>(a * cosine - b * sine);
-      words[i + kChunks].elements[e] = encode<T>(b * cosine + a * sine);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 2 * kChunks; ++i) memcpy(&vectors[i], &words[i], sizeof(uint4));
-}
-
 // From the sums of a head in shared memory to those of the next: padded, so that stores hit different banks.
 template <int kChunks>
 constexpr int kSumRow = kChunks * kChunk + 4;
@@ -138,173 +56,6 @@ constexpr size_t kStaticBytes = 2 * sizeof(float) * 8 * kMostHeads;  // of share
 // weights relative to it.
 __device__ __forceinline__ float* part_of(float* parts, int64_t head, int split, int splits, int elements) {
   return parts + (head * splits + split) * (elements + 2);
-}
-
-// The block's heads and split, and the place of a thread in its warp's tiles.
-//
-// Lane 4 * g + t has query heads g and g + 8, vectors of the keys g and g + 8 of a tile, vectors of the values of
-// tokens 2 * t, 2 * t + 1, and of those eight later, and scores of the same tokens: products of a head with a tile's
-// keys have the layout that the product with its values needs. Elements are permuted so that each vector is one load.
-template <typename T, int kChunks>
-struct Tiles {
-  static constexpr int kBytes = sizeof(T), kWarps = kWarpsFor<kChunks>;
-  static constexpr int kRowVectors = 8 * kChunks;             // of 16 bytes, in a row of a tile
-  static constexpr int kTileVectors = kTokens * kRowVectors;  // of keys, or of values
-
-  const Attention& problem;
-  uint4* const ring;  // [stages][kWarps][keys and values][kTokens][kRowVectors]
-  int warp, lane, g, t;
-  int64_t batch, key_head, first_head;
-  int head_block, heads;  // heads: of the block
-  int tokens, elements;
-
-  __device__ __forceinline__ Tiles(const Attention& problem, const Division& division, uint4* ring)
-      : problem(problem), ring(ring) {
-    warp = static_cast<int>(threadIdx.x) / kWarp;
-    lane = static_cast<int>(threadIdx.x) % kWarp;
-    g = lane / 4;
-    t = lane % 4;
-    batch = blockIdx.z;
-    key_head = blockIdx.y / division.head_blocks;
-    head_block = static_cast<int>(blockIdx.y) % division.head_blocks;
-    const auto per_key_head = static_cast<int>(problem.query_heads / problem.key_heads);
-    heads = min(division.heads, per_key_head - head_block * division.heads);
-    first_head = key_head * per_key_head + head_block * division.heads;
-    tokens = static_cast<int>(problem.tokens);
-    elements = static_cast<int>(problem.elements);
-  }
-
-  // The last elements of a head, or the last token, in place of ones past the end: no load has a condition, so that all
-  // are in flight at once.
-  __device__ __forceinline__ const uint4* vector_at(const char* from, int element) const {
-    return reinterpret_cast<const uint4*>(from + min(element, elements - 8) * kBytes);
-  }
-  __device__ __forceinline__ const char* row(const Heads& of, int token) const {
-    return at(of, batch, key_head, min(token, tokens - 1), kBytes);
-  }
-
-  // A copy of a warp reads whole rows and writes them next to each other: half a row at a time takes 20 % longer. The
-  // vectors of a row are permuted, so that loads of a warp hit different banks.
-  __device__ __forceinline__ uint4* key_at(int stage, int r, int v) const {
-    return ring + (stage * kWarps + warp) * 2 * kTileVectors + r * kRowVectors + (v ^ ((r & 1) << 2 | (r >> 1 & 3)));
-  }
-  __device__ __forceinline__ uint4* value_at(int stage, int r, int v) const {
-    return ring + ((stage * kWarps + warp) * 2 + 1) * kTileVectors + r * kRowVectors + (v ^ (r >> 1 & 3) << 1);
-  }
-
-  // The vectors that this lane multiplies: of the keys, i and j count rows and products; of the values, rows and
-  // chunks.
-  __device__ __forceinline__ uint4* key_vector(int stage, int i, int j) const {
-    return key_at(stage, i * 8 + g, j * 4 + t);
-  }
-  __device__ __forceinline__ uint4* value_vector(int stage, int i, int j) const {
-    return value_at(stage, i / 2 * 8 + 2 * t + i % 2, j * 8 + g);
-  }
-  // The token of which this lane has score i.
-  __device__ __forceinline__ int token_of_score(int tile, int i) const { return tile + i / 2 * 8 + 2 * t + i % 2; }
-
-  // Starts the copies of a tile.
-  __device__ __forceinline__ void copy(int tile, int stage) const {
-#pragma unroll
-    for (int c = 0; c < kTileVectors; c += kWarp) {
-      const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
-      cp_async(key_at(stage, r, v), vector_at(row(problem.key, tile + r), v * 8));
-    }
-#pragma unroll
-    for (int c = 0; c < kTileVectors; c += kWarp) {
-      const int r = (c + lane) / kRowVectors, v = (c + lane) % kRowVectors;
-      cp_async(value_at(stage, r, v), vector_at(row(problem.value, tile + r), v * 8));
-    }
-  }
-
-  // Bit i: the mask includes the token of score i.
-  __device__ __forceinline__ uint32_t included(const bool* mask, int tile) const {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int token = token_of_score(tile, i);
-      bits |= static_cast<uint32_t>(token < tokens && (mask == nullptr || mask[token])) << i;
-    }
-    return bits;
-  }
-};
-
-// The queries of a lane's heads g and g + 8, normalized and rotated.
-template <typename T, int kChunks, bool kWide>
-struct Queries {
-  uint4 low[2 * kChunks], high[kWide ? 2 * kChunks : 1]{};
-
-  __device__ __forceinline__ explicit Queries(const Tiles<T, kChunks>& tiles) {
-    const Attention& problem = tiles.problem;
-#pragma unroll
-    for (int i = 0; i < 2 * kChunks; ++i) {
-      const int element = i * 32 + tiles.t * 8;
-      const auto of_head = [&](int head) {
-        const char* const from =
-            at(problem.query, tiles.batch, tiles.first_head + min(head, tiles.heads - 1), 0, sizeof(T));
-        const uint4 word = load_word(tiles.vector_at(from, element));
-        return head < tiles.heads && element < tiles.elements ? word : uint4{};
-      };
-      low[i] = of_head(tiles.g);
-      if (kWide) high[i] = of_head(tiles.g + 8);
-    }
-    if (problem.rotary.cos == nullptr) return;
-    rotate<T, kChunks>(low, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
-    if constexpr (kWide) rotate<T, kChunks>(high, problem.rotary, problem.rotary.query_weight, tiles.batch, tiles.t);
-  }
-};
-
-// Writes the new key and value to the cache, and in place of the copies in the tile: these do not wait for the
-// position.
-template <typename T, int kChunks>
-__device__ __forceinline__ void write_new_token(const Tiles<T, kChunks>& tiles, int64_t position, int tile, int stage) {
-  const Attention& problem = tiles.problem;
-  const int g = tiles.g, t = tiles.t, lane = tiles.lane;
-  const char* const new_key = at(problem.new_key, tiles.batch, tiles.key_head, 0, sizeof(T));
-  const char* const new_value = at(problem.new_value, tiles.batch, tiles.key_head, 0, sizeof(T));
-  uint4 vectors[2 * kChunks];
-#pragma unroll
-  for (int j = 0; j < 2 * kChunks; ++j) vectors[j] = load_word(tiles.vector_at(new_key, j * 32 + t * 8));
-  if (problem.rotary.cos != nullptr) {
-    rotate<T, kChunks>(vectors, problem.rotary, problem.rotary.key_weight, tiles.batch, t);
-  }
-  const auto store = [&](const Heads& cache, int element, uint4 vector) {
-    char* const to = const_cast<char*>(at(cache, tiles.batch, tiles.key_head, position, sizeof(T)));
-    if (element < tiles.elements && tiles.head_block == 0) {
-      store_word(reinterpret_cast<uint4*>(to + element * sizeof(T)), vector);
-    }
-  };
-#pragma unroll
-  for (int j = 0; j < 2 * kChunks; ++j) {
-    if (g == j % 8) store(problem.key, j * 32 + t * 8, vectors[j]);
-    if (position == tile + g) *tiles.key_vector(stage, 0, j) = vectors[j];
-    if (position == tile + 8 + g) *tiles.key_vector(stage, 1, j) = vectors[j];
-  }
-  store(problem.value, lane * 8, load_word(tiles.vector_at(new_value, lane * 8)));
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (position != tiles.token_of_score(tile, i)) continue;
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      *tiles.value_vector(stage, i, j) = load_word(tiles.vector_at(new_value, j * kChunk + g * 8));
-    }
-  }
-}
-
-// Multiplies the queries with a tile's keys. scores[i][2 * h + j]: head g + 8 * h, token 8 * i + 2 * t + j.
-template <typename T, int kChunks, bool kWide>
-__device__ __forceinline__ void multiply_keys(const Tiles<T, kChunks>& tiles, const Queries<T, kChunks, kWide>& queries,
-                                              int stage, float (&scores)[2][4]) {
-#pragma unroll
-  for (int j = 0; j < 2 * kChunks; ++j) {
-    const uint4 low = queries.low[j], high = kWide ? queries.high[j] : uint4{};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 key = *tiles.key_vector(stage, i, j);
-      multiply<T>(scores[i], low.x, high.x, low.y, high.y, key.x, key.y);
-      multiply<T>(scores[i], low.z, high.z, low.w, high.w, key.z, key.w);
-    }
-  }
 }
 
 // A thread's sums over the tokens of its warp, for heads g and g + 8: weighted values; the largest score; and weights

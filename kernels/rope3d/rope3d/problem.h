@@ -53,15 +53,18 @@ struct Grid {
   Axis axes[kAxes] = {};
 };
 
-// Cosines and sines per token: one row per token, one entry per pair.
+// Cosines and sines per token: one row per token, with one entry per pair or one per element.
 struct Tokens {
   const void* cos = nullptr;
   const void* sin = nullptr;
   Type type = Type::float32;
   int64_t batch_stride = 0, row_stride = 0, pair_stride = 0;
+  int64_t second = 0;  // from the entry of a pair's first element to that of its second; 0: one entry per pair
 };
 
-// Rotates every pair (a, b) of every head to (a * cos - b * sin, a * sin + b * cos).
+// Maps every pair (a, b) of every head to (a * cos_a - b * sin_a, b * cos_b + a * sin_b), or by the transposed matrix
+// to (a * cos_a + b * sin_b, b * cos_b - a * sin_a), as the backward pass does. With one cosine and one sine per pair
+// these are rotations, the latter by the negative angle.
 struct Rotation {
   int64_t batch, tokens;
   int64_t prefix;         // tokens at the start of each sequence that are not rotated
@@ -73,7 +76,7 @@ struct Rotation {
   Grid grid;
   Tokens table;
   bool half;     // pair p is the rotated elements p and p + pairs (half-split); else 2 p and 2 p + 1
-  bool inverse;  // rotate by the negative angles, as the backward pass does
+  bool inverse;  // by the transposed matrix
 
   // Elements of a head that are not rotated: how many, and the first of them.
   KIT_HOST_DEVICE int64_t passthrough() const { return width - 2 * pairs; }

@@ -44,8 +44,7 @@ class Rows {
   INLINE explicit Rows(const NormRotation& problem)
       : problem_(problem),
         rotation_(problem.rotation),
-        cos_(rotation_.pairs),
-        sin_(rotation_.pairs),
+        angles_(rotation_),
         x_(std::max(problem.row_elements(0), problem.row_elements(1))),
         grad_(x_.size()),
         factors_{load_factors<T>(problem, 0), load_factors<T>(problem, 1)} {}
@@ -57,7 +56,7 @@ class Rows {
       sequence_ = i / rotation_.tokens;
       token_ = i % rotation_.tokens;
       rotated_ = token_ >= rotation_.prefix;
-      if (rotated_) gather_angles(rotation_, sequence_, token_, cos_.data(), sin_.data());
+      if (rotated_) gather_angles(rotation_, sequence_, token_, angles_);
       for (side_ = 0; side_ < kMaxSides; ++side_) {
         if (problem_.row_elements(side_) == 0) continue;
         for (row_ = 0; row_ < problem_.rows_per_token(side_); ++row_) body();
@@ -126,7 +125,7 @@ class Rows {
   INLINE void rotate(float* values) const {
     if (!rotated_) return;
     for (int64_t head = 0; head < problem_.heads_per_row(side_); ++head) {
-      rotate_pairs(cos_.data(), sin_.data(), rotation_.pairs, rotation_.half, values + head * rotation_.width);
+      rotate_pairs(angles_, rotation_.pairs, rotation_.half, values + head * rotation_.width);
     }
   }
 
@@ -140,7 +139,8 @@ class Rows {
 
   const NormRotation& problem_;
   const Rotation& rotation_;
-  std::vector<float> cos_, sin_, x_, grad_;
+  Angles angles_;
+  std::vector<float> x_, grad_;
   std::vector<float> factors_[kMaxSides];
   int64_t sequence_ = 0, token_ = 0, row_ = 0;
   int side_ = 0;

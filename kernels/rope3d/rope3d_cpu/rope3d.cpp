@@ -18,10 +18,9 @@
 namespace rope3d {
 namespace {
 
-// Cosines and sines of a token's pairs.
-struct Angles {
-  std::vector<float> cos, sin;
-  int64_t rows[kAxes] = {-1, -1, -1};  // of a grid's table, that were gathered
+// The rows of a grid's table that were gathered.
+struct GridRows {
+  int64_t of_axis[kAxes] = {-1, -1, -1};
 };
 
 // Gathers the entries of one axis from a row of the grid's table.
@@ -41,14 +40,14 @@ INLINE void gather_axis(const Rotation& problem, int axis, int64_t row, Angles& 
   }
 }
 
-INLINE void gather_grid(const Rotation& problem, int64_t token, Angles& angles) {
+INLINE void gather_grid(const Rotation& problem, int64_t token, GridRows& rows, Angles& angles) {
   const Grid& grid = problem.grid;
   int64_t rest = token - problem.prefix, end = grid.axes[0].size + grid.axes[1].size + grid.axes[2].size;
   for (int axis = kAxes - 1; axis >= 0; --axis) {
     const int64_t size = grid.axes[axis].size, row = (end -= size) + rest % size;
     rest /= size;
-    if (row != angles.rows[axis]) gather_axis(problem, axis, row, angles);
-    angles.rows[axis] = row;
+    if (row != rows.of_axis[axis]) gather_axis(problem, axis, row, angles);
+    rows.of_axis[axis] = row;
   }
 }
 
@@ -56,16 +55,14 @@ struct RotateTokens {
   template <class T>
   static INLINE void run(const Rotation& problem, int64_t begin, int64_t end) {
     using Storage = typename T::Storage;
-    const auto pairs = static_cast<size_t>(problem.pairs);
-    Angles angles{std::vector<float>(pairs), std::vector<float>(pairs)};
-    std::vector<float> values(2 * pairs);
+    GridRows rows;
+    Angles angles(problem);
+    std::vector<float> values(2 * problem.pairs);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t sequence = i / problem.tokens, token = i % problem.tokens;
       const bool rotated = token >= problem.prefix;
-      if (rotated && problem.grid.table != nullptr) gather_grid(problem, token, angles);
-      if (rotated && problem.grid.table == nullptr) {
-        gather_angles(problem, sequence, token, angles.cos.data(), angles.sin.data());
-      }
+      if (rotated && problem.grid.table != nullptr) gather_grid(problem, token, rows, angles);
+      if (rotated && problem.grid.table == nullptr) gather_angles(problem, sequence, token, angles);
       const int64_t copied = rotated ? problem.first_passthrough() : 0;
       const int64_t copies = rotated ? problem.passthrough() : problem.width;
       for (const Side& side : problem.sides) {
@@ -75,7 +72,7 @@ struct RotateTokens {
           if (copies > 0 && from != to) std::memcpy(to + copied, from + copied, copies * sizeof(Storage));
           if (rotated) {
             decode_all<T>(from + problem.first_rotated, 2 * problem.pairs, values.data());
-            rotate_pairs(angles.cos.data(), angles.sin.data(), problem.pairs, problem.half, values.data());
+            rotate_pairs(angles, problem.pairs, problem.half, values.data());
             encode_all<T>(values.data(), 2 * problem.pairs, to + problem.first_rotated);
           }
           from += side.from_strides.head;

@@ -6,6 +6,8 @@
 // Everything is always inlined, because the callers are compiled once per instruction set.
 #pragma once
 
+#include <vector>
+
 #include "kit/cpu.h"
 #include "rope3d/problem.h"
 
@@ -22,22 +24,32 @@ INLINE float multiply_add(float a, float b, float c) {
 #endif
 }
 
+// The cosines and sines of a token: one per pair, or those of the first elements and then those of the second ones.
+struct Angles {
+  int64_t second;  // the index of the first entry of the second elements
+  std::vector<float> cos, sin;
+
+  INLINE explicit Angles(const Rotation& rotation)
+      : second(rotation.table.second == 0 ? 0 : rotation.pairs), cos(rotation.pairs + second), sin(cos.size()) {}
+};
+
 // Rotates the first `pairs` pairs of `values` in place.
-INLINE void rotate_pairs(const float* __restrict__ cos, const float* __restrict__ sin, int64_t pairs, bool half,
-                         float* __restrict__ values) {
+INLINE void rotate_pairs(const Angles& angles, int64_t pairs, bool half, float* __restrict__ values) {
+  const float *cos_a = angles.cos.data(), *cos_b = cos_a + angles.second;
+  const float *sin_a = angles.sin.data(), *sin_b = sin_a + angles.second;
   if (half) {
 #pragma omp simd
     for (int64_t i = 0; i < pairs; ++i) {
       const float a = values[i], b = values[i + pairs];
-      values[i] = multiply_add(a, cos[i], -(b * sin[i]));
-      values[i + pairs] = multiply_add(b, cos[i], a * sin[i]);
+      values[i] = multiply_add(a, cos_a[i], -(b * sin_a[i]));
+      values[i + pairs] = multiply_add(b, cos_b[i], a * sin_b[i]);
     }
   } else {
 #pragma omp simd
     for (int64_t i = 0; i < pairs; ++i) {
       const float a = values[2 * i], b = values[2 * i + 1];
-      values[2 * i] = multiply_add(a, cos[i], -(b * sin[i]));
-      values[2 * i + 1] = multiply_add(b, cos[i], a * sin[i]);
+      values[2 * i] = multiply_add(a, cos_a[i], -(b * sin_a[i]));
+      values[2 * i + 1] = multiply_add(b, cos_b[i], a * sin_b[i]);
     }
   }
 }
@@ -48,11 +60,10 @@ INLINE void gather_entries(const void* entries, int64_t first, int64_t stride, i
   for (int64_t i = 0; i < count; ++i) to[i] = E::decode(from[i * stride]) * factor;
 }
 
-// Gathers the cosines and sines of a token after the prefix, one of each per pair.
-INLINE void gather_angles(const Rotation& rotation, int64_t sequence, int64_t token, float* cos, float* sin) {
+// Gathers the cosines and sines of a token after the prefix.
+INLINE void gather_angles(const Rotation& rotation, int64_t sequence, int64_t token, Angles& angles) {
   const Tokens& table = rotation.table;
-  const int64_t first = sequence * table.batch_stride + (token - rotation.prefix) * table.row_stride;
-  const auto gather = [&](const void* entries, float factor, float* to) ALWAYS_INLINE {
+  const auto gather = [&](const void* entries, int64_t first, float factor, float* to) ALWAYS_INLINE {
     switch (table.type) {
       case Type::float32:
         return gather_entries<Float32>(entries, first, table.pair_stride, rotation.pairs, factor, to);
@@ -62,8 +73,14 @@ INLINE void gather_angles(const Rotation& rotation, int64_t sequence, int64_t to
         return gather_entries<BFloat16>(entries, first, table.pair_stride, rotation.pairs, factor, to);
     }
   };
-  gather(table.cos, 1.0f, cos);
-  gather(table.sin, rotation.inverse ? -1.0f : 1.0f, sin);
+  const int64_t first = sequence * table.batch_stride + (token - rotation.prefix) * table.row_stride;
+  for (int i = 0; i <= (table.second != 0); ++i) {
+    // The transposed matrix has the negative sines of a pair in the other order.
+    const int sine = rotation.inverse ? 1 - i : i;
+    gather(table.cos, first + i * table.second, 1.0f, angles.cos.data() + i * angles.second);
+    gather(table.sin, first + sine * table.second, rotation.inverse ? -1.0f : 1.0f,
+           angles.sin.data() + i * angles.second);
+  }
 }
 
 // The first element of a token.

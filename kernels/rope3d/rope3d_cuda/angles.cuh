@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kit/elements.cuh"
 #include "rope3d_cuda/params.cuh"
@@ -13,12 +14,30 @@ namespace rope3d {
 
 using namespace kit;
 
-// The angles of a column's pairs.
-template <int kPairs>
+// The angles of a column's pairs. kValues: 1 for both elements of a pair, or one for each.
+template <int kPairs, int kValues>
 struct Angles {
-  float cos[kPairs], sin[kPairs];
+  float cos[kValues][kPairs], sin[kValues][kPairs];
   uint32_t passthrough = 0;  // bit i: pair i is not rotated
+
+  // Rotates pair i. kInverse: by the transposed matrix.
+  template <bool kInverse>
+  __device__ __forceinline__ void rotate(int i, float& a, float& b) const {
+    constexpr int kLast = kValues - 1;
+    const float x = a, y = b;
+    const float sin_a = kInverse ? -sin[kLast][i] : sin[0][i], sin_b = kInverse ? -sin[0][i] : sin[kLast][i];
+    a = x * cos[0][i] - y * sin_a;
+    b = x * sin_b + y * cos[kLast][i];
+  }
 };
+
+// Tables of a grid have one angle per pair, those of tokens may have one per element.
+template <int kPairs>
+using GridAngles = Angles<kPairs, 1>;
+template <int kPairs>
+using TokenAngles = Angles<kPairs, 2>;
+template <Source kSource, int kPairs>
+using AnglesFrom = std::conditional_t<kSource == Source::tokens, TokenAngles<kPairs>, GridAngles<kPairs>>;
 
 // The table entries of a column's pairs, which are contiguous.
 template <int kPairs>
@@ -31,11 +50,11 @@ struct Entries {
     for (int i = 0; i < 2 * kPairs / kWidth; ++i) parts[i] = load<float, kWidth>(from + i * kWidth);
   }
 
-  __device__ __forceinline__ void add_to(Angles<kPairs>& angles) const {
+  __device__ __forceinline__ void add_to(GridAngles<kPairs>& angles) const {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      angles.cos[i] += parts[2 * i / kWidth].elements[2 * i % kWidth];
-      angles.sin[i] += parts[2 * i / kWidth].elements[2 * i % kWidth + 1];
+      angles.cos[0][i] += parts[2 * i / kWidth].elements[2 * i % kWidth];
+      angles.sin[0][i] += parts[2 * i / kWidth].elements[2 * i % kWidth + 1];
     }
   }
 };
@@ -58,7 +77,7 @@ __device__ __forceinline__ GridRows grid_rows(const Params<Index>& params, uint3
 // are zero, so the entries of all axes are added.
 template <int kPairs, typename Index>
 __device__ __forceinline__ void load_contiguous_axes(const Params<Index>& params, const GridRows& rows, int pair,
-                                                     Angles<kPairs>& angles) {
+                                                     GridAngles<kPairs>& angles) {
   const auto& grid = params.grid;
   const auto axis_of = [&](int p) { return (p >= grid.second_begin) + (p >= grid.third_begin); };
   const auto entry = [&](int axis) {
@@ -71,7 +90,7 @@ __device__ __forceinline__ void load_contiguous_axes(const Params<Index>& params
   first_entries.load_from(entry(first));
   if (last != first) last_entries.load_from(entry(last));
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) angles.cos[i] = angles.sin[i] = 0.0f;
+  for (int i = 0; i < kPairs; ++i) angles.cos[0][i] = angles.sin[0][i] = 0.0f;
   first_entries.add_to(angles);
   last_entries.add_to(angles);
   if (last - first > 1) {
@@ -83,7 +102,7 @@ __device__ __forceinline__ void load_contiguous_axes(const Params<Index>& params
 // Interleaved axes: pair p is entry p / kAxes of axis p % kAxes.
 template <int kPairs>
 __device__ __forceinline__ void load_interleaved_axes(const float* table, const GridRows& rows, int pair,
-                                                      Angles<kPairs>& angles) {
+                                                      GridAngles<kPairs>& angles) {
   // offsets[i]: the first entry that pairs i, i + kAxes, ... of the column need.
   const int entry = pair < 0 ? -1 : static_cast<int>(static_cast<uint32_t>(pair) / kAxes);
   const int axis = pair - entry * kAxes;
@@ -97,72 +116,93 @@ __device__ __forceinline__ void load_interleaved_axes(const float* table, const 
   }
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
-    angles.cos[i] = 1.0f;
-    angles.sin[i] = 0.0f;
+    angles.cos[0][i] = 1.0f;
+    angles.sin[0][i] = 0.0f;
     if (!(angles.passthrough >> i & 1)) {
       const auto one = load<float, 2>(table + offsets[i % kAxes] + 2 * (i / kAxes));
-      angles.cos[i] = one.elements[0];
-      angles.sin[i] = one.elements[1];
+      angles.cos[0][i] = one.elements[0];
+      angles.sin[0][i] = one.elements[1];
     }
   }
 }
 
-// Vectorized loads from a table with one row per token; entries are kStride apart.
-template <typename E, int kStride, int kPairs>
-__device__ __forceinline__ void load_vectors(const E* cos, const E* sin, Angles<kPairs>& angles) {
-  constexpr int kEntries = kStride * kPairs, kFits = kVectorBytes / sizeof(E),
-                kWidth = kEntries < kFits ? kEntries : kFits;
-  Vector<E, kWidth> cosines[kEntries / kWidth], sines[kEntries / kWidth];
+// Adjacent entries of a table row.
+template <typename E, int kCount>
+struct RowEntries {
+  static constexpr int kFits = kVectorBytes / sizeof(E), kWidth = kCount < kFits ? kCount : kFits;
+  Vector<E, kWidth> parts[kCount / kWidth];
+
+  __device__ __forceinline__ explicit RowEntries(const E* from) {
 #pragma unroll
-  for (int i = 0; i < kEntries / kWidth; ++i) {
-    cosines[i] = load<E, kWidth>(cos + i * kWidth);
-    sines[i] = load<E, kWidth>(sin + i * kWidth);
+    for (int i = 0; i < kCount / kWidth; ++i) parts[i] = load<E, kWidth>(from + i * kWidth);
+  }
+  __device__ __forceinline__ float operator[](int i) const { return decode(parts[i / kWidth], i % kWidth); }
+};
+
+// Vectorized loads from a table with one row per token. kSplit: the entries of the second elements are `second` entries
+// after those of the first ones, or the same; else the entries of a pair are adjacent or one.
+template <bool kSplit, typename E, int kPairs>
+__device__ __forceinline__ void load_vectors(const E* cos, const E* sin, int64_t second, TokenAngles<kPairs>& angles) {
+  const bool adjacent = !kSplit && second != 0;
+  const int64_t distance = adjacent ? kPairs : second;
+  const RowEntries<E, kPairs> first_cosines(cos), first_sines(sin), cosines(cos + distance), sines(sin + distance);
+  float values[2][2 * kPairs];
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    values[0][i] = first_cosines[i];
+    values[1][i] = first_sines[i];
+    values[0][kPairs + i] = cosines[i];
+    values[1][kPairs + i] = sines[i];
   }
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
-    angles.cos[i] = decode(cosines[i * kStride / kWidth].elements[i * kStride % kWidth]);
-    angles.sin[i] = decode(sines[i * kStride / kWidth].elements[i * kStride % kWidth]);
+    angles.cos[0][i] = adjacent ? values[0][2 * i] : values[0][i];
+    angles.sin[0][i] = adjacent ? values[1][2 * i] : values[1][i];
+    angles.cos[1][i] = adjacent ? values[0][2 * i + 1] : values[0][kPairs + i];
+    angles.sin[1][i] = adjacent ? values[1][2 * i + 1] : values[1][kPairs + i];
   }
 }
 
 // Scalar loads of at most `count` entries at any stride and alignment.
 template <typename E, int kPairs>
-__device__ __forceinline__ void load_scalars(const E* cos, const E* sin, int64_t stride, int count,
-                                             Angles<kPairs>& angles) {
-  E cosines[kPairs], sines[kPairs];
+__device__ __forceinline__ void load_scalars(const E* cos, const E* sin, int64_t stride, int64_t second, int count,
+                                             TokenAngles<kPairs>& angles) {
+  E cosines[2][kPairs], sines[2][kPairs];
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     const int64_t offset = min(i, count - 1) * stride;
-    cosines[i] = cos[offset];
-    sines[i] = sin[offset];
+    cosines[0][i] = cosines[1][i] = cos[offset];
+    sines[0][i] = sines[1][i] = sin[offset];
+    if (kPairs > 1 || second != 0) {  // the branch takes registers in kernels of several pairs
+      cosines[1][i] = cos[offset + second];
+      sines[1][i] = sin[offset + second];
+    }
   }
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    angles.cos[i] = decode(cosines[i]);
-    angles.sin[i] = decode(sines[i]);
+  for (int i = 0; i < 2 * kPairs; ++i) {
+    angles.cos[i / kPairs][i % kPairs] = decode(cosines[i / kPairs][i % kPairs]);
+    angles.sin[i / kPairs][i % kPairs] = decode(sines[i / kPairs][i % kPairs]);
   }
 }
 
-template <typename E, int kPairs, typename Index>
+template <bool kSplit, typename E, int kPairs, typename Index>
 __device__ __forceinline__ void load_token_row(const Params<Index>& params, uint32_t sequence, uint32_t token, int pair,
-                                               Angles<kPairs>& angles) {
+                                               TokenAngles<kPairs>& angles) {
   const auto& table = params.tokens;
   const int64_t offset = sequence * table.batch_stride + token * table.row_stride + pair * table.pair_stride;
   const E *cos = static_cast<const E*>(table.cos) + offset, *sin = static_cast<const E*>(table.sin) + offset;
   if (kPairs == 1 || !params.vectorized_table) {
-    load_scalars(cos, sin, table.pair_stride, params.pairs - pair, angles);
-  } else if (table.pair_stride == 1) {
-    load_vectors<E, 1>(cos, sin, angles);
+    load_scalars(cos, sin, table.pair_stride, table.second, params.pairs - pair, angles);
   } else {
-    load_vectors<E, 2>(cos, sin, angles);
+    load_vectors<kSplit>(cos, sin, table.second, angles);
   }
 }
 
 // Loads the angles of the pairs from `pair` on. `token` does not count the prefix. The angles of pairs that are not
 // rotated are unspecified.
-template <Source kSource, int kPairs, typename Index>
+template <Source kSource, bool kSplit, int kPairs, typename Index>
 __device__ __forceinline__ void load_angles(const Params<Index>& params, uint32_t sequence, uint32_t token, int pair,
-                                            Angles<kPairs>& angles) {
+                                            AnglesFrom<kSource, kPairs>& angles) {
   if constexpr (kSource == Source::contiguous_axes) {
     load_contiguous_axes(params, grid_rows(params, token), pair, angles);
   } else if constexpr (kSource == Source::interleaved_axes) {
@@ -170,18 +210,25 @@ __device__ __forceinline__ void load_angles(const Params<Index>& params, uint32_
   } else {
     switch (params.tokens.type) {
       case Type::float32:
-        load_token_row<float>(params, sequence, token, pair, angles);
+        load_token_row<kSplit, float>(params, sequence, token, pair, angles);
         break;
       case Type::float16:
-        load_token_row<__half>(params, sequence, token, pair, angles);
+        load_token_row<kSplit, __half>(params, sequence, token, pair, angles);
         break;
       case Type::bfloat16:
-        load_token_row<__nv_bfloat16>(params, sequence, token, pair, angles);
+        load_token_row<kSplit, __nv_bfloat16>(params, sequence, token, pair, angles);
         break;
     }
   }
 #pragma unroll
-  for (int j = 0; j < kPairs; ++j) angles.sin[j] *= params.sign;
+  for (int j = 0; j < kPairs; ++j) {
+    angles.sin[0][j] *= params.sign;
+    if constexpr (kSource == Source::tokens) {
+      const float first = angles.sin[0][j], second = angles.sin[1][j] * params.sign;
+      angles.sin[0][j] = params.sign < 0.0f ? second : first;
+      angles.sin[1][j] = params.sign < 0.0f ? first : second;
+    }
+  }
 }
 
 }  // namespace rope3d

@@ -88,7 +88,7 @@ __global__ void LAUNCH_BOUNDS(kNormLaunches[kRow].threads,
       load_column<Tile, T, row()>(params, side.x, unit, columns[i()], x[row()][i()]);
       load_column<Tile, T, row()>(params, side.from, unit, columns[i()], grad[row()][i()]);
     });
-    Angles<Tile::kPairs> angles[Tile::kColumns];
+    TokenAngles<Tile::kPairs> angles[Tile::kColumns];
 #pragma unroll
     for (int i = 0; i < Tile::kColumns; ++i) load_column_angles<Tile, T>(params, unit, columns[i], angles[i]);
     float sums[kSums] = {};

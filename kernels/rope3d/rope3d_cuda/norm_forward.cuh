@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     const int side = i / Tile::kColumns, column = i % Tile::kColumns;
     load_weights(params.sides[side], columns[column], weights[side][column]);
   }
-  Angles<Tile::kPairs> angles[Tile::kColumns];
+  TokenAngles<Tile::kPairs> angles[Tile::kColumns];
 #pragma unroll
   for (int i = 0; i < Tile::kColumns; ++i) load_column_angles<Tile, T>(params, unit, columns[i], angles[i]);
   trigger_next_grid();

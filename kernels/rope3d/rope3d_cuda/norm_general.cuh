@@ -27,7 +27,7 @@ struct GeneralRow {
   struct Pair {
     int64_t head;
     int64_t first, second;  // elements of the head
-    float cos, sin;
+    float cos[2], sin[2];   // of both elements
   };
 
   __device__ GeneralRow(const NormRotation& of, int of_side, int64_t number) : problem(of), side(of_side) {
@@ -40,7 +40,7 @@ struct GeneralRow {
   __device__ Pair pair(int64_t number) const {
     const Rotation& rotation = problem.rotation;
     const int64_t of_head = rotation.width / 2, head = number / of_head, p = number - head * of_head;
-    Pair pair{head, 2 * p, 2 * p + 1, 1.0f, 0.0f};
+    Pair pair{head, 2 * p, 2 * p + 1, {1.0f, 1.0f}, {0.0f, 0.0f}};
     if (p >= rotation.pairs) return pair;
     if (rotation.half) {
       pair.first = p;
@@ -50,8 +50,10 @@ struct GeneralRow {
     const Tokens& table = rotation.table;
     const int64_t entry =
         sequence * table.batch_stride + (token - rotation.prefix) * table.row_stride + p * table.pair_stride;
-    pair.cos = load_as(table.type, table.cos, entry);
-    pair.sin = load_as(table.type, table.sin, entry);
+    for (int i = 0; i < 2; ++i) {
+      pair.cos[i] = load_as(table.type, table.cos, entry + i * table.second);
+      pair.sin[i] = load_as(table.type, table.sin, entry + i * table.second);
+    }
     return pair;
   }
 
@@ -127,7 +129,7 @@ __device__ __forceinline__ void norm_general_row(const GeneralRow<T>& row, int64
     };
     a = norm(a, pair.first);
     b = norm(b, pair.second);
-    row.store(pair, a * pair.cos - b * pair.sin, a * pair.sin + b * pair.cos);
+    row.store(pair, a * pair.cos[0] - b * pair.sin[0], a * pair.sin[1] + b * pair.cos[1]);
   }
 }
 
@@ -142,8 +144,8 @@ __device__ __forceinline__ void differentiate_general_row(const GeneralRow<T>& r
     row.load(norm.x, norm.x_strides, pair, a, b);
     float x, y;
     row.load(side.from, side.from_strides, pair, x, y);
-    grad_a = x * pair.cos + y * pair.sin;
-    grad_b = y * pair.cos - x * pair.sin;
+    grad_a = x * pair.cos[0] + y * pair.sin[1];
+    grad_b = y * pair.cos[1] - x * pair.sin[0];
   };
   float a, b, grad_a, grad_b, sums[2] = {};
   for (int64_t i = threadIdx.x; i < pairs; i += blockDim.x) {

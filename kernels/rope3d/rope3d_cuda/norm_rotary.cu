@@ -147,7 +147,8 @@ NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
   params.sin = rotation.table.sin;
   params.table_batch = rotation.table.batch_stride;
   params.table_row = rotation.table.row_stride;
-  params.doubled_table = rotation.table.pair_stride == 2;
+  params.table_pair = static_cast<int>(rotation.table.pair_stride);
+  params.table_second = static_cast<int>(rotation.table.second);
   params.float32_table = rotation.table.type != rotation.type;
   return params;
 }

@@ -57,8 +57,8 @@ struct NormParams {
   float eps;
   const void *cos, *sin;
   int64_t table_batch, table_row;
-  bool doubled_table;  // the entries of two pairs are two apart, else adjacent
-  bool float32_table;  // and the dtype of q is another
+  int table_pair, table_second;  // as in rope3d/problem.h
+  bool float32_table;            // and the dtype of q is another
 };
 
 template <typename T, int kRow>
@@ -262,24 +262,21 @@ __device__ __forceinline__ void get_factors(const NormSide& norm, const NormColu
 // Loads the angles of a column; they are zero if it is not rotated.
 template <typename Tile, typename T>
 __device__ __forceinline__ void load_column_angles(const NormParams& params, const NormUnit& unit,
-                                                   const NormColumn& column, Angles<Tile::kPairs>& angles) {
+                                                   const NormColumn& column, TokenAngles<Tile::kPairs>& angles) {
   if (!unit.exists || !column.in_row || !column.rotated || unit.token < params.prefix) {
 #pragma unroll
-    for (int i = 0; i < Tile::kPairs; ++i) {
-      angles.cos[i] = 1.0f;
-      angles.sin[i] = 0.0f;
+    for (int i = 0; i < 2 * Tile::kPairs; ++i) {
+      angles.cos[i / Tile::kPairs][i % Tile::kPairs] = 1.0f;
+      angles.sin[i / Tile::kPairs][i % Tile::kPairs] = 0.0f;
     }
     return;
   }
-  const int64_t row = unit.sequence * params.table_batch + (unit.token - params.prefix) * params.table_row;
+  const int64_t first = unit.sequence * params.table_batch + (unit.token - params.prefix) * params.table_row +
+                        column.pair * params.table_pair;
   const auto load_as = [&](auto tag) {
     using Entry = typename decltype(tag)::Element;
-    const auto *cos = static_cast<const Entry*>(params.cos) + row, *sin = static_cast<const Entry*>(params.sin) + row;
-    if (params.doubled_table) {
-      load_vectors<Entry, 2>(cos + 2 * column.pair, sin + 2 * column.pair, angles);
-    } else {
-      load_vectors<Entry, 1>(cos + column.pair, sin + column.pair, angles);
-    }
+    load_vectors<Tile::kSplit>(static_cast<const Entry*>(params.cos) + first,
+                               static_cast<const Entry*>(params.sin) + first, params.table_second, angles);
   };
   if (sizeof(T) < sizeof(float) && params.float32_table) {
     load_as(Tag<float>{});
@@ -290,13 +287,11 @@ __device__ __forceinline__ void load_column_angles(const NormParams& params, con
 
 // Rotates a column by its angles; kInverse: by the negative angles.
 template <typename Tile, bool kInverse>
-__device__ __forceinline__ void rotate_column(const Angles<Tile::kPairs>& angles, float (&values)[Tile::kElements]) {
+__device__ __forceinline__ void rotate_column(const TokenAngles<Tile::kPairs>& angles,
+                                              float (&values)[Tile::kElements]) {
 #pragma unroll
   for (int i = 0; i < Tile::kPairs; ++i) {
-    float &a = values[Tile::first(i)], &b = values[Tile::second(i)];
-    const float x = a, y = b, cos = angles.cos[i], sin = kInverse ? -angles.sin[i] : angles.sin[i];
-    a = x * cos - y * sin;
-    b = x * sin + y * cos;
+    angles.template rotate<kInverse>(i, values[Tile::first(i)], values[Tile::second(i)]);
   }
 }
 

@@ -66,7 +66,7 @@ struct Params {
   uint32_t prefix;
   int pairs, passthrough, first_rotated;
   bool half, vectorized_table;
-  float sign;
+  float sign;  // of the sines: -1 for the transposed matrix
   union {
     struct {
       const float* table;
@@ -77,7 +77,7 @@ struct Params {
     struct {
       const void* cos;
       const void* sin;
-      int64_t batch_stride, row_stride, pair_stride;
+      int64_t batch_stride, row_stride, pair_stride, second;
       Type type;
     } tokens;
   };
@@ -86,12 +86,13 @@ struct Params {
   uint32_t prefetch_bytes[kMaxSides];
 };
 
-// Whether load_vectors may be used: every table row is 16-byte aligned, and only whole columns are rotated.
+// Whether load_vectors may be used: the entries of a row are adjacent, every table row is 16-byte aligned, and only
+// whole columns are rotated.
 inline bool is_table_vectorizable(const Tokens& table, int64_t pairs, int64_t pairs_per_column) {
   const int64_t element = table.type == Type::float32 ? 4 : 2;
   const auto whole = [=](int64_t stride) { return stride * element % kit::kVectorBytes == 0; };
-  return (table.pair_stride == 1 || table.pair_stride == 2) && pairs % pairs_per_column == 0 &&
-         kit::aligned(table.cos) && kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
+  return table.pair_stride == (table.second == 1 ? 2 : 1) && pairs % pairs_per_column == 0 && kit::aligned(table.cos) &&
+         kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
 }
 
 // Whether every vector of every head is aligned and a 32-bit index reaches the last one.

@@ -109,7 +109,8 @@ void launch(const Rotation& problem, const DeviceProperties& device, cudaStream_
   set_rotation(problem, columns, params);
   if constexpr (kSource == Source::tokens) {
     const Tokens& table = problem.table;
-    params.tokens = {table.cos, table.sin, table.batch_stride, table.row_stride, table.pair_stride, table.type};
+    params.tokens = {table.cos,         table.sin,    table.batch_stride, table.row_stride,
+                     table.pair_stride, table.second, table.type};
     params.vectorized_table =
         is_table_vectorizable(table, problem.pairs, kConfig.is(ColumnVectors::two) ? kWidth : kWidth / 2);
   } else {

@@ -135,16 +135,9 @@ __device__ __forceinline__ uint32_t passthrough_mask(const Params<Index>& params
   return mask;
 }
 
-template <typename T>
-__device__ __forceinline__ void rotate_pair(T& a, T& b, float cos, float sin) {
-  const float first = decode(a), second = decode(b);
-  a = encode<T>(first * cos - second * sin);
-  b = encode<T>(first * sin + second * cos);
-}
-
 // Rotates a column of two vectors or, where `kSplit` is false, of `a` alone.
-template <bool kSplit, int kPairs, typename T, int kWidth>
-__device__ __forceinline__ void rotate_column(const Angles<kPairs>& angles, Vector<T, kWidth>& a,
+template <bool kSplit, int kPairs, int kValues, typename T, int kWidth>
+__device__ __forceinline__ void rotate_column(const Angles<kPairs, kValues>& angles, Vector<T, kWidth>& a,
                                               Vector<T, kWidth>& b) {
 #if defined(__clang__)
   // Selections and whole vectors: clang makes a branch of each condition, and ptxas converts clang's elements one by
@@ -158,10 +151,11 @@ __device__ __forceinline__ void rotate_column(const Angles<kPairs>& angles, Vect
 #pragma unroll
   for (int j = 0; j < kPairs; ++j) {
     float &x = kSplit ? values[0][j] : values[0][2 * j], &y = kSplit ? values[1][j] : values[0][2 * j + 1];
-    const float first = x, second = y, cos = angles.cos[j], sin = angles.sin[j];
+    float rotated_x = x, rotated_y = y;
+    angles.template rotate<false>(j, rotated_x, rotated_y);
     const bool rotated = (angles.passthrough >> j & 1) == 0;
-    x = rotated ? first * cos - second * sin : first;
-    y = rotated ? first * sin + second * cos : second;
+    x = rotated ? rotated_x : x;
+    y = rotated ? rotated_y : y;
   }
   a = encode_all<T>(values[0]);
   if (kSplit) b = encode_all<T>(values[1]);
@@ -171,7 +165,11 @@ __device__ __forceinline__ void rotate_column(const Angles<kPairs>& angles, Vect
   for (int j = 0; j < kPairs; ++j) {
     T& x = kSplit ? a.elements[j] : a.elements[2 * j];
     T& y = kSplit ? b.elements[j] : a.elements[2 * j + 1];
-    if (!(angles.passthrough >> j & 1)) rotate_pair(x, y, angles.cos[j], angles.sin[j]);
+    if (angles.passthrough >> j & 1) continue;
+    float first = decode(x), second = decode(y);
+    angles.template rotate<false>(j, first, second);
+    x = encode<T>(first);
+    y = encode<T>(second);
   }
 #endif
 }
@@ -209,10 +207,10 @@ __global__ void __launch_bounds__(kLaunchTable[kRow].max_threads)
     }
   }
   trigger_next_grid();
-  Angles<kPairs> angles;
+  AnglesFrom<kSource, kPairs> angles;
   angles.passthrough = passthrough_mask<kPairs>(params, work.token, column.pair);
   if (angles.passthrough != (1u << kPairs) - 1) {
-    load_angles<kSource>(params, work.sequence, work.token - params.prefix, column.pair, angles);
+    load_angles<kSource, kSplit, kPairs>(params, work.sequence, work.token - params.prefix, column.pair, angles);
   }
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {

@@ -17,10 +17,8 @@ def angles(*shape):
     return torch.rand(*shape, dtype=torch.float64) * 7
 
 
-def tables(turns, dtype=torch.float32, doubled=False, half=False):
+def tables(turns, dtype=torch.float32):
     """Return cosines and sines of `turns` [..., pairs] on the device."""
-    if doubled:
-        turns = torch.cat([turns, turns], -1) if half else turns.repeat_interleave(2, -1)
     return turns.cos().to(DEVICE, dtype), turns.sin().to(DEVICE, dtype)
 
 
@@ -39,7 +37,7 @@ def normed(x, weight, norm="head", offset=0.0, rounding="last", dtype=torch.floa
 
 
 def reference(x, weight, turns, half=False, dtype=torch.float64, prefix=0, **options):
-    """Normalize and rotate x [B, S, H, D]; `turns` are the angles, or (cos, sin), of the tokens after the prefix."""
+    """Normalize and rotate x [B, S, H, D]; `turns` are the `angles` of the tokens after the prefix."""
     result = normed(x, weight, dtype=dtype, **options)
     return torch.cat([result[:, :prefix], rotated(result[:, prefix:], turns, half, dtype)], 1)
 

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import torch
-from testing import load
+from testing import load, random
 
 PROJECT = Path(__file__).resolve().parents[1]
 GRID = (3, 4, 5)
@@ -46,14 +46,29 @@ def wan_widths(dim):
     return dim - 4 * (dim // 6), 2 * (dim // 6), 2 * (dim // 6)
 
 
+def of_elements(*shape, dtype=torch.float32):
+    """Return cosines and sines with other values for the second elements of pairs than for the first ones."""
+    cos, sin = (tuple(random(*shape, dtype=dtype) / 2 for _ in range(2)) for _ in range(2))
+    return cos, sin
+
+
+def joined(entries, half):
+    """Return a row, or a table, from the parts of the first and of the second elements of pairs."""
+    return torch.cat(entries, -1) if half else torch.stack(entries, -1).flatten(-2)
+
+
 def rotated(x, angles, half=False, dtype=torch.float64):
-    """Rotate x [B, S, H, D] in `dtype`; round to the dtype of x unless it is float64. `angles` may be (cos, sin)."""
+    """Rotate x [B, S, H, D] in `dtype`; round to the dtype of x unless it is float64.
+
+    `angles` may be (cos, sin), each [..., pairs], or two of them, for the first and the second elements of pairs.
+    """
     cos, sin = angles if isinstance(angles, tuple) else (angles.cos(), angles.sin())
-    cos, sin = (t.to(x.device, dtype).unsqueeze(-2) for t in (cos, sin))
-    rotary, passthrough = x.to(dtype).split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
+    (cos_a, cos_b), (sin_a, sin_b) = (
+        [part.to(x.device, dtype).unsqueeze(-2) for part in (t if isinstance(t, tuple) else (t, t))] for t in (cos, sin)
+    )
+    rotary, passthrough = x.to(dtype).split([2 * cos_a.shape[-1], x.shape[-1] - 2 * cos_a.shape[-1]], -1)
     a, b = rotary.chunk(2, -1) if half else (rotary[..., ::2], rotary[..., 1::2])
-    a, b = a * cos - b * sin, a * sin + b * cos
-    turned = torch.cat([a, b], -1) if half else torch.stack([a, b], -1).flatten(-2)
+    turned = joined((a * cos_a - b * sin_a, a * sin_b + b * cos_b), half)
     result = torch.cat([turned, passthrough], -1)
     return result if dtype == torch.float64 else result.to(x.dtype)
 

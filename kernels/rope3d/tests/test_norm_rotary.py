@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference_norm_rotary import FORMS, HEADS, angles, assert_normed_and_rotated, heads_of, tables
-from reference_rope3d import kernel, layouts_of
+from reference_rope3d import joined, kernel, layouts_of, of_elements
 from testing import DTYPES, random
 
 
@@ -17,9 +17,8 @@ def options_of(norm, half):
 @pytest.mark.parametrize(("q_heads", "k_heads", "dim"), HEADS)
 def test_forward(q_heads, k_heads, dim, norm, half, dtype):
     inputs, weights = heads_of(q_heads, k_heads, dim, dtype, norm=norm)
-    cos, sin = tables(angles(7, dim // 2), doubled=True, half=half)
-    outs = kernel.norm_rotary(*inputs, *weights, cos, sin, **options_of(norm, half))
-    turns = tuple(t[..., : dim // 2] if half else t[..., ::2] for t in (cos, sin))
+    turns = of_elements(7, dim // 2)
+    outs = kernel.norm_rotary(*inputs, *weights, *(joined(t, half) for t in turns), **options_of(norm, half))
     assert_normed_and_rotated(outs, inputs, weights, turns, half, norm=norm)
 
 
@@ -32,9 +31,10 @@ def test_long_rows(elements, half, norm):
         if elements % dim != 0 or (norm == "head" and dim == 128):
             continue
         inputs, weights = heads_of(elements // dim, elements // dim, dim, torch.bfloat16, 1, 3, norm=norm)
-        cos, sin = tables(angles(3, dim // 2))
-        outs = kernel.norm_rotary(*inputs, *weights, cos, sin, **options_of(norm, half))
-        assert_normed_and_rotated(outs, inputs, weights, (cos, sin), half, norm=norm)
+        entries, once = of_elements(3, dim // 2), tables(angles(3, dim // 2))
+        for turns, given in ((entries, [joined(t, half) for t in entries]), (once, once)):
+            outs = kernel.norm_rotary(*inputs, *weights, *given, **options_of(norm, half))
+            assert_normed_and_rotated(outs, inputs, weights, turns, half, norm=norm)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,15 +63,15 @@ def test_eps():
 @pytest.mark.parametrize("table_dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(30,), (1, 30), (2, 30)])
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("doubled", [False, True])
 @pytest.mark.parametrize("rotary_dim", [None, 32, 40, 12])
-def test_tables(rotary_dim, doubled, half, shape, table_dtype):
+def test_tables(rotary_dim, half, shape, table_dtype):
+    """One entry for each pair, or for each element."""
     inputs, weights = heads_of(4, 2, 64, torch.bfloat16, tokens=30)
-    pairs = (rotary_dim or 64) // 2
-    turns = tuple(tables(angles(*shape, pairs), table_dtype))
-    given = [torch.cat([t, t], -1) if half else t.repeat_interleave(2, -1) for t in turns] if doubled else turns
-    outs = kernel.norm_rotary(*inputs, *weights, *given, rotary_dim=rotary_dim, **options_of("head", half))
-    assert_normed_and_rotated(outs, inputs, weights, turns, half)
+    entries = of_elements(*shape, (rotary_dim or 64) // 2, dtype=table_dtype)
+    first = tuple(a for a, _ in entries)
+    for turns, given in ((entries, [joined(t, half) for t in entries]), (first, first)):
+        outs = kernel.norm_rotary(*inputs, *weights, *given, rotary_dim=rotary_dim, **options_of("head", half))
+        assert_normed_and_rotated(outs, inputs, weights, turns, half)
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 from reference_norm_rotary import FORMS, HEADS, angles, heads_of, reference, tables
-from reference_rope3d import kernel
+from reference_rope3d import joined, kernel, of_elements
 from testing import DEVICE, DTYPES, random
 
 
@@ -28,9 +28,14 @@ def assert_gradients(actual, inputs, weights, grads, turns, half=False, **option
         torch.testing.assert_close(own.double(), wanted, rtol=2 * scale, atol=8 * scale * wanted.abs().max().item())
 
 
-def compare(q_heads, k_heads, dim, dtype, norm, half, batch=2, tokens=7, prefix=0, weight_dtype=None, **options):
+def compare(
+    q_heads, k_heads, dim, dtype, norm, half, batch=2, tokens=7, prefix=0, weight_dtype=None, each=True, **options
+):
+    """`each`: the tables have one entry for each element, else for each pair."""
     inputs, weights = heads_of(q_heads, k_heads, dim, dtype, batch, tokens, weight_dtype, norm)
-    cos, sin = tables(angles(tokens - prefix, dim // 2))
+    shape = tokens - prefix, dim // 2
+    turns = of_elements(*shape) if each else tables(angles(*shape))
+    cos, sin = (joined(t, half) for t in turns) if each else turns
     leaves = [t.requires_grad_() for t in (*inputs, *weights)]
     outs = kernel.norm_rotary(
         *leaves, cos, sin, norm=norm, pairs="half" if half else "interleaved", prefix=prefix, **options
@@ -40,7 +45,7 @@ def compare(q_heads, k_heads, dim, dtype, norm, half, batch=2, tokens=7, prefix=
     for own, leaf in zip(actual, leaves):
         assert own.shape == leaf.shape and own.dtype == leaf.dtype
     options.pop("rounding", None)
-    assert_gradients(actual, inputs, weights, grads, (cos, sin), half, norm=norm, prefix=prefix, **options)
+    assert_gradients(actual, inputs, weights, grads, turns, half, norm=norm, prefix=prefix, **options)
 
 
 @pytest.mark.kernels_ci
@@ -54,7 +59,8 @@ def test_backward(q_heads, k_heads, dim, norm, half, dtype):
 @pytest.mark.parametrize(("norm", "half"), FORMS)
 @pytest.mark.parametrize(("heads", "dim"), [(12, 128), (1, 2048), (40, 128), (1, 6200), (64, 128), (3, 3000)])
 def test_long_rows(heads, dim, norm, half):
-    compare(heads, heads, dim, torch.bfloat16, norm, half, 1, 3)
+    for each in (False, True):
+        compare(heads, heads, dim, torch.bfloat16, norm, half, 1, 3, each=each)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,7 +75,7 @@ def test_options(norm, rounding, dtype):
 @pytest.mark.parametrize(("norm", "half"), FORMS if DEVICE == "cuda" else FORMS[:1])
 def test_many_tokens(norm, half):
     """More tokens than the blocks of a GPU take at once."""
-    compare(5, 3, 64, torch.bfloat16, norm, half, 3, 1100)
+    compare(5, 3, 64, torch.bfloat16, norm, half, 3, 1100, each=False)
 
 
 @pytest.mark.skipif(

@@ -13,7 +13,7 @@ EPS = 1e-6
 def test_opcheck(per_token, dtype):
     (q, k), weights = heads_of(3, 2, 16, dtype, norm="token" if per_token else "head")
     k = k.transpose(2, 3).contiguous().transpose(2, 3)
-    cos, sin = tables(angles(2, 6, 8))
+    cos, sin = tables(angles(2, 6, 16))
     options = (EPS, per_token, 1.0, dtype == torch.float16, 0, 1, 0, False, False)
     for given in ((q, k, *weights), (q, None, None, None), (q, k, None, weights[1].float())):
         for grad in (False, True):
@@ -40,7 +40,7 @@ def test_compile(norm, half):
         with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
             inputs, weights = heads_of(3, 2, 32, torch.float32, batch, tokens, norm=norm)
             leaves = [t.requires_grad_() for t in (*inputs, *weights)]
-            cos, sin = tables(angles(tokens - 2, 16))
+            cos, sin = tables(angles(tokens - 2, 32))
             expected, actual = block(*leaves, cos, sin), compiled(*leaves, cos, sin)
             torch.testing.assert_close(actual, expected)
             grads = [torch.randn_like(e) for e in expected]

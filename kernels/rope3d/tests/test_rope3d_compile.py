@@ -14,7 +14,7 @@ def test_opcheck(dtype):
     inverse = dtype == torch.float16
     q, k = random(2, TOKENS + 1, 3, 16, dtype=dtype), random(2, TOKENS + 1, 16, 1, dtype=dtype).transpose(2, 3)
     form = (1, 0, False, False, inverse)
-    cos, sin = torch.rand(2, 2, TOKENS, 8, device=DEVICE)
+    cos, sin = torch.rand(2, 2, TOKENS, 16, device=DEVICE)
     cases = {
         "rotate_grid": (torch.rand(12, 8, 2, device=DEVICE), *GRID, 4, 2, 2, *form[:2], False, *form[2:]),
         "rotate_tokens": (cos, sin, 0, *form),
@@ -46,7 +46,7 @@ def test_fake_tensors():
 @pytest.mark.parametrize("rotate", ["rope3d", "apply_rotary"])
 def test_in_place_saves_and_versions(rotate):
     """In place and out of place have one gradient, and every way of writing q and k bumps their versions."""
-    cos, sin = torch.rand(2, TOKENS, 8, device=DEVICE)
+    cos, sin = torch.rand(2, TOKENS, 16, device=DEVICE)
     arguments = (GRID,) if rotate == "rope3d" else (cos, sin)
     q, k = (random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True) for _ in range(2))
     grads = [torch.randn_like(q) for _ in range(2)]
@@ -75,7 +75,7 @@ def test_compile():
         q, k = kernel.rope3d(q * 2, k, grid, prefix=2)
         return kernel.apply_rotary(q, k, cos, sin, pairs="half")
 
-    cos, sin = torch.rand(2, 2 + 4 * 60, 16, device=DEVICE)
+    cos, sin = torch.rand(2, 2 + 4 * 60, 32, device=DEVICE)
     torch._dynamo.reset()
     compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
     for batch in (4, 9):

@@ -3,10 +3,21 @@
 import pytest
 import torch
 from differentiate import assert_derivatives
-from reference_norm_rotary import angles, normed, tables
+from reference_norm_rotary import normed
 from reference_norm_rotary import reference as norm_reference
-from reference_rope3d import GRID, TOKENS, kernel, ltx_angles, points, rotated, wan_angles, wan_widths
-from testing import DEVICE, DTYPES, random
+from reference_rope3d import (
+    GRID,
+    TOKENS,
+    joined,
+    kernel,
+    ltx_angles,
+    of_elements,
+    points,
+    rotated,
+    wan_angles,
+    wan_widths,
+)
+from testing import DTYPES, random
 
 
 @pytest.mark.kernels_ci
@@ -43,8 +54,8 @@ def test_derivatives_with_norm(norm, dtype):
     half = norm == "token"
     q, k = random(2, 7, 3, 16, dtype=dtype), random(2, 7, 1, 16, dtype=dtype)
     q_weight, k_weight = (random(16 if norm == "head" else 16 * x.shape[2], dtype=dtype) for x in (q, k))
-    turns = angles(5, 8)
-    cos, sin = tables(turns)
+    turns = of_elements(5, 8)
+    cos, sin = (joined(t, half) for t in turns)
     options = {"norm": norm, "offset": 1.0, "rounding": "before_weight"}
 
     def exact(q, k, q_weight, k_weight):
@@ -60,26 +71,44 @@ def test_derivatives_with_norm(norm, dtype):
     )
 
 
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_tables_have_derivatives(with_norm):
+def test_tables_have_derivatives(with_norm, each, half):
     """Learned frequencies: the tables need gradients, and q may need none."""
-    q, turns = random(2, 7, 3, 16, dtype=torch.float32), angles(7, 8).float().to(DEVICE)
+    q, tables = random(2, 7, 3, 16, dtype=torch.float32), list(random(2, 7, 16 if each else 8, dtype=torch.float32))
+    pairs = "half" if half else "interleaved"
 
-    def function(turns, q):
+    def function(cos, sin, q):
         if with_norm:
-            return kernel.norm_rotary(q, None, None, None, turns.cos(), turns.sin())
-        return kernel.apply_rotary(q, None, turns.cos(), turns.sin())
+            return kernel.norm_rotary(q, None, None, None, cos, sin, pairs=pairs)
+        return kernel.apply_rotary(q, None, cos, sin, pairs=pairs)
 
-    def exact(turns, q):
-        return rotated(normed(q, None) if with_norm else q, turns)
+    def exact(cos, sin, q):
+        parts = [tuple(t.chunk(2, -1)) if half else (t[..., ::2], t[..., 1::2]) for t in (cos, sin)]
+        return rotated(normed(q, None) if with_norm else q, tuple(parts) if each else (cos, sin), half)
 
-    assert_derivatives(function, exact, (turns, q))
-    leaf = turns.requires_grad_()
+    assert_derivatives(function, exact, (*tables, q))
+    leaves = [table.requires_grad_() for table in tables]
     weights = torch.randn_like(q)
-    (actual,) = torch.autograd.grad(function(leaf, q)[0], leaf, weights)
-    double = turns.detach().double().requires_grad_()
-    (expected,) = torch.autograd.grad(exact(double, q.double()), double, weights.double())
-    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+    actual = torch.autograd.grad(function(*leaves, q)[0], leaves, weights)
+    doubles = [table.detach().double().requires_grad_() for table in tables]
+    expected = torch.autograd.grad(exact(*doubles, q.double()), doubles, weights.double())
+    torch.testing.assert_close([grad.double() for grad in actual], list(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("half", [False, True])
+def test_derivatives_with_entries_of_elements(half, dtype):
+    q, k = random(2, 7, 3, 16, dtype=dtype), random(2, 7, 1, 16, dtype=dtype)
+    turns = of_elements(5, 6)
+    tables = [joined(t, half) for t in turns]
+    form = {"pairs": "half" if half else "interleaved", "prefix": 2, "rotary_dim": 12}
+
+    def exact(q, k):
+        return tuple(torch.cat((x[:, :2], rotated(x[:, 2:], turns, half)), 1) for x in (q, k))
+
+    assert_derivatives(lambda q, k: kernel.apply_rotary(q, k, *tables, **form), exact, (q, k))
 
 
 def test_no_table_is_kept_from_a_transform():

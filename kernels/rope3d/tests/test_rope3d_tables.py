@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from reference_rope3d import GRID, TOKENS, assert_as_good, kernel, ltx_angles, wan_angles, wan_widths
+from reference_rope3d import (
+    GRID,
+    TOKENS,
+    assert_as_good,
+    joined,
+    kernel,
+    layouts_of,
+    ltx_angles,
+    of_elements,
+    wan_angles,
+    wan_widths,
+)
 from testing import DEVICE, DTYPES, random
 
 
@@ -28,19 +39,63 @@ def test_positions_of_tokens(order, batch):
 @pytest.mark.parametrize("table_dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(30,), (1, 30), (2, 30)])
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("doubled", [False, True])
-@pytest.mark.parametrize("rotary_dim", [None, 40, 12])
-def test_tables(rotary_dim, doubled, half, shape, table_dtype):
+@pytest.mark.parametrize("rotary_dim", [None, 32, 40, 12])
+def test_tables(rotary_dim, half, shape, table_dtype):
+    """One entry for each pair, or for each element, which gives the same bits if both elements have the same."""
     q, k = random(2, 30, 4, 64, dtype=torch.bfloat16), random(2, 30, 2, 64, dtype=torch.bfloat16)
-    pairs = (rotary_dim or 64) // 2
-    angles = torch.rand(*shape, pairs, dtype=torch.float64) * 7
-    cos, sin = (t.to(DEVICE, table_dtype) for t in (angles.cos(), angles.sin()))
-    given = (
-        [torch.cat([t, t], -1) if half else t.repeat_interleave(2, -1) for t in (cos, sin)] if doubled else [cos, sin]
-    )
+    entries = of_elements(*shape, (rotary_dim or 64) // 2, dtype=table_dtype)
+    first = tuple(a for a, _ in entries)
     arguments = {"pairs": "half" if half else "interleaved", "rotary_dim": rotary_dim}
-    for out, x in zip(kernel.apply_rotary(q, k, *given, **arguments), (q, k)):
-        assert_as_good(out, x, (cos, sin), half)
+
+    def assert_rotated(given, expected):
+        outs = kernel.apply_rotary(q, k, *given, **arguments)
+        for out, x in zip(outs, (q, k)):
+            assert_as_good(out, x, expected, half)
+        return outs
+
+    assert_rotated([joined(t, half) for t in entries], entries)
+    once = assert_rotated(first, first)
+    twice = assert_rotated([joined((t, t), half) for t in first], first)
+    assert all(map(torch.equal, once, twice))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(10, None), (64, None), (64, 32), (64, 12)])
+def test_entries_of_elements(dim, rotary_dim, half, dtype):
+    """In every layout, after a prefix, in place or not; the gradient is that of the transposed matrices."""
+    shape = 2, 11, (rotary_dim or dim) // 2
+    (cos_a, cos_b), (sin_a, sin_b) = entries = of_elements(*shape, dtype=dtype)
+    tables = [joined(t, half) for t in entries]
+    q, k, grad_q, grad_k = (random(2, 14, heads, dim, dtype=dtype) for heads in (5, 2, 5, 2))
+    expected, transposed = entries, ((cos_a, cos_b), (-sin_b, -sin_a))
+    form = {"pairs": "half" if half else "interleaved", "rotary_dim": rotary_dim, "prefix": 3}
+
+    for name, (layout, a, b) in layouts_of(q, k).items():
+        form.update(layout=layout, head_dim=dim if layout == "bsc" else None)
+
+        def back(outs, layout=layout):
+            return [
+                t.transpose(1, 2) if layout == "bhsd" else t.unflatten(-1, (-1, dim)) if layout == "bsc" else t
+                for t in outs
+            ]
+
+        leaves = [t.detach().requires_grad_() for t in (a, b)]
+        outs = kernel.apply_rotary(*leaves, *tables, **form)
+        grads = [
+            grad.transpose(1, 2) if layout == "bhsd" else grad.view_as(o) for grad, o in zip((grad_q, grad_k), outs)
+        ]
+        gradients = torch.autograd.grad(outs, leaves, grads)
+        inplace = kernel.apply_rotary(a, b, *tables, inplace=True, **form)
+        for results, given, turns in (
+            (outs, (q, k), expected),
+            (inplace, (q, k), expected),
+            (gradients, (grad_q, grad_k), transposed),
+        ):
+            for out, x in zip(back(results), given):
+                assert torch.equal(out[:, :3], x[:, :3]), name
+                assert_as_good(out[:, 3:], x[:, 3:], turns, half)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -121,7 +121,11 @@ inline Rotation by_tokens(const Tensor& q, const MaybeTensor& k, Tensor& cos, Te
   table.sin = sin.const_data_ptr();
   table.batch_stride = dims == 3 && sizes[0] > 1 ? strides[0] : 0;
   table.row_stride = strides[dims - 2];
-  table.pair_stride = strides[dims - 1] * (entries == rotary && !problem.half ? 2 : 1);
+  table.pair_stride = strides[dims - 1];
+  if (entries == rotary) {
+    table.second = table.pair_stride * (problem.half ? problem.pairs : 1);
+    if (!problem.half) table.pair_stride *= 2;
+  }
   return problem;
 }
 

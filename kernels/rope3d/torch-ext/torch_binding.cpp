@@ -4,7 +4,7 @@
 // Writes:   only tensors that it allocates, apart from rotate_grid_ and rotate_tokens_, which write q and k.
 // Must not: compute; call anything of Torch newer than 2.10.
 //
-// torch-ext/arguments.h has the shared arguments. `inverse` negates the angles.
+// torch-ext/arguments.h has the shared arguments. `inverse` is that of rope3d/problem.h.
 #include <algorithm>
 #include <tuple>
 
@@ -140,8 +140,8 @@ void rotate_grid_(const Tensor& q, const MaybeTensor& k, const Tensor& table, in
 }
 
 // q and k rotated by `cos` and `sin` of [S', n] or [B, S', n], contiguous; the latter is undefined, in Python None,
-// without k. n is `rotary_dim`, the number of elements of a head that are rotated (0: all), or half of it, with one
-// entry for each pair.
+// without k. n is half of `rotary_dim`, the number of elements of a head that are rotated (0: all), with one entry for
+// each pair, or `rotary_dim`, with one for each element.
 std::tuple<Tensor, Tensor> rotate_tokens(const Tensor& q, const MaybeTensor& k, Tensor cos, Tensor sin,
                                          int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half,
                                          bool heads_first, bool inverse) {

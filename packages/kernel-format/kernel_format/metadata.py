@@ -63,7 +63,7 @@ class PackageMetadata:
     backend: str | None = None
     archs: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    upstream: str | None = None
+    upstream: tuple[str, ...] = ()
     source: str | None = None
     digest: Mapping[str, Any] | None = None
     faults: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class PackageMetadata:
             raise ValueError("is nested too deeply") from error
         if not isinstance(raw, dict):
             raise ValueError("is not a JSON object")  # noqa: TRY004  # of the content, not of an argument
-        backend = _object(raw.get("backend"))
+        backend, upstream = _object(raw.get("backend")), raw.get("upstream")
         return cls(
             id=_text(raw.get("id")),
             name=_text(raw.get("name")),
@@ -93,7 +93,7 @@ class PackageMetadata:
             backend=_text(backend.get("type")),
             archs=_texts(backend.get("archs")),
             provenance=_object(raw.get("provenance")),
-            upstream=_text(raw.get("upstream")),
+            upstream=_texts(upstream if isinstance(upstream, list) else [upstream]),
             source=_text(raw.get("source")),
             digest=raw["digest"] if _is(raw.get("digest"), dict) else None,
             faults=tuple(_faults(raw)),
@@ -123,7 +123,7 @@ class PackageMetadata:
         optional = {
             "kernel-depends": [dict(depend) for depend in self.kernel_depends],
             "kernels-minver": self.kernels_minver,
-            "upstream": self.upstream,
+            "upstream": list(self.upstream) if len(self.upstream) > 1 else "".join(self.upstream),
             "source": self.source,
             "digest": self.digest,
         }

@@ -19,6 +19,7 @@ from kernel_hub.git.command import run_git
 from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
+from kernel_hub.repositories.reader import object_bytes
 from kernel_hub.storage.locks import repository_lock
 
 UPLOAD_SECONDS = 600.0  # between the storing of a large file and the record of its repository
@@ -124,20 +125,11 @@ def _pack(path: Path, before: float, dry_run: bool) -> int:
         listed = _git(path, "prune", "--dry-run", f"--expire={expire}").split()
         loose = [path / "objects" / oid[:2] / oid[2:] for oid in listed if len(oid) == 40]
         return sum(file.stat().st_size for file in loose if file.is_file())
-    size = _size(path)
+    size = object_bytes(path)
     _git(path, "gc", "--quiet", f"--prune={expire}")
-    return size - _size(path)
+    return size - object_bytes(path)
 
 
 def _git(path: Path, *command: str) -> str:
     """Run git in a repository, and return its output. A failure changes nothing."""
     return run_git("-C", str(path), *command, seconds=_GIT_SECONDS).stdout
-
-
-def _size(path: Path) -> int:
-    total = 0
-    for file in (path / "objects").rglob("*"):
-        with suppress(FileNotFoundError):
-            if file.is_file():
-                total += file.stat().st_size
-    return total

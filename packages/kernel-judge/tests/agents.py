@@ -1,6 +1,6 @@
 """Agents that follow a script: `python agents.py KIND [TEXT [SECONDS]]` in a workspace, the prompt on standard input.
 
-The candidates of the first four are judged by their results; `quoted` writes any text, for the judge that reads the
+The candidates `good` and `wrong` are judged by their results; `quoted` writes any text, for the judge that reads the
 verdict from it.
 """
 
@@ -23,9 +23,7 @@ class ModelNew(torch.nn.Module):
 """
 BODIES = {
     "good": "return torch.nn.functional.hardswish(x)",
-    "slow": "return torch.nn.functional.hardswish(x) + 0 * sum(torch.tanh(x) for _ in range(12))",
     "wrong": "return torch.relu(x)",
-    "cheating": "x.zero_()\n        return torch.zeros_like(x)",
 }
 
 
@@ -67,8 +65,6 @@ def main(kind: str, text: str = "", seconds: str = "0") -> None:
     if kind == "greedy":
         held = bytes(4_000_000_000)
         raise AssertionError(len(held))
-    if kind == "learning":  # from the verdict on its first try
-        kind = "good" if "## Your last try" in prompt else "wrong"
     if kind == "quoted":
         time.sleep(float(seconds))
         Path("candidate.py").write_text(text.format(workspace=Path.cwd()))

@@ -23,19 +23,19 @@ def main(candidate: Path, task: Path) -> int:
     with Path(os.environ["QUICK_JUDGE_CALLS"]).open("a") as calls:
         calls.write(f"{digest} {time.monotonic():.4f} ")
         calls.flush()
-        said = re.search(r"# (right|wrong|broken|stuck) ?([\d.]*)", text)
-        assert said
-        time.sleep(60 if said[1] == "stuck" else float(os.environ.get("QUICK_JUDGE_SECONDS", "0")))
+        stated = re.search(r"# (right|wrong|broken|stuck) ?([\d.]*)", text)
+        assert stated
+        time.sleep(60 if stated[1] == "stuck" else float(os.environ.get("QUICK_JUDGE_SECONDS", "0")))
         calls.write(f"{time.monotonic():.4f}\n")
-    if said[1] == "broken":
+    if stated[1] == "broken":
         sys.exit("no such device")
-    right = said[1] == "right"
-    ratio = float(said[2] or 1)
+    right = stated[1] == "right"
+    ratio = float(stated[2] or 1)
     if "lucky" in text and Path(os.environ["QUICK_JUDGE_CALLS"]).read_text().count(digest) > 1:
         ratio = 0.9  # the first time was a mistake
     print(
         Verdict(
-            verdict=said[1],
+            verdict=stated[1],
             reason="" if right else "it is wrong on purpose",
             rejected_as=None if right else "wrong-result",
             failing_case=None,

@@ -257,7 +257,7 @@ def slow_project(copy_project: Copy) -> Path:
     source = project / "scale" / "scale_cpu.cpp"
     source.write_text(source.read_text() + SLOW_SOURCE)
     flags = '["-fconstexpr-loop-limit=2000000000", "-fconstexpr-ops-limit=100000000000"]'
-    replace(project / "build.toml", 'backend = "cpu"', f'backend = "cpu"\ncxx-flags = {flags}')
+    replace(project / "build.toml", 'language = "cpp-cpu"', f'language = "cpp-cpu"\ncxx-flags = {flags}')
     return project
 
 

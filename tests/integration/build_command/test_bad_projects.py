@@ -55,7 +55,7 @@ def without_sources(project: Path) -> None:
         (in_build_toml("license", "licence"), "[general] licence", "unknown key", "did you mean `license`?"),
         (in_build_toml("[general]", "[general"), "build.toml", "is not TOML", "correct the line"),
         (lambda project: (project / "build.toml").unlink(), "build.toml", "there is no such file", "init"),
-        (in_build_toml('"cuda"]', '"cuda", "rocm"]'), "[general] backends", "lists rocm", 'backend = "rocm"'),
+        (in_build_toml('"cuda"]', '"cuda", "rocm"]'), "[general] backends", "lists rocm", 'language = "cpp-rocm"'),
         (
             lambda project: (project / "torch-ext/stable_scale").rename(project / "torch-ext/scale"),
             "torch-ext/stable_scale/__init__.py",
@@ -68,7 +68,7 @@ def without_sources(project: Path) -> None:
             "by an absolute path",
             "copy it into the project",
         ),
-        (with_other_source("scale_cuda.cu"), "scale_cpu] src", "is a CUDA source", 'backend = "cuda"'),
+        (with_other_source("scale_cuda.cu"), "scale_cpu] src", "is a CUDA source", 'language = "cpp-cuda"'),
         (with_other_source("scale_cpu.f90"), "scale_cpu] src", "neither a header nor a source", ".cpp"),
         (without_sources, "[torch] src", "nothing to compile", "registers the functions"),
     ],
@@ -108,7 +108,7 @@ def test_version_ranges_that_leave_no_variant_are_refused(project: Path, cache: 
         ("torch-stable-abi210-cpo-x86_64-linux", "is not a variant's name; expected for example", "list-variants"),
         (
             "torch-stable-abi210-cu118-x86_64-linux",
-            "cannot be built here: needs CUDA 11.8; this builder has 12.8, 13.0 and 13.2",
+            "cannot be built here: needs CUDA 11.8; this builder has 12.8, 13.0, 13.2 and 13.4",
             "--cuda-home",
         ),
         ("torch-cpu", "no Python-only variants", CPU),
@@ -221,7 +221,7 @@ def test_a_project_for_other_backends_only_is_an_error(copy_project: Copy, cache
     project = copy_project("stable-scale")
     text = (project / "build.toml").read_text()
     text = text[: text.index("[kernel.")].replace('["cpu", "cuda"]', '["metal"]')
-    kernel = '[kernel.m]\nbackend = "metal"\ndepends = ["torch"]\nsrc = ["scale/scale_cpu.cpp"]\n'
+    kernel = '[kernel.m]\nlanguage = "cpp-metal"\ndepends = ["torch"]\nsrc = ["scale/scale_cpu.cpp"]\n'
     (project / "build.toml").write_text(re.sub(r"stable-abi.*\n", "", text) + kernel)
     done = kernel_builder(cache, "build", project)
     hint = "leave the project out, or add cpu, cuda and rocm to `backends`"
@@ -247,18 +247,20 @@ def test_a_check_can_be_allowed_by_name(copy_project: Copy, cache: Path, kernel_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["build", "--varient", "x"], "No such option"),
         (["build", "--backend", "gpu"], "'cpu', 'cuda'"),
         (["build", "--jobs", "many", "--json"], "not a valid integer"),
     ],
 )
-def test_wrong_commands_and_options_are_refused(cache: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_wrong_commands_and_options_are_refused(
+    cache: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
     """click refuses wrong commands: usage on stderr, nothing on stdout, exit code 2."""
     done = subprocess.run(
         [BUILDER, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment(cache)
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr

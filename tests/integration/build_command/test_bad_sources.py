@@ -43,9 +43,9 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
     assert "g++ -c " in done.answer["command"]
     assert people.returncode == 5
     assert "failed: scale_cpu.cpp: the compiler failed" in people.stdout
-    for words in (f"error: {source}", CPU, "‘input’ was not declared"):
-        assert words in people.stderr
-    # The compiler's words come first; the command is in a log.
+    for message in (f"error: {source}", CPU, "‘input’ was not declared"):
+        assert message in people.stderr
+    # The compiler's message comes first; the command is in a log.
     assert people.stderr.index("‘input’ was not declared") < people.stderr.index("error: /")
     assert "g++ -c " not in people.stderr
     (log,) = re.findall(r"all of its output: (.*)", people.stderr)
@@ -102,7 +102,7 @@ def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, heade
 
 
 @pytest.mark.parametrize(
-    ("declaration", "call", "code", "error", "words"),
+    ("declaration", "call", "code", "error", "message"),
     [
         ("float lost(float);", "lost(in[i])", 7, "CheckError", "lost"),
         (
@@ -125,7 +125,7 @@ def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, heade
     ],
 )
 def test_undefined_and_too_new_symbols_are_reported(
-    project: Path, cache: Path, kernel_builder: Run, declaration: str, call: str, code: int, error: str, words: str
+    project: Path, cache: Path, kernel_builder: Run, declaration: str, call: str, code: int, error: str, message: str
 ) -> None:
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "void scale(", f"{declaration}\nvoid scale(")
@@ -134,6 +134,6 @@ def test_undefined_and_too_new_symbols_are_reported(
         done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
     assert done.code == code, done
     assert done.answer["error"] == error
-    assert words in done.answer["message"]
+    assert message in done.answer["message"]
     assert CPU in done.answer["message"]
     assert done.answer["hint"]

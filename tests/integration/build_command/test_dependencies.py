@@ -31,7 +31,7 @@ HEADERS = {
 
 def depend(project: Path, name: str, *includes: str, backend: str = "cuda") -> Path:
     """Make the kernel of stable-scale for a backend depend on a library and include headers of it."""
-    declared = f'backend = "{backend}"\ndepends = '
+    declared = f'language = "cpp-{backend}"\ndepends = '
     replace(project / "build.toml", f"{declared}[]", f'{declared}["{name}"]')
     lines = "".join(f"#include <{header}>\n" for header in includes)
     source = {"cuda": "scale_cuda.cu", "cpu": "scale_cpu.cpp"}[backend]
@@ -64,7 +64,7 @@ def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, new_cache: N
 def test_all_sources_of_a_backend_see_the_libraries_of_its_kernels(copy_project: Copy, cutlass: Path) -> None:
     """`[torch]` cannot name libraries. Those of its own kernel come first for a source."""
     project = depend(copy_project("stable-scale"), "cutlass_4_5")
-    other = '[kernel.other]\nbackend = "cuda"\ndepends = ["cutlass_3_8", "torch"]\nsrc = ["scale/other.cpp"]\n'
+    other = '[kernel.other]\nlanguage = "cpp-cuda"\ndepends = ["cutlass_3_8", "torch"]\nsrc = ["scale/other.cpp"]\n'
     with (project / "build.toml").open("a") as file:
         file.write(other)
     (project / "scale" / "other.cpp").write_text("int other;\n")

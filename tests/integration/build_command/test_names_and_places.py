@@ -48,7 +48,7 @@ def test_directories_of_headers_mean_nothing_to_the_shell_of_nvcc(
     project: Path, cache: Path, kernel_builder: Run, name: str
 ) -> None:
     (project / name).mkdir()
-    replace(project / "build.toml", 'backend = "cuda"', f'backend = "cuda"\ninclude = ["""{name}"""]')
+    replace(project / "build.toml", 'language = "cpp-cuda"', f'language = "cpp-cuda"\ninclude = ["""{name}"""]')
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CUDA)
     assert_refused(

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from kernel_builder import elf
+from kernel_builder.config.variant import Release
 from tests.integration.build_command.conftest import LOAD, Copy, Run, replace, run_python
+from tests.support.newest import full_abi
 from tests.support.places import CPU
 
 LOAD_PYTHON = """
@@ -55,7 +60,7 @@ def test_no_edition_a_source_in_two_kernels_and_the_stable_abi_of_2_9(
 ) -> None:
     project = copy_project("stable-scale")
     file = project / "build.toml"
-    replace(file, "edition = 5\n", "")
+    file.write_text(file.read_text().replace("edition = 6\n", "").replace('language = "cpp-', 'backend = "'))
     replace(file, 'stable-abi = "2.10"', 'stable-abi = "2.9"')
     again = 'src = ["scale/scale_cpu.cpp", "./scale/scale_cpu.cpp", "scale/scale.h", "scale/scale.h"]'
     with file.open("a") as stream:
@@ -120,3 +125,20 @@ def test_the_package_and_its_modules_import_by_name(copy_project: Copy, cache: P
     assert done.code == 0, done
     for order in (("by_name", "by_client", "by_path"), ("by_client", "by_name"), ("by_path", "by_client", "by_name")):
         assert run_python(IMPORT_BY_NAME, project, *order) == "No module named 'python_only.missing'"
+
+
+def test_the_full_abi_before_the_stable_abi(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    """One command builds for the installed Torch on the full C++ ABI, and for later ones on the stable ABI."""
+    installed = Release.parse(".".join(torch.__version__.split(".")[:2]))
+    later = Release(installed.major, installed.minor + 1)
+    project = copy_project("stable-scale")
+    replace(project / "build.toml", 'stable-abi = "2.10"', f'stable-abi = "{later}"\nminver = "{installed}"')
+    done = kernel_builder(cache, "build", project, "--backend", "cpu")
+    assert done.code == 0, done
+    packages = {package["variant"]: package["passed-checks"] for package in done.answer["packages"]}
+    full, stable = full_abi(installed, "cpu"), f"torch-stable-abi{later.digits}-cpu-x86_64-linux"
+    assert packages.keys() == {full, stable}
+    assert "load" in packages[full] and "torch-stable-abi" in packages[stable], packages
+    needed = {name: elf.read(next((project / "build" / name).glob("*.so"))).needed for name in packages}
+    assert "libtorch.so" in needed[full] and "libtorch.so" not in needed[stable]
+    assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"

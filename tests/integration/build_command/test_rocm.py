@@ -23,7 +23,7 @@ from tests.support.places import ROOT
 VARIANTS = [f"torch-stable-abi210-rocm{digits}-x86_64-linux" for digits in ("71", "72")]
 KERNEL = """
 [kernel.scale_rocm]
-backend = "rocm"
+language = "cpp-rocm"
 depends = []
 rocm-archs = ["gfx942", "gfx1100"]
 src = ["scale/scale_cuda.cu", "scale/row_norm.cu", "scale/scale.h"]

@@ -5,7 +5,12 @@ A failure means that such a project is not built, or that the client does not lo
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from pathlib import Path
+
+import pytest
 
 from kernel_builder import elf
 from tests.integration.build_command.conftest import Copy, NewCache, Run, replace, run_python
@@ -30,8 +35,12 @@ for directory in sys.argv[1:]:
 """
 
 
-def test_two_versions_load_in_one_process(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
-    projects = [copy_project("tvm-scale", f"scale-v{version}") for version in (1, 2)]
+needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo: apt-get install cargo, or rustup")
+
+
+@pytest.mark.parametrize("name", ["tvm-scale", pytest.param("rust-scale", marks=needs_cargo)])
+def test_two_versions_load_in_one_process(copy_project: Copy, cache: Path, kernel_builder: Run, name: str) -> None:
+    projects = [copy_project(name, f"scale-v{version}") for version in (1, 2)]
     replace(projects[1] / "build.toml", "version = 1", "version = 2")
     done = kernel_builder(cache, "build", *projects, "--backend", "cpu")
     assert done.code == 0, done.answer
@@ -68,3 +77,43 @@ def test_a_library_without_functions_is_refused(copy_project: Copy, new_cache: N
     (finding,) = done.answer["failures"][0]["checks"]["findings"]
     assert finding["check"] == "python-abi" and finding["message"] == "exports no function of TVM FFI"
     assert "TVM_FFI_DLL_EXPORT_TYPED_FUNC" in finding["hint"]
+
+
+@needs_cargo
+def test_a_crate_gives_equal_bytes_in_any_directory(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    """Also without a sandbox. The exports are TVM FFI's alone, and no path of this machine is in the binary."""
+    projects = [copy_project("rust-scale", f"in-{place}") for place in ("one", "another")]
+    for project, sandbox in zip(projects, ("auto", "off"), strict=True):
+        done = kernel_builder(new_cache(sandbox), "build", project, "--no-load", "--sandbox", sandbox)
+        assert done.code == 0, done.answer
+    one, another = (next((project / "build" / CPU).glob("*.so")) for project in projects)
+    assert (one.name, one.read_bytes()) == (another.name, another.read_bytes())
+    assert elf.read(one).exported == {"__tvm_ffi_scaled"}
+    assert str(projects[0].parent).encode() not in one.read_bytes()
+    metadata = json.loads((one.parent / "metadata.json").read_text())["provenance"]
+    assert metadata["rust-compiler"].startswith("rustc 1.")
+    assert "vendor/scale-rows/src/lib.rs" in metadata["sources"]["files"]
+
+
+@needs_cargo
+def test_a_crate_that_cargo_refuses_is_an_error(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, cache = copy_project("rust-scale"), new_cache("cache")
+    replace(project / "crate/src/lib.rs", "factor.value.float as f32", "facto")
+    (failed,) = kernel_builder(cache, "build", project).answer["failures"]
+    assert "cannot find value `facto`" in failed["errors"][0]["message"]
+    shutil.rmtree(project / "vendor")
+    (failed,) = kernel_builder(cache, "build", project).answer["failures"]
+    assert "cargo fetch" in failed["errors"][0]["hint"] and "vendor" in failed["errors"][0]["hint"]
+    broken = tmp_path / "rustc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    refused = kernel_builder(cache, "build", project).answer
+    assert "there is no Rust on PATH" in refused["message"] and "apt-get install cargo" in refused["hint"]
+    (project / "Cargo.lock").unlink()
+    refused = kernel_builder(cache, "check-config", project).answer
+    assert "there is no Cargo.lock" in str(refused)

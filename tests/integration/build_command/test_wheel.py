@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -117,6 +118,54 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: tuple[Path, Path], tmp
     other = wheel.with_name(wheel.name.replace("x86_64", "aarch64"))
     wheel.rename(other)
     assert "is not a supported wheel on this platform" in pip(python, other).stderr
+
+
+# The driver's library for one GPU, of the capability in $GPU.
+NVML = r"""
+#include <stdlib.h>
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned* count) { *count = 1; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) { *device = NULL; return index; }
+int nvmlDeviceGetCudaComputeCapability(void* device, int* major, int* minor) {
+  char* end;
+  *major = strtol(getenv("GPU"), &end, 10);
+  *minor = strtol(end + 1, NULL, 10);
+  return 0;
+}
+"""
+AS_WITH_A_GPU = """
+import torch
+torch.version.cuda = "13.0"  # this Torch may be built for the CPU alone
+torch.cuda.device_count = lambda: 1
+import python_only
+print(torch.cuda.is_initialized(), python_only.doubled(torch.ones(1)).item())
+"""
+
+
+def test_an_import_refuses_a_gpu_without_code(
+    copy_project: Copy, shared_cache: Path, kernel_builder: Run, tmp_path: Path
+) -> None:
+    project = copy_project("python-only")
+    toml = project / "build.toml"
+    toml.write_text(f'{toml.read_text().strip()}\ncuda_capabilities = ["8.0", "9.0a"]\n')
+    assert kernel_builder(shared_cache, "build", project, "--no-load").code == 0
+    (written,) = wheels(kernel_builder, shared_cache, project, "--json").answer["wheels"]
+    python, _ = fresh_environment(tmp_path / "environment")
+    assert pip(python, written["path"]).returncode == 0
+    library = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(tmp_path / "libnvidia-ml.so.1")]
+    subprocess.run(library, input=NVML, text=True, check=True)
+
+    def imported(gpu: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "GPU": gpu}
+        command = [python, "-c", AS_WITH_A_GPU]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    for gpu in ("8.6", "9.0"):
+        done = imported(gpu)
+        assert done.stdout == "False 2.0\n", done.stderr
+    refused = imported("10.0").stderr
+    for text in ("no code for this machine's GPU", "torch-cuda has code for: 8.0, 9.0a", "of the GPU: 10.0"):
+        assert text in refused
 
 
 def run_in(python: Path, code: str) -> subprocess.CompletedProcess[str]:

@@ -91,6 +91,14 @@ def test_cuda_libraries_are_those_that_torch_loads(
             id="run path",
         ),
         pytest.param(
+            calling('extern "C" void abort();', "abort()"),
+            [],
+            "process-end",
+            "calls abort, which can end the user's process",
+            "throw an exception instead",
+            id="abort",
+        ),
+        pytest.param(
             calling_c("arc4random"),
             [],
             "manylinux",

@@ -1,97 +1,50 @@
-"""The built kernels run on a Torch without private names: names that begin with an underscore, apart from dunders.
+"""The Python of the kernels reads no private name of Torch, and the load check a single one, which Torch still has.
 
-Each built project is loaded in a process of its own, in which its modules cannot read such names. The process runs each
-workload of its benchmarks: forward, backward and compiled.
+Private names begin with an underscore; dunders do not count.
 """
 
-import builtins
-import sys
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
 
 import pytest
+import torch
 
-from tests.support.torch_process import run_with_torch
+from tests.support.places import ROOT
 
-KERNELS = Path(__file__).resolve().parents[3] / "kernels"
-PROJECTS = sorted(path.parents[1].name for path in KERNELS.glob("*/torch-ext/torch_binding.cpp"))
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["", "torch._C", "import torch._C", "from torch import _C", "ops.default._op", "torch.ones(1)._version"],
-)
-def test_guard_sees_private_names(line: str, tmp_path: Path) -> None:
-    """Also where the check on the syntax tree does not know that an object is Torch's."""
-    source = f"import torch\n\nclass ops:\n    default = torch.ops.aten.add.default\n\n{line}\n"
-    (tmp_path / "module.py").write_text(source)
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    code += "from tests.integration.checks import test_public_torch as test\n"
-    code += f"test.hide_private_names({str(tmp_path)!r}); import module"
-    done = run_with_torch(code)
-    assert (done.returncode == 0) == (line == ""), done.stderr
-    assert not line or "no private name" in done.stderr
+PROJECTS = sorted(path.parent for path in ROOT.glob("kernels/*/torch-ext/torch_binding.cpp"))
 
 
-@pytest.mark.parametrize("project", PROJECTS)
-def test_kernel_runs_without_private_names(project: str) -> None:
-    done = run_with_torch(
-        "import sys; from tests.integration.checks import test_public_torch; test_public_torch.run(sys.argv[1])",
-        KERNELS / project,
-    )
-    assert done.returncode == 0, done.stderr
+def private_names(source: str) -> Iterator[str]:
+    """Yield the private names that a source imports by absolute names, or reads of other objects than its own."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") not in ("self", "cls"):
+            names = [node.attr]
+        elif isinstance(node, ast.Import):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        yield from (name for name in names if name.startswith("_") and not name.endswith("__"))
 
 
-def hide_private_names(directory: str) -> None:
-    """Let no file under `directory` import private names of Torch, or read them of its modules, tensors and ops."""
-    import torch
-    import torch._dynamo
-    import torch._inductor.config
-
-    def refuse(name: str, frame: FrameType) -> None:
-        private = name.startswith("_") and not name.endswith("__")
-        if private and frame.f_code.co_filename.startswith(directory) and name in " ".join(frame.f_code.co_names):
-            raise AttributeError(f"this Torch has no private name {name}")
-
-    def guarded(base: type) -> object:
-        def __getattribute__(self, name):
-            refuse(name, sys._getframe(1))
-            return base.__getattribute__(self, name)
-
-        return __getattribute__
-
-    def guarded_import(name, globals=None, locals=None, fromlist=(), level=0):
-        if level == 0 and name.partition(".")[0] == "torch":
-            for part in (*name.split("."), *(fromlist or ())):
-                refuse(part, sys._getframe(1))
-        return original_import(name, globals, locals, fromlist, level)
-
-    original_import, builtins.__import__ = builtins.__import__, guarded_import
-    module = type("Module", (ModuleType,), {"__getattribute__": guarded(ModuleType)})
-    for name, loaded in list(sys.modules.items()):
-        if name.partition(".")[0] == "torch" and type(loaded) is ModuleType:
-            loaded.__class__ = module
-    for torch_class in (torch.Tensor, torch._ops.OpOverload, torch._ops.OpOverloadPacket):
-        torch_class.__getattribute__ = guarded(torch_class.__mro__[1])
+@pytest.mark.parametrize("line", ["import torch._C", "from torch import _C", "op._op", "torch.ones(1)._version"])
+def test_private_names_are_found(line: str) -> None:
+    assert list(private_names(line)) and not list(private_names("from ._ops import ops\nself._x\nx.__class__\n"))
 
 
-def run(directory: str) -> None:
-    """Load a built project and run its workloads, at the shape that each declares as small."""
-    import torch
-    from kernels import get_local_kernel
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.parent.name)
+def test_a_kernel_reads_no_private_name(project: Path) -> None:
+    sources = list(project.glob("*/*.py"))
+    assert sources and [(path.name, *private_names(path.read_text())) for path in sources] == [
+        (path.name,) for path in sources
+    ]
 
-    from kernel_builder.measure.case import Case, tensors
-    from kernel_builder.measure.workloads import load, make
 
-    project = Path(directory)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    hide_private_names(str(project / "build"))
-    kernel = get_local_kernel(project, backend=device)
-    for declared in load(project).values():
-        workload = make(declared, kernel, device, "float32")
-        case = Case(workload, "forward + backward", declared.small)
-        case.prepare(tensors(workload.eager(*case.inputs)))
-        for function in (workload.ours, torch.compile(workload.ours, backend="aot_eager", fullgraph=True)):
-            case.results(function)
-            with torch.no_grad():
-                function(*case.inputs)
+def test_the_load_check_reads_one_private_name_which_lists_all_ops() -> None:
+    source = (ROOT / "kernel_builder/checks/probe/__main__.py").read_text()
+    assert {*private_names(source)} - {"_exit"} == {"_C", "_jit_get_all_schemas"}  # `os._exit` is documented
+    schemas = {(schema.name, schema.overload_name): schema for schema in torch._C._jit_get_all_schemas()}
+    assert [str(value.type) for value in schemas["aten::add", "Tensor"].returns] == ["Tensor"]

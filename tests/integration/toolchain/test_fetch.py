@@ -182,15 +182,6 @@ def test_an_index_that_lacks_the_file(toolchains: Make, server: IndexServer) -> 
     assert NVCC in str(caught.value) and server.url in str(caught.value)
 
 
-def test_an_unreachable_index_with_an_empty_store(start: Start, server: IndexServer) -> None:
-    server.stop()
-    process = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
-    _, errors = process.communicate()
-    assert process.returncode == 4
-    for word in ("nvidia_cuda_cccl-13.0.85", server.url, "PIP_INDEX_URL", "toolchain fetch"):
-        assert word in errors
-
-
 def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
     start: Start, server: IndexServer, pinned: lock.Lock, cache: Path
 ) -> None:

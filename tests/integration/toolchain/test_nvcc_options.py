@@ -7,13 +7,12 @@ import subprocess
 from pathlib import Path
 
 from kernel_builder import toml_file
-from kernel_builder.backends.cuda import backend, toolkits
-from kernel_builder.config.variant import Release
+from kernel_builder.backends.cuda import CUDA, backend, toolkits
 from kernel_builder.toolchain import Toolchains
 
 
 def test_every_option_of_nvcc_is_allowed_or_refused_with_a_reason() -> None:
-    nvcc = toolkits.toolkit(Toolchains(), Release(13, 2)).root / "bin" / "nvcc"
+    nvcc = toolkits.toolkit(Toolchains(), max(filter(None, CUDA.releases()))).root / "bin" / "nvcc"
     words = subprocess.run([nvcc, "--help"], capture_output=True, text=True, check=True).stdout
     options = re.findall(r"^--([\w+-]+).*?\((?:-([\w+-]+))?\)", words, re.M)
     names = {name for pair in options for name in pair if name}

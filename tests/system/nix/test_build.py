@@ -15,6 +15,7 @@ import pytest
 from kernel_format.tree_digest import hash_tree
 from tests.support.newest import NEWEST, full_abi
 from tests.support.places import CPU, CUDA, PROJECTS, ROOT
+from tests.support.running_hub import running_hub
 from tests.system.nix.conftest import Nix
 
 CUDA_12 = CUDA.replace("cu130", "cu126")
@@ -45,10 +46,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def scale(kernel_flake: KernelFlake, tmp_path: Path) -> Path:
-    """Make a flake of `stable-scale` with tests and a Hub repository.
-
-    It stands for rmsnorm where a test needs no more than a kernel: rmsnorm compiles for half a minute.
-    """
+    """Make a flake of `stable-scale` with tests and a Hub repository."""
     project = Path(shutil.copytree(PROJECTS / "stable-scale", tmp_path / "original" / "stable-scale"))
     config = (project / "build.toml").read_text()
     config = config.replace('["9.0"]', '["9.0", "12.0+PTX"]')
@@ -83,11 +81,12 @@ def digests(bundle: Path) -> dict[str, str]:
     return {package.name: hash_tree(package).value for package in bundle.iterdir()}
 
 
-def test_rmsnorm_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, tmp_path: Path) -> None:
-    bundle = nix.build(flake, "rmsnorm")
+def test_a_kernel_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, tmp_path: Path) -> None:
+    """A kernel of this repository, which uses the kit."""
+    bundle = nix.build(flake, "geglu")
     assert {path.name for path in bundle.iterdir()} == {CPU, CUDA}
     chosen = ("--variant", CPU, "--variant", CUDA)  # not for ROCm, which the flake does not compile for
-    assert digests(bundle) == built_by_the_command_line(flake, flake / "kernels/rmsnorm", tmp_path / "out", *chosen)
+    assert digests(bundle) == built_by_the_command_line(flake, flake / "kernels/geglu", tmp_path / "out", *chosen)
 
 
 def test_cuda_12_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, scale: Path, tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_another_hash_in_the_lock_is_refused(nix: Nix, flake: Path, tmp_path: Pa
     text = lock.read_text()
     at = text.index('"fetched": "', text.index('"torch-2.10-stable"')) + len('"fetched": "')
     lock.write_text(f"{text[:at]}{'0' * 64}{text[at + 64 :]}")
-    done = nix.run(other, "build", f".#rmsnorm-{CPU}", "--no-link", ok=False)
+    done = nix.run(other, "build", f".#geglu-{CPU}", "--no-link", ok=False)
     assert done.returncode != 0
     assert "hash mismatch in fixed-output derivation" in done.stderr
     assert "torch-2.10" in done.stderr
@@ -187,7 +186,25 @@ def test_ci_tests_and_test_shells_have_the_kernel(nix: Nix, scale: Path) -> None
     assert done.stdout.split() == [str(built / "__init__.py")] * 2  # by its Python name it is the same module
 
 
-@pytest.mark.parametrize(("kernel", "variant"), [("blocks", "torch-cpu"), ("geglu", CPU)])
-def test_a_kernel_builds_for_the_cpu(nix: Nix, flake: Path, kernel: str, variant: str) -> None:
-    """One in Python, and one with the kit."""
-    assert [path.name for path in nix.build(flake, f"{kernel}-{variant}").iterdir()] == [variant]
+def test_blocks_are_built(nix: Nix, flake: Path) -> None:
+    assert [path.name for path in nix.build(flake, "blocks-torch-cpu").iterdir()] == ["torch-cpu"]
+
+
+LOAD = """
+import torch
+from kernels import get_kernel
+
+kernel = get_kernel("kernels-community/stable-scale", version=1, backend="cpu")
+assert kernel.scaled(torch.ones(3), 2.0).tolist() == [2, 2, 2]
+"""
+
+
+def test_a_build_is_published_and_loaded_by_the_client(nix: Nix, scale: Path, tmp_path: Path) -> None:
+    config = scale / "build.toml"
+    config.write_text(config.read_text().partition("[kernel.scale_cuda]")[0].replace('["cpu", "cuda"]', '["cpu"]'))
+    with running_hub(tmp_path, "--trust", "kernels-community") as hub:
+        client = {name: hub.environment[name] for name in ("HF_ENDPOINT", "HF_HOME", "HF_TOKEN")}
+        done = Nix(nix.root, {**nix.environment, **client}).run(scale, "run", ".#build-and-upload")
+        assert {path.name for path in (scale / "build").iterdir()} == {CPU}
+        assert f"published  {CPU}" in done.stdout
+        subprocess.run([sys.executable, "-c", LOAD], check=True, cwd=tmp_path, env=hub.environment)

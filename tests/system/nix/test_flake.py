@@ -20,7 +20,7 @@ from tests.system.nix.conftest import Nix
 
 KernelFlake = Callable[..., Path]
 
-GENERAL = '[general]\nname = "relu"\nversion = 1\nedition = 5\nlicense = "MIT"\n'
+GENERAL = '[general]\nname = "relu"\nversion = 1\nedition = 6\nlicense = "MIT"\n'
 SOURCE = 'src = ["torch-ext/torch_binding.cpp"]\n'
 BUILD_TOMLS = [
     f"{GENERAL}backends = {backends}\n{cuda}[{framework}]\n{keys}\n{kernel}"
@@ -32,16 +32,20 @@ BUILD_TOMLS = [
         ("torch", f'{SOURCE}maxver = "2.10"'),
         ("torch", f'{SOURCE}stable-abi = "2.10"'),
         ("torch", f'{SOURCE}stable-abi = {{ cuda = "2.11" }}'),
+        ("torch", f'{SOURCE}stable-abi = "2.13"\nminver = "2.11"'),
         ("torch-noarch", ""),
     )
     for kernel in (
         "",
-        '[kernel.a]\nbackend = "cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.0"\n',
-        '[kernel.a]\nbackend = "cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.1"\n',
-        '[kernel.a]\nbackend = "cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.1"\n'
-        '[kernel.b]\nbackend = "cuda"\ndepends = []\nsrc = ["b.cu"]\n',
+        '[kernel.a]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.0"\n',
+        '[kernel.a]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.1"\n',
+        '[kernel.a]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.1"\n'
+        '[kernel.b]\nlanguage = "cpp-cuda"\ndepends = []\nsrc = ["b.cu"]\n',
     )
     if not (framework == "torch-noarch" and kernel)
+]
+BUILD_TOMLS += [
+    text.replace("edition = 6", "edition = 5").replace('language = "cpp-', 'backend = "') for text in BUILD_TOMLS
 ]
 
 
@@ -139,7 +143,7 @@ def test_variants_get_the_header_libraries_that_they_need(nix: Nix, tmp_path: Pa
     source = tmp_path / "original" / "stable-scale"
     shutil.copytree(PROJECTS / "stable-scale", source)
     declaration = source / "build.toml"
-    text = declaration.read_text().replace('"cuda"\ndepends = []', '"cuda"\ndepends = ["torch", "cutlass_3_8"]')
+    text = declaration.read_text().replace('"cpp-cuda"\ndepends = []', '"cpp-cuda"\ndepends = ["torch", "cutlass_3_8"]')
     assert "cutlass_3_8" in text
     declaration.write_text(text)
     project = kernel_flake(source)

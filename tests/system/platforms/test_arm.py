@@ -103,7 +103,7 @@ def test_code_for_one_platform_is_refused(
     hint: str,
 ) -> None:
     project = copy_project("stable-scale")
-    replace(project / "build.toml", 'backend = "cpu"', f'backend = "cpu"\ncxx-flags = {flags}')
+    replace(project / "build.toml", 'language = "cpp-cpu"', f'language = "cpp-cpu"\ncxx-flags = {flags}')
     replace(project / "scale/scale_cpu.cpp", "#include", f"{source}#include")
     with untouched(project):
         done = kernel_builder(new_cache("cache"), "build", project, "--variant", ARM_CPU)

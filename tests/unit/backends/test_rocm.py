@@ -28,7 +28,7 @@ Copy = Callable[..., Path]
 
 KERNEL = """
 [kernel.scale_rocm]
-backend = "rocm"
+language = "cpp-rocm"
 depends = []
 rocm-archs = ["gfx942", "gfx1100", "gfx941"]
 hip-flags = ["-munsafe-fp-atomics"]

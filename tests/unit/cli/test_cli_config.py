@@ -35,6 +35,11 @@ src = ["demo.cpp"]
 """
 
 
+def in_edition_6(added: str, text: str = BUILD_TOML) -> str:
+    """Return the file as `update-build` converts it."""
+    return text.replace('"rocm"]\n', f'"rocm"]\n{added}').replace('backend = "', 'language = "cpp-')
+
+
 def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
@@ -156,12 +161,12 @@ def test_update_build_shows_the_difference_and_writes_it(tmp_path: Path) -> None
     for option in ("--check", "--dry-run"):
         done = invoke("update-build", home, option)
         assert done.exit_code == 1
-        assert "\n+edition = 5\n" in done.stdout
+        assert "\n+edition = 6\n" in done.stdout
         assert real.read_text() == BUILD_TOML
     done = invoke("update-build", home)
     assert done.exit_code == 0
     assert done.stdout.splitlines()[-1] == "1 of 1 file converted"
-    assert real.read_text() == BUILD_TOML.replace('"rocm"]\n', '"rocm"]\nedition = 5\n')
+    assert real.read_text() == in_edition_6("edition = 6\n")
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
     assert file.is_symlink()
     assert {path.name for path in tmp_path.iterdir()} == {"a", "real.toml"}
@@ -183,8 +188,8 @@ def test_an_old_file_gets_a_license(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "[general] license: is missing" in refused.stderr and "--license NAME" in refused.stderr
     assert invoke("update-build", home, "--license", "mit").exit_code == 0
-    added = 'version = 1\nedition = 5\nlicense = "mit"\n'
-    assert (home / "build.toml").read_text() == old.replace('"rocm"]\n', f'"rocm"]\n{added}')
+    added = 'version = 1\nedition = 6\nlicense = "mit"\n'
+    assert (home / "build.toml").read_text() == in_edition_6(added, old)
     missing = project(
         tmp_path / "b", BUILD_TOML.replace('license = "apache-2.0"', "edition = 5").replace("version = 3", "")
     )

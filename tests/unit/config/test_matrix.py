@@ -58,6 +58,22 @@ def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Pro
     assert names(stable) == {"torch-stable-abi210-cpu", "torch-stable-abi210-cu126", "torch-stable-abi210-cu130"}
 
 
+def test_minver_below_the_stable_abi_asks_for_the_earlier_releases(stable: Project) -> None:
+    later = with_torch(stable, stable_abi=dict.fromkeys((CPU, CUDA), Release(2, 13)))
+    of_stable_abi = {"torch-stable-abi213-cpu", "torch-stable-abi213-cu126", "torch-stable-abi213-cu130"}
+    assert names(later) == of_stable_abi
+    mixed = with_torch(later, minver=Release(2, 12))
+    assert names(mixed) == of_stable_abi | {short(Release(2, 12), b) for b in ("cpu", *cuda_backends(Release(2, 12)))}
+    # ROCm has no headers of the full C++ ABI.
+    rocm = with_torch(replace(mixed, backends=(ROCM,)), stable_abi={ROCM: Release(2, 13)})
+    assert {name.rpartition("-")[0] for name in names(rocm)} == {"torch-stable-abi213"}
+    earlier = Variant.parse("torch211-cxx11-cpu-x86_64-linux")
+    for project, words in ((later, 'minver = "2.11"'), (mixed, "rule out Torch 2.11")):
+        with pytest.raises(VariantError) as caught:
+            offered.check_offered(project, earlier)
+        assert words in f"{caught.value.message} {caught.value.hint}"
+
+
 def test_a_project_without_torch_offers_one_variant_for_each_cuda_major(full: Project) -> None:
     project = read_project(PROJECTS / "tvm-scale")
     assert names(project) == {"tvm-ffi01-cpu", "tvm-ffi01-cu126", "tvm-ffi01-cu130"}

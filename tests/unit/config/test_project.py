@@ -31,7 +31,7 @@ def test_every_value_is_read(home: Path) -> None:
         version=3,
         license="mit",
         backends=(CUDA, CPU),
-        upstream="https://github.com/o/up",
+        upstream=("https://github.com/o/up",),
         source="git@github.com:o/src.git",
         python_depends=("einops",),
         backend_python_depends={CUDA: ("nvidia-cutlass-dsl",)},

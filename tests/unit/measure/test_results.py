@@ -29,18 +29,6 @@ def test_a_report_is_read_as_it_was_saved(report: BenchmarkReport, tmp_path: Pat
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", "b.json"}
 
 
-def test_each_point_of_a_report_is_a_line(report: BenchmarkReport, tmp_path: Path) -> None:
-    report.save(tmp_path / "a.json")
-    before = (tmp_path / "a.json").read_text().splitlines()
-    assert sum('"operation": ' in line and '"times": ' in line for line in before) == len(report.rows) + len(
-        report.hosts
-    )
-    report.rows[1].bytes += 1
-    report.save(tmp_path / "a.json")
-    after = (tmp_path / "a.json").read_text().splitlines()
-    assert [old != new for old, new in zip(before, after, strict=True)].count(True) == 1
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [], "hosts": []}', '{"rows": [{}], "hosts": []}'])
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)

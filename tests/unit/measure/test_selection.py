@@ -58,20 +58,6 @@ def test_patterns_select_declared_shapes_and_shapes_stand_for_themselves() -> No
     assert shapes("9x9x9") == [("rope", "forward", (9, 9, 9))]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        (["5x"], "'5x' is not a shape; expected sizes joined by x"),
-        (["0x4"], "'0x4' is not a shape"),
-        (["4x2048", "*x3"], r"'\*x3' fits no operation on cuda; they take 2 or 3 sizes, and declare 4x2048, 8x2048"),
-        (["1x2x3x4"], "'1x2x3x4' fits no operation"),
-    ],
-)
-def test_errors_name_the_shape(wanted: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        shapes(*wanted)
-
-
 def test_operations_are_selected_by_name() -> None:
     assert list(operations(ALL, [])) == ["norm", "rope"]
     assert list(operations(ALL, ["rope"])) == ["rope"]

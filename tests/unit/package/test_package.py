@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.package import swap
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Variant
+from kernel_builder.package import assembly, swap
+from kernel_builder.steps.plan import plan
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import PackageError
 from kernel_format.metadata import PackageMetadata
 from tests.support.kills import killed_at_each_change
+from tests.support.places import PROJECTS
 
 OLD = {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
 NEW = {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
@@ -154,3 +159,26 @@ def test_metadata_is_written_as_it_is_read() -> None:
         digest={"algorithm": "sha256", "files": {"a.py": "x"}},
     )
     assert PackageMetadata.from_json(written.to_json()) == written
+
+
+@pytest.mark.parametrize(
+    ("upstream", "written", "minver"),
+    [
+        ("[]", None, None),
+        ('["https://github.com/o/a"]', "https://github.com/o/a", None),
+        ('["https://github.com/o/a", "git@h.org:b"]', ["https://github.com/o/a", "git@h.org:b"], "0.18.0"),
+    ],
+)
+def test_several_upstream_repositories_need_a_newer_client(
+    tmp_path: Path, upstream: str, written: object, minver: str | None
+) -> None:
+    project = tmp_path / "python-only"
+    shutil.copytree(PROJECTS / "python-only", project)
+    declared = (project / "build.toml").read_text()
+    (project / "build.toml").write_text(declared.replace("[general]\n", f"[general]\nupstream = {upstream}\n"))
+    (planned,) = plan([(read_project(project), [Variant.parse("torch-cpu")])], Toolchains()).variants
+    assembly.assemble(planned, None, tmp_path / "package")
+    metadata = json.loads((tmp_path / "package" / "metadata.json").read_text())
+    assert (metadata.get("upstream"), metadata.get("kernels-minver")) == (written, minver)
+    read = PackageMetadata.read(tmp_path / "package")
+    assert read and read.to_dict() == metadata

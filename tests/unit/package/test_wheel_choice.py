@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernels import archs as archs_of_client
 from kernels import variants as client
 from kernels.backends import CPU, CUDA, Backend, Neuron, ROCm
 from packaging.version import Version
@@ -82,6 +83,15 @@ def test_the_limited_api_is_not_for_every_python(loader: dict[str, Any], monkeyp
         best, _ = client._resolve_variant_for_system([*map(client.parse_variant, names)], CPU(), *system)
         ours = loader["choose"](names, (2, 14), "cpu", None, "x86_64-linux", False)
         assert ours == (best[0].variant_str if best else None)
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 6), (9, 0), (10, 0), (10, 3), (12, 0), (13, 0)])
+def test_the_architectures_are_those_that_the_client_accepts(
+    loader: dict[str, Any], capability: tuple[int, int]
+) -> None:
+    known = ("7.5", "8.0", "8.6", "9.0", "9.0a", "9.0a+PTX", "10.0f", "9.0+PTX", "12.0", "gfx942", "14")
+    for archs in (archs for count in (1, 2, len(known)) for archs in itertools.combinations(known, count)):
+        assert loader["has_code"](archs, capability) == archs_of_client._supports_cuda_capability([*archs], capability)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from kernel_builder import toml_file
 from kernel_builder.cli import main
 from kernel_builder.config.project_files import read_project
 from kernel_builder.port.setup_runs import run_setup
+from kernel_builder.steps import confinement
+from kernel_sandbox.confine import BUBBLEWRAP
+from tests.support import public_rules
+from tests.support.sandboxes import skip_unless
 
 SETUP = """
 import glob
@@ -93,6 +98,12 @@ def project(tmp_path: Path) -> Path:
     (directory / "csrc/cuda/launch.h").write_text("#pragma once\n")
     (directory / "csrc/cuda/fused_cuda.cu").write_text('#include "../fused.h"\n')
     return directory
+
+
+@pytest.fixture(autouse=True, scope="module")
+def sandbox() -> None:
+    """The scripts of these tests write files elsewhere, so they do not run without a sandbox."""
+    skip_unless(BUBBLEWRAP, BUBBLEWRAP if confinement.chosen("auto", None).kind else None)
 
 
 def port(*args: str | Path) -> Result:
@@ -335,6 +346,7 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
         for value in strings([{**extension["arguments"], "name": ""} for extension in run.extensions]):
             lands = value.startswith(("-gencode", "arch="))  # as cuda-capabilities
             assert lands or value.replace(f"{run.root}/", "").removeprefix("-I") in shown, value
+    assert public_rules.faults(toml_file.read(tmp_path / "build.toml")) == []
     read = read_project(tmp_path)
     assert (read.name, read.python_depends) == ("svox2", ("einops", "tvm-ffi"))
     (kernel,) = read.kernels

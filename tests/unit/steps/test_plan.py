@@ -81,7 +81,7 @@ def test_a_change_renames_its_steps_the_binding_and_the_binary(
     [
         ("version = 1", "version = 2"),
         ('"stable-scale"', '"table-scale"'),
-        ('backend = "cpu"', 'backend = "cpu"\ncxx-flags = ["-O2"]'),
+        ('language = "cpp-cpu"', 'language = "cpp-cpu"\ncxx-flags = ["-O2"]'),
         ('stable-abi = "2.10"', 'stable-abi = "2.11"'),
     ],
 )

@@ -24,8 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .editing import Editor, fits, is_alike, is_view
 from .generation_cache import FixedCache
 from .kernel_set import decode, geglu, rope3d, takes
-from .rotary_forms import repeats
-from .values import dtype_of, operation, same_value, shape_of, value
+from .values import argument, dtype_of, operation, same_value, shape_of, value
 
 _NAME = "blocks_decoding"
 _ROWS = 8  # that the kernels of decode take
@@ -248,6 +247,17 @@ def _rotated(rotation: Node) -> Optional[tuple[Node, Node, dict[str, Any]]]:
         return None
     if not all(fits(part, dtype_of(q)) for part in (k, cos, sin, *weights)):
         return None
-    if shape_of(cos)[-1] == width and not (repeats(cos, "half") and repeats(sin, "half")):
+    if shape_of(cos)[-1] == width and not (_repeats(cos) and _repeats(sin)):
         return None
     return q, k, {"cos": cos, "sin": sin, **norm}
+
+
+def _repeats(table: Node) -> bool:
+    """Return whether the second half of each row is the first half, as in tables of transformers."""
+    node = table
+    while operation(node) in ("cast", "unsqueeze", "squeeze", "cos", "sin") or (
+        operation(node) == "mul" and isinstance(node.args[1], (int, float))
+    ):
+        node = node.args[0]
+    parts = node.args[0] if operation(node) == "cat" else ()
+    return len(parts) == 2 and parts[0] is parts[1] and argument(node, 1, "dim", 0) == -1

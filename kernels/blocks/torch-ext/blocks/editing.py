@@ -18,6 +18,7 @@ class Editor:
     def __init__(self, module: GraphModule) -> None:
         self._module, self._graph = module, module.graph
         self.misses: list[tuple[Node, str]] = []  # operations that a kernel almost computes, and the reasons
+        self.copies: dict[Any, Node] = {}  # of tables, by the table and its part
         self._erased: set[Node] = set()
         self._changing = [node for node in module.graph.nodes if changes(node)]
 
@@ -102,6 +103,17 @@ class Editor:
         for node in sorted(nodes):
             before.prepend(node)
 
+    def merge_views(self) -> None:
+        """Let equal views of a value be one, so that the same tables are one value."""
+        known: dict[Any, Node] = {}
+        for node in list(self._graph.nodes):
+            if not is_tensor(node) or not (is_view(node) or _is_slice(node)):
+                continue
+            key = repr((node.op, node.target, node.args, node.kwargs))
+            first = known.setdefault(key, node)
+            if first is not node:
+                self.replace(node, first)
+
     def remove_copies(self) -> None:
         """Remove casts to the dtype that a value has, and dropouts that drop nothing: they return their argument."""
         for node in self.nodes():
@@ -130,6 +142,14 @@ def is_alike(*nodes: Any) -> bool:
 def broadcasts(modulation: Any, x: Any) -> bool:
     """Return whether the kernels broadcast a scale, shift or gate to `x` as Torch does."""
     return has_rows_for(shape_of(modulation), shape_of(x))
+
+
+def _is_slice(node: Node) -> bool:
+    """Return whether a node is a view by numbers, slices, ellipses and new dimensions."""
+    if operation(node) != "getitem" or not is_tensor(node.args[0]):
+        return False
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    return all(part is None or part is Ellipsis or type(part) in (int, slice) for part in index)
 
 
 _VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "flatten"}

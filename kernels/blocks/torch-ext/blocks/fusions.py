@@ -16,7 +16,7 @@ from .editing import Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, rmsnorm, rope3d
 from .masks import drop_causal_mask
 from .matching import Match, Named, Pattern, match, mean, narrow, one_plus, rsqrt, sqrt, tagged, wide
-from .rotations import rotate, rotate_if_repeated, rotate_together
+from .rotations import rotate, rotate_together
 from .values import argument, counted, dtype_of, is_tensor, operation, row_source, same_value, shape_of, value
 
 # Torch has no documented function for it. The schemas of ATen's ops stay compatible. On the CPU it is the exact GELU.
@@ -30,8 +30,8 @@ _branch, _gate = Named("branch"), Named("gate")
 _variance = mean(wide(_x) ** 2) + _eps
 _normalized = wide(_x) * rsqrt(_variance) | wide(_x) / sqrt(_variance)
 _WIDE_NORM = (  # before it is rounded to the dtype of x
-    tagged("rms", wide(_weight) * _normalized)
-    | tagged("offset", (1 + wide(_weight)) * _normalized)
+    tagged("offset", (1 + wide(_weight)) * _normalized)
+    | tagged("rms", wide(_weight) * _normalized)
     | tagged("rms", _normalized)
     | tagged("layer", Pattern("layer_norm", wide(_x), wide(_any_weight), wide(_any_bias), _eps))
 )
@@ -71,7 +71,6 @@ KERNELS_OF = {
     geglu.swiglu: Kernel("gated activation", ("geglu",)),
     geglu.swiglu_pair: Kernel("gated activation", ("geglu",)),
     rope3d.apply_rotary: Kernel("rotary embedding", ("rope3d",)),
-    rotate_if_repeated: Kernel("rotary embedding", ("rope3d",)),
     rope3d.norm_rotary: Kernel("q/k norm with rotary embedding", ("rope3d",)),
 }
 
@@ -79,6 +78,7 @@ KERNELS_OF = {
 def fuse(module: GraphModule) -> list[tuple[Node, str]]:
     """Replace all operations of a graph that the kernels compute. Return those that almost are, and the reasons."""
     editor = Editor(module)
+    editor.merge_views()
     for replace in (
         drop_causal_mask,
         rotate,

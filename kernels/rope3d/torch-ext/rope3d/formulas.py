@@ -107,13 +107,13 @@ def _rotated(x, cos, sin, rotary_dim, prefix, head_dim, half, heads_first, inver
     heads = _heads(x, head_dim, heads_first)
     wide = heads[:, prefix:].float()
     a, b = _of_pairs(wide[..., :rotary_dim], half)
-    cos, sin = cos.float().unsqueeze(-2), sin.float().unsqueeze(-2)
-    if inverse:
-        sin = -sin
-    # A table has one entry for each pair, or one for each of its elements.
+    # A table has one entry for each pair, or one for each element.
     (cos_a, cos_b), (sin_a, sin_b) = (
-        (table, table) if 2 * table.shape[-1] == rotary_dim else _of_pairs(table, half) for table in (cos, sin)
+        (table, table) if 2 * table.shape[-1] == rotary_dim else _of_pairs(table, half)
+        for table in (cos.float().unsqueeze(-2), sin.float().unsqueeze(-2))
     )
+    if inverse:  # by the transposed matrix
+        sin_a, sin_b = -sin_b, -sin_a
     turned = a * cos_a - b * sin_a, b * cos_b + a * sin_b
     turned = torch.cat(turned, -1) if half else torch.stack(turned, -1).flatten(-2)
     turned = torch.cat((turned, wide[..., rotary_dim:]), -1).to(x.dtype)

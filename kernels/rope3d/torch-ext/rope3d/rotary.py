@@ -108,10 +108,13 @@ def apply_rotary(
 
     Args:
         q, k, pairs, layout, head_dim, prefix, inplace: As in `rope3d`.
-        cos: `[tokens, n]` or `[batch, tokens, n]`, float32, float16 or bfloat16. n is `rotary_dim`, with the cosine of
-            a pair at both of its elements, or half of it, with one cosine for each pair.
+        cos: `[tokens, n]` or `[batch, tokens, n]`, float32, float16 or bfloat16. n is half of `rotary_dim`, with one
+            entry for each pair, or `rotary_dim`, with one for each element.
         sin: Of the shape and dtype of `cos`. If one of them needs a gradient, Torch operations compute the rotation.
         rotary_dim: The number of elements of a head to rotate, the first ones. None: all.
+
+    A pair (a, b) becomes `(a * cos_a - b * sin_a, b * cos_b + a * sin_b)`, in float32, rounded once. With one entry for
+    each pair, `cos_a` is `cos_b` and `sin_a` is `sin_b`.
 
     Raises:
         TypeError: If an argument has a wrong type; the message names it.

@@ -14,7 +14,7 @@ from pygit2.enums import ObjectType
 Result = TypeVar("Result")
 Object = TypeVar("Object", pygit2.Commit, pygit2.Tree, pygit2.Blob)
 
-_ATTEMPTS = 5
+_ATTEMPTS = 8
 
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize (0|[1-9][0-9]{0,18})\n"
@@ -146,5 +146,5 @@ def retry_reading(access: Callable[[], Result]) -> Result:
         try:
             return access()
         except (pygit2.GitError, OSError, KeyError):
-            time.sleep(0.002 * attempt)
+            time.sleep(0.005 * attempt)
     return access()

@@ -58,9 +58,7 @@ class _Folder:
 
     def write(self, path: str = "") -> pygit2.Oid:
         """Write the tree, and return its id. Folders without files vanish."""
-        builder = self._git.TreeBuilder()
-        for name, (oid, mode) in self.files.items():
-            builder.insert(name, oid, mode)
+        entries = [(name, oid, mode) for name, (oid, mode) in self.files.items()]
         for name, folder in self.folders.items():
             if not folder.has_files:
                 continue
@@ -68,8 +66,15 @@ class _Folder:
                 raise bad_request(
                     f"{path + name!r} would be both a file and a folder; delete one of them in this commit"
                 )
-            builder.insert(name, folder.write(f"{path}{name}/"), FileMode.TREE)
-        return retry_reading(builder.write)
+            entries.append((name, folder.write(f"{path}{name}/"), FileMode.TREE))
+
+        def write() -> pygit2.Oid:
+            builder = self._git.TreeBuilder()
+            for entry in entries:
+                builder.insert(*entry)  # which reads the object
+            return builder.write()
+
+        return retry_reading(write)
 
 
 class _Unread(_Folder):

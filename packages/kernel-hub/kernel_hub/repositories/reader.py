@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
+from pathlib import Path
 
 import pyromark
 
@@ -51,7 +54,17 @@ def read_repository(
 def stored_bytes(repository: GitRepository, large_files: LargeFiles) -> int:
     """Return the bytes of the large files that were uploaded to a repository, and of its objects in git."""
     large = sum(large_files.size(marker.name) or 0 for marker in repository.owned.markers.iterdir())
-    return large + sum(path.stat().st_size for path in (repository.path / "objects").rglob("*") if path.is_file())
+    return large + object_bytes(repository.path)
+
+
+def object_bytes(repository: Path) -> int:
+    """Return the bytes of a repository's objects in git, of which `git gc` may remove some meanwhile."""
+    total = 0
+    for directory, _, files in os.walk(repository / "objects"):
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += Path(directory, name).stat().st_size
+    return total
 
 
 def version_branches(repository: GitRepository) -> tuple[str, ...]:

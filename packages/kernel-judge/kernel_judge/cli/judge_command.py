@@ -10,11 +10,10 @@ import click
 
 from kernel_format.errors import ConfigError
 from kernel_judge.cli.options import json_option, notify, require_torch
-from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, RIGHT, WRONG, Verdict
+from kernel_judge.judge.verdict import EXIT_STATUS, Verdict
 
 _PATH = click.Path(path_type=Path)
 _PEERS = ("eager", "compile", "max-autotune")
-_COLORS = {RIGHT: "green", WRONG: "red", NOT_JUDGED: "yellow"}
 
 
 def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -28,11 +27,11 @@ def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 
 def _print(verdict: Verdict) -> None:
-    click.secho(verdict.verdict, fg=_COLORS[verdict.verdict], bold=True, nl=False)
     without = f", without {' and '.join(verdict.missing_peers)}" if verdict.missing_peers else ""
-    click.echo(f": {verdict.task}, on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s{without}")
+    where = f"on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s{without}"
+    click.echo(f"{verdict.verdict}: {verdict.task}, {where}")
     for line in verdict.lines():
-        click.secho(f"  {line}", fg="yellow" if line.startswith("suspicious") else None)
+        click.echo(f"  {line}")
 
 
 @click.command()

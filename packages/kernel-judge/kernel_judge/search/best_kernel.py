@@ -62,13 +62,10 @@ def choose(log: RunLog, judge: Judge, run: Path, notify: Notify) -> tuple[Conten
         if verdict and verdict.is_right and ratio > fastest:
             best = contender, verdict
         else:
-            if verdict:
-                result = f"{ratio:.2f} times" if verdict.is_right else f"{verdict.verdict}: {cause(verdict.reason)}"
-            else:
-                result = f"no verdict: {cause(second.error or '')}"
+            reason = verdict.reason if verdict else second.error
             notify(
                 f"attempt {contender.attempt}, try {contender.number} is not the best: {contender.ratio:.2f} times the "
-                f"speed of {REFERENCE_PEER} at first, then {result}"
+                f"speed of {REFERENCE_PEER} at first, then {cause(reason) if reason else f'{ratio:.2f} times'}"
             )
     return best
 

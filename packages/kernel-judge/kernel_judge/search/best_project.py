@@ -19,7 +19,7 @@ from kernel_judge.search.workspace import Workspace
 _BUILD_TOML = """[general]
 name = "{name}"
 version = 1
-edition = 5
+edition = 6
 license = "apache-2.0"
 backends = {backends}
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_format.errors import ConfigError
 from kernel_judge.judge.verdict import RIGHT, Verdict, cause
-from kernel_judge.search import estimators
 from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import FINISHED, LOG, REFERENCE_PEER, STARTED, TRY_ENDED, Event, read_events
 from kernel_judge.search.workspace import Workspace
 
-THRESHOLDS = (1.0, 1.5, 2.0)  # of fast_p
 _NAME = 40  # characters of an agent's command in a table
 
 
@@ -69,8 +68,8 @@ class AttemptResult(NamedTuple):
 class Group:
     """Figures of attempts that have something in common: "all", or one "agent" or "context".
 
-    Over several tasks, `pass_at` (k -> pass@k) and `fast` (p -> fast_p) are arithmetic means, `speedup_at`
-    (k -> speedup@k) is a geometric mean. Speeds are at least 1.0.
+    Over several tasks, `pass_at` (k -> pass@k) is an arithmetic mean, `speedup_at` (k -> speedup@k) a geometric one.
+    Speeds are at least 1.0.
     """
 
     by: str
@@ -80,7 +79,6 @@ class Group:
     right: int
     pass_at: Mapping[int, float]
     speedup_at: Mapping[int, float]
-    fast: Mapping[float, float]
     seconds: float
 
 
@@ -111,13 +109,8 @@ class RunReport:
         }
 
 
-def make_report(runs: Iterable[Path], peer: str, ks: Sequence[int] = ()) -> RunReport:
-    """Return the report on the searches in some directories.
-
-    Args:
-        peer: "eager", "compile" or "max-autotune".
-        ks: The values of k; 1, 2, 4 and so on without any.
-    """
+def make_report(runs: Iterable[Path], peer: str) -> RunReport:
+    """Return the report on the searches in some directories, relative to "eager", "compile" or "max-autotune"."""
     attempts: list[AttemptResult] = []
     best: list[Mapping[str, Any]] = []
     planned = 0
@@ -139,17 +132,11 @@ def make_report(runs: Iterable[Path], peer: str, ks: Sequence[int] = ()) -> RunR
         raise ConfigError(
             "no attempt is finished", where=", ".join(map(str, runs)), hint="run the search again: it goes on"
         )
-    fewest = min(map(len, _parted(attempts, lambda attempt: attempt.task).values()))
-    ks = ks or [2**power for power in range(12) if 2**power <= fewest]
-    groups = [_group("all", "all", attempts, ks)]
-    keys: dict[str, Callable[[AttemptResult], str]] = {
-        "agent": lambda attempt: attempt.agent,
-        "context": lambda attempt: attempt.context,
-    }
-    for by, key in keys.items():
-        parts = _parted(attempts, key)
+    groups = [_group("all", "all", attempts)]
+    for by in ("agent", "context"):
+        parts = _parted(attempts, by)
         if len(parts) > 1:
-            groups += [_group(by, name, part, ks) for name, part in parts.items()]
+            groups += [_group(by, name, part) for name, part in parts.items()]
     return RunReport(peer, attempts, groups, best, planned - len(attempts))
 
 
@@ -195,19 +182,19 @@ def _try(event: Event, run: Path) -> TryResult:
     return TryResult(event["try"], event["outcome"], reason, verdict, workspace.frozen_candidate(), workspace.log)
 
 
-def _parted(attempts: Iterable[AttemptResult], key: Callable[[AttemptResult], str]) -> dict[str, list[AttemptResult]]:
+def _parted(attempts: Iterable[AttemptResult], by: str) -> dict[str, list[AttemptResult]]:
     parts: dict[str, list[AttemptResult]] = defaultdict(list)
     for attempt in attempts:
-        parts[key(attempt)].append(attempt)
+        parts[getattr(attempt, by)].append(attempt)
     return parts
 
 
-def _group(by: str, name: str, attempts: Sequence[AttemptResult], ks: Iterable[int]) -> Group:
-    tasks = [[attempt.speed for attempt in task] for task in _parted(attempts, lambda attempt: attempt.task).values()]
+def _group(by: str, name: str, attempts: Sequence[AttemptResult]) -> Group:
+    tasks = [[attempt.speed for attempt in task] for task in _parted(attempts, "task").values()]
     # In place of a wrong or slow kernel, the reference is used.
     floored = [[max(speed or 1.0, 1.0) for speed in task] for task in tasks]
     right = [sum(speed is not None for speed in task) for task in tasks]
-    possible = [k for k in ks if k <= min(map(len, tasks))]
+    ks = [2**power for power in range(12) if 2**power <= min(map(len, tasks))]
     return Group(
         by,
         name,
@@ -215,27 +202,43 @@ def _group(by: str, name: str, attempts: Sequence[AttemptResult], ks: Iterable[i
         attempts=len(attempts),
         right=sum(right),
         pass_at={
-            k: statistics.fmean(
-                estimators.pass_at_k(len(task), count, k) for task, count in zip(tasks, right, strict=True)
-            )
-            for k in possible
+            k: statistics.fmean(pass_at_k(len(task), count, k) for task, count in zip(tasks, right, strict=True))
+            for k in ks
         },
-        speedup_at={
-            k: statistics.geometric_mean(estimators.speedup_at_k(task, k) for task in floored) for k in possible
-        },
-        fast={p: statistics.fmean(estimators.fast_p(task, p) for task in tasks) for p in THRESHOLDS},
+        speedup_at={k: statistics.geometric_mean(speedup_at_k(task, k) for task in floored) for k in ks},
         seconds=statistics.fmean(attempt.seconds for attempt in attempts),
     )
+
+
+def pass_at_k(attempts: int, right: int, k: int) -> float:
+    """Return the probability that at least one of k attempts is right, estimated from more attempts than k.
+
+    This is the share of all sets of k of the attempts that have a right one, 1 - C(n - c, k) / C(n, k), which is
+    unbiased. `1 - (1 - c / n) ** k` is too small. Source: Chen et al., "Evaluating Large Language Models Trained on
+    Code", arXiv:2107.03374, section 2.1.
+    """
+    return 1 - math.comb(attempts - right, k) / math.comb(attempts, k)
+
+
+def speedup_at_k(speeds: Sequence[float], k: int) -> float:
+    """Return the expected speed of the fastest of k attempts, estimated from the speeds of at least k attempts.
+
+    This is the mean of the maximum over all sets of k of the attempts, which is unbiased. The attempt with the i-th
+    smallest speed is the fastest of C(i - 1, k - 1) sets. Source: Nichols et al., "Can Large Language Models Write
+    Parallel Code?", arXiv:2401.12554, where it is speedup_n@k. Unlike there, every attempt counts: one that is wrong
+    has the speed 1, that of the reference which is used in its place.
+    """
+    chosen = (math.comb(index, k - 1) * speed for index, speed in enumerate(sorted(speeds)))
+    return math.fsum(chosen) / math.comb(len(speeds), k)
 
 
 def summary_lines(report: RunReport) -> list[str]:
     """Return a table with one row for each group, and notes on it."""
     ks = sorted({k for group in report.groups for k in group.pass_at})
     head = ["", "tasks", "attempts", *(f"pass@{k}" for k in ks), *(f"speedup@{k}" for k in ks)]
-    rows = [[*head, *(f"fast_{p:g}" for p in THRESHOLDS), "s/attempt"]]
+    rows = [[*head, "s/attempt"]]
     for group in report.groups:
-        figures = [*(group.pass_at.get(k) for k in ks), *(group.speedup_at.get(k) for k in ks)]
-        figures += [*(group.fast[p] for p in THRESHOLDS), group.seconds]
+        figures = [*(group.pass_at.get(k) for k in ks), *(group.speedup_at.get(k) for k in ks), group.seconds]
         name = group.name if group.by == "all" else f"{group.by}: {_shortened(group.name)}"
         numbers = ["-" if figure is None else f"{figure:.2f}" for figure in figures]
         rows.append([name, str(group.tasks), str(group.attempts), *numbers])

@@ -93,9 +93,8 @@ def _packed(path: Path) -> bytes:
 
 def _unpacked(content: bytes, directory: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(directory, filter="data")
-        else:  # Python before 3.10.12 and 3.11.4; the archive is of `_packed`
-            archive.extractall(directory)
+        # Python before 3.10.12 and 3.11.4 has no filter; the archive is of `_packed`.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        archive.extractall(directory)
     (unpacked,) = directory.iterdir()
     return unpacked

@@ -17,7 +17,6 @@ from kernel_judge.skills.catalog import find_skill
 from tests.support.running_hub import running_hub
 
 BUILDER = [sys.executable, "-m", "kernel_builder"]
-REAL_JUDGE = ("kernel-builder", "judge", "--against", "eager", "--inputs", "8", "--rounds", "3")
 LOAD = """
 import torch
 from kernels import get_kernel
@@ -51,27 +50,6 @@ def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_fact
     text = Path(card).read_text()
     assert "right, twice" in text and "| eager | 2.50 | 2.45 to 2.55 |" in text
     assert str(tmp_path) not in text
-
-
-@pytest.mark.slow
-def test_the_judge_decides_between_six_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Other tests run at the same time. Threads would wait for each other, and a short time varies by a factor of two:
-    # the steps of the reference give the good kernel a speed of about ten, and the slow one less than one.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    kinds = ("cheating", "hanging", "slow", "wrong", "crashing", "good")
-    agents = [agent(kind) for kind in kinds]
-    request = quick_request(tmp_path, *agents, seconds=5, jobs=4, judge=REAL_JUDGE)
-    steps = "torch.clamp(x + 3, 0, 6)"
-    many = steps + ".clamp(0, 6)" * 40
-    assert steps in request.task.read_text()
-    text = request.task.read_text().replace("rows = 1024", "rows = 128")
-    request.task.write_text(text.replace(steps, many))
-    result = run_search(request)
-    outcomes = {event["attempt"]: event for event in logged(result.run, "try-ended")}
-    said = [outcomes[number]["outcome"] for number in range(1, 7)]
-    assert said == ["wrong", "no-candidate", "right", "wrong", "no-candidate", "right"], outcomes
-    assert outcomes[1]["judged"]["verdict"]["rejected-as"] == "input-changed"
-    assert result.best and result.best["attempt"] == 6
 
 
 @pytest.mark.usefixtures("judge_calls")
@@ -109,10 +87,10 @@ def test_a_context_without_its_files_is_an_error(tmp_path: Path) -> None:
 def test_an_agent_asks_the_judge(tmp_path: Path) -> None:
     asking = "sh -c './judge; echo \"# wrong\" > candidate.py; ./judge; echo status $?'"
     run = run_search(quick_request(tmp_path, asking)).run
-    said = Workspace(run, 1, 1).log.read_text()
-    assert "There is no candidate" in said
-    assert "The candidate is wrong.\nwrong-result: it is wrong on purpose" in said
-    assert "status 1" in said
+    log = Workspace(run, 1, 1).log.read_text()
+    assert "There is no candidate" in log
+    assert "The candidate is wrong.\nwrong-result: it is wrong on purpose" in log
+    assert "status 1" in log
 
 
 @pytest.mark.usefixtures("judge_calls")

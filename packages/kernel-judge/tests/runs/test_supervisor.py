@@ -28,7 +28,6 @@ GOOD, SLOW, WRONG = quoted("# right 2.5"), quoted("# right 0.5"), quoted("# wron
     [
         ("good", "slow", "wrong", "hanging", "crashing"),
         ("crashing", "hanging", "wrong", "slow", "good"),
-        ("wrong", "good", "hanging", "crashing", "slow"),
     ],
 )
 def test_the_good_agent_wins_in_any_order(tmp_path: Path, kinds: tuple[str, ...]) -> None:
@@ -62,7 +61,7 @@ def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -
 
 @pytest.mark.usefixtures("judge_calls")
 @pytest.mark.parametrize(
-    ("kind", "settings", "said"),
+    ("kind", "settings", "message"),
     [
         ("crashing", {}, "something went wrong"),
         ("filling", {"disk": 50_000_000}, "its limit of disk"),
@@ -71,12 +70,12 @@ def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -
         ("odd", {}, "It wrote no candidate."),
     ],
 )
-def test_the_next_try_receives_the_failure(tmp_path: Path, kind: str, settings: dict[str, Any], said: str) -> None:
+def test_the_next_try_receives_the_failure(tmp_path: Path, kind: str, settings: dict[str, Any], message: str) -> None:
     request = quick_request(tmp_path, agent(kind), tries=2, **settings)
     assert run_search(request).best is None
     workspace = Workspace(request.run, 1, 2).directory
     prompt = (workspace / "PROMPT.md").read_text()
-    assert said in prompt
+    assert message in prompt
     assert "It wrote no candidate." in prompt
     assert marked_processes(request.run) == []
 
@@ -122,9 +121,11 @@ def test_judging_is_exclusive(tmp_path: Path, judge_calls: Path, monkeypatch: py
 def test_a_judge_that_fails_is_no_verdict(tmp_path: Path) -> None:
     request = quick_request(tmp_path, quoted("# broken"), quoted("# stuck"), GOOD, tries=2, judge_seconds=2)
     assert run_search(request).best
-    said = {event["attempt"]: event["judged"]["error"] for event in logged(request.run, "try-ended") if event["judged"]}
-    assert "no such device" in said[1]
-    assert "longer than 2 s" in said[2]
+    errors = {
+        event["attempt"]: event["judged"]["error"] for event in logged(request.run, "try-ended") if event["judged"]
+    }
+    assert "no such device" in errors[1]
+    assert "longer than 2 s" in errors[2]
     assert "no such device" in (Workspace(request.run, 1, 2).directory / "PROMPT.md").read_text()
 
 

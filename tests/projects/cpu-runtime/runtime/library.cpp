@@ -25,40 +25,26 @@ namespace {
 
 constexpr const char* kText = "a text that is too long for the small string buffer";
 
-template <typename Stream>
-int64_t stream() {
-  Stream first;
-  if constexpr (requires { first << 1; }) {
-    first << "value " << std::setw(4) << std::setfill('0') << 42 << ' ' << std::hex << 255 << ' ' << 1.5f << ' '
-          << true;
-    EXPECT(first.str() == "value 0042 ff 1.5 1");
-    first << std::dec << 1LL << 2UL << -3L << nullptr << 2.5L << std::string("s") << std::string_view("v");
-  }
+int64_t streams() {
+  std::stringstream first;
+  first << "value " << std::setw(4) << std::setfill('0') << 42 << ' ' << std::hex << 255 << ' ' << 1.5f << ' ' << true;
+  EXPECT(first.str() == "value 0042 ff 1.5 1");
   const std::string text = kText;
-  Stream second(text);
-  EXPECT(second.str() == text);
+  std::stringstream second(text);
   EXPECT(second.view() == text);
-  EXPECT(std::as_const(second).rdbuf()->str() == text);
   EXPECT(std::move(second).str() == text);
   EXPECT(second.view().empty());
   second.str(std::string(kText));
-  second.str(text);
-  Stream third(std::move(second));
-  EXPECT(third.str() == text);
-  Stream fourth(std::string(kText), std::ios_base::in | std::ios_base::out);
-  fourth = std::move(third);
-  first.swap(fourth);
-  swap(first, fourth);
-  EXPECT(fourth.str() == text);
+  std::stringstream third(std::move(second));
+  first.swap(third);
+  EXPECT(first.str() == text);
   using Allocator = std::allocator<char>;
-  Stream fifth(std::ios_base::in | std::ios_base::out, Allocator());
-  Stream sixth(text, Allocator());
-  Stream seventh(text, std::ios_base::in, Allocator());
-  EXPECT(sixth.str(Allocator()) == text);
+  std::ostringstream fourth(std::ios_base::out, Allocator());
+  std::istringstream fifth(text, std::ios_base::in, Allocator());
+  EXPECT(fourth.view().empty() && fifth.str(Allocator()) == text);
   std::stringbuf buffer(std::string(kText), std::ios_base::in);
   std::stringbuf other(std::move(buffer), Allocator());
   EXPECT(std::move(other).str() == text);
-  EXPECT(other.get_allocator() == Allocator());
   return 0;
 }
 
@@ -87,18 +73,13 @@ int64_t others() {
   EXPECT(words[0] == kText && words.get_allocator().resource()->is_equal(pool));
 
   const std::filesystem::path path = std::filesystem::path("/proc") / "self" / "maps";
-  EXPECT(path.filename() == "maps" && path.parent_path().string() == "/proc/self" && path.extension().empty());
-  EXPECT(std::filesystem::exists(path) && !std::filesystem::exists("/proc/self/lost"));
-  int entries = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self")) entries += entry.is_regular_file();
-  EXPECT(entries > 0);
+  EXPECT(path.parent_path().string() == "/proc/self" && std::filesystem::exists(path));
   try {
     static_cast<void>(std::filesystem::file_size("/proc/self/lost"));
     return __LINE__;
   } catch (const std::filesystem::filesystem_error& error) {
     EXPECT(error.path1() == "/proc/self/lost");
   }
-
   auto shared = std::make_shared<std::string>(kText);
   std::shared_ptr<std::string> copy = std::atomic_load(&shared);
   EXPECT(copy.use_count() == 2);
@@ -112,8 +93,7 @@ int64_t others() {
 }  // namespace
 
 int64_t library() {
-  for (auto part :
-       {stream<std::stringstream>, stream<std::ostringstream>, stream<std::istringstream>, numbers, others}) {
+  for (auto part : {streams, numbers, others}) {
     if (int64_t line = part()) return line;
   }
   return 0;

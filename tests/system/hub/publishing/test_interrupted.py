@@ -54,7 +54,7 @@ class CuttingProxy:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_repeated_upload_after_a_cut_at_every_tenth_completes_it(
+def test_a_repeated_upload_after_a_cut_completes_it(
     start_hub: Callable[..., RunningHub], quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
@@ -69,7 +69,7 @@ def test_a_repeated_upload_after_a_cut_at_every_tenth_completes_it(
     put(whole, quick, endpoint=proxy.url)
     wanted = tree(whole, DOUBLING, "v1"), tree(whole, DOUBLING, "main")
     hub = start_hub(root=tmp_path / "cut")
-    for tenth in range(1, 10):
+    for tenth in (1, 5, 9):
         broken = CuttingProxy(hub, proxy.sent * tenth // 10)
         with pytest.raises(KernelBuilderError):
             put(hub, quick, f"org/cut-{tenth}", endpoint=broken.url)

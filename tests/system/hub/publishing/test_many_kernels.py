@@ -65,17 +65,8 @@ def test_jobs_that_run_code_of_a_pull_request_have_no_secret_and_only_read() -> 
     assert jobs == 8  # test, device-code; twice a call, its selection, its build
 
 
-def test_jobs_with_the_right_to_comment_run_no_code_of_the_pull_request() -> None:
-    assert not any("pull_request_target" in workflow[True] for workflow in all_workflows())
-    workflows = [workflow for workflow in all_workflows() if "workflow_run" in workflow[True]]
-    assert len(workflows) == 2
-    for workflow in workflows:
-        (job,) = (inner for job in workflow["jobs"].values() for inner in called(job)["jobs"].values())
-        used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
-        assert used == ["$/.github/actions/kernel-builder", "actions/download-artifact"]
-        commands = [step["run"] for step in job["steps"] if "run" in step]
-        assert commands == ['python -m kernel_builder.github comment "$RUNNER_TEMP/results"']
-        assert "secrets" not in yaml.safe_dump(job)
+def test_no_workflow_runs_with_the_rights_of_the_repository_on_a_pull_request() -> None:
+    assert not any({"pull_request_target", "workflow_run"} & set(workflow[True]) for workflow in all_workflows())
 
 
 @pytest.fixture
@@ -108,12 +99,9 @@ class ManyKernels:
             **{key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}},
             "KERNEL_BUILDER_CACHE": str(root / "cache"),
             "GITHUB_API_URL": github.url,
-            "GITHUB_SERVER_URL": "https://github.com",
             "GITHUB_REPOSITORY": REPOSITORY,
-            "GITHUB_RUN_ID": "7",
             "GITHUB_REF_NAME": "main",
             "GITHUB_WORKFLOW_REF": f"{REPOSITORY}/.github/workflows/kernels.yml@refs/heads/main",
-            "GITHUB_EVENT_PATH": str(root / "event.json"),
         }
         self.context = {"github.token": TOKEN, "inputs.endpoint": hub.url, "inputs.owner": OWNER}
         self.context |= {"inputs.skip-gpu-tests": "it has no GPU code", "inputs.sign": "false"}
@@ -146,17 +134,6 @@ class ManyKernels:
                 rehearsal.job("build", part)
         return selected["projects"]
 
-    def comment(self, commit: str) -> list[str]:
-        """Comment on the pull request of a fork, and return the comments under it."""
-        run = {"head_repository": {"owner": {"login": "forker"}}, "head_branch": "fix&state=closed", "head_sha": commit}
-        run |= {"html_url": "https://github.com/org/kernels/actions/runs/7", "conclusion": "success"}
-        (self.root.parent / "event.json").write_text(json.dumps({"workflow_run": run}))
-        context = {"github.event.workflow_run.id": "7", "github.event.workflow_run.event": "pull_request"}
-        rehearsal = Rehearsal(self.root, {**self.context, **context}, self.environment, "comment-kernels.yml")
-        assert rehearsal.runs("comment")
-        rehearsal.job("comment")
-        return [comment["body"] for comment in self.github.comments[5]]
-
 
 def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: RunningGitHub, tmp_path: Path) -> None:
     kernels = ManyKernels(tmp_path, github, hub)
@@ -165,35 +142,14 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
 
     # A pull request of a fork touches one project. Its build has nothing of use to a thief.
     git(kernels.root, "switch", "--quiet", "--create", "pull")
-    head = commit(kernels.root, "one/torch-ext/one/more.py", "")
+    commit(kernels.root, "one/torch-ext/one/more.py", "")
     git(kernels.root, "switch", "--quiet", "main")
     commit(kernels.root, "README.md", "Many kernels")
     git(kernels.root, "switch", "--quiet", "--detach", "main")
     git(kernels.root, "merge", "--quiet", "--no-ff", "--no-edit", "pull")
     assert kernels.build("pull_request", "build") == "one"
     artifacts = tmp_path / "artifacts"
-    assert sorted(path.name for path in artifacts.iterdir()) == [
-        "packages-one-cpu-x86_64-linux",
-        "results-one-cpu-x86_64-linux",
-    ]
-    assert "| `one` |" in (tmp_path / "summary").read_text()
-
-    # The comment lists the packages, and is one comment after each run.
-    (artifacts / "results-evil").mkdir()
-    (artifacts / "results-evil" / "evil.json").write_text(
-        json.dumps({"message": "` @everyone <script> |", "where": "x"})
-    )
-    github.pulls["forker:fix&state=closed"] = [
-        {"number": 4, "head": {"sha": released}},
-        {"number": 5, "head": {"sha": head}},
-    ]
-    github.comments[5] = [github.comment("<!-- kernel-builder: packages -->\nnot ours", "forker")] * 100
-    theirs, ours = kernels.comment(head)[0], kernels.comment(head)[100:]
-    assert theirs.endswith("not ours")
-    assert len(ours) == 1
-    assert f"| `one` | `{CPU}` | `unchanged` |" in ours[0] or f"| `one` | `{CPU}` | `built` |" in ours[0]
-    assert "`x: ' @everyone <script> /`" in ours[0]
-    assert len(kernels.comment("0" * 40)) == 101  # the pull request has another head by now
+    assert [path.name for path in artifacts.iterdir()] == ["packages-one-cpu-x86_64-linux"]
 
     # The merge publishes the project, and only that.
     merged = git(kernels.root, "rev-parse", "HEAD")

@@ -90,7 +90,7 @@ def test_packages_of_other_sources_are_refused(hub: RunningHub, doubling: Path, 
     (scale / "scale/scale.h").write_text((scale / "scale/scale.h").read_text() + "// later\n")
     (scale / "scale/scale_cuda.cu").unlink()  # not a source of the package for the CPU
     config = scale / "build.toml"
-    config.write_text(config.read_text().replace('backend = "cpu"', 'backend = "cpu"\ncxx-flags = ["-O1"]'))
+    config.write_text(config.read_text().replace('language = "cpp-cpu"', 'language = "cpp-cpu"\ncxx-flags = ["-O1"]'))
     (scale / "scale/scale_cuda.cu").write_text("")
     with pytest.raises(PackageError) as raised:
         put(hub, scale)

@@ -8,7 +8,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
 import tomli
 import yaml
 
@@ -148,11 +147,6 @@ def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
     results = json.loads((checkout / "benchmark-results" / "relu.json").read_text())
     assert results["kernel"] == "relu"
     assert results["rows"]
-    shutil.rmtree(checkout / "kernels/relu/tests")
-    (checkout / "kernels/relu/tests").mkdir()
-    (checkout / "kernels/relu/tests/test_fails.py").write_text("def test_fails():\n    assert False\n")
-    with pytest.raises(AssertionError, match="1 failed"):
-        Rehearsal(checkout, context, dict(os.environ), "gpu.yml").job("gpu", only="Test")
 
 
 def test_kernels_are_published_after_their_dependencies() -> None:

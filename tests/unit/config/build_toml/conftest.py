@@ -1,11 +1,14 @@
 """Fixtures of the tests that compare our reader of build.toml with the public parser.
 
+That is the parser of client 0.17.2, which reads edition 5. `test_edition_6.py` has the newer parser's rules.
+
 Our reader rejects every file that the public parser rejects. It accepts the other files, or rejects them for a reason
-that `STRICTER` in `test_stricter.py` lists. `test_mutations.py` compares both on randomly changed files.
+that `STRICTER` in `test_stricter.py` lists.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,7 +66,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a project directory with every file that the tested build.toml files name."""
     home = tmp_path_factory.mktemp("project")
     packages = [f"torch-ext/{project.python_name(name)}" for name in NAMES] + ["tvm-ffi-ext/a_b"]
-    files = ["a.cpp", "a.cu", "inc/a.h", "torch-ext/binding.cpp", *(f"{package}/__init__.py" for package in packages)]
+    files = [
+        "a.cpp",
+        "a.cu",
+        "inc/a.h",
+        "Cargo.toml",
+        "Cargo.lock",
+        "lib.rs",
+        "torch-ext/binding.cpp",
+        *(f"{package}/__init__.py" for package in packages),
+    ]
     for file in files:
         (home / file).parent.mkdir(parents=True, exist_ok=True)
         (home / file).touch()
@@ -84,6 +96,11 @@ def ours(home: Path) -> project.Project | ConfigError:
         return read_project(home)
     except ConfigError as error:
         return error
+
+
+def in_edition_6(text: str) -> str:
+    """Return a file of edition 5 with the tags of edition 6, whether or not it is valid."""
+    return re.sub(r"\bbackend = (['\"]?)(?=\w)", r"language = \1cpp-", text.replace("edition = 5", "edition = 6"))
 
 
 def write(home: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Files of editions before 5: both readers accept or reject them, and `update-build` converts edition 3."""
+"""Files of editions before 6: both readers accept or reject them, and `update-build` converts editions 3 to 5."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder import toml_file
 from kernel_builder.config import build_toml, conversion, editions, project
 from kernel_format.errors import ConfigError
+from tests.support import public_rules
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,
@@ -19,6 +21,7 @@ from tests.unit.config.build_toml.conftest import (
     theirs,
     write,
 )
+from tests.unit.config.build_toml.test_accepted import ACCEPTED
 
 # Edition 4 has no `edition`, no dependencies on kernels, no [general.tpu], and one version as `stable-abi`.
 EDITION_4 = [
@@ -36,7 +39,7 @@ EDITION_3 = [
 
 
 def converted(home: Path, license: str | None = None) -> str:
-    """Return the project's build.toml in edition 5."""
+    """Return the project's build.toml in edition 6."""
     path = home / build_toml.FILE
     return conversion.converted(build_toml.read_text(path), path, license)
 
@@ -69,45 +72,51 @@ def test_both_reject_other_editions(home: Path, text: str) -> None:
 def test_edition_2_is_refused_with_the_tool_that_reads_it(home: Path) -> None:
     write(home, general(edition="2"))
     for refuse in (lambda: build_toml.read(home / build_toml.FILE, home), lambda: converted(home)):
-        with pytest.raises(ConfigError, match="this is edition 2; expected edition 5") as caught:
+        with pytest.raises(ConfigError, match="this is edition 2; expected edition 6") as caught:
             refuse()
         assert str(caught.value.where).endswith("[general] edition")
         assert "`kernel-builder update-build` of a release of the Hub's builder" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("text", [*EDITION_3, *EDITION_4, general(edition="3"), general(edition="4")])
-def test_a_converted_file_is_of_edition_5(home: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [*EDITION_3, *EDITION_4, general(edition="3"), general(edition="4"), *ACCEPTED])
+def test_a_converted_file_is_of_edition_6(home: Path, text: str) -> None:
     write(home, text)
     before = ours(home)
     new = converted(home)
     write(home, new)
-    assert_same_values(home)
+    document = toml_file.parse(new, "build.toml")
+    assert public_rules.faults(document) == []
     after = ours(home)
     assert isinstance(after, project.Project)
-    assert after.warnings == ()
-    assert after.version == 1
+    assert editions.NO_EDITION not in after.warnings
     if isinstance(before, project.Project):
-        assert replace(before, warnings=()) == after
+        warnings = tuple(warning for warning in before.warnings if warning != editions.NO_EDITION)
+        assert replace(before, warnings=warnings) == after
     assert converted(home) == new
 
 
 def test_comments_and_formatting_are_kept(home: Path) -> None:
     text = (
-        "# A kernel.\n[general]\nname    = 'a-b' # the name\nversion = 1 # the API\nlicense = 'mit'\n"
+        "# A kernel.\n[general]\nname    = 'a-b' # the name\nupstream = 'https://github.com/o/r' # taken from\n"
+        "version = 1 # the API\nlicense = 'mit'\n"
         "backends = [\n  'cpu', # only\n]\n\n# Where it goes.\n[general.hub]\nrepo-id = 'o/k'\n\n"
-        "[torch]\nsrc = ['a.cpp',]\n"
+        "[torch]\nsrc = ['a.cpp',]\n\n[kernel.c]\nbackend   = 'cpu' # g++\ndepends = []\nsrc = []\n"
     )
     for old in (text, text.replace("\n", "\r\n")):
         write(home, old)
         end = "\r\n" if "\r" in old else "\n"
-        assert converted(home) == old.replace(f"]{end}{end}# Where", f"]{end}edition = 5{end}{end}# Where")
+        new = old.replace(f"]{end}{end}# Where", f"]{end}edition = 6{end}{end}# Where")
+        new = new.replace("'https://github.com/o/r'", '["https://github.com/o/r"]')
+        assert converted(home) == new.replace("backend   = 'cpu'", "language   = 'cpp-cpu'")
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        'general.name = "a-b"\ngeneral.backends = ["cpu"]\ngeneral.license = "mit"\n',
-        'general = { name = "a-b", backends = ["cpu"], license = "mit" }\n',
+        'general.name = "a-b"\ngeneral.backends = ["cpu"]\ngeneral.license = "mit"\n'
+        'kernel.c.backend = "cpu"\nkernel.c.depends = []\nkernel.c.src = []\ntorch = {}\n',
+        'general = { name = "a-b", backends = ["cpu"], license = "mit" }\n[torch]\n'
+        '[kernel]\nc = { depends = [], src = [], "backend" = """cpu""" }\n',
     ],
 )
 def test_each_form_of_a_table_is_converted(home: Path, text: str) -> None:
@@ -120,7 +129,8 @@ def test_each_form_of_a_table_is_converted(home: Path, text: str) -> None:
     ("text", "where", "message"),
     [
         (general(edition=None, license=None), "[general] license", "is missing"),
-        (general(edition="6"), "[general] edition", "this is edition 6"),
+        (general(edition="7"), "[general] edition", "this is edition 7"),
+        (general().replace('"cpu"\ndepends', '"cpp"\ndepends'), "[kernel.c] backend", "'cpp' is not a backend"),
     ],
 )
 def test_a_file_that_cannot_be_converted_is_refused(home: Path, text: str, where: str, message: str) -> None:

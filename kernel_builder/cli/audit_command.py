@@ -1,0 +1,144 @@
+"""`kernel-builder audit`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from kernel_builder.checks import CHECKS
+from kernel_builder.checks.process_end import NAME as ENDS
+from kernel_builder.cli.shared_options import json_option, printable, table
+from kernel_builder.hub.audit import Audit, AuditedVariant
+from kernel_builder.hub.audit import audit as describe
+from kernel_builder.plural import counted
+from kernel_format.errors import CheckError
+
+_LINES = 20  # of kernels and of findings
+_UNSELECTED = "no-variant"
+
+
+@click.command()
+@click.argument("name", metavar="REPO[@REVISION]|DIR")
+@click.option("--variant", metavar="NAME", help="Print the details of this variant. [default: the one that loads here]")
+@click.option("--since", metavar="REVISION|DIR", help="Compare the API with an earlier revision of REPO, such as v1.")
+@click.option("--load", is_flag=True, help="Download everything, and load the packages in a sandbox.")
+@click.option("--signer", "signers", multiple=True, metavar="URI|FILE", help="A trusted signer, as for `verify`.")
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="CHECK",
+    type=click.Choice([*CHECKS, _UNSELECTED]),
+    help=f"Findings of this check do not change the exit code; `{_UNSELECTED}` is that no variant loads here.",
+)
+@json_option
+def audit(
+    name: str,
+    variant: str | None,
+    since: str | None,
+    load: bool,
+    signers: tuple[str, ...],
+    allow: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Describe a published kernel without running it.
+
+    Lists the variants with their requirements, the device code by architecture, the kernels, the needed libraries, the
+    ops, the origin, and the findings of all checks that need no whole file. Of a binary, only headers and tables are
+    downloaded.
+
+    The exit code is 1 if a check finds an error or a call that ends the process, or if no variant loads here. It is 0
+    otherwise.
+
+    \b
+    kernel-builder audit kernels-community/rmsnorm
+    kernel-builder audit kernels-community/rmsnorm@v2 --since v1
+    kernel-builder audit my-kernel --json
+    """
+    result = describe(name, since=since, load=load, signers=signers)
+    if variant and variant not in {audited.variant for audited in result.variants}:
+        raise CheckError(
+            "there is no such variant", where=f"--variant {variant}",
+            hint=f"expected one of {', '.join(audited.variant for audited in result.variants)}",
+        )  # fmt: skip
+    errors = {f.check for each in result.variants for f in each.findings if f.severity == "error" or f.check == ENDS}
+    ok = errors <= set(allow) and bool(result.loads or _UNSELECTED in allow)
+    if as_json:
+        click.echo(json.dumps({"ok": ok, **asdict(result)}, indent=2))
+    else:
+        _print(result, variant or result.loads)
+    sys.exit(0 if ok else 1)
+
+
+def _print(result: Audit, selected: str | None) -> None:
+    downloaded = f", {result.downloaded / 1e6:.2f} MB downloaded" if result.downloaded else ""
+    printable(f"{result.name}: {counted(len(result.variants), 'variant')}{downloaded}")
+    printable(f"here: {result.environment}")
+    printable(f"loads here: {f'yes, {result.loads}' if result.loads else 'no'}\n")
+    titles = list(dict.fromkeys(title for audited in result.variants for title in audited.requires))
+    rows = [["variant", *titles, "size", "to load it here"]]
+    for audited in result.variants:
+        needed = [audited.requires.get(title, "-").replace(" and later", "+") for title in titles]
+        rows.append([audited.variant, *needed, f"{audited.size / 1e6:.2f} MB", "; ".join(audited.changes) or "-"])
+    table(rows)
+    details = next((audited for audited in result.variants if audited.variant == selected), result.variants[0])
+    _details(details)
+    if result.api_changes is not None:
+        _section("API changes", result.api_changes or ["none"])
+    findings = {(f.check, f.path, f.message, f.hint): f.severity for each in result.variants for f in each.findings}
+    lines = [
+        f"{severity} [{check}] {path}: {message}\n    {hint}"
+        for (check, path, message, hint), severity in findings.items()
+    ]
+    _section("findings", lines or ["none"])
+
+
+def _details(audited: AuditedVariant) -> None:
+    printable(f"\n{audited.variant}")
+    if audited.device_code:
+        rows = [["  architecture", "SASS", "PTX", "sources"]]
+        for arch, row in audited.device_code.items():
+            sizes = [f"{row[kind] / 1e6:.2f} MB" if row[kind] else "-" for kind in ("sass", "ptx")]
+            rows.append([f"  {arch}", *sizes, f"{row['sources']} of {audited.sources}"])
+        table(rows)
+        _kernels(audited)
+    printable(f"  libraries   {', '.join(audited.libraries) or 'none'}")
+    printable(
+        f"  symbols     {', '.join(f'{number} of {title}' for title, number in audited.symbols.items()) or 'none'}"
+    )
+    printable(f"  signature   {audited.signature}")
+    for part, label in (("kernel", "sources"), ("kernel-builder", "builder")):
+        origin = audited.provenance[part]
+        state = [str(origin[key]) for key in ("version", "commit") if key in origin]
+        state += ["with uncommitted changes"] * bool(origin.get("dirty"))
+        printable(f"  {label:<11} {' '.join(state) or 'not recorded'}")
+    printable(f"  rebuild     {audited.rebuild}")
+    _section(
+        "ops", [f"{op['schema']}{'' if op['fake'] else '  (no fake in Python)'}" for op in audited.ops] or ["none"]
+    )
+
+
+def _kernels(audited: AuditedVariant) -> None:
+    """Print the kernels by template, for each list of architectures."""
+    groups: dict[tuple[str, ...], Counter[str]] = {}
+    for declaration, archs in audited.kernels.items():
+        name = re.split("[<(]", declaration.replace("(anonymous namespace)::", ""))[0].split()[-1]
+        groups.setdefault(archs, Counter())[name] += 1
+    for archs, names in groups.items():
+        where = f"for {', '.join(archs)}" if archs else "of sources whose code is compressed"
+        where = "for every architecture" if len(archs) == len(audited.device_code) else where
+        lines = [f"{name} ({number})" if number > 1 else name for name, number in names.items()]
+        _section(f"{counted(names.total(), 'kernel')} {where}", lines)
+
+
+def _section(title: str, lines: Sequence[str]) -> None:
+    printable(f"  {title}:")
+    for line in lines[:_LINES]:
+        printable(f"    {line}")
+    if len(lines) > _LINES:
+        printable(f"    ... and {len(lines) - _LINES} more; --json has all")

@@ -1,1 +1,0 @@
-"""Requests of the workflows in `.github/` to GitHub, and their output."""

@@ -1,0 +1,308 @@
+"""Describes published kernels without running them: variants, device code, requirements, ops, origin and findings."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernel_builder import backends, checks, elf
+from kernel_builder.backends import DeviceCode
+from kernel_builder.checks.device_code import architectures
+from kernel_builder.checks.findings import CheckReport, Finding
+from kernel_builder.checks.python_abi import oldest_python
+from kernel_builder.checks.undefined import library_of
+from kernel_builder.demangle import demangle
+from kernel_builder.hub import card, fit
+from kernel_builder.hub.packages import HubPackage
+from kernel_builder.hub.partial_download import SMALL, download
+from kernel_builder.hub.remote_repository import RemoteFile, RemoteRepository, refuse_redirect
+from kernel_builder.hub.verification import newest_commit
+from kernel_format.errors import CheckError, PackageError, VariantError
+from kernel_format.files import file_digest, temporary_directory
+from kernel_format.metadata import PackageMetadata
+from kernel_format.signatures import read_signers, signature_verdict
+from kernel_format.variant import Variant, parse
+
+# Of a partly downloaded package, these need whole files.
+_WHOLE_FILES = frozenset({"digest", "load", "ops"})
+_FAKE = re.compile(r"""register_fake\(\s*(?:add_op_namespace_prefix\(\s*)?f?["'](?:[^"']*::)?(\w+)""")
+_MANGLED = re.compile(rb"(?<=\0)_Z\w+(?=\0)")  # the name of a kernel or a variable that host code registers
+_UNCHANGED = "load no package that differs from its digest; ask the publisher"
+
+
+@dataclass(frozen=True)
+class AuditedVariant:
+    """The result for one variant.
+
+    Attributes:
+        requires: Its requirements, such as `torch` and `glibc`, as text.
+        changes: The changes of this environment that make it load; empty if it loads.
+        device_code: For each architecture: bytes of `sass` and of `ptx`, and the number of `sources` that have it.
+        kernels: The device functions by declaration, with their architectures; no architectures where the code is
+            compressed, so that only the library's are known.
+        symbols: The number of undefined symbols by library.
+        ops: The schemas of the ops, and whether a Python file registers a `fake`.
+        rebuild: Whether `verify --source` can rebuild it, or the reason why not.
+    """
+
+    variant: str
+    size: int
+    requires: Mapping[str, str]
+    changes: tuple[str, ...]
+    archs: tuple[str, ...]
+    device_code: Mapping[str, Mapping[str, int]]
+    sources: int
+    kernels: Mapping[str, tuple[str, ...]]
+    libraries: tuple[str, ...]
+    symbols: Mapping[str, int]
+    ops: tuple[Mapping[str, Any], ...]
+    signature: str
+    provenance: Mapping[str, Mapping[str, Any]]
+    rebuild: str
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result for one kernel.
+
+    Attributes:
+        name: The directory, or the repository with its revision.
+        downloaded: Bytes; 0 for a directory.
+        environment: This environment, in one line.
+        loads: The variant that the client selects here; None if there is none.
+        api_changes: The differences in API from the earlier version.
+    """
+
+    name: str
+    downloaded: int
+    environment: str
+    loads: str | None
+    variants: tuple[AuditedVariant, ...]
+    api_changes: tuple[str, ...] | None = None
+
+
+def audit(
+    name: str,
+    *,
+    since: str | None = None,
+    load: bool = False,
+    signers: Sequence[str] = (),
+    endpoint: str | None = None,
+    token: str | None = None,
+) -> Audit:
+    """Read the packages of a kernel, and describe them.
+
+    Args:
+        name: `ORG/NAME` for the newest version, `ORG/NAME@REVISION`, or a directory: a project or a `build` of one.
+        since: An earlier revision of the repository, or another directory, to compare the API with.
+        load: Download everything, and run the checks that load the packages, in a sandbox.
+        signers: Trusted signers, as for `verify`.
+        endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
+        token: The token. None: `$HF_TOKEN`, or else the token of `hf auth login`.
+
+    Raises:
+        HubError: If there is no such kernel, or the Hub cannot be reached.
+        CheckError: If there are no packages.
+    """
+    trusted = read_signers(signers)
+    environment = fit.this_environment()
+    with ExitStack() as stack:
+        opened = _open(name, stack, whole=load, endpoint=endpoint, token=token)
+        packages = [HubPackage(directory) for directory in opened.packages]
+        reports = list(_reports(opened, load))
+        variants = tuple(
+            _audited(package, report, opened, signature_verdict(package.directory, trusted), environment)
+            for package, report in zip(packages, reports, strict=True)
+        )
+        changes = None
+        if since is not None:
+            earlier = _open(
+                since if opened.repository is None else f"{opened.repository.repo_id}@{since}",
+                stack, whole=False, endpoint=endpoint, token=token,
+            )  # fmt: skip
+            changes = _api_changes(list(map(HubPackage, earlier.packages)), packages)
+            opened.downloaded += earlier.downloaded
+        loadable = {found.variant for found in variants if not found.changes}
+        chosen = fit.choose((parsed for each in variants if (parsed := _parsed(each.variant))), environment)
+        loads = chosen.name if chosen and chosen.name in loadable else None
+        return Audit(opened.name, opened.downloaded, environment.text, loads, variants, changes)
+
+
+@dataclass
+class _Opened:
+    """The packages of a kernel in a directory, and of one on a Hub, the listing of its files."""
+
+    name: str
+    packages: list[Path]
+    downloaded: int = 0
+    repository: RemoteRepository | None = None
+    files: Mapping[str, RemoteFile] | None = None  # None if all files are here
+
+
+def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None, token: str | None) -> _Opened:
+    if Path(name).is_dir():
+        directory = Path(name).resolve()
+        opened = _Opened(name, _packages(directory / "build") or _packages(directory))
+    else:
+        repo_id, _, revision = name.partition("@")
+        repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
+        commit = newest_commit(repository, revision or None)
+        root = stack.enter_context(temporary_directory())
+        listed = repository.files(commit)
+        refuse_redirect(repository, commit, listed)
+        files = {path: remote for path, remote in listed.items() if path.startswith("build/")}
+        if whole:
+            repository.download_into(root, commit, files)
+            received = sum(remote.size for remote in files.values())
+        else:
+            received = download(repository, commit, files, root)
+        opened = _Opened(
+            f"{repo_id}@{commit}", _packages(root / "build"), received, repository, None if whole else files
+        )
+    if not opened.packages:
+        raise CheckError(
+            "there are no packages: expected a directory build with one directory for each variant",
+            where=opened.name,
+            hint="packages are on the branch of a version, as in ORG/NAME@v1; `kernel-builder build` writes local ones",
+        )
+    return opened
+
+
+def _packages(directory: Path) -> list[Path]:
+    if _parsed(directory.name):
+        return [directory]
+    return sorted(path for path in directory.glob("[!.]*") if path.is_dir() and _parsed(path.name))
+
+
+def _parsed(name: str) -> Variant | None:
+    try:
+        return parse(name)
+    except VariantError:
+        return None
+
+
+def _reports(opened: _Opened, load: bool) -> Iterator[CheckReport]:
+    names = [name for name in checks.CHECKS if opened.files is None or name not in _WHOLE_FILES]
+    return checks.run_all(opened.packages, only=names, load=load)
+
+
+def _audited(
+    package: HubPackage, report: CheckReport, opened: _Opened, signature: str, environment: fit.Environment
+) -> AuditedVariant:
+    try:
+        ops = package.api.ops
+    except PackageError:  # a check reports it
+        ops = {}
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in package.directory.rglob("*.py"))
+    fakes = {name for text in texts for name in _FAKE.findall(text)}
+    binaries: list[elf.SharedObject] = []
+    code: dict[Path, list[DeviceCode]] = {}
+    for path in report.package.binary_paths:
+        with suppress(elf.Unreadable):  # a check reports it
+            binaries.append(elf.read(path))
+            code[path] = [part for backend in backends.every() for part in backend.device_code(path) or ()]
+    undefined = [symbol for binary in binaries for symbol in binary.undefined if symbol.version or not symbol.weak]
+    digest = () if opened.files is None else _listed_digest(package, opened.files)
+    return AuditedVariant(
+        variant=package.variant,
+        size=package.size,
+        requires={**card.requirements(package.variant), **_oldest_runtimes(binaries)},
+        changes=fit.changes(parse(package.variant), package.metadata, environment),
+        archs=package.metadata.archs,
+        device_code=_by_architecture(code),
+        sources=len({(path, part.source) for path, parts in code.items() for part in parts}),
+        kernels={name: archs for path, parts in code.items() if parts for name, archs in _kernels(path, parts)},
+        libraries=tuple(sorted({library for binary in binaries for library in binary.needed})),
+        symbols=dict(Counter(library_of(report.package, symbol) for symbol in undefined)),
+        ops=tuple({"schema": schema, "fake": name in fakes} for name, schema in ops.items()),
+        signature=signature,
+        provenance={part: package.metadata.origin(part) for part in ("kernel", "kernel-builder")},
+        rebuild=_rebuild(package.metadata),
+        findings=(*report.findings, *digest),
+    )
+
+
+def _oldest_runtimes(binaries: Sequence[elf.SharedObject]) -> dict[str, str]:
+    """Return the oldest Python, C and C++ libraries with all symbols that binaries need."""
+    oldest: dict[str, tuple[int, ...]] = {}
+    for version in (version for binary in binaries for version in binary.versions):
+        if match := re.fullmatch(r"(GLIBC|GLIBCXX)_(\d+(?:\.\d+)*)", version):
+            number = tuple(map(int, match[2].split(".")))
+            oldest[match[1]] = max(number, oldest.get(match[1], number))
+    python = [release for binary in binaries if (release := oldest_python(binary))]
+    return {
+        **({"Python": f"{max(python)} and later"} if python else {}),
+        **{library: ".".join(map(str, number)) for library, number in sorted(oldest.items())},
+    }
+
+
+def _by_architecture(code: Mapping[Path, Sequence[DeviceCode]]) -> dict[str, dict[str, int]]:
+    parts = [(path, part) for path, of_path in code.items() for part in of_path]
+    rows = {}
+    for arch in architectures(part for _, part in parts):
+        own = [(path, part) for path, part in parts if part.arch == arch.removesuffix("+PTX")]
+        rows[arch.removesuffix("+PTX")] = {
+            "sass": sum(part.size for _, part in own if not part.is_ptx),
+            "ptx": sum(part.size for _, part in own if part.is_ptx),
+            "sources": len({(path, part.source) for path, part in own}),
+        }
+    return rows
+
+
+def _kernels(binary: Path, parts: Sequence[DeviceCode]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the kernels of a binary by declaration, with their architectures.
+
+    The host code has the names of all. A source whose code is not compressed also has its own; the kernels of others
+    have the architectures of the binary if these are the same for each source.
+    """
+    names = {text.decode() for data in elf.constants(binary) for text in _MANGLED.findall(data)}
+    sources: dict[int, list[DeviceCode]] = {}
+    for part in parts:
+        sources.setdefault(part.source, []).append(part)
+    by_name = {name: architectures(own) for own in sources.values() for name in own[0].kernels}
+    alike = {architectures(own) for own in sources.values()}
+    readable = demangle([*names, *by_name])
+    for name in sorted({*names, *by_name}, key=lambda name: readable[name]):
+        if "(" in readable[name]:  # not a variable
+            yield readable[name], by_name.get(name) or (next(iter(alike)) if len(alike) == 1 else ())
+
+
+def _listed_digest(package: HubPackage, files: Mapping[str, RemoteFile]) -> Iterator[Finding]:
+    """Yield the files that differ from the digest in the metadata by the SHA-256 that the Hub lists for large files."""
+    recorded = (package.metadata.digest or {}).get("files")
+    for path, digest in recorded.items() if isinstance(recorded, dict) else ():
+        remote = files.get(f"build/{package.variant}/{path}")
+        if remote is None or not isinstance(digest, str):
+            yield Finding("digest", path, "is in the digest of metadata.json, and not in the package", _UNCHANGED)
+        elif remote.sha256 or remote.size <= SMALL:
+            actual = remote.sha256 or file_digest(package.directory / path)
+            if base64.b64encode(bytes.fromhex(actual)).decode() != digest:
+                yield Finding("digest", path, "has another SHA-256 than the digest of metadata.json", _UNCHANGED)
+
+
+def _rebuild(metadata: PackageMetadata) -> str:
+    if not metadata.has_commit:
+        return "no: the metadata has no commit of the sources"
+    if metadata.is_dirty:
+        return "no: the sources or the builder had uncommitted changes"
+    commit = str(metadata.origin("kernel")["commit"])
+    return (
+        f"yes: `kernel-builder verify --source CHECKOUT`, at commit {commit[:12]} of {metadata.source or 'its sources'}"
+    )
+
+
+def _api_changes(earlier: Sequence[HubPackage], packages: Sequence[HubPackage]) -> tuple[str, ...]:
+    """Return how the API differs between packages of the same variant, or else of the same back end."""
+    for same in (lambda old, new: old.variant == new.variant, lambda old, new: old.backend is new.backend):
+        for new in packages:
+            for old in earlier:
+                if same(old, new):
+                    return old.differences(new)
+    return earlier[0].differences(packages[0])

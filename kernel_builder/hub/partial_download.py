@@ -1,0 +1,110 @@
+"""Downloads of packages those parts that can be read without loading them: small files, and the headers of binaries.
+
+A binary is mostly code. Its copy here has the size of the original, and holes in place of all unread parts, so the same
+functions read the copy and a whole file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+from kernel_builder import backends, elf
+from kernel_builder.hub.remote_repository import RemoteFile, RemoteRepository
+
+BINARY = re.compile(r"\.so(\.\d+)*$")
+_BLOCK = 2 << 10  # bytes; a header of device code is smaller
+_GAP = 16 << 10  # bytes between two sections that are downloaded together
+SMALL = 256 << 10  # bytes of a file that is downloaded whole
+_LARGE = 1 << 20  # bytes of a section of constants that is left out
+_SECTIONS = re.compile(r"\.(dynamic|dynsym|dynstr|gnu\.version(_r|_d)?|comment|shstrtab|rodata.*)")
+_HEADER = struct.Struct("<40xQ10xHHH")  # Elf64_Ehdr: offset, size, number of section headers, index of their names
+_NAMES = struct.Struct("<24xQQ24x")  # Elf64_Shdr: ..., offset, size, ...
+_AT_ONCE = 8
+
+
+class PartialFile:
+    """A file of a revision whose parts are downloaded when they are first read."""
+
+    def __init__(self, repository: RemoteRepository, revision: str, path: str, size: int, copy: Path) -> None:
+        self._repository, self._revision, self._path, self._size = repository, revision, path, size
+        self._copy = copy
+        self._present: set[int] = set()  # blocks
+        self._lock = Lock()
+        self.received = 0  # bytes
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with copy.open("wb") as file:
+            file.truncate(size)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return bytes of the file; fewer at its end."""
+        stop = min(offset + length, self._size)
+        missing = [block for block in range(offset // _BLOCK, -(-stop // _BLOCK)) if block not in self._present]
+        if missing:
+            self._download(missing[0] * _BLOCK, min((missing[-1] + 1) * _BLOCK, self._size))
+        with self._copy.open("rb") as file:
+            return os.pread(file.fileno(), max(stop - offset, 0), offset)
+
+    def _download(self, start: int, stop: int) -> None:
+        start, data = self._repository.read_range(self._revision, self._path, start, stop, self._size)
+        with self._copy.open("r+b") as file, self._lock:
+            os.pwrite(file.fileno(), data, start)
+            self._present |= {*range(start // _BLOCK, -(-(start + len(data)) // _BLOCK))}
+            self.received += len(data)
+
+
+def download(repository: RemoteRepository, revision: str, files: Mapping[str, RemoteFile], directory: Path) -> int:
+    """Write copies of files to a directory, of binaries only the parts that static checks read.
+
+    Large files of other kinds have no content. Equal files are downloaded once.
+
+    Returns:
+        The number of bytes that were downloaded.
+    """
+    by_content: dict[str, list[str]] = {}
+    for path, remote in files.items():
+        by_content.setdefault(remote.sha256 or remote.blob, []).append(path)
+
+    def fetch(paths: list[str]) -> int:
+        size = files[paths[0]].size
+        first = directory / paths[0]
+        file = PartialFile(repository, revision, paths[0], size, first)
+        if size <= SMALL or first.suffix == ".py":
+            file.read_at(0, size)
+        elif BINARY.search(paths[0]):
+            with suppress(elf.Unreadable):  # a check reports it
+                _read_binary(file, first)
+        for other in paths[1:]:
+            (directory / other).parent.mkdir(parents=True, exist_ok=True)
+            (directory / other).hardlink_to(first)
+        return file.received
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return sum(pool.map(fetch, by_content.values()))
+
+
+def _read_binary(file: PartialFile, copy: Path) -> None:
+    """Download the headers and tables of an ELF file, and the headers of its device code."""
+    try:
+        start, entry, number, names = _HEADER.unpack(file.read_at(0, _HEADER.size))
+        table = file.read_at(start, entry * number)
+        offset, size = _NAMES.unpack_from(table, entry * names)
+    except struct.error:
+        return
+    file.read_at(offset, size)
+    sections = elf.sections(copy)
+    runs: list[tuple[int, int]] = []
+    for section in sorted(sections, key=lambda section: section.offset):
+        if _SECTIONS.fullmatch(section.name) and section.size <= _LARGE:
+            begin = runs.pop()[0] if runs and section.offset - runs[-1][1] <= _GAP else section.offset
+            runs.append((begin, section.offset + section.size))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(lambda run: file.read_at(run[0], run[1] - run[0]), runs))
+    for backend in backends.every():
+        backend.device_code(copy, file.read_at)

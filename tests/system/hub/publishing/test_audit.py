@@ -1,0 +1,105 @@
+"""Descriptions of published kernels, read by ranges from a Hub, whole, and from a directory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import requests
+from huggingface_hub import CommitOperationAdd
+from kernels_data import Digest, DigestAlgorithm
+
+from kernel_builder.hub.audit import audit
+from kernel_format.metadata import PackageMetadata
+from tests.support.loopback import QuietHandler, served
+from tests.support.places import CPU, CUDA
+from tests.support.running_hub import RunningHub
+
+from .conftest import BUILDER, edit, put
+
+SCALE = "org/scale"
+
+
+def pad(package: Path, size: int) -> None:
+    """Add a section to the binary of a package, as large as the device code of a large kernel."""
+    (binary,) = package.glob("*.so")
+    content = package.parent / "padding"
+    content.write_bytes(bytes(range(256)) * (size // 256))
+    subprocess.run(["objcopy", "--add-section", f".padding={content}", binary], check=True)
+    content.unlink()
+    described = json.loads((package / "metadata.json").read_text())
+    described["digest"]["files"] = dict(Digest.hash_variant(DigestAlgorithm.SHA256, package).files)
+    (package / "metadata.json").write_text(json.dumps(described))
+
+
+@pytest.fixture
+def both(scale: Path) -> Path:
+    """The compiled project with a package for CUDA too."""
+    subprocess.run([BUILDER, "build", scale, "--variant", CUDA, "--no-load"], check=True, capture_output=True)
+    return scale
+
+
+def test_a_kernel_is_described_from_a_small_part_of_its_bytes(hub: RunningHub, both: Path) -> None:
+    pad(both / "build" / CUDA, 35_000_000)
+    put(hub, both, SCALE)
+    local, remote = audit(str(both)), audit(f"{SCALE}@v1", endpoint=hub.url)
+    assert 0 < remote.downloaded <= 2_000_000
+    assert remote == replace(local, name=remote.name, downloaded=remote.downloaded)
+    assert remote.loads == CPU
+    of_cpu, of_cuda = remote.variants
+    assert of_cpu.changes == () and of_cuda.changes == ("Torch for CUDA 13.0 and later 13.x",)
+    needed = {"Torch": "2.10 and later", "CUDA": "13.0 and later 13.x", "Python": "3.5 and later"}
+    assert needed.items() < of_cuda.requires.items() and "GLIBC" in of_cuda.requires
+    metadata = PackageMetadata.read(both / "build" / CUDA)
+    assert metadata and tuple(of_cuda.device_code) == tuple(arch.removesuffix("+PTX") for arch in metadata.archs)
+    assert all(row["sass"] and row["sources"] == 1 for row in of_cuda.device_code.values())
+    assert [set(archs) for archs in of_cuda.kernels.values()] == [set(metadata.archs)]
+    assert "libtorch_cuda.so" in of_cuda.libraries and of_cuda.symbols["the CUDA runtime"]
+    assert [op["fake"] for op in of_cuda.ops] == [True]
+    assert of_cuda.rebuild.startswith("no: ")
+
+    class WithoutRanges(QuietHandler):
+        def do_GET(self) -> None:
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "range"}
+            answer = requests.get(hub.url + self.path, headers=headers, allow_redirects=False, timeout=30)
+            self.send_response(answer.status_code)
+            for name, value in answer.headers.items():
+                if name.lower() not in ("transfer-encoding", "connection", "content-encoding", "content-length"):
+                    self.send_header(name, value.replace(hub.url, url))
+            self.send_header("Content-Length", str(len(answer.content)))
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+    with served(WithoutRanges) as url:
+        whole = audit(f"{SCALE}@v1", endpoint=url)
+    assert whole.downloaded > 35_000_000
+    assert replace(whole, downloaded=remote.downloaded) == remote
+
+
+def test_findings_and_changes_of_the_api_decide_the_exit_code(hub: RunningHub, scale: Path) -> None:
+    put(hub, scale, SCALE)
+    command = [BUILDER, "audit", f"{SCALE}@v1", "--json"]
+
+    def run(*options: str) -> tuple[int, dict[str, object]]:
+        done = subprocess.run([*command, *options], env=hub.environment, capture_output=True, text=True, check=False)
+        return done.returncode, json.loads(done.stdout)
+
+    assert run("--load")[0] == 0
+    first = hub.api().list_repo_commits(SCALE, repo_type="kernel", revision="v1")[0].commit_id
+    edit(
+        scale / "build" / CPU,
+        "__init__.py",
+        'factor: float) -> torch.Tensor:\n    "',
+        'factor: float, by: int) -> torch.Tensor:\n    "',
+    )
+    changed = (scale / "build" / CPU / "__init__.py").read_bytes()
+    operations = [CommitOperationAdd(f"build/{CPU}/__init__.py", changed)]
+    hub.api().create_commit(SCALE, operations, repo_type="kernel", revision="v1", commit_message="Change one file")
+    code, answer = run("--since", first)
+    assert code == 1
+    assert [finding["check"] for finding in answer["variants"][0]["findings"]] == ["digest"]
+    assert answer["api_changes"] == ["scaled(input, factor) becomes scaled(input, factor, by)"]
+    assert run("--allow", "digest")[0] == 0
