@@ -208,7 +208,11 @@ class _Writer(TorchFunctionMode):
         self._nodes[tensor] = node
         with self._fakes, torch._C.DisableTorchFunction():
             node.meta["example_value"] = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+                tensor.shape,
+                tensor.stride(),
+                dtype=tensor.dtype,
+                device=tensor.device,
+                requires_grad=tensor.requires_grad,
             )
 
     def _argument(self, value: Any) -> Any:
