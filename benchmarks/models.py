@@ -33,7 +33,7 @@ _ROUND_MS = 150  # the least time of the calls of one round
 _MOST_CALLS = 32  # the cache of the decoding case has room for twice as many
 
 _COMPILED = ("compile", "reduce-overhead", "compile-accelerated")
-VARIANTS = ("eager", "compile", "reduce-overhead", "accelerated", "traced", "graphs", "compile-accelerated")
+VARIANTS = ("eager", "compile", "reduce-overhead", "accelerated", "blocks", "graphs", "compile-accelerated")
 
 
 def main() -> None:
@@ -200,8 +200,8 @@ def _prepare(variant: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[Ca
     kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, kept)
     said = ""
-    if variant in ("accelerated", "traced", "graphs", "compile-accelerated"):
-        options = {"graphs": {"graphs": True}, "traced": {"scope": "model"}}.get(variant, {})
+    if variant in ("accelerated", "blocks", "graphs", "compile-accelerated"):
+        options = {"graphs": {"graphs": True}, "blocks": {"scope": "blocks"}}.get(variant, {})
         said = str(kernel("blocks").accelerate(model, **options))
     if variant in ("compile", "compile-accelerated"):
         model = torch.compile(model)

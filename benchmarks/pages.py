@@ -146,7 +146,6 @@ def models() -> Values:
     report, generate = results("models-h200"), results("generate.h200")
     return {
         "report": report,
-        "traced": results("models-traced.h200"),
         "targets_of_models": list(model_results.model_targets(report)),
         "titles": {case: title for case, title in model_results.TITLES.items() if case in report["time"]},
         "headings": model_results.HEADINGS,
