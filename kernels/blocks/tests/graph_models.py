@@ -161,7 +161,7 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
     graphs._runners[model] = runner
     decoders = graphs.decoders
     for module in set(decoders) & set(model.modules()):
-        decoders[module] = generation.Decoder(report, Cpu())
+        decoders[module] = generation.Decoder(type(module), report, Cpu())
     return runner.counts
 
 

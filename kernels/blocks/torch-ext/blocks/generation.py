@@ -123,9 +123,9 @@ class _Call:
 class Decoder:
     """Runs the decoding loop of one model."""
 
-    def __init__(self, findings: Findings, gpu: Optional[Gpu] = None) -> None:
+    def __init__(self, cls: type, findings: Findings, gpu: Optional[Gpu] = None) -> None:
         self.counts = GenerationCounts()
-        self._findings = findings
+        self._tally = Tally(cls, findings)
         self._gpu = gpu or Gpu()
         self._lock = threading.RLock()
         self._thread = threading.local()
@@ -321,17 +321,17 @@ class Decoder:
         """Return a forward's recorded calls with the kernels among them, or where it has others, the forward."""
         from .decoding import fuse_step
 
-        recording, tally = Recording(type(model)), Tally(type(model), self._findings)
+        recording = Recording(type(model))
 
         def record(*args: Any, **kwargs: Any) -> Any:
             return recording.record(forward, args, kwargs)
 
         self._gpu.dry_run(lambda: compute(record), device)
         if recording.obstacle is not None:
-            tally.miss(f"no kernels in its decoding steps: {recording.obstacle}")
+            self._tally.miss(f"no kernels in its decoding steps: {recording.obstacle}")
             return forward
         misses = fuse(recording.module)
-        tally.add(recording.module.graph, misses)
+        self._tally.add(recording.module.graph, misses)
         fuse_step(recording.module)
         return recording.run
 

@@ -20,7 +20,7 @@ _OTHER_LOOPS = {"_beam_search": "beams", "_assisted_decoding": "candidates of an
 def add_decoder(model: nn.Module, findings: Findings) -> GenerationCounts:
     """Let a model capture and replay decoding steps. Return its counts, which go on."""
     if model not in decoders:
-        decoders[model] = Decoder(findings)
+        decoders[model] = Decoder(type(model), findings)
     return decoders[model].counts
 
 
