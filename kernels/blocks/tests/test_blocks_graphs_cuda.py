@@ -306,8 +306,7 @@ def test_generate(blocks, name):
             assert torch.equal(generate_on_gpu(model, **options), tokens), options
     print(report)
     assert not counts.eager
-    assert set(counts.eager_steps) == {"the first of its length"}
-    assert counts.captured == counts.eager_steps["the first of its length"]
+    assert not counts.eager_steps
     assert counts.steps > 10 * counts.captured
     blocks.restore(model)
     assert counts.memory == 0

@@ -58,10 +58,12 @@ def accelerate(
     roots = _roots(model)
     checked = None if check is None else _root_to_check(model, check)
     options = graphs, scope or (None if graphs else "model")
-    known = [report for given, report in map(_accelerated.get, roots, [(None, None)] * len(roots)) if given == options]
-    report = known[0] if known else Report()
+    report = Report()
     for root in roots:
-        if _accelerated.get(root, (None,))[0] != options:
+        given, known = _accelerated.get(root, (None, report))
+        report = known if given == options else report
+    for root in roots:
+        if _accelerated.get(root, (None, report))[0] != options:
             _restore_root(root)
             if options[1] is not None:
                 trace(root, report, options[1])

@@ -5,12 +5,12 @@ Parameters, hooks, `state_dict`, `isinstance`, copies and all other methods stay
 
 import copy
 from types import MethodType
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import nn
 
 
-def set_class(module: nn.Module, cls: type) -> None:
+def set_class(module: nn.Module, cls: Any) -> None:
     """Set the class of a module, and of its forward where wrappers keep that bound."""
     # The hooks of accelerate, which move weights between devices, keep the bound forward that they found, and leave it
     # in the module when they are removed.
@@ -26,14 +26,14 @@ def _is_bound(module: nn.Module, forward: Any) -> bool:
     return getattr(forward, "__self__", None) is module and getattr(forward, "__func__", None) is own
 
 
-def derived(cls: type, attributes: dict[str, Any]) -> type:
+def derived(cls: Any, attributes: dict[str, Any]) -> Any:
     """Return a class that is derived from `cls` and looks like it, with other attributes."""
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls)(cls.__name__, (_Derived, cls), {**names, "_blocks_original": cls, **attributes})
 
 
-def original(cls: type) -> type:
+def original(cls: Any) -> Any:
     """Return `cls` with the original class in place of the derived one: `fully_shard` derives a class from that."""
     if "_blocks_original" in vars(cls):
         return cls._blocks_original
@@ -46,10 +46,10 @@ def original(cls: type) -> type:
 class _Derived:
     """The common part of derived classes."""
 
-    def __reduce_ex__(self, protocol: int) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         # Pickled as a module of its own class, so that loading needs no kernels.
-        _, _, *state = super().__reduce_ex__(protocol)
-        return object.__new__, (original(type(self)),), *state
+        reduced: Any = super().__reduce_ex__(protocol)
+        return object.__new__, (original(type(self)),), *reduced[2:]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Derived":
         copied = type(self).__new__(type(self))

@@ -142,10 +142,10 @@ def _join_gate(editor: Editor, node: Node) -> None:
     if node.target not in (geglu.swiglu_pair, geglu.geglu_pair):
         return
     sides = [same_value(part) for part in node.args[:2]]
-    products = [_product(side, users=1) for side in sides]
-    if None in products or not editor.may_join(sides, node):
+    gate, up = (_product(side, users=1) for side in sides)
+    if gate is None or up is None or not editor.may_join(sides, node):
         return
-    (x, weight, bias), (other, up_weight, up_bias) = products
+    (x, weight, bias), (other, up_weight, up_bias) = gate, up
     if x is not other or shape_of(weight) != shape_of(up_weight):
         return
     exact = node.target is geglu.geglu_pair and node.args[2:] != ("tanh",)
@@ -179,7 +179,7 @@ def _multiply(editor: Editor, node: Node) -> None:
         is_like = user > node and user.args[:1] == product[:1] and _product(user) is not None
         if len(group) < _GROUP and is_like and editor.may_join([node], user):
             group.append(user)
-    parts = [_product(member) for member in group]
+    parts: list[Any] = [_product(member) for member in group]
     is_constant = _are_constant(editor, *(weight for _, weight, _ in parts))
     if len(group) == 1:
         options = {"constant_weights": is_constant}
@@ -219,7 +219,7 @@ def _rotate_in_attention(editor: Editor, node: Node) -> None:
     editor.replace(node, new)
 
 
-def _origin(node: Node) -> tuple[Node, list[Node]]:
+def _origin(node: Any) -> tuple[Node, list[Node]]:
     """Return the value that a node is a view of, and the views, the last one first."""
     views = []
     while is_view(node):
@@ -228,7 +228,7 @@ def _origin(node: Node) -> tuple[Node, list[Node]]:
     return node, views
 
 
-def _rotated(rotation: Node) -> Optional[tuple[Node, Node, dict[str, Any]]]:
+def _rotated(rotation: Any) -> Optional[tuple[Node, Node, dict[str, Any]]]:
     """Return q and k before a rotation, and the options by which `decode.attention` rotates, or None."""
     options = dict(rotation.kwargs)
     if rotation.target is rope3d.apply_rotary:
@@ -254,10 +254,10 @@ def _rotated(rotation: Node) -> Optional[tuple[Node, Node, dict[str, Any]]]:
 
 def _repeats(table: Node) -> bool:
     """Return whether the second half of each row is the first half, as in tables of transformers."""
-    node = table
+    node: Any = table
     while operation(node) in ("cast", "unsqueeze", "squeeze", "cos", "sin") or (
         operation(node) == "mul" and isinstance(node.args[1], (int, float))
     ):
         node = node.args[0]
-    parts = node.args[0] if operation(node) == "cat" else ()
+    parts: Any = node.args[0] if operation(node) == "cat" else ()
     return len(parts) == 2 and parts[0] is parts[1] and argument(node, 1, "dim", 0) == -1

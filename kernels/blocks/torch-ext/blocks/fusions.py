@@ -183,7 +183,7 @@ def _add_before_norm(editor: Editor, node: Node) -> None:
     """Compute a norm together with the residual sum before it."""
     if node.target not in _NORMS or dtype_of(node) != dtype_of(node.args[0]):
         return
-    total = node.args[0]
+    total: Any = node.args[0]
     is_gated = total.target is adaln.gate_residual
     if not is_gated and (operation(total) != "add" or total.kwargs or not all(map(is_tensor, total.args))):
         return
@@ -261,6 +261,7 @@ def _activate(editor: Editor, node: Node) -> None:
             return
         approximate = argument(activation, 1, "approximate", "none")
         base, half = _halves(gate, up)
+        options: Any
         if name == "silu":
             function, options = (geglu.swiglu_pair, ()) if base is None else (geglu.swiglu, {"gate": half})
         elif base is None:

@@ -530,9 +530,8 @@ def _prepare(
     windows = _windows_of(model, given, config, input_ids, max_length, kwargs)
     eos, deadline, by_hand = None, None, None
     for criterion in criteria:
-        kind = type(criterion).__name__
-        if type(criterion).__module__ != "transformers.generation.stopping_criteria":
-            kind = None
+        is_theirs = type(criterion).__module__ == "transformers.generation.stopping_criteria"
+        kind = type(criterion).__name__ if is_theirs else None
         if kind == "MaxTimeCriteria":
             deadline = criterion.initial_timestamp + criterion.max_time
         elif kind == "EosTokenCriteria" and eos is None:
@@ -575,7 +574,7 @@ def _prepare(
     )
 
 
-def _check_methods(model: nn.Module, own: Callable[..., Any]) -> None:
+def _check_methods(model: Any, own: Any) -> None:
     """Refuse models that decode in their own way."""
     if own.__func__.__module__ != _LIBRARY:
         raise Refused("its class has a decoding loop of its own")
@@ -612,7 +611,7 @@ def _windows_of(
     return windows
 
 
-def _takes_masks_by_type(model: nn.Module, cache_name: str, windows: tuple, batch: int) -> bool:
+def _takes_masks_by_type(model: Any, cache_name: str, windows: tuple, batch: int) -> bool:
     """Return whether the forward of a model takes a mask for each type of its layers."""
     from transformers import DynamicCache
 

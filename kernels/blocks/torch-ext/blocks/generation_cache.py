@@ -131,7 +131,8 @@ class FixedLayer(CacheLayerMixin):
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.keys, self.values)) if self.is_initialized else 0
+        held: list[Any] = [self.keys, self.values] if self.is_initialized else []
+        return sum(tensor.nbytes for tensor in held)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.device = key_states.device
@@ -182,14 +183,15 @@ class FixedLayer(CacheLayerMixin):
     def states_since(self, first: int) -> tuple[Tensor, Tensor]:
         """Return copies of the keys and values of the tokens from `first` on, of those that are still here."""
         kept = min(self.length - first, self.slots)
-        return tuple(
+        keys, values = (
             torch.cat(_pieces(memory, self.length - kept, self.length), 2) for memory in (self.keys, self.values)
         )
+        return keys, values
 
     def grow(self, slots: int) -> None:
         """Move to larger memory. Called after the shared capacity has grown, with the old number of slots."""
         if self.is_initialized and self.slots != slots:
-            old = self.keys, self.values
+            old: tuple[Any, Any] = self.keys, self.values
             self.lazy_initialization(*old)
             for memory, states in zip((self.keys, self.values), old):
                 memory[:, :, :slots] = states

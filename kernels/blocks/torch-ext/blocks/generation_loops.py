@@ -29,7 +29,7 @@ def generating_in(model: Any) -> Any:
     return next(filter(generates, model.modules()), None) if isinstance(model, nn.Module) else None
 
 
-def loops_of(cls: type) -> dict[str, Callable[..., Any]]:
+def loops_of(cls: Any) -> dict[str, Callable[..., Any]]:
     """Return the loops of `generate` of a class, which ask the decoder of a model that has one."""
     loops = {name: _counting(cls, name, reason) for name, reason in _OTHER_LOOPS.items() if hasattr(cls, name)}
     if not hasattr(cls, "_sample"):

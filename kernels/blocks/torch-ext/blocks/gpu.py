@@ -160,7 +160,8 @@ class Gpu:
 
 def _float32_precision() -> tuple:
     """Return whether products of float32 use TF32. Torch 2.9 and later refuse the old names after a use of the new."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
     if hasattr(matmul, "fp32_precision"):
         return matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
     return matmul.allow_tf32, cudnn.allow_tf32

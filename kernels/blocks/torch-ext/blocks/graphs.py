@@ -26,7 +26,7 @@ _DENOISERS = ("transformer", "transformer_2", "unet")
 
 # By model. Not among the model's attributes, where copies and pickles would find them.
 _runners: "weakref.WeakKeyDictionary[nn.Module, GraphRunner]" = weakref.WeakKeyDictionary()
-_HELD = _runners, decoders
+_HELD: tuple[Any, ...] = _runners, decoders
 _below: dict[type, type] = {}  # by class with graphs: the class without
 
 
@@ -60,12 +60,12 @@ def remove_graphs(module: nn.Module) -> None:
         set_class(module, _below[type(module)])
 
 
-def suspend_graphs(root: nn.Module) -> tuple[dict[nn.Module, Any], dict[nn.Module, Any]]:
+def suspend_graphs(root: nn.Module) -> tuple[dict[nn.Module, Any], ...]:
     """Let the modules of a model run without their graphs, and return these, for `resume_graphs`."""
     return tuple({module: held.pop(module) for module in root.modules() if module in held} for held in _HELD)
 
 
-def resume_graphs(suspended: tuple[dict[nn.Module, Any], dict[nn.Module, Any]]) -> None:
+def resume_graphs(suspended: tuple[dict[nn.Module, Any], ...]) -> None:
     """Undo `suspend_graphs`."""
     for held, graphs in zip(_HELD, suspended):
         held.update(graphs)
@@ -84,7 +84,7 @@ def _join(model: nn.Module) -> None:
 
 
 @functools.cache
-def _with_graphs(cls: type) -> type:
+def _with_graphs(cls: Any) -> Any:
     """Return a class like `cls` whose forward asks the model's runner first."""
 
     # Libraries ask for the parameters of a model's forward: `wraps` keeps them.

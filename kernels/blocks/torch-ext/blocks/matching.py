@@ -125,6 +125,7 @@ def _matches(pattern: Any, node: Any, match: Match, dtype: Optional[torch.dtype]
         yield from _matches(pattern.parts[1], node, tagged, dtype)
     elif kind == "named":
         node = same_value(node)
+        assert isinstance(pattern, Named)
         is_number = isinstance(node, (int, float)) and not isinstance(node, bool)
         if is_number if pattern.number else is_tensor(node) or (pattern.optional and node is None):
             found = match.bound(pattern.parts[0], node)

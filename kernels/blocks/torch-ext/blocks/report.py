@@ -96,10 +96,10 @@ class Report(Findings):
                 kernels = self.kernels.get((name, text)) if counts is self.replaced else None
                 by = f" ({', '.join(kernels)})" if kernels else ""
                 lines.append(f"  {number:4} x {name:{width}}  {text}{by}")
-        for name, counts in self.graphs.items():
-            lines += [f"graphs of {name}:", *(f"  {line}" for line in str(counts).splitlines())]
-        for name, counts in self.generation.items():
-            lines += [f"generate of {name}:", *(f"  {line}" for line in str(counts).splitlines())]
+        for name, graphs in self.graphs.items():
+            lines += [f"graphs of {name}:", *(f"  {line}" for line in str(graphs).splitlines())]
+        for name, steps in self.generation.items():
+            lines += [f"generate of {name}:", *(f"  {line}" for line in str(steps).splitlines())]
         if self.check is not None:
             lines += ["check:", *(f"  {line}" for line in str(self.check).splitlines())]
         lines += [f"note: {note}" for note in self.notes]

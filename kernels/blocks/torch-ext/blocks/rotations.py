@@ -31,8 +31,8 @@ def rotate(editor: Editor, node: Node) -> None:
     place, stores = node, assignments_to(node)
     if stores:
         place = stores[-1]
-    elif _assignment(node, x) is not None:
-        place = _assignment(node, x)
+    else:
+        place = _assignment(node, x) or node
     is_used_later = all(user > place for user in node.users if user not in (*stores, place))
     if (
         layout is None
@@ -111,7 +111,7 @@ def _adjacent(editor: Editor, place: Node, table: Node, part: Any) -> Node:
     return node
 
 
-def _tokens_first(editor: Editor, before: Node, x: Node) -> Node:
+def _tokens_first(editor: Editor, before: Node, x: Any) -> Any:
     """Return `x.transpose(1, 2)`: heads stay where they are in memory."""
     swaps = operation(x) == "transpose" and {*x.args[1:]} == {1, 2}
     if swaps or (operation(x) == "permute" and x.args[1:] in ((0, 2, 1, 3), ((0, 2, 1, 3),))):
@@ -185,7 +185,7 @@ def _earlier(node: Node) -> Optional[Node]:
     return None
 
 
-def _root(table: Node) -> Node:
+def _root(table: Any) -> Any:
     """Return the value of which a table is the same view or cast as another node may be."""
     while operation(table) in ("squeeze", "unsqueeze", "cast", "transfer"):
         table = table.args[0]
@@ -241,13 +241,13 @@ def _normalize(editor: Editor, node: Node) -> None:
     editor.replace(node, editor.insert(node, rope3d.norm_rotary, args, options))
 
 
-def _norm_of(heads: Node) -> Optional[Node]:
+def _norm_of(heads: Any) -> Optional[Node]:
     while is_view(heads):
         heads = heads.args[0]
     return heads if heads.target is rmsnorm.rms_norm and len(heads.users) == 1 else None
 
 
-def _views_between(norm: Node, heads: Node) -> list[Node]:
+def _views_between(norm: Node, heads: Any) -> list[Node]:
     views = []
     while heads is not norm:
         views.append(heads)

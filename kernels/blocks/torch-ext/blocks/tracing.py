@@ -63,7 +63,7 @@ def resume(calls: dict[nn.Module, Any]) -> None:
 
 def _blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the modules in the outermost lists of a model."""
-    blocks = []
+    blocks: list[nn.Module] = []
     for module in model.children():
         blocks += [*module] if isinstance(module, nn.ModuleList) else _blocks_of(module)
     return blocks
