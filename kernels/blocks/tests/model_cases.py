@@ -1,7 +1,6 @@
 """Small random models with inputs for them, and how far their results and gradients are from others."""
 
 import copy
-import functools
 import importlib
 import statistics
 from collections import Counter
@@ -19,7 +18,7 @@ SEEDS = range(3)
 class Case:
     """A model and its inputs. `whole`: inputs that keep their dtype in a model of bfloat16."""
 
-    model: nn.Module
+    model: Any
     inputs: dict[str, Any]
     whole: tuple[str, ...] = ()
 
@@ -59,20 +58,28 @@ def built(build, seed=0):
     return build()
 
 
-@dataclass
-class Recorded(Case):
-    """A case whose model runs by the recorded calls of its forward, with the kernels in place of some.
+class RecordedModel:
+    """Calls a model by the recorded calls of its forward, with the kernels in place of some.
 
     CUDA graphs hold the same calls, and Dynamo's graphs the same replacements, after a trace of some seconds.
     """
 
-    blocks: Any = None
+    def __init__(self, blocks, model):
+        self.blocks, self.model = blocks, model
 
-    def run(self) -> Tensor:
-        """Return the outputs as one vector of float32."""
-        outputs = recorded(self.blocks, self.model, (), self.inputs)[0].run(**self.inputs)
-        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
-        return torch.cat([output.float().flatten() for output in outputs if output is not None])
+    def __call__(self, *args, **kwargs):
+        recording, self.misses = recorded(self.blocks, self.model, args, kwargs)
+        self.graph = recording.module.graph
+        return recording.run(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    @property
+    def kernels(self):
+        """How often the last call's graph has each function of a kernel."""
+        known = importlib.import_module(f"{self.blocks.__name__}.fusions").KERNELS_OF
+        return Counter(node.target.__name__ for node in self.graph.nodes if node.target in known)
 
 
 def recorded(blocks, model, args, kwargs):
@@ -84,7 +91,7 @@ def recorded(blocks, model, args, kwargs):
 
 
 def accelerated(blocks, case):
-    return Recorded(case.model, case.inputs, case.whole, blocks)
+    return Case(RecordedModel(blocks, case.model), case.inputs, case.whole)
 
 
 def gradients(case):
@@ -109,13 +116,6 @@ def error_ratio(ours, own, expected):
     ]
     assert len(ratios) > 10
     return statistics.geometric_mean(ratios)
-
-
-def operations(case):
-    """Return how often each op is called, without the names of their libraries."""
-    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        case.run()
-    return Counter(event.name.split("::")[-1] for event in profile.events() if "::" in event.name)
 
 
 # --- tests of every model --------------------------------------------------------------------------------------------
@@ -159,38 +159,3 @@ def check_float32_gradients(blocks, build):
         assert (ours is None) == (own is None)
         if own is not None:
             torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5 * own.abs().max().item() + 1e-7)
-
-
-@torch.no_grad()
-def check_hooks(blocks, build, path):
-    """Assert that a hook on the module at `path`, added after `accelerate`, has its effect."""
-    case = build()
-    accelerated(blocks, case)
-    case.model.get_submodule(path).register_forward_hook(
-        lambda module, args, output: tuple(o * 2 for o in output) if isinstance(output, tuple) else output * 2
-    )
-    actual = case.run()
-    blocks.restore(case.model)
-    assert error(actual, case.run()) < 1e-5
-
-
-@torch.no_grad()
-def check_processors(blocks, build, processor, calls):
-    """Assert that processors of a class derived from that of the model are called."""
-    made = 0
-
-    class Counted(processor):
-        @functools.wraps(processor.__call__)  # for attention modules, which ask for the names of the parameters
-        def __call__(self, *args, **kwargs):
-            nonlocal made
-            made += 1
-            return super().__call__(*args, **kwargs)
-
-    case = build()
-    expected = case.run()
-    accelerated(blocks, case)
-    for module in case.model.modules():
-        if type(getattr(module, "processor", None)) is processor:
-            module.set_processor(Counted())
-    assert error(case.run(), expected) < 1e-5
-    assert made == calls

@@ -28,11 +28,8 @@ def rotate(editor: Editor, node: Node) -> None:
     width, table = rotation.width or shape_of(x)[-1], shape_of(rotation.cos)
     has_entries = table[-1:] in ((width,), (width // 2,)) and shape_of(rotation.sin) == table
     layout = _layout(shape_of(x), table) if has_entries else None
-    place, stores = node, assignments_to(node)
-    if stores:
-        place = stores[-1]
-    else:
-        place = _assignment(node, x) or node
+    stores = assignments_to(node)
+    place = stores[-1] if stores else _assignment(node, x) or node
     is_used_later = all(user > place for user in node.users if user not in (*stores, place))
     if (
         layout is None
