@@ -10,6 +10,7 @@
 # make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
 # make landlock-test the tests that depend on the sandbox, on Landlock where bubblewrap is installed as well
 # make nightly       attack the Hub server, and kill servers, builds and uploads at random moments (12 minutes)
+# make newest-client the tests that depend on the Hub's client, with its newest release
 # make device-code   compile all device code with nvcc and clang, warnings as errors, and for ROCm (minutes)
 #
 # All set themselves up in .venv. TORCH selects the Torch to test with (make test TORCH=torch==2.14.1), JOBS the number of
@@ -24,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Bytecode without columns loads faster: the tests import Torch some 300 times.
 export PYTHONNODEBUGRANGES = 1
 
-.PHONY: quickstart update check unit test packages arm64-python gpu-test landlock-test device-code nightly lint docs clean
+.PHONY: quickstart update check unit test newest-client packages arm64-python gpu-test landlock-test device-code nightly lint docs clean
 
 # The distributions, each after its dependencies.
 PACKAGES = packages/kernel-format packages/kernel-sandbox . packages/kernel-hub packages/kernel-judge
@@ -83,6 +84,10 @@ landlock-test: .venv/ready
 device-code: .venv/ready
 	.venv/bin/python -m pytest -m device_code tests/integration/build_command/test_device_code.py \
 		tests/integration/build_command/test_rocm.py $(PYTEST)
+
+newest-client: .venv/ready
+	.venv/bin/uv pip install --quiet --python .venv --upgrade kernels kernels-data
+	.venv/bin/python -m pytest -p tests.skips -n 2 packages/kernel-hub/tests/test_server_clients.py tests/unit/package tests/unit/hub tests/integration/checks tests/system/hub/publishing $(PYTEST)
 
 nightly: .venv/ready
 	.venv/bin/python -m pytest -m nightly tests/nightly $(PYTEST)

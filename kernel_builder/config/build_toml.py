@@ -101,7 +101,7 @@ def _languages() -> dict[str, tuple[Backend, dict[str, Key]]]:
         for backend in every
         if backend.kernel_keys is not None
     }
-    return {**languages, RUST: (known_backends.get("cpu"), _RUST_KERNEL)}
+    return {**languages, RUST: (known_backends.get("cpu"), _CRATE)}
 
 
 def _with_includes(values: dict[str, Any]) -> dict[str, Any]:
@@ -204,32 +204,21 @@ _GENERAL = {
     "kernel-depends": Key(_kernel_depends),
     "hub": Key(toml_schema.table({"repo-id": Key(_repo_id), "branch": Key(_word)})),
 }
-_TORCH = {
-    "src": Key(_paths),
-    "include": Key(_paths),
-    "pyext": Key(_pyext),
-    "cxx-flags": Key(_texts),
-    "minver": Key(toml_schema.version),
-    "maxver": Key(toml_schema.version),
-    "stable-abi": Key(_stable_abi),
-}
 _TVM_FFI = {
     "src": Key(_paths),
     "include": Key(_paths),
     "pyext": Key(_pyext),
     "cxx-flags": Key(_texts),
 }
-_KERNEL = {
-    "depends": Key(toml_schema.list_of(_depend), required=True),
-    "src": Key(_paths, required=True),
-    "include": Key(_paths),
-    "cxx-flags": Key(_texts),
+_TORCH = {
+    **_TVM_FFI,
+    "minver": Key(toml_schema.version),
+    "maxver": Key(toml_schema.version),
+    "stable-abi": Key(_stable_abi),
 }
-_RUST_KERNEL = {
-    "cargo-manifest": Key(toml_schema.inner_path, required=True),
-    "depends": Key(toml_schema.list_of(_depend), required=True),
-    "src": Key(_paths, required=True),
-}
+_SOURCES = {"depends": Key(toml_schema.list_of(_depend), required=True), "src": Key(_paths, required=True)}
+_KERNEL = {**_SOURCES, "include": Key(_paths), "cxx-flags": Key(_texts)}
+_CRATE = {**_SOURCES, "cargo-manifest": Key(toml_schema.inner_path, required=True)}
 # The schemas of tables whose keys depend on the backends are those of `json_schema`.
 _DOCUMENT = {
     "general": Key(_general, required=True),
@@ -250,8 +239,11 @@ def json_schema() -> dict[str, Any]:
         }
         for name, (_, keys) in languages.items()
     ]
-    required = ["language", "depends", "src"]
-    kernel = {"type": "object", "properties": {"language": {"enum": list(languages)}}, "required": required}
+    kernel = {
+        "type": "object",
+        "properties": {"language": {"enum": list(languages)}},
+        "required": ["language", *_SOURCES],
+    }
     document = toml_schema.table_schema(_DOCUMENT)
     document["properties"] |= {
         "general": toml_schema.table_schema({**_GENERAL, **_general_tables()}),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kernel_builder.checks.load import rejections
 from kernel_builder.hub import fit
 from kernel_builder.hub.partial_download import download
-from kernel_builder.hub.remote_repository import RemoteRepository, follow_redirect
+from kernel_builder.hub.remote_repository import RemoteRepository, refuse_redirect
 from kernel_builder.hub.verification import newest_commit
 from kernel_format.errors import VariantError
 from kernel_format.files import temporary_directory
@@ -85,7 +85,7 @@ def advise(name: str, *, endpoint: str | None = None, token: str | None = None) 
 def _variants(repository: RemoteRepository, commit: str) -> Iterator[tuple[Variant, PackageMetadata]]:
     """Yield the variants of a revision with their metadata; empty metadata for a package without any."""
     files = repository.files(commit)
-    follow_redirect(repository, commit, files)
+    refuse_redirect(repository, commit, files)
     names = {path.split("/")[1] for path in files if path.startswith("build/") and path.count("/") > 1}
     with temporary_directory() as directory:
         download(

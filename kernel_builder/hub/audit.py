@@ -21,7 +21,7 @@ from kernel_builder.demangle import demangle
 from kernel_builder.hub import card, fit
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download
-from kernel_builder.hub.remote_repository import RemoteFile, RemoteRepository, follow_redirect
+from kernel_builder.hub.remote_repository import RemoteFile, RemoteRepository, refuse_redirect
 from kernel_builder.hub.verification import newest_commit
 from kernel_format.errors import CheckError, PackageError, VariantError
 from kernel_format.files import file_digest, temporary_directory
@@ -156,7 +156,7 @@ def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None, tok
         commit = newest_commit(repository, revision or None)
         root = stack.enter_context(temporary_directory())
         listed = repository.files(commit)
-        follow_redirect(repository, commit, listed)
+        refuse_redirect(repository, commit, listed)
         files = {path: remote for path, remote in listed.items() if path.startswith("build/")}
         if whole:
             repository.download_into(root, commit, files)

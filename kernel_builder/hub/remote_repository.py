@@ -36,7 +36,7 @@ _WRITES_KERNELS = Version("2.3")
 # Exceptions of HTTP libraries if no server listens, or the name does not resolve.
 _UNREACHED = ("ConnectError", "ConnectTimeout")
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
-REDIRECT = "kernel-status.toml"  # in a revision: the client loads another repository instead
+REDIRECT = "kernel-status.toml"  # in a revision: redirects the client to another repository
 MAX_FILES = 100_000  # in one revision
 _TRANSFER_BYTES = 128 << 20  # size of the client's temporary files beside a download
 _AT_ONCE = 8  # downloads
@@ -379,8 +379,8 @@ class RemoteRepository:
             ) from error
 
 
-def follow_redirect(repository: RemoteRepository, commit: str, files: Mapping[str, RemoteFile]) -> None:
-    """Raise an error with the destination if the client loads another repository in place of this one."""
+def refuse_redirect(repository: RemoteRepository, commit: str, files: Mapping[str, RemoteFile]) -> None:
+    """Raise an error with the destination if a revision redirects the client to another repository."""
     status = files.get(REDIRECT)
     if status is None:
         return
@@ -392,7 +392,7 @@ def follow_redirect(repository: RemoteRepository, commit: str, files: Mapping[st
     except UnsafePath as error:
         raise VerificationError(f"{REDIRECT} has no valid `destination`: {error}", where=where) from error
     raise HubError(
-        f"the client loads {destination} in place of this repository",
+        f"the repository redirects clients to {destination}",
         where=where,
         hint=f"use {destination}@{revision}",
     )

@@ -18,8 +18,8 @@ fork of that process: it may crash, and two packages must not meet in one proces
 since a process that has used CUDA cannot be forked. With KERNEL_BUILDER_DEBUG=keep, packages are loaded in the process
 itself, so that `breakpoint()` works.
 
-Names that are not public: `_op_schemas` asks `torch._C` for all registered ops, which no public function lists, and
-`_schema` of an op for its arguments. Torch 2.6 to 2.15 have both.
+One name is not public: `_op_schemas` asks `torch._C` for all registered ops, which no public function lists. Torch 2.6
+to 2.15 have it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]
     own = Metadata.read_from_file(directory / "metadata.json").id
     others = {loaded.metadata.id for loaded in get_loaded_kernels()} - {own}
     ops = []
-    for full_name in sorted(_op_names() - before):
+    returns = {(schema.name, schema.overload_name or "default"): bool(schema.returns) for schema in _op_schemas()}
+    for full_name in sorted({name for name, _ in returns} - before):
         namespace, _, name = full_name.partition("::")
         if namespace in others:
             continue
@@ -218,7 +219,7 @@ def _new_ops(directory: Path, key: str, before: set[str]) -> list[dict[str, Any]
                             dispatch for dispatch in ("CPU", "CUDA", "XPU", "MPS") if places[dispatch] is not None
                         ],
                         # Torch itself makes the fake of an op that returns nothing.
-                        "fake": places["Meta"] is not None or not op._schema.returns,
+                        "fake": places["Meta"] is not None or not returns[full_name, overload],
                         "place": place,
                     }
                 )

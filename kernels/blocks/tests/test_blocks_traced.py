@@ -255,25 +255,35 @@ def test_a_function_that_is_patched_later(blocks):
 class Rotating(nn.Module):
     """Rotates heads by tables that its caller gives it."""
 
+    def __init__(self, half):
+        super().__init__()
+        self.half = half
+
     def forward(self, x, cos, sin):
-        first, second = x.chunk(2, -1)
-        return x * cos + torch.cat((-second, first), -1) * sin
+        if self.half:
+            first, second = x.chunk(2, -1)
+            return x * cos + torch.cat((-second, first), -1) * sin
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return x * cos + torch.stack((-second, first), -1).flatten(-2) * sin
 
 
+@pytest.mark.parametrize(
+    ("cos", "sin", "count"),
+    [
+        (torch.randn(5, 16), torch.randn(5, 16), 1),  # two values for a pair
+        (torch.randn(5, 1), torch.randn(5, 1), 0),
+        (torch.randn(5, 1), torch.randn(5, 16), 0),
+        (torch.randn(5, 16), torch.randn(5, 16).bfloat16(), 0),
+    ],
+)
+@pytest.mark.parametrize("half", [False, True])
 @torch.no_grad()
-def test_tables_with_two_values_for_a_pair(blocks):
-    model, x = Rotating(), torch.randn(2, 3, 5, 16)
-    angles = torch.randn(5, 8)
-    tables = [torch.cat((function(angles),) * 2, -1) for function in (torch.cos, torch.sin)]
+def test_rotary_tables_that_are_inputs(blocks, half, cos, sin, count):
+    model, x = Rotating(half), torch.randn(2, 3, 5, 16)
     report = traced(blocks, model)
-    for change in (lambda table: None, lambda table: table.add_(torch.randn(16))):
-        for table in tables:
-            change(table)
-        actual = model(x, *tables)
-        torch.testing.assert_close(actual, Rotating()(x, *tables))
-    other = [torch.randn(5, 16) for _ in range(2)]
-    torch.testing.assert_close(model(x, *other), Rotating()(x, *other))
-    assert report.replaced["Rotating", "rotary embedding"] == 1
+    for tables in ((cos, sin), (cos * 2, sin * 2)):
+        torch.testing.assert_close(model(x, *tables), Rotating(half)(x, *tables))
+    assert report.replaced["Rotating", "rotary embedding"] == count
 
 
 # --- with other tools ------------------------------------------------------------------------------------------------

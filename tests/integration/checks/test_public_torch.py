@@ -1,4 +1,7 @@
-"""The Python of the kernels reads no private name of Torch: none that begins with an underscore, apart from dunders."""
+"""The Python of the kernels reads no private name of Torch, and the load check a single one, which Torch still has.
+
+Private names begin with an underscore; dunders do not count.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.places import ROOT
 
@@ -37,3 +41,10 @@ def test_a_kernel_reads_no_private_name(project: Path) -> None:
     assert sources and [(path.name, *private_names(path.read_text())) for path in sources] == [
         (path.name,) for path in sources
     ]
+
+
+def test_the_load_check_reads_one_private_name_which_lists_all_ops() -> None:
+    source = (ROOT / "kernel_builder/checks/probe/__main__.py").read_text()
+    assert {*private_names(source)} - {"_exit"} == {"_C", "_jit_get_all_schemas"}  # `os._exit` is documented
+    schemas = {(schema.name, schema.overload_name): schema for schema in torch._C._jit_get_all_schemas()}
+    assert [str(value.type) for value in schemas["aten::add", "Tensor"].returns] == ["Tensor"]

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from .editing import Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, rmsnorm, rope3d
 from .matching import Match, Named, Pattern, match, mean, narrow, one_plus, rsqrt, sqrt, tagged, wide
-from .rotations import rotate, rotate_if_repeated, rotate_together
+from .rotations import rotate, rotate_together
 from .values import argument, counted, dtype_of, is_tensor, operation, row_source, same_value, shape_of, value
 
 # Torch has no documented function for it. The schemas of ATen's ops stay compatible. On the CPU it is the exact GELU.
@@ -70,7 +70,6 @@ KERNELS_OF = {
     geglu.swiglu: Kernel("gated activation", ("geglu",)),
     geglu.swiglu_pair: Kernel("gated activation", ("geglu",)),
     rope3d.apply_rotary: Kernel("rotary embedding", ("rope3d",)),
-    rotate_if_repeated: Kernel("rotary embedding", ("rope3d",)),
     rope3d.norm_rotary: Kernel("q/k norm with rotary embedding", ("rope3d",)),
 }
 

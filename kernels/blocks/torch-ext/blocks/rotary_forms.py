@@ -18,7 +18,6 @@ from .values import (
     dtype_of,
     is_tensor,
     operation,
-    row_names,
     row_source,
     same_value,
     shape_of,
@@ -35,7 +34,6 @@ class Rotation:
 
     Attributes:
         width: The number of elements at the start of a head that are rotated.
-        checked: Whether tables with two values for each pair have to be compared when the graph runs.
     """
 
     x: Node
@@ -44,7 +42,6 @@ class Rotation:
     pairs: str
     nodes: list[Node]
     width: Optional[int] = None
-    checked: bool = False
 
 
 def rotation_in(node: Node) -> Optional[Rotation]:
@@ -161,11 +158,8 @@ def _of_elements(root: Node, nodes: list[Node]) -> Optional[Rotation]:
             for part, sin in (turned.args, turned.args[::-1]):
                 base, places = row_source(part, x)
                 pairs = _pairs_of(places) if base is x else None
-                if pairs is not None and shape_of(cos) == shape_of(sin):
-                    checked = not (_repeats(cos, pairs) and _repeats(sin, pairs))
-                    return Rotation(
-                        x, same_value(cos), same_value(sin), pairs, [*nodes, root, straight, turned], None, checked
-                    )
+                if pairs is not None:
+                    return Rotation(x, same_value(cos), same_value(sin), pairs, [*nodes, root, straight, turned])
     return None
 
 
@@ -178,15 +172,6 @@ def _pairs_of(places: Any) -> Optional[str]:
     if torch.equal(places, torch.cat((-first[count // 2 :], first[: count // 2]))):
         return "half"
     return "interleaved" if torch.equal(places, torch.stack((-first[1::2], first[::2]), -1).reshape(-1)) else None
-
-
-def _repeats(table: Node, pairs: str) -> bool:
-    """Return whether a table has the value of a pair at both of its elements, in every row."""
-    names = row_names(table)
-    if not names:
-        return False
-    half = len(names) // 2
-    return names[:half] == names[half:] if pairs == "half" else names[::2] == names[1::2]
 
 
 def assignments_to(node: Node) -> list[Node]:

@@ -1,19 +1,12 @@
-"""Rotary embeddings by the kernels in a graph of Dynamo's, alone and together with the norms of q and k.
+"""Rotary embeddings by the kernels in a graph of Dynamo's, alone and together with the norms of q and k."""
 
-A kernel reads one cosine and one sine for each pair. Tables with one for each element are used if the graph shows that
-both elements of a pair have the same; tables that are inputs of the graph are compared when it runs.
-"""
-
-import weakref
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch import Tensor
 from torch.fx import Node
 
 from .editing import Editor, fits, is_view
-from .kernel_set import is_capturing, rmsnorm, rope3d
+from .kernel_set import rmsnorm, rope3d
 from .rotary_forms import Rotation, assignments_to, rotation_in
 from .values import (
     added_dimensions,
@@ -32,7 +25,9 @@ def rotate(editor: Editor, node: Node) -> None:
     if rotation is None or not fits(rotation.x, dtype_of(node)) or shape_of(rotation.x) != shape_of(node):
         return
     x = rotation.x
-    layout = _layout(shape_of(x), shape_of(rotation.cos))
+    width, table = rotation.width or shape_of(x)[-1], shape_of(rotation.cos)
+    has_entries = table[-1:] in ((width,), (width // 2,)) and shape_of(rotation.sin) == table
+    layout = _layout(shape_of(x), table) if has_entries else None
     place, stores = node, assignments_to(node)
     if stores:
         place = stores[-1]
@@ -48,7 +43,7 @@ def rotate(editor: Editor, node: Node) -> None:
         return
     tables = _tables(editor, place, rotation, layout)
     if tables is None:
-        editor.misses.append((node, "its rotary tables may have two values for a pair, or are in another dtype"))
+        editor.misses.append((node, "its rotary tables are not tensors of one dtype that the kernel reads"))
         return
     if value(x).dim() == 3:
         heads = editor.insert_view(place, "unsqueeze", x, 2)
@@ -57,15 +52,12 @@ def rotate(editor: Editor, node: Node) -> None:
     options: dict[str, Any] = {"pairs": rotation.pairs}
     if rotation.width is not None:
         options["rotary_dim"] = rotation.width
-    function = rope3d.apply_rotary
-    if rotation.checked:
-        function, options["roots"] = rotate_if_repeated, [_root(table) for table in (rotation.cos, rotation.sin)]
     if place is not node and not stores:
-        editor.insert(place, function, (heads, None, *tables), {**options, "inplace": True})
+        editor.insert(place, rope3d.apply_rotary, (heads, None, *tables), {**options, "inplace": True})
         editor.erase(place)
         editor.erase_unused(node)
         return
-    call = editor.insert(place, function, (heads, None, *tables), options)
+    call = editor.insert(place, rope3d.apply_rotary, (heads, None, *tables), options)
     new = editor.insert_part(place, call, 0, like=heads)
     if value(x).dim() == 3:
         new = editor.insert_view(place, "squeeze", new, 2)
@@ -88,8 +80,6 @@ def _assignment(node: Node, x: Node) -> Optional[Node]:
 
 def _tables(editor: Editor, place: Node, rotation: Rotation, layout: "_Layout") -> Optional[list[Node]]:
     """Return the tables as the kernel takes them; None if it cannot."""
-    if rotation.checked and any(_root(table).op != "placeholder" for table in (rotation.cos, rotation.sin)):
-        return None
     tables = []
     for given, part in ((rotation.cos, torch.real), (rotation.sin, torch.imag)):
         table = given
@@ -99,7 +89,7 @@ def _tables(editor: Editor, place: Node, rotation: Rotation, layout: "_Layout") 
         if not fits(table):
             return None
         tables.append(_without_dimension(editor, place, table, layout.dim_of_heads))
-    return tables
+    return tables if dtype_of(tables[0]) == dtype_of(tables[1]) else None
 
 
 def _tokens_first(editor: Editor, before: Node, x: Node) -> Node:
@@ -145,74 +135,19 @@ def _layout(shape: tuple[Any, ...], table: tuple[Any, ...]) -> Optional[_Layout]
     return None
 
 
-# --- tables that are inputs of the graph ------------------------------------------------------------------------------
-
-# By the id of a table and the kind of pairs: the table, its version, and whether both elements of its pairs have the
-# same value. Tables of a pipeline are the same tensors at all its steps.
-_compared: dict[tuple[int, str], tuple[Any, int, bool]] = {}
-
-
-def rotate_if_repeated(
-    q: Tensor, k: Optional[Tensor], cos: Tensor, sin: Tensor, *, pairs: str, roots: Sequence[Tensor], **options: Any
-) -> tuple[Tensor, Optional[Tensor]]:
-    """Return `apply_rotary`'s result, by its kernel if the tables have one value for each pair, else by Torch.
-
-    `roots` are the tensors that the tables are views of. Each is compared once, and again after it was written to,
-    which waits for the GPU; in CUDA graphs, whose inputs change without notice, Torch's operations run.
-    """
-    if not is_capturing() and all(_repeat_now(root, pairs) for root in roots):
-        return rope3d.apply_rotary(q, k, cos, sin, pairs=pairs, **options)
-    results = [None if x is None else _turned(x, cos, sin, pairs) for x in (q, k)]
-    if not options.get("inplace"):
-        return results[0], results[1]
-    for x, result in zip((q, k), results):
-        if x is not None:
-            x.copy_(result)
-    return q, k
-
-
-def _repeat_now(table: Tensor, pairs: str) -> bool:
-    try:
-        version = table._version
-    except RuntimeError:  # tensors of inference mode have none
-        return False
-    key = id(table), pairs
-    known = _compared.get(key)
-    if known is not None and known[0]() is table and known[1] == version:
-        return known[2]
-    first, second = table.chunk(2, -1) if pairs == "half" else (table[..., ::2], table[..., 1::2])
-    same = torch.equal(first, second)
-    _compared[key] = weakref.ref(table, lambda _: _compared.pop(key, None)), version, same
-    return same
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairs: str) -> Tensor:
-    """Return the rotation of x, `[batch, tokens, heads, n]`, by tables with a value for each element."""
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    if pairs == "half":
-        first, second = x.chunk(2, -1)
-        turned = torch.cat((-second, first), -1)
-    else:
-        turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-    return (x * cos + turned * sin).to(x.dtype)
-
-
 # --- q and k together -------------------------------------------------------------------------------------------------
 
 
 def rotate_together(editor: Editor, node: Node) -> None:
     """Rotate q and k in one call, together with their norms."""
-    if node.target not in (rope3d.apply_rotary, rotate_if_repeated) or node.args[1] is not None:
-        return
-    if "inplace" in node.kwargs:
+    if node.target is not rope3d.apply_rotary or node.args[1] is not None or "inplace" in node.kwargs:
         return
     other = _earlier(node)
     if other is not None:
         views = _views_after(other, node)
         if views is not None and editor.may_join([other], node):
             _join(editor, other, node, views)
-    if node.target is rope3d.apply_rotary:
-        _normalize(editor, node)
+    _normalize(editor, node)
 
 
 def _earlier(node: Node) -> Optional[Node]:

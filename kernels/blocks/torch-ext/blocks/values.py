@@ -4,7 +4,7 @@ Dynamo's graphs hold calls of Torch as the model wrote them. `operation` gives o
 spelled (`x.float()`, `x.to(torch.float32)`), so that patterns need one form.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any, Optional
 
 import torch
@@ -165,15 +165,12 @@ def _follow_index(node: Node, stop: Any) -> Optional[_Source]:
         return None
     base, places = row_source(given, stop)
     index = index if isinstance(index, tuple) else (index,)
-    missing = value(given).dim() - sum(part is not None and part is not Ellipsis for part in index)
+    missing = value(given).dim() - sum(part is not Ellipsis for part in index)
     where = next((i for i, part in enumerate(index) if part is Ellipsis), len(index))
     index = (*index[:where], *[slice(None)] * missing, *index[where + 1 :])
     leading, kept, seen = value(given).dim() - places.ndim, [], 0
     for part in index:
-        if part is None:
-            if kept:
-                return None
-        elif seen < leading:
+        if seen < leading:
             if not isinstance(part, slice):
                 return None
             seen += 1
@@ -206,57 +203,10 @@ def _follow_part(given: Node, index: int, stop: Any) -> Optional[_Source]:
     return base, places.split(parts, -1)[index]
 
 
-def _follow_unsqueeze(node: Node, stop: Any) -> Optional[_Source]:
-    base, places = row_source(node.args[0], stop)
-    rank = value(node).dim()
-    return (base, places) if argument(node, 1, "dim") % rank < rank - places.ndim else None
-
-
 _FOLLOWED = {
     **dict.fromkeys(("contiguous", "clone"), _follow_copy),
     **dict.fromkeys(("reshape", "view", "flatten", "unflatten"), _follow_view),
     **dict.fromkeys(("cat", "stack"), _follow_join),
     "neg": _follow_negation,
     "getitem": _follow_index,
-    "unsqueeze": _follow_unsqueeze,
 }
-
-
-def row_names(node: Any) -> Optional[list[Hashable]]:
-    """Return a name for each element of a row: elements of one name are equal in every row.
-
-    Follows elementwise functions and rearrangements. None for rows of an unknown size.
-    """
-    base, places = row_source(node)
-    if places.ndim != 1 or places.numel() == 0:
-        return None
-    names = _names(base)
-    return names and [(names[abs(place) - 1], place < 0) for place in places.tolist()]
-
-
-def _names(node: Node) -> Optional[list[Hashable]]:
-    size = shape_of(node)[-1]
-    if not isinstance(size, int):
-        return None
-    name, last = operation(node), (-1, value(node).dim() - 1)
-    if name in ("ones_like", "zeros_like", "ones", "zeros"):
-        return [name] * size
-    if name in ("cos", "sin", "cast", "transfer", "expand"):
-        inner = row_names(node.args[0])
-        return [(name, part) for part in inner] if inner and len(inner) == size else None
-    if name in ("add", "sub", "mul", "div"):
-        operands = [row_names(part) if is_tensor(part) else [str(part)] for part in node.args[:2]]
-        if any(not names or len(names) not in (1, size) for names in operands):
-            return None
-        first, second = (names * (size // len(names)) for names in operands if names)
-        return [(name, *pair) for pair in zip(first, second)]
-    if name == "repeat_interleave" and argument(node, 2, "dim") in last and type(node.args[1]) is int:
-        inner = row_names(node.args[0])
-        return inner and [part for part in inner for _ in range(node.args[1])]
-    if name == "cat" and argument(node, 1, "dim", 0) in last:
-        parts = [row_names(part) for part in node.args[0]]
-        return None if None in parts else [part for names in parts for part in names or ()]
-    if name == "cat":  # of rows
-        parts = [row_names(part) for part in node.args[0]]
-        return None if None in parts else [*zip(*(names or () for names in parts))]
-    return [(node.name, place) for place in range(size)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,3 +72,8 @@ def test_a_redirect_names_the_repository_that_the_client_loads(hub: RunningHub) 
     hub.api().create_commit(KERNEL, status, repo_type="kernel", revision="v1", commit_message="Move")
     code, answer = doctor(hub, KERNEL)
     assert code == 9 and answer["hint"] == "use org/other@v3"
+    resolved = "from huggingface_hub import HfApi; from kernels.status import resolve_status as of; "
+    resolved += f"print(*of(HfApi(), {KERNEL!r}, 'v1'))"
+    command = [sys.executable, "-c", resolved]
+    done = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "org/other v3\n", done.stderr

@@ -40,7 +40,7 @@ extern "C" {
 unsafe fn elements<'a>(argument: &Any) -> Option<&'a mut [f32]> {
     let tensor = match argument.kind {
         DL_TENSOR => argument.value.pointer,
-        TENSOR => argument.value.pointer.byte_add(OBJECT_HEADER),
+        TENSOR => argument.value.pointer.cast::<u8>().add(OBJECT_HEADER).cast(),
         _ => return None,
     } as *const DLTensor;
     if (*tensor).dtype != [2, 32, 1, 0] || (*tensor).device[0] != 1 {
@@ -60,6 +60,6 @@ pub unsafe extern "C" fn __tvm_ffi_scaled(_: *mut c_void, args: *const Any, coun
             return 0;
         }
     }
-    TVMFFIErrorSetRaisedFromCStr(c"TypeError".as_ptr(), c"expected float32".as_ptr());
+    TVMFFIErrorSetRaisedFromCStr(b"TypeError\0".as_ptr().cast(), b"expected float32\0".as_ptr().cast());
     -1
 }
