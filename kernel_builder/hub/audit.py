@@ -27,6 +27,7 @@ from kernel_format.errors import CheckError, PackageError, VariantError
 from kernel_format.files import file_digest, temporary_directory
 from kernel_format.metadata import PackageMetadata
 from kernel_format.signatures import read_signers, signature_verdict
+from kernel_format.tree_digest import SIGNATURE
 from kernel_format.variant import Variant, parse
 
 # Of a partly downloaded package, these need whole files.
@@ -275,16 +276,22 @@ def _kernels(binary: Path, parts: Sequence[DeviceCode]) -> Iterator[tuple[str, t
 
 
 def _listed_digest(package: HubPackage, files: Mapping[str, RemoteFile]) -> Iterator[Finding]:
-    """Yield the files that differ from the digest in the metadata by the SHA-256 that the Hub lists for large files."""
+    """Yield the differences from the digest in the metadata; the Hub lists the SHA-256 of large files."""
     recorded = (package.metadata.digest or {}).get("files")
-    for path, digest in recorded.items() if isinstance(recorded, dict) else ():
-        remote = files.get(f"build/{package.variant}/{path}")
-        if remote is None or not isinstance(digest, str):
-            yield Finding("digest", path, "is in the digest of metadata.json, and not in the package", _UNCHANGED)
+    recorded = recorded if isinstance(recorded, dict) else {}
+    prefix = f"build/{package.variant}/"
+    listed = {path.removeprefix(prefix): remote for path, remote in files.items() if path.startswith(prefix)}
+    for path in sorted({*recorded, *listed} - {"metadata.json", SIGNATURE} if recorded else ()):
+        remote = listed.get(path)
+        if remote is None or path not in recorded:
+            place = "the digest of metadata.json" if remote is None else "the package"
+            yield Finding("digest", path, f"is only in {place}", _UNCHANGED)
         elif remote.sha256 or remote.size <= SMALL:
-            actual = remote.sha256 or file_digest(package.directory / path)
-            if base64.b64encode(bytes.fromhex(actual)).decode() != digest:
-                yield Finding("digest", path, "has another SHA-256 than the digest of metadata.json", _UNCHANGED)
+            with suppress(ValueError):
+                actual = remote.sha256 or file_digest(package.directory / path)
+                if base64.b64decode(str(recorded[path])).hex() == actual:
+                    continue
+            yield Finding("digest", path, "has another SHA-256 than the digest of metadata.json", _UNCHANGED)
 
 
 def _rebuild(metadata: PackageMetadata) -> str:

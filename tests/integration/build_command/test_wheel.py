@@ -160,9 +160,8 @@ def test_an_import_refuses_a_gpu_without_code(
         command = [python, "-c", AS_WITH_A_GPU]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-    for gpu in ("8.6", "9.0"):
-        done = imported(gpu)
-        assert done.stdout == "False 2.0\n", done.stderr
+    accepted = imported("8.6")
+    assert accepted.stdout == "False 2.0\n", accepted.stderr
     refused = imported("10.0").stderr
     for text in ("no code for this machine's GPU", "torch-cuda has code for: 8.0, 9.0a", "of the GPU: 10.0"):
         assert text in refused

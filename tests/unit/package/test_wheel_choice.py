@@ -89,7 +89,7 @@ def test_the_limited_api_is_not_for_every_python(loader: dict[str, Any], monkeyp
 def test_the_architectures_are_those_that_the_client_accepts(
     loader: dict[str, Any], capability: tuple[int, int]
 ) -> None:
-    known = ("7.5", "8.0", "8.6", "9.0", "9.0a", "9.0a+PTX", "10.0f", "9.0+PTX", "12.0", "gfx942", "14")
+    known = ("7.5", "8.0", "8.6", "9.0", "9.0a", "9.0a+PTX", "10.0a", "10.0f", "9.0+PTX", "12.0", "gfx942", "14")
     for archs in (archs for count in (1, 2, len(known)) for archs in itertools.combinations(known, count)):
         assert loader["has_code"](archs, capability) == archs_of_client._supports_cuda_capability([*archs], capability)
 

@@ -26,7 +26,8 @@ from kernel_hub.storage.locks import repository_lock
 
 Changing = Callable[[str, int], AbstractContextManager[None]]
 _SECONDS = 60.0
-_LOCKED = ("but expected", "File exists", "Unable to create", "reference already exists")
+# The last: `git repack -a -d` of another process drops objects that no ref reaches yet.
+_LOCKED = ("but expected", "File exists", "Unable to create", "reference already exists", "nonexistent object")
 
 
 class GitRefs:
@@ -167,7 +168,7 @@ class GitRefs:
     def _update(self, full: str, command: str) -> None:
         done = run_git("-C", str(self._path), "update-ref", "--stdin", seconds=_SECONDS, lines=command)
         if done.returncode and any(message in done.stderr for message in _LOCKED):
-            raise busy(f"{full} is locked or was moved by another process; try again: {done.stderr.strip()}")
+            raise busy(f"{full} is locked or was changed by another process; try again: {done.stderr.strip()}")
         if done.returncode:
             raise write_error(self._path, done.stderr)
         sync_filesystem(self._path)

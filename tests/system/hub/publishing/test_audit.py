@@ -13,6 +13,7 @@ from huggingface_hub import CommitOperationAdd
 from kernels_data import Digest, DigestAlgorithm
 
 from kernel_builder.hub.audit import audit
+from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_format.metadata import PackageMetadata
 from tests.support.loopback import QuietHandler, served
 from tests.support.places import CPU, CUDA
@@ -103,3 +104,35 @@ def test_findings_and_changes_of_the_api_decide_the_exit_code(hub: RunningHub, s
     assert [finding["check"] for finding in answer["variants"][0]["findings"]] == ["digest"]
     assert answer["api_changes"] == ["scaled(input, factor) becomes scaled(input, factor, by)"]
     assert run("--allow", "digest")[0] == 0
+
+
+def test_storage_that_the_hub_redirects_to_does_not_get_the_token() -> None:
+    requested: list[tuple[str, str | None]] = []
+
+    class Storage(QuietHandler):
+        def do_GET(self) -> None:
+            requested.append(("storage", self.headers["Authorization"]))
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            self.send_response(206)
+            self.send_header("Content-Length", str(last + 1 - first))
+            self.end_headers()
+            self.wfile.write(bytes(range(first, last + 1)))
+
+    with served(Storage) as storage:
+
+        class Hub(QuietHandler):
+            def do_GET(self) -> None:
+                requested.append(("hub", self.headers["Authorization"]))
+                self.send_response(302)
+                self.send_header("Location", f"{storage}/blob")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        with served(Hub) as url:
+            repository = RemoteRepository(SCALE, endpoint=url, token="hf_secret")
+            for start in (0, 40):
+                assert repository.read_range("v1", "a.so", start, start + 4, 99) == (
+                    start,
+                    bytes(range(start, start + 4)),
+                )
+    assert requested == [("hub", "Bearer hf_secret"), ("storage", None), ("storage", None)]
