@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -73,7 +73,8 @@ class Recording:
         rebuild((args, kwargs), lambda leaf: writer.add_input(leaf) if type(leaf) in PLAIN_TENSORS else None)
         _thread.is_recording = True
         try:
-            with writer.modules(), _Dispatched(writer), writer:
+            # Compiled parts run their own Python, whose calls are recorded.
+            with torch.compiler.set_stance("force_eager"), writer.modules(), _Dispatched(writer), writer:
                 output = forward(*args, **kwargs)
         finally:
             _thread.is_recording = False
@@ -116,6 +117,7 @@ class _Writer(TorchFunctionMode):
         self.constants: dict[str, Any] = {}
         self.obstacle: Optional[str] = None
         self.is_inside = False  # a call of Torch
+        self.made: set[int] = set()  # addresses of new memory
         self._fakes = torch._subclasses.FakeTensorMode()
         self._nodes = WeakIdKeyDictionary()  # by tensor
         self._constants: dict[int, Node] = {}  # by id of an object that `constants` keeps alive
@@ -141,7 +143,7 @@ class _Writer(TorchFunctionMode):
     @contextmanager
     def modules(self) -> Iterator[None]:
         """Note which module each call belongs to."""
-        before = register_module_forward_pre_hook(lambda module, _: self._stack.append((str(id(module)), type(module))))
+        before = register_module_forward_pre_hook(lambda module, _: self._enter(module))
         after = register_module_forward_hook(lambda *_: self._leave(), always_call=True)
         try:
             yield
@@ -149,8 +151,13 @@ class _Writer(TorchFunctionMode):
             before.remove()
             after.remove()
 
+    def _enter(self, module: nn.Module) -> None:
+        if is_recording():  # other threads may run other models
+            self._stack.append((str(id(module)), type(module)))
+
     def _leave(self) -> None:
-        self._stack.pop()
+        if is_recording():
+            self._stack.pop()
 
     def add_input(self, tensor: Tensor) -> None:
         self._name_result(self.graph.placeholder(f"input_{len(self._nodes)}"), tensor)
@@ -232,6 +239,8 @@ class _Writer(TorchFunctionMode):
 
     def _constant(self, value: Any) -> Node:
         node = self._constants.get(id(value))
+        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self.made:
+            raise Unrecorded("it reads a tensor whose origin is not known")
         if node is None:
             name = f"constant_{len(self._constants)}"
             self.constants[name] = value
@@ -253,7 +262,15 @@ class _Dispatched(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Optional[dict] = None) -> Any:
         if not self._writer.is_inside and self._writer.obstacle is None:
             self._writer.obstacle = f"other code than Python calls {function}"
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        self._writer.made |= _addresses_of(result) - _addresses_of((args, kwargs))
+        return result
+
+
+def _addresses_of(value: Any) -> set[int]:
+    """Return the addresses of the memory of tensors, without those that have none."""
+    plain = (tensor for tensor in _tensors_in(value) if type(tensor) in PLAIN_TENSORS)
+    return {tensor.untyped_storage().data_ptr() for tensor in plain} - {0}
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
