@@ -78,6 +78,12 @@ class Recording:
                 output = forward(*args, **kwargs)
         finally:
             _thread.is_recording = False
+        self.obstacle = writer.obstacle
+        if self.obstacle is None:
+            self._end(writer, output)
+        return output
+
+    def _end(self, writer: "_Writer", output: Any) -> None:
         outputs: list[Node] = []
 
         def place(leaf: Any) -> Any:
@@ -86,12 +92,13 @@ class Recording:
             outputs.append(writer.node_of(leaf))
             return _Part(len(outputs) - 1)
 
-        self._output = rebuild(output, place)
+        try:
+            self._output = rebuild(output, place)
+        except Unrecorded as unrecorded:
+            self.obstacle = str(unrecorded)
+            return
         writer.graph.output(outputs)
-        self.obstacle = writer.obstacle
-        if self.obstacle is None:
-            self.module = GraphModule(writer.constants, writer.graph)
-        return output
+        self.module = GraphModule(writer.constants, writer.graph)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result for other tensors in the arguments, by the calls of the graph."""
@@ -210,8 +217,8 @@ class _Writer(TorchFunctionMode):
                     self._name_results(inner, part)
 
     def _name_result(self, node: Node, tensor: Tensor) -> None:
-        if type(tensor) not in PLAIN_TENSORS:
-            raise Unrecorded(f"it makes a {type(tensor).__name__}")
+        if type(tensor) not in PLAIN_TENSORS or tensor.layout != torch.strided:
+            raise Unrecorded(f"it makes a {type(tensor).__name__}, {tensor.layout}")
         self._nodes[tensor] = node
         with self._fakes, torch._C.DisableTorchFunction():
             node.meta["example_value"] = torch.empty_strided(
@@ -269,7 +276,7 @@ class _Dispatched(TorchDispatchMode):
 
 def _addresses_of(value: Any) -> set[int]:
     """Return the addresses of the memory of tensors, without those that have none."""
-    plain = (tensor for tensor in _tensors_in(value) if type(tensor) in PLAIN_TENSORS)
+    plain = (x for x in _tensors_in(value) if type(x) in PLAIN_TENSORS and x.layout == torch.strided)
     return {tensor.untyped_storage().data_ptr() for tensor in plain} - {0}
 
 
