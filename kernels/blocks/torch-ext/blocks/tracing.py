@@ -8,6 +8,7 @@ calls run one by one, without the Python of the model around them.
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -35,23 +36,29 @@ def trace(model: nn.Module, findings: Findings, scope: str) -> None:
         scope: "model" for a graph of the whole model, "blocks" for one of each class of blocks in its lists.
     """
     modules = [model] if scope == "model" else _blocks_of(model)
-    calls = {cls: _compiled(cls, findings) for cls in {type(module) for module in modules}}
+    classes = {type(module) for module in modules}
+    calls = {cls: _compiled([module for module in modules if type(module) is cls], findings) for cls in classes}
     for module in modules:
-        module._compiled_call_impl = partial(calls[type(module)], module)
+        call = _TracedCall(calls[type(module)], module)
+        call.former = module._compiled_call_impl
+        module._compiled_call_impl = call
     _traced[model] = weakref.WeakSet(modules)
 
 
 def untrace(model: nn.Module) -> None:
     """Undo `trace`."""
+    suspend(model)
     for module in _traced.pop(model, ()):
-        module._compiled_call_impl = None  # Torch has no public name to undo `nn.Module.compile`
+        if module._compiled_call_impl is None:
+            vars(module).pop("_compiled_call_impl", None)
 
 
 def suspend(model: nn.Module) -> dict[nn.Module, Any]:
     """Let a model run as it was, and return the calls that run its graphs, for `resume`."""
     calls = {module: module._compiled_call_impl for module in _traced.get(model, ())}
-    for module in calls:
-        module._compiled_call_impl = None
+    calls = {module: call for module, call in calls.items() if isinstance(call, _TracedCall)}
+    for module, call in calls.items():
+        module._compiled_call_impl = call.former
     return calls
 
 
@@ -59,6 +66,12 @@ def resume(calls: dict[nn.Module, Any]) -> None:
     """Undo `suspend`."""
     for module, call in calls.items():
         module._compiled_call_impl = call
+
+
+class _TracedCall(partial[Any]):
+    """The call of a module by graphs, where `nn.Module.compile` puts its own: Torch has no public name for it."""
+
+    former: Any  # a user's `compile`, or None
 
 
 def _blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -69,8 +82,9 @@ def _blocks_of(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def _compiled(cls: type, findings: Findings) -> Callable[..., Any]:
-    """Return the call of the modules of a class, by graphs that they share."""
+def _compiled(modules: Sequence[nn.Module], findings: Findings) -> Callable[..., Any]:
+    """Return the call of modules of one class, by graphs that they share."""
+    cls, methods = type(modules[0]), _methods_in(modules)
 
     def traced(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
@@ -83,10 +97,23 @@ def _compiled(cls: type, findings: Findings) -> Callable[..., Any]:
         # Who compiles the model gets its own operations, which Inductor fuses.
         if is_compiling() or is_recording():
             return module._call_impl(*args, **kwargs)
+        if any(getattr(owner, name) is not method for owner, name, method in methods):
+            findings.left[cls.__name__, "the method of a class was patched after accelerate"] = 1
+            return module._call_impl(*args, **kwargs)
         with dynamo_config.patch(skip_nnmodule_hook_guards=False):  # hooks may be added after the trace
             return compiled(module, *args, **kwargs)
 
     return call
+
+
+def _methods_in(modules: Sequence[nn.Module]) -> list[tuple[type, str, Any]]:
+    """Return the methods of classes that calls run: Torch's guards compare the classes, and not these."""
+    parts = [part for module in modules for part in module.modules()]
+    processors = [value for part in parts for value in vars(part).values() if callable(value)]
+    owners = {type(part) for part in (*parts, *processors)}
+    names = ("forward", "__call__")
+    methods = [(owner, name, getattr(owner, name, None)) for owner in owners for name in names]
+    return [entry for entry in methods if isinstance(entry[2], FunctionType)]
 
 
 class _Backend:
