@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -134,6 +134,10 @@ class Decoder:
         self._pool_bytes = 0
         self._snapshot: Optional[Snapshot] = None
         self._refused: dict[Any, str] = {}
+
+    def on_device_of(self, model: nn.Module) -> AbstractContextManager:
+        """Return a context in which the device of a model is the current one."""
+        return self._gpu.on_device_of(model)
 
     def is_active(self) -> bool:
         """Return whether this thread runs the model for the loop, so that its forward needs no graph of its own."""
@@ -513,7 +517,10 @@ def _prepare(
     if not kwargs.get("use_cache") or cache_name is None:
         raise Refused("it has no cache")
     options = {
-        name: value for name, value in kwargs.items() if value is not None and name not in {*_OPTIONS, cache_name}
+        name: value
+        for name, value in kwargs.items()
+        # transformers itself passes empty dictionaries, of encoders that have nothing to encode.
+        if value is not None and not (type(value) is dict and not value) and name not in {*_OPTIONS, cache_name}
     }
     for name, value in options.items():
         if not is_value(value):

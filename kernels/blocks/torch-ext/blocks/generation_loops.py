@@ -41,7 +41,8 @@ def loops_of(cls: Any) -> dict[str, Callable[..., Any]]:
         decoder = decoders.get(self)
         if decoder is None:
             return cls._sample(self, *args, **kwargs)
-        return decoder.sample(self, MethodType(cls.forward, self), MethodType(cls._sample, self), *args, **kwargs)
+        with decoder.on_device_of(self):
+            return decoder.sample(self, MethodType(cls.forward, self), MethodType(cls._sample, self), *args, **kwargs)
 
     return {**loops, "_sample": sample}
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Optional
 
 import torch
+from torch import nn
 
 from .calls import Refused
 
@@ -44,11 +45,14 @@ class Gpu:
 
     def find_obstacle(self, device: torch.device) -> Optional[str]:
         """Return why a call on `device` can neither be captured nor replayed now, or None."""
-        if torch.cuda.current_device() != device.index:
-            return "the current CUDA device is not that of the model"
         if torch.cuda.is_current_stream_capturing():
             return "the caller captures a graph"
         return "a capture could not be ended" if _broken else None
+
+    def on_device_of(self, model: nn.Module) -> AbstractContextManager:
+        """Return a context in which the device of a model is the current one."""
+        weight = next(model.parameters(), None)
+        return torch.cuda.device(weight.device) if weight is not None and weight.is_cuda else nullcontext()
 
     def modes(self) -> tuple:
         """Return the global settings that kernels are chosen by."""

@@ -133,6 +133,10 @@ class GraphRunner:
 
     def call(self, model: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return the result of `forward(*args, **kwargs)`, the model's own forward."""
+        with self._gpu.on_device_of(model):
+            return self._call(model, forward, args, kwargs)
+
+    def _call(self, model: nn.Module, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         try:
             if self._left > 0:
                 self._left -= 1
