@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-SEEDS = range(3)
+SEEDS = range(2)
 
 
 @dataclass
@@ -26,6 +26,8 @@ class Case:
         def cast(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: cast(part) for name, part in value.items()}
+            if isinstance(value, list):
+                return [cast(part) for part in value]
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
         inputs = {name: value if name in self.whole else cast(value) for name, value in self.inputs.items()}
@@ -86,7 +88,7 @@ def recorded(blocks, model, args, kwargs):
     """Return the recorded calls of a model's forward, with the kernels, and the operations almost replaced."""
     recording = importlib.import_module(f"{blocks.__name__}.recording").Recording(type(model))
     recording.record(model.forward, args, kwargs)
-    assert recording.obstacle is None
+    assert recording.obstacle is None, recording.obstacle
     return recording, importlib.import_module(f"{blocks.__name__}.fusions").fuse(recording.module)
 
 
@@ -122,23 +124,23 @@ def error_ratio(ours, own, expected):
 
 
 @torch.no_grad()
-def check_bfloat16_output(blocks, build):
-    """Assert that the output is as close to that of the float32 model as the output of the model's own forwards."""
+def check_output(blocks, build):
+    """Assert that float32 output stays, and bfloat16 is as close to it as by the model's own forwards.
+
+    Return how often the float32 model's graph has each kernel.
+    """
     own, ours = 0.0, 0.0
     for seed in SEEDS:
         case = built(build, seed)
         expected = case.run()
+        if seed == 0:
+            faster = accelerated(blocks, case)
+            assert error(faster.run(), expected) < 1e-5
         lower = case.in_dtype(torch.bfloat16)
         own += error(lower.run(), expected) ** 2
         ours += error(accelerated(blocks, lower).run(), expected) ** 2
     assert 0 < ours <= 1.1**2 * own
-
-
-@torch.no_grad()
-def check_float32_output(blocks, build):
-    """Assert that the output is that of the model."""
-    case = built(build)
-    assert error(accelerated(blocks, case).run(), case.run()) < 1e-5
+    return faster.model.kernels
 
 
 def check_bfloat16_gradients(blocks, build):

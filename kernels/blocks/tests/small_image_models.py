@@ -13,8 +13,10 @@ from diffusers import (
     UNet2DConditionModel,
 )
 from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.transformers.transformer_flux import FluxIPAdapterAttnProcessor
 from diffusers.models.transformers.transformer_sd3 import SD3SingleTransformerBlock
 from model_cases import Case, randomized
+from peft import LoraConfig
 
 BATCH, HEIGHT, WIDTH = 2, 4, 6
 TOKENS = HEIGHT * WIDTH
@@ -172,7 +174,61 @@ def basic_block(**options: Any) -> Case:
     inputs = {"hidden_states": torch.randn(BATCH, TOKENS, WIDE), "encoder_hidden_states": torch.randn(BATCH, TEXT, 16)}
     if options.get("norm_type") == "ada_norm_single":
         inputs["timestep"] = torch.randn(BATCH, 6 * WIDE)
+    elif "norm_type" in options:
+        inputs |= {"timestep": torch.tensor([3, 5]), "class_labels": torch.tensor([0, 7])}
     return Case(randomized(block), inputs)
+
+
+def block_of_flux2(rows: tuple[int, int] = (BATCH, 1)) -> Case:
+    """Return a block whose states of the image have a modulation for each of some rows."""
+    inputs = {
+        "hidden_states": torch.randn(BATCH, TOKENS, WIDE),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, WIDE),
+        "temb_mod_img": torch.randn(*rows, 6 * WIDE),
+        "temb_mod_txt": torch.randn(BATCH, 6 * WIDE),
+    }
+    return Case(flux2().model.transformer_blocks[0], inputs)
+
+
+def single_block_of_flux2() -> Case:
+    inputs = {
+        "hidden_states": torch.randn(BATCH, TOKENS, WIDE),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, WIDE),
+        "temb_mod": torch.randn(BATCH, 3 * WIDE),
+        "split_hidden_states": True,
+    }
+    return Case(flux2().model.single_transformer_blocks[0], inputs)
+
+
+def attention_without_rotary(case: Case) -> Case:
+    inputs = {
+        "hidden_states": torch.randn(BATCH, TOKENS, WIDE),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, WIDE),
+    }
+    return Case(case.model.transformer_blocks[0].attn, inputs)
+
+
+def image_prompt() -> Case:
+    block = flux().model.transformer_blocks[0]
+    block.attn.set_processor(randomized(FluxIPAdapterAttnProcessor(WIDE, 16)))
+    inputs = {
+        "hidden_states": torch.randn(BATCH, TOKENS, WIDE),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, WIDE),
+        "temb": torch.randn(BATCH, WIDE),
+        "joint_attention_kwargs": {"ip_hidden_states": [torch.randn(BATCH, 4, 16)]},
+    }
+    return Case(block, inputs)
+
+
+def adapted(case: Case) -> Case:
+    targets = ["to_q", "to_k", "to_out.0", "add_q_proj", "to_qkv_mlp_proj", "linear_in", "proj_out"]
+    case.model.add_adapter(LoraConfig(r=4, init_lora_weights=False, target_modules=targets))
+    return Case(randomized(case.model), case.inputs, case.whole)
+
+
+def chunked(case: Case) -> Case:
+    case.model.enable_forward_chunking(chunk_size=1, dim=0)
+    return case
 
 
 def fused(case: Case) -> Case:
@@ -198,4 +254,15 @@ CASES = {
     "block without cross-attention": basic_block,
     "block with cross-attention only": lambda: basic_block(cross_attention_dim=16, only_cross_attention=True),
     "block of Latte": lambda: basic_block(norm_type="ada_norm_single"),
+    "block of classes": lambda: basic_block(norm_type="ada_norm_zero", num_embeds_ada_norm=8),
+    "block with positions": lambda: basic_block(positional_embeddings="sinusoidal", num_positional_embeddings=64),
+    "block of Flux.2, one modulation": lambda: block_of_flux2((1, 1)),
+    "block of Flux.2, modulation per token": lambda: block_of_flux2((BATCH, TOKENS)),
+    "single block of Flux.2, streams apart": single_block_of_flux2,
+    "attention of Flux.1 alone": lambda: attention_without_rotary(flux()),
+    "attention of Flux.2 alone": lambda: attention_without_rotary(flux2()),
+    "Flux.1, image prompt": image_prompt,
+    "SD 3, chunks": lambda: chunked(sd3()),
+    "Flux.1, LoRA": lambda: adapted(flux()),
+    "Flux.2, LoRA": lambda: adapted(flux2()),
 }

@@ -13,6 +13,7 @@ from diffusers import (
 )
 from diffusers.models.embeddings import get_3d_rotary_pos_embed
 from model_cases import Case, randomized
+from torch import nn
 
 BATCH, FRAMES, HEIGHT, WIDTH = 2, 2, 4, 4
 TOKENS = FRAMES * HEIGHT * WIDTH
@@ -153,18 +154,36 @@ def cogvideox(rotary: bool = True) -> Case:
     return Case(randomized(model), inputs)
 
 
+def wan_fused() -> Case:
+    case = wan()
+    for block in case.model.blocks:
+        block.attn1.fuse_projections()
+    return case
+
+
+def wan_with_other_norms() -> Case:
+    case = wan()
+    case.model.blocks[0].norm1 = nn.LayerNorm(WIDE, elementwise_affine=False)
+    case.model.blocks[0].attn1.norm_q = nn.Identity()
+    return case
+
+
 CASES = {
     "LTX-Video": ltx,
     "LTX-Video, time per token": lambda: ltx(per_token=True),
     "LTX-Video, coordinates": lambda: ltx(coordinates=True),
+    "LTX-Video, weights of norms": lambda: ltx(norm_elementwise_affine=True),
     "Wan": wan,
     "Wan, time per token": lambda: wan(per_token=True),
     "Wan, image": lambda: wan(image=True),
     "Wan, no second norm": lambda: wan(cross_attn_norm=False),
+    "Wan, fused projections": wan_fused,
+    "Wan, other norms": wan_with_other_norms,
     "Wan VACE": wan_vace,
     "block of Wan Animate": lambda: wan_block("wan_animate"),
     "block of ChronoEdit": lambda: wan_block("chronoedit"),
     "HunyuanVideo": hunyuan_video,
+    "HunyuanVideo, image": lambda: hunyuan_video(image_condition_type="token_replace"),
     "CogVideoX": cogvideox,
     "CogVideoX, no rotary embedding": lambda: cogvideox(rotary=False),
 }

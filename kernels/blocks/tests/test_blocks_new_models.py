@@ -21,7 +21,7 @@ UNGATED = {
     *("LTX-2", "Bria", "LongCat-Image", "CogView 4", "Cosmos", "SkyReels 2"),
     *(VISION.keys() - {"aimv2_vision_model", "pixtral"}),
 }
-# The states of the first two are not contiguous, as are the patches of a convolution. Cohere's norms spell LayerNorm out.
+# The states of the first two are not contiguous, as patches of a convolution. Cohere's norms spell LayerNorm out.
 NO_NORM = {"aimv2_vision_model", "idefics3_vision", "cohere", "cohere2"}
 UNRECORDED = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "it writes to views of new memory"),

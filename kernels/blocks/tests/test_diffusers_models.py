@@ -1,13 +1,18 @@
-"""All models of diffusers: results and gradients as close to float32 as those of their own forwards."""
+"""Models of diffusers: the kernels that run, and the accuracy of results and gradients."""
 
 import pytest
 import small_image_models
 import small_video_models
+import torch
+from diffusers.models.attention import FeedForward
 from model_cases import (
+    Case,
+    accelerated,
+    built,
     check_bfloat16_gradients,
-    check_bfloat16_output,
     check_float32_gradients,
-    check_float32_output,
+    check_output,
+    error,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels")
@@ -17,16 +22,81 @@ GRADIENTS = (
     *("Flux.1", "Flux.2", "Qwen-Image", "Qwen-Image, edited", "SD 3.5", "PixArt", "SDXL"),
     *("LTX-Video", "Wan", "Wan, time per token", "HunyuanVideo", "CogVideoX"),
 )
+WAN = {"ada_layer_norm": 1, "gate_residual_ada_norm": 6, "rms_norm": 4, "norm_rotary": 4}
+KERNELS = {
+    "Flux.1": {
+        "ada_layer_norm": 5,
+        "gate_residual": 4,
+        "gate_residual_ada_norm": 6,
+        "rms_norm": 8,
+        "apply_rotary": 2,
+        "norm_rotary": 2,
+    },
+    "Flux.2": {
+        "ada_layer_norm": 4,
+        "gate_residual": 3,
+        "gate_residual_ada_norm": 7,
+        "swiglu": 4,
+        "swiglu_pair": 2,
+        "rms_norm": 8,
+        "apply_rotary": 2,
+        "norm_rotary": 2,
+    },
+    "Qwen-Image": {
+        "ada_layer_norm": 2,
+        "gate_residual": 1,
+        "gate_residual_ada_norm": 7,
+        "rms_norm": 1,
+        "norm_rotary": 4,
+    },
+    "SD 3": {"ada_layer_norm": 2, "gate_residual_ada_norm": 6},
+    "SD 3, chunks": {"ada_layer_norm": 2, "gate_residual_ada_norm": 6},
+    "SD 3.5": {"ada_layer_norm": 3, "gate_residual": 1, "gate_residual_ada_norm": 6, "rms_norm": 10},
+    "PixArt": {"gate_residual": 2, "gate_residual_ada_norm": 4},
+    "SDXL": {"ada_layer_norm": 1, "gate_residual_ada_norm": 5, "geglu": 2},
+    "block of classes": {"ada_layer_norm": 1, "gate_residual_ada_norm": 1, "gate_residual": 1, "geglu": 1},
+    "block with positions": {"ada_layer_norm": 1, "gate_residual_ada_norm": 1, "geglu": 1},
+    "LTX-Video": {
+        "ada_rms_norm": 1,
+        "gate_residual": 2,
+        "gate_residual_ada_norm": 4,
+        "rms_norm": 4,
+        "norm_rotary": 2,
+    },
+    "Wan": WAN,
+    "Wan, fused projections": WAN,
+    "Wan, time per token": WAN,
+    "Wan, other norms": {
+        "ada_layer_norm": 1,
+        "gate_residual_ada_norm": 6,
+        "rms_norm": 4,
+        "norm_rotary": 3,
+        "apply_rotary": 1,
+    },
+    "Wan VACE": {"gate_residual": 5, "gate_residual_ada_norm": 6, "rms_norm": 8, "norm_rotary": 8},
+    "block of ChronoEdit": {
+        "ada_layer_norm": 1,
+        "gate_residual": 1,
+        "gate_residual_ada_norm": 2,
+        "rms_norm": 2,
+        "norm_rotary": 2,
+    },
+    "HunyuanVideo": {
+        "ada_layer_norm": 4,
+        "gate_residual": 7,
+        "gate_residual_ada_norm": 5,
+        "rms_norm": 8,
+        "norm_rotary": 2,
+        "apply_rotary": 4,
+    },
+    "CogVideoX": {"ada_layer_norm": 7, "gate_residual": 1, "gate_residual_ada_norm": 7, "apply_rotary": 4},
+}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bfloat16_output_is_as_close_to_float32_as_the_models_own(blocks, name):
-    check_bfloat16_output(blocks, CASES[name])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_float32_output_is_that_of_the_model(blocks, name):
-    check_float32_output(blocks, CASES[name])
+def test_output_is_that_of_the_model(blocks, name):
+    kernels = check_output(blocks, CASES[name])
+    assert kernels == KERNELS.get(name, kernels)
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
@@ -37,3 +107,60 @@ def test_bfloat16_gradients_are_as_close_to_float32_as_the_models_own(blocks, na
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_float32_gradients_are_those_of_the_model(blocks, name):
     check_float32_gradients(blocks, CASES[name])
+
+
+@pytest.mark.parametrize("name", ["Flux.1", "Flux.2", "Qwen-Image"])
+@torch.no_grad()
+def test_float16_output_is_as_close_to_float32_as_the_models_own(blocks, name):
+    case = built(CASES[name])
+    expected = case.run()
+    lower = case.in_dtype(torch.float16)
+    assert 0 < error(accelerated(blocks, lower).run(), expected) <= 1.1 * error(lower.run(), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "gates", "branch"),
+    [("Flux.1", "norm1_context.linear", "ff_context.net.2"), ("Qwen-Image", "txt_mod.1", "txt_mlp.net.2")],
+)
+@torch.no_grad()
+def test_float16_sums_that_overflow_are_clipped_as_in_the_model(blocks, name, gates, branch):
+    block = CASES[name]().in_dtype(torch.float16).model.transformer_blocks[0]
+    block.get_submodule(gates).bias.fill_(4.0)
+    block.get_submodule(branch).bias.fill_(60000.0)
+    sizes = small_image_models
+    inputs = {
+        "hidden_states": torch.randn(sizes.BATCH, sizes.TOKENS, sizes.WIDE).half(),
+        "encoder_hidden_states": torch.randn(sizes.BATCH, sizes.TEXT, sizes.WIDE).half(),
+        "temb": torch.randn(sizes.BATCH, sizes.WIDE).half(),
+    }
+    if name == "Qwen-Image":
+        inputs["encoder_hidden_states_mask"] = None
+    case = Case(block, inputs)
+    text = sizes.BATCH * sizes.TEXT * sizes.WIDE
+    expected, actual = case.run()[:text], accelerated(blocks, case).run()[:text]
+    assert (actual == 65504).float().mean() > 0.9
+    assert torch.equal(actual, expected)
+
+
+@torch.no_grad()
+def test_wan_in_bfloat16_with_modules_that_are_kept_in_float32(blocks):
+    case = small_video_models.wan()
+    expected = case.run()
+    lower = case.in_dtype(torch.bfloat16)
+    for name, parameter in [*lower.model.named_parameters(), *lower.model.named_buffers()]:
+        if not set(name.split(".")).isdisjoint(lower.model._keep_in_fp32_modules):  # as from_pretrained does
+            parameter.data = parameter.data.float()
+    faster = accelerated(blocks, lower)
+    assert 0 < error(faster.run(), expected) <= 1.1 * error(lower.run(), expected)
+    assert faster.model.kernels["gate_residual_ada_norm"] >= 4
+
+
+@pytest.mark.parametrize(("activation", "kernel"), [("geglu", "geglu"), ("swiglu", "swiglu")])
+def test_gated_feed_forwards(blocks, activation, kernel):
+    case = Case(FeedForward(64, activation_fn=activation), {"hidden_states": torch.randn(2, 24, 64)})
+    faster = accelerated(blocks, case)
+    x = case.inputs["hidden_states"].requires_grad_()
+    expected, actual = case.run(), faster.run()
+    assert faster.model.kernels == {kernel: 1}
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x) for y in (actual, expected)))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from kernels import LocalLayerRepository, Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
+from model_cases import RecordedModel
 from text_models import CONFIGS, error, logits, model_of, ops_of
 from transformers import KernelConfig
 from transformers.utils import kernel_config
@@ -122,15 +123,15 @@ def test_kernel_config_of_a_repository(blocks, named, monkeypatch, tmp_path, own
     assert error(logits(faster), logits(model)) < 1e-5
 
 
-def test_accelerate_after_kernelize(blocks, named):
+def test_recorded_after_kernelize(blocks, named):
     named("qwen3")
     model = model_of("qwen3")
     expected = logits(model)
     with use_kernel_mapping(repositories("qwen3")):
         kernelize(model, mode=Mode.INFERENCE, device="cpu")
-    report = blocks.accelerate(model)
-    assert {words for _, words in report.left} >= {"its forward was replaced by other code"}
-    assert error(logits(model), expected) < 1e-5
+    faster = RecordedModel(blocks, model)
+    assert error(logits(faster), expected) < 1e-5
+    assert not {"rms_norm", "swiglu_pair"} & faster.kernels.keys()  # the layers call them
 
 
 def test_layers_are_for_every_model(blocks):
