@@ -81,6 +81,12 @@ def one_thread():
 
 
 @pytest.fixture
+def fresh_dynamo():
+    """Torch counts the graphs of code that models share, accelerate's hooks for example, and traces it 8 times."""
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def on_the_device_of_the_kernels(blocks, monkeypatch):
     device = blocks.kernel_set.DEVICE
     if device == "cpu":

@@ -362,8 +362,8 @@ def test_the_check_compares_and_times(blocks):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scope": "layers"}, 'scope must be "modules" or "model", not \'layers\''),
-        ({"scope": "model", "graphs": True}, 'graphs=True needs scope="modules"'),
+        ({"scope": "layers"}, 'scope must be "model" or "blocks", not \'layers\''),
+        ({"scope": "model", "graphs": True}, 'graphs=True needs scope="blocks", or none'),
     ],
 )
 def test_wrong_options(blocks, options, message):
