@@ -9,7 +9,7 @@
 
 namespace rope3d {
 
-template <typename T, int kRow>
+template <typename T, int kRow, int kValues>
 __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     norm_rotate_kernel(const __grid_constant__ NormParams params) {
   using Tile = NormTile<T, kRow>;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     const int side = i / Tile::kColumns, column = i % Tile::kColumns;
     load_weights(params.sides[side], columns[column], weights[side][column]);
   }
-  TokenAngles<Tile::kPairs> angles[Tile::kColumns];
+  Angles<Tile::kPairs, kValues> angles[Tile::kColumns];
 #pragma unroll
   for (int i = 0; i < Tile::kColumns; ++i) load_column_angles<Tile, T>(params, unit, columns[i], angles[i]);
   trigger_next_grid();
