@@ -9,8 +9,14 @@
 
 namespace rope3d {
 
+// The launch bound. Of rows per block with two entries per pair, 16-bit elements would take 120 registers instead
+// of 93.
 template <typename T, int kRow, int kValues>
-__global__ void __launch_bounds__(kNormLaunches[kRow].threads)
+constexpr int kMaxNormThreads =
+    kNormLaunches[kRow].row_per_block && kValues == 2 && sizeof(T) == 2 ? 640 : kNormLaunches[kRow].threads;
+
+template <typename T, int kRow, int kValues>
+__global__ void __launch_bounds__((kMaxNormThreads<T, kRow, kValues>))
     norm_rotate_kernel(const __grid_constant__ NormParams params) {
   using Tile = NormTile<T, kRow>;
   __shared__ float scratch[Tile::kLaunch.threads / kWarp][Tile::kRows];
