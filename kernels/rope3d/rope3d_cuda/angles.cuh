@@ -139,7 +139,18 @@ struct RowEntries {
   __device__ __forceinline__ float operator[](int i) const { return decode(parts[i / kWidth], i % kWidth); }
 };
 
-// Vectorized loads from a table with one row per token. kSplit: the entries of the second elements are `second` entries
+// Vectorized loads from a table with one row per token and one entry per pair.
+template <bool kSplit, typename E, int kPairs>
+__device__ __forceinline__ void load_vectors(const E* cos, const E* sin, int64_t, Angles<kPairs, 1>& angles) {
+  const RowEntries<E, kPairs> cosines(cos), sines(sin);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    angles.cos[0][i] = cosines[i];
+    angles.sin[0][i] = sines[i];
+  }
+}
+
+// The same, with one or two entries per pair. kSplit: the entries of the second elements are `second` entries
 // after those of the first ones, or the same; else the entries of a pair are adjacent or one.
 template <bool kSplit, typename E, int kPairs>
 __device__ __forceinline__ void load_vectors(const E* cos, const E* sin, int64_t second, TokenAngles<kPairs>& angles) {

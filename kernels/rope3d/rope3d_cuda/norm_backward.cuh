@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_sums_of_block(const NormSide& side, const 
   }
 }
 
-template <typename T, int kRow>
+template <typename T, int kRow, int kValues>
 __global__ void LAUNCH_BOUNDS(kNormLaunches[kRow].threads,
                               kNormLaunches[kRow].threads_per_sm / kNormLaunches[kRow].threads)
     norm_rotate_backward_kernel(const __grid_constant__ NormParams params) {
@@ -88,7 +88,7 @@ __global__ void LAUNCH_BOUNDS(kNormLaunches[kRow].threads,
       load_column<Tile, T, row()>(params, side.x, unit, columns[i()], x[row()][i()]);
       load_column<Tile, T, row()>(params, side.from, unit, columns[i()], grad[row()][i()]);
     });
-    TokenAngles<Tile::kPairs> angles[Tile::kColumns];
+    Angles<Tile::kPairs, kValues> angles[Tile::kColumns];
 #pragma unroll
     for (int i = 0; i < Tile::kColumns; ++i) load_column_angles<Tile, T>(params, unit, columns[i], angles[i]);
     float sums[kSums] = {};

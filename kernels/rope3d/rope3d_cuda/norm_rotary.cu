@@ -147,7 +147,6 @@ NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
   params.sin = rotation.table.sin;
   params.table_batch = rotation.table.batch_stride;
   params.table_row = rotation.table.row_stride;
-  params.table_pair = static_cast<int>(rotation.table.pair_stride);
   params.table_second = static_cast<int>(rotation.table.second);
   params.float32_table = rotation.table.type != rotation.type;
   return params;
@@ -163,10 +162,13 @@ void launch_norm(const NormRotation& problem, const NormPlan& plan, cudaStream_t
   }
   const NormParams params = norm_params(problem, plan);
   with_row<kNormLaunches, dtype_bit(kTypeOf<T>), kVariants.bits>(plan.row, [&](auto row) {
+    const bool pairs = problem.rotation.table.second == 0;
     if constexpr (kBackward) {
-      launch_with_pdl(norm_rotate_backward_kernel<T, row()>, blocks, threads, 0, stream, params);
+      launch_with_pdl(pairs ? norm_rotate_backward_kernel<T, row(), 1> : norm_rotate_backward_kernel<T, row(), 2>,
+                      blocks, threads, 0, stream, params);
     } else {
-      launch_with_pdl(norm_rotate_kernel<T, row()>, blocks, threads, 0, stream, params);
+      launch_with_pdl(pairs ? norm_rotate_kernel<T, row(), 1> : norm_rotate_kernel<T, row(), 2>, blocks, threads, 0,
+                      stream, params);
     }
   });
 }

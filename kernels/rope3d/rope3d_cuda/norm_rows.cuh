@@ -57,8 +57,8 @@ struct NormParams {
   float eps;
   const void *cos, *sin;
   int64_t table_batch, table_row;
-  int table_pair, table_second;  // as in rope3d/problem.h
-  bool float32_table;            // and the dtype of q is another
+  int table_second;    // as in rope3d/problem.h
+  bool float32_table;  // and the dtype of q is another
 };
 
 template <typename T, int kRow>
@@ -259,24 +259,26 @@ __device__ __forceinline__ void get_factors(const NormSide& norm, const NormColu
   }
 }
 
-// Loads the angles of a column; they are zero if it is not rotated.
-template <typename Tile, typename T>
+// Loads the angles of a column; they are zero if it is not rotated. kValues: entries per pair, in the template of the
+// kernels because two of them take registers.
+template <typename Tile, typename T, int kValues>
 __device__ __forceinline__ void load_column_angles(const NormParams& params, const NormUnit& unit,
-                                                   const NormColumn& column, TokenAngles<Tile::kPairs>& angles) {
+                                                   const NormColumn& column, Angles<Tile::kPairs, kValues>& angles) {
   if (!unit.exists || !column.in_row || !column.rotated || unit.token < params.prefix) {
 #pragma unroll
-    for (int i = 0; i < 2 * Tile::kPairs; ++i) {
+    for (int i = 0; i < kValues * Tile::kPairs; ++i) {
       angles.cos[i / Tile::kPairs][i % Tile::kPairs] = 1.0f;
       angles.sin[i / Tile::kPairs][i % Tile::kPairs] = 0.0f;
     }
     return;
   }
   const int64_t first = unit.sequence * params.table_batch + (unit.token - params.prefix) * params.table_row +
-                        column.pair * params.table_pair;
+                        column.pair * (Tile::kSplit ? 1 : kValues);
   const auto load_as = [&](auto tag) {
     using Entry = typename decltype(tag)::Element;
     load_vectors<Tile::kSplit>(static_cast<const Entry*>(params.cos) + first,
-                               static_cast<const Entry*>(params.sin) + first, params.table_second, angles);
+                               static_cast<const Entry*>(params.sin) + first, Tile::kSplit ? params.table_second : 1,
+                               angles);
   };
   if (sizeof(T) < sizeof(float) && params.float32_table) {
     load_as(Tag<float>{});
@@ -286,8 +288,8 @@ __device__ __forceinline__ void load_column_angles(const NormParams& params, con
 }
 
 // Rotates a column by its angles; kInverse: by the negative angles.
-template <typename Tile, bool kInverse>
-__device__ __forceinline__ void rotate_column(const TokenAngles<Tile::kPairs>& angles,
+template <typename Tile, bool kInverse, int kValues>
+__device__ __forceinline__ void rotate_column(const Angles<Tile::kPairs, kValues>& angles,
                                               float (&values)[Tile::kElements]) {
 #pragma unroll
   for (int i = 0; i < Tile::kPairs; ++i) {
