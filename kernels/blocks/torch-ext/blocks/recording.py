@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .calls import rebuild
+from .editing import is_view
 from .kernel_set import DEVICE, PLAIN_TENSORS, is_transformed
 from .values import changes, operation
 
@@ -27,6 +28,7 @@ _VALUES = (
     *(type(None), type(...), bool, int, float, complex, str, slice),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 _OPERATORS = {
     f"__{name}__": getattr(operator, name)
     for name in (
@@ -128,7 +130,7 @@ class _Writer(TorchFunctionMode):
         self._fakes = torch._subclasses.FakeTensorMode()
         self._nodes = WeakIdKeyDictionary()  # by tensor
         self._constants: dict[int, Node] = {}  # by id of an object that `constants` keeps alive
-        self._unwritten: set[Node] = set()
+        self._unwritten: dict[Node, Node] = {}  # new memory and views of it, by what made it
         self._stack: list[tuple[str, type]] = [("", cls)]
         self._autocast = torch.is_autocast_enabled(DEVICE)
 
@@ -197,13 +199,16 @@ class _Writer(TorchFunctionMode):
     def _watch_memory(self, node: Node) -> None:
         """Raise if a call reads memory that no recorded call has written."""
         if operation(node) in _EMPTY:
-            self._unwritten.add(node)
+            self._unwritten[node] = node
             return
         for operand in node.all_input_nodes:
-            if operand in self._unwritten:
-                if not changes(node):
-                    raise Unrecorded("it reads memory that no call of Torch has written")
-                self._unwritten.discard(operand)
+            memory = self._unwritten.get(operand)
+            if memory is not None and (is_view(node) or operation(node) == "getitem"):
+                self._unwritten[node] = memory
+            elif memory is not None and changes(node):
+                self._unwritten = {view: made for view, made in self._unwritten.items() if made is not memory}
+            elif memory is not None:
+                raise Unrecorded("it reads memory that no call of Torch has written")
 
     def _name_results(self, node: Node, result: Any) -> None:
         if isinstance(result, Tensor):
@@ -238,6 +243,8 @@ class _Writer(TorchFunctionMode):
             return (list if type(value) is list else tuple)(map(self._argument, value))
         if type(value) is dict:
             return {key: self._argument(part) for key, part in value.items()}
+        if isinstance(value, type) and value in _DTYPES:
+            return _DTYPES[value]
         if isinstance(value, torch.Generator):
             return self._constant(value)
         if type(value) not in _VALUES:
