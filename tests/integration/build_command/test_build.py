@@ -42,10 +42,10 @@ def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_buil
     done = kernel_builder(cache, "build", project, "--all", "--no-load")
     assert done.code == 0, done
     packages = {package["variant"]: package for package in done.answer["packages"]}
-    # One step for each source, backend and CUDA compiler: two sources, for the CPU, clang, and nvcc of two releases.
-    assert done.answer["compiles"] == 2 * 4
-    assert len({package["module"] for package in packages.values()}) == 4
-    assert len(packages) == 28
+    # One step for each source, backend and CUDA compiler: two sources, for the CPU, clang, and nvcc of three releases.
+    assert done.answer["compiles"] == 2 * 5
+    assert len({package["module"] for package in packages.values()}) == 5
+    assert len(packages) == 30
     assert CPU in packages["torch213-cxx11-cpu-x86_64-linux"]["shares-binary-with"]
     missing = {variant["variant"]: variant for variant in done.answer["unavailable"]}
     assert missing and all(name.endswith("-aarch64-linux") for name in missing)
