@@ -1,4 +1,4 @@
-"""Accelerates small random models whose classes `blocks` names nowhere, on the CPU, and records the errors.
+"""Runs small random models whose classes `blocks` names nowhere with the kernels, on the CPU, and records the errors.
 
     kernel-builder build kernels/* && python benchmarks/model_classes.py
 
@@ -23,31 +23,30 @@ _SEEDS = range(3)
 def main() -> None:
     """Measure every model, and write the JSON."""
     sys.path.insert(0, str(ROOT / "kernels" / "blocks" / "tests"))
+    from model_cases import RecordedModel
     from new_models import NAMES, new_model
 
     blocks = load_blocks()
     torch.set_num_threads(1)
-    models = [measure(blocks, name, new_model) for name in NAMES]
+    models = [measure(name, new_model, lambda model: RecordedModel(blocks, model)) for name in NAMES]
     write(RESULTS / "model-classes.json", {"versions": blocks.Report().versions, "models": models})
 
 
-def measure(blocks: Any, name: str, new_model: Any) -> dict[str, Any]:
-    """Return the number of replaced modules, the others with their reasons, and the errors of eager and accelerated."""
+def measure(name: str, new_model: Any, accelerated: Any) -> dict[str, Any]:
+    """Return the number of replaced operations, and the errors of eager and accelerated."""
     errors = {"float32": [0.0, 0.0], "bfloat16": [0.0, 0.0]}
     for seed in _SEEDS:
         model, run = new_model(name, seed)
         reference = run(copy.deepcopy(model).double())
         for dtype, sums in errors.items():
             model = model.to(getattr(torch, dtype))
+            faster = accelerated(model)
             sums[0] += _square(run(model), reference)
-            report = blocks.accelerate(model)
-            sums[1] += _square(run(model), reference)
-            blocks.restore(model)
-    print(f"{name}: {sum(report.replaced.values())} replaced", flush=True)
+            sums[1] += _square(run(faster), reference)
+    print(f"{name}: {faster.kernels.total()} replaced", flush=True)
     return {
         "class": type(model).__name__,
-        "replaced": sum(report.replaced.values()),
-        "left": [[module, reason, count] for (module, reason), count in report.left.items()],
+        "replaced": faster.kernels.total(),
         "errors": {dtype: [(total / len(_SEEDS)) ** 0.5 for total in sums] for dtype, sums in errors.items()},
     }
 

@@ -36,11 +36,6 @@ HEADINGS = {
     "graphs": "graphs",
     "compile-accelerated": "compile on accelerated",
 }
-_LONG = ("ltx-7056", "wan-7800", "wan-32760", "qwen3-8192")  # 7,000 tokens and more
-# GPU milliseconds of an H200 beside GEMM and attention with the kernels of adaln, rmsnorm and rope3d called by hand,
-# before there were kernels for q and k norms with rotary embedding, sums without gates, and gated activations.
-_OTHER_BY_HAND = {"ltx-2464": 3.5, "wan-7800": 9.7, "qwen3-128": 0.65}
-
 _GENERATE_TITLES = {
     "llama-8b": "Llama 3.1 8B",
     "qwen3-4b": "Qwen3 4B",
@@ -72,36 +67,20 @@ def beside_the_fastest(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def model_targets(report: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the targets of one forward, of training and of a pipeline."""
-    long = {case: ratio for case, ratio in ratios(report, "accelerated", "compile").items() if case in _LONG}
+    """Yield the targets of one forward and of training."""
     first = {
         variant: {case: result["first-call-seconds"][variant] for case, result in report["time"].items()}
         for variant in ("accelerated", "blocks", "graphs")
     }
-    other = {
-        case: report["profile"][case]["accelerated"]["other"] / before
-        for case, before in _OTHER_BY_HAND.items()
-        if case in report["profile"]
-    }
     trained = {case: times["accelerated"] / times["eager"] for case, times in report["train"].items()}
-    errors = {
-        case: max(differences["accelerated"], differences["graphs"]) / differences["eager"]
-        for case, differences in report["accuracy"].items()
-    }
-    seconds = report["pipeline"]["ltx-pipeline"]
-    speedup = seconds["eager"] / min(seconds["accelerated"], seconds["graphs"])
     compiled = ratios(report, "compile-accelerated", "compile")
     yield _mean("with graphs / the fastest of eager and compile", beside_the_fastest(report), 0.90, 1.0)
     yield _mean("without graphs / eager", ratios(report, "accelerated", "eager"), 0.62)
-    yield _each("without graphs / compile, 7,000 tokens and more", long, 0.97)
     yield _each("compile on top of accelerated / compile", compiled, 1.02)
     yield _each("the first call, the whole model traced", first["accelerated"], 10, " s")
     yield _each("the first call, blocks traced", first["blocks"], 3, " s")
     yield _each("the first call, with graphs", first["graphs"], 3, " s")
-    yield _each("GPU time beside GEMM and attention / with the first kernels, called manually", other, 0.5)
     yield _each("training step: accelerated / eager", trained, 0.8)
-    yield _at_least("LTX-Video pipeline, 49 frames, 30 steps: eager / accelerated", 1.35, speedup)
-    yield _each("difference from float32: accelerated / eager", errors, 1.1)
 
 
 def _mean(title: str, ratios: Mapping[str, float], mean: float, most: float | None = None) -> Row:
