@@ -19,6 +19,7 @@ class Editor:
         self._module, self._graph = module, module.graph
         self.misses: list[tuple[Node, str]] = []  # operations that a kernel almost computes, and the reasons
         self.copies: dict[Any, Node] = {}  # of tables, by the table and its part
+        self.causal: dict[Node, bool] = {}  # whether a mask is that of causal attention
         self._erased: set[Node] = set()
         self._changing = [node for node in module.graph.nodes if changes(node)]
 

@@ -26,7 +26,11 @@ def drop_causal_mask(editor: Editor, node: Node) -> None:
         return
     query, key = node.args[:2] if len(node.args) > 1 else (node.kwargs.get("query"), node.kwargs.get("key"))
     shape = shape_of(query)[-2], shape_of(key)[-2]
-    if shape[0] != shape[1] or not _is_causal(constant(mask), shape[0]):
+    if shape[0] != shape[1]:
+        return
+    if mask not in editor.causal:  # a mask of many tokens is large, and all layers have the same
+        editor.causal[mask] = _is_causal(constant(mask), shape[0])
+    if not editor.causal[mask]:
         return
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     node.kwargs = {**node.kwargs, **dict(zip(names, node.args)), "attn_mask": None, "is_causal": True}
