@@ -36,18 +36,13 @@ PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 def takes(x: Tensor) -> bool:
-    """Return whether the kernels should compute on `x` now."""
-    return takes_tensors() and fits(x)
+    """Return whether the kernels should compute on `x` now.
 
-
-def takes_tensors() -> bool:
-    """Return whether the kernels should compute now.
-
-    Not while `torch.compile` or `torch.export` traces: Inductor fuses a model's own operations with their neighbours,
+    Not while `torch.compile` or `torch.export` traces: Inductor fuses a model's own operations with their neighbors,
     and cannot with ours. Not in autocast, which changes the dtypes of a model's own operations. Not in forward-mode
     differentiation, which has no kernels.
     """
-    return not (is_compiling() or is_forward_mode() or torch.is_autocast_enabled(DEVICE))
+    return not (is_compiling() or is_forward_mode() or torch.is_autocast_enabled(DEVICE)) and fits(x)
 
 
 def fits(x: Any) -> bool:
@@ -63,11 +58,6 @@ def fits(x: Any) -> bool:
     )
 
 
-def is_like(x: Any, other: Tensor) -> bool:
-    """Return whether `x` is a plain tensor of the shape, dtype and device of another."""
-    return type(x) in PLAIN_TENSORS and x.shape == other.shape and x.dtype == other.dtype and x.device == other.device
-
-
 def has_rows_for(shape: Sequence[Any], expected: Sequence[Any]) -> bool:
     """Return whether the kernels broadcast a modulation of a shape to an expected one as Torch does."""
     if len(shape) == 1:
@@ -80,16 +70,3 @@ def has_rows_for(shape: Sequence[Any], expected: Sequence[Any]) -> bool:
         if ones and size != 1:
             return False
     return True
-
-
-def share_memory(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors are parts of one. In transforms of `torch.func` they have no memory: False."""
-    try:
-        return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-    except NotImplementedError:
-        return False
-
-
-def is_capturing() -> bool:
-    """Return whether the current stream of CUDA records a graph now."""
-    return DEVICE == "cuda" and not is_compiling() and torch.cuda.is_current_stream_capturing()
