@@ -18,6 +18,13 @@
 #include "kit/gpu_shims.h"
 #include "kit/rows.h"
 
+// The dispatch key of the ops.
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
+#define KIT_BACKEND CUDA
+#else
+#define KIT_BACKEND CPU
+#endif
+
 namespace kit {
 
 using torch::headeronly::IntHeaderOnlyArrayRef;
@@ -190,11 +197,20 @@ inline Device enter(const Tensor&) { return {}; }
 // The number of elements that is worth a thread.
 constexpr int64_t kGrain = 32768;
 
+// The functions of the CPU return no errors.
+inline void check(int) {}
+
 // Calls `function(problem, begin, end)` with ranges of `count` items of `elements` elements each, on several threads.
 template <class Problem, class Function>
 void run_parallel(const Problem& problem, int64_t count, int64_t elements, Function function) {
   torch::stable::parallel_for(0, count, elements < kGrain ? kGrain / elements : 1,
                               [&](int64_t begin, int64_t end) { function(problem, begin, end); });
+}
+
+// The same for the function `run` in the namespace of the problem.
+template <class Problem>
+void run_parallel(const Problem& problem, int64_t count, int64_t elements) {
+  run_parallel(problem, count, elements, [](const Problem& of, int64_t begin, int64_t end) { run(of, begin, end); });
 }
 
 #endif

@@ -106,4 +106,24 @@ struct GateBackward {
   Sums sums;        // one sum, of the gate's gradient
 };
 
+// CUDA: launch on the current device, and return a cudaError_t, 0 on success.
+int run(const Gate& problem, void* stream);
+int run(const Forward& problem, void* stream);
+int run(const Backward& problem, void* stream);
+int run(const GateBackward& problem, void* stream);
+
+// The CPU: compute the rows, or the parts of all groups, from `begin` to `end`. The caller divides them among threads.
+void run(const Gate& problem, int64_t begin, int64_t end);
+void run(const Forward& problem, int64_t begin, int64_t end);
+void run(const Backward& problem, int64_t begin, int64_t end);
+void run(const GateBackward& problem, int64_t begin, int64_t end);
+
+// The CPU: compute the columns from `begin` to `end` of the gradients that are sums over rows, from all partial sums.
+void reduce(const Backward& problem, int64_t begin, int64_t end);
+void reduce(const GateBackward& problem, int64_t begin, int64_t end);
+
+// Set the number of parts of each group, on the current device. Return a cudaError_t, 0 on success.
+int partial_sums(const Backward& problem, int64_t* parts);
+int partial_sums(const GateBackward& problem, int64_t* parts);
+
 }  // namespace adaln

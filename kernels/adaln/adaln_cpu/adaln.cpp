@@ -9,12 +9,11 @@
 // is selected at run time. Results may differ between instruction sets in the last bit, because sums are split
 // differently. With -fno-trapping-math the compiler may compute both sides of a branch, without which rounding does not
 // vectorize.
-#include "adaln_cpu/adaln.h"
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "adaln/problem.h"
 #include "kit/cpu.h"
 
 namespace adaln {
@@ -359,33 +358,31 @@ struct OnColumns {
   }
 };
 
+template <class Problem>
+int set_parts(const Problem& problem, int64_t* parts) {
+  constexpr int64_t kRows = 16;  // of a part, at least, so that the sums are the smaller part of the work
+  const int64_t groups = problem.sums.groups;
+  *parts = std::max<int64_t>(1, std::min(64 / groups, problem.rows / groups / kRows));
+  return 0;
+}
+
 }  // namespace
 
-void gate(const Gate& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
-
-void forward(const Forward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnRows>(problem.type, problem, begin, end);
-}
-
-int64_t partial_sums(int64_t groups, int64_t rows) {
-  constexpr int64_t kRows = 16;  // of a part, at least, so that the sums are the smaller part of the work
-  return std::max<int64_t>(1, std::min(64 / groups, rows / groups / kRows));
-}
-
-void backward(const Backward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnRows>(problem.type, problem, begin, end);
-}
-
-void gate_backward(const GateBackward& problem, int64_t begin, int64_t end) {
+void run(const Gate& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+void run(const Forward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+void run(const Backward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+void run(const GateBackward& problem, int64_t begin, int64_t end) {
   run_on_cpu<OnRows>(problem.type, problem, begin, end);
 }
 
 void reduce(const Backward& problem, int64_t begin, int64_t end) {
   run_on_cpu<OnColumns>(problem.type, problem, begin, end);
 }
-
 void reduce(const GateBackward& problem, int64_t begin, int64_t end) {
   run_on_cpu<OnColumns>(problem.type, problem, begin, end);
 }
+
+int partial_sums(const Backward& problem, int64_t* parts) { return set_parts(problem, parts); }
+int partial_sums(const GateBackward& problem, int64_t* parts) { return set_parts(problem, parts); }
 
 }  // namespace adaln

@@ -19,7 +19,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "adaln_cuda/adaln.h"
 #include "adaln_cuda/backward_general.cuh"
 #include "adaln_cuda/backward_short.cuh"
 #include "adaln_cuda/reduce.cuh"
@@ -170,7 +169,7 @@ int partial_sums(const Backward& problem, int64_t* parts) {
   return cudaSuccess;
 }
 
-int backward(const Backward& problem, void* stream) {
+int run(const Backward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   const cudaError_t error = launch(problem, cuda_stream);
   if (error != cudaSuccess || problem.sums.partial == nullptr || problem.rows == 1) return error;

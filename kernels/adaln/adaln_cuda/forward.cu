@@ -8,7 +8,6 @@
 //
 // Bytes moved, for elements of e bytes and modulations of m bytes: rows * hidden * 2e (4e with a branch), and
 // rows / span * hidden * 2m (3m with a gate).
-#include "adaln_cuda/adaln.h"
 #include "adaln_cuda/forward_factor.cuh"
 #include "adaln_cuda/forward_general.cuh"
 
@@ -191,7 +190,7 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
 
 }  // namespace
 
-int forward(const Forward& problem, void* stream) {
+int run(const Forward& problem, void* stream) {
   cudaError_t error = cudaSuccess;
   dispatch_dtype(problem.type, [&](auto tag) {
     error = launch<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));

@@ -9,7 +9,6 @@
 //
 // Bytes moved, for elements of e bytes: forward rows * hidden * 3e; backward the same with the gradient of the gate,
 // or rows * hidden * 2e without.
-#include "adaln_cuda/adaln.h"
 #include "adaln_cuda/gate_general.cuh"
 #include "adaln_cuda/gate_rows.cuh"
 #include "adaln_cuda/reduce.cuh"
@@ -90,7 +89,7 @@ cudaError_t launch(const Problem& problem, cudaStream_t stream) {
 
 }  // namespace
 
-int gate(const Gate& problem, void* stream) { return launch(problem, static_cast<cudaStream_t>(stream)); }
+int run(const Gate& problem, void* stream) { return launch(problem, static_cast<cudaStream_t>(stream)); }
 
 int partial_sums(const GateBackward& problem, int64_t* parts) {
   int sms;
@@ -106,7 +105,7 @@ int partial_sums(const GateBackward& problem, int64_t* parts) {
   return cudaSuccess;
 }
 
-int gate_backward(const GateBackward& problem, void* stream) {
+int run(const GateBackward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   const cudaError_t error = launch(problem, cuda_stream);
   if (error != cudaSuccess || problem.sums.partial == nullptr) return error;

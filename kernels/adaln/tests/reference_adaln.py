@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from testing import load, random
+from testing import Op, load, random
 
 PROJECT = Path(__file__).resolve().parents[1]
 EPS = 1e-6
@@ -87,3 +87,39 @@ def fused(norm_function, gate_function, norm):
         return total, norm_function(total, scale, shift, weight, bias, EPS, norm == "layer")
 
     return function
+
+
+def exact_fused(residual, branch, gate, scale, shift, weight, bias):
+    total = gated(residual, branch, gate)
+    return total, formula(total, scale, shift, weight, bias)
+
+
+def inputs_of(kind, *names):
+    """Return a function of a batch size and a dtype that returns the tensors of these names."""
+
+    def inputs(batch, dtype):
+        given = {name: random(batch, 3, 24, dtype=dtype) for name in ("x", "branch")}
+        given.update(zip(("scale", "shift", "gate"), modulations(kind, batch, 3, 24, dtype, 3)))
+        given.update(weight=random(24, dtype=torch.float32), bias=random(24, dtype=torch.float32))
+        return [given[name] for name in names]
+
+    return inputs
+
+
+OPS = {}
+for kind in MODULATIONS:
+    norm, gate = inputs_of(kind, "x", "scale", "shift", "weight", "bias"), inputs_of(kind, "x", "branch", "gate")
+    fused_inputs = inputs_of(kind, "x", "branch", "gate", "scale", "shift", "weight", "bias")
+    OPS[f"ada_layer_norm {kind}"] = Op(kernel.ada_layer_norm, formula, norm)
+    OPS[f"gate_residual {kind}"] = Op(kernel.gate_residual, gated, gate)
+    OPS[f"gate_residual_ada_norm {kind}"] = Op(kernel.gate_residual_ada_norm, exact_fused, fused_inputs)
+OPS["ada_rms_norm"] = Op(
+    kernel.ada_rms_norm,
+    lambda *tensors: formula(*tensors, None, EPS, False),
+    inputs_of("[B, C]", "x", "scale", "shift", "weight"),
+)
+OPS["add_ada_norm"] = Op(
+    kernel.add_ada_norm,
+    lambda x, branch, *others: exact_fused(x, branch, None, *others),
+    inputs_of("[B, C]", "x", "branch", "scale", "shift", "weight", "bias"),
+)

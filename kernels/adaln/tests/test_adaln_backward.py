@@ -15,7 +15,6 @@ from reference_adaln import (
     kernel,
     leaves,
     modulations,
-    ops,
 )
 from testing import DTYPES, assert_gradients, random, views
 
@@ -117,47 +116,3 @@ def test_backward_of_strides(hidden):
                 for inputs in (leaves(x, scale), leaves(x.contiguous(), scale))
             )
             torch.testing.assert_close(actual, expected, rtol=2e-2, atol=5e-2, msg=name)
-
-
-def test_only_what_needs_a_gradient_gets_one():
-    inputs = [random(4, 6, 64, dtype=torch.float32) for _ in range(2)]
-    inputs += [*modulations("[B, C]", 4, 6, 64, torch.float32, 3), *random(2, 64, dtype=torch.float32)]
-    assert not any(t.requires_grad for t in kernel.gate_residual_ada_norm(*inputs))
-    everything = leaves(*inputs)
-    expected = torch.autograd.grad(kernel.gate_residual_ada_norm(*everything)[1].square().sum(), everything)
-    for i, tensor in enumerate(inputs):
-        alone = [*inputs[:i], tensor.detach().requires_grad_(), *inputs[i + 1 :]]
-        (grad,) = torch.autograd.grad(kernel.gate_residual_ada_norm(*alone)[1].square().sum(), alone[i])
-        torch.testing.assert_close(grad, expected[i])
-    with torch.no_grad():
-        assert not kernel.gate_residual(*everything[:3]).requires_grad
-
-
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("used", [0, 1])
-def test_gradient_through_one_of_two_results(used, gated):
-    inputs = [random(4, 6, 64, dtype=torch.float32, requires_grad=True) for _ in range(2)]
-    inputs += leaves(*modulations("[B, C]", 4, 6, 64, torch.float32, 3))
-    if not gated:
-        inputs[2] = None
-    reference = fused(eager, eager_gated, "layer")
-    expected, actual = (f(*inputs)[used].square().sum() for f in (reference, kernel.gate_residual_ada_norm))
-    wanted = [i for i in (inputs if used else inputs[:3]) if i is not None]
-    torch.testing.assert_close(torch.autograd.grad(actual, wanted), torch.autograd.grad(expected, wanted))
-
-
-@pytest.mark.parametrize("kind", MODULATIONS)
-def test_gradients_are_equal_to_the_bit(kind):
-    x = random(3, 400, 520, dtype=torch.bfloat16)
-    gate, scale = modulations(kind, 3, 400, 520, torch.bfloat16)
-    weight, bias = random(2, 520, dtype=torch.float32)
-    arguments = (x, x, scale, weight, bias, EPS, True, True, True, x, x, gate, True)
-    first = ops.ada_norm_backward(*arguments)
-    for threads in (1, 2, 3):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        again = ops.ada_norm_backward(*arguments)
-        torch.set_num_threads(before)
-        for a, b in zip(first, again):
-            assert (a is None) == (b is None)
-            assert a is None or torch.equal(a, b)

@@ -7,37 +7,9 @@ from testing import (
     DEVICE,
     assert_as_good,
     assert_gradients,
-    assert_replays,
-    assert_runs_on_second_device,
-    assert_waits_for_stream,
     gpu,
     random,
-    two_gpus,
 )
-
-
-@gpu
-def test_stream():
-    x, scale = random(4, 1024, 4096, dtype=torch.bfloat16), random(4, 4096, dtype=torch.bfloat16)
-    assert_waits_for_stream(lambda late: kernel.gate_residual_ada_norm(late, late, scale, scale, scale), x)
-
-
-@two_gpus
-def test_second_device():
-    tensors = *random(2, 2, 8, 64, dtype=torch.float32), *random(3, 2, 1, 64, dtype=torch.float32)
-    assert_runs_on_second_device(lambda *given: kernel.gate_residual_ada_norm(*given)[1], *tensors)
-
-
-@gpu
-def test_graph():
-    inputs = [random(2, 64, 1000, dtype=torch.float16, requires_grad=True) for _ in range(2)]
-    inputs += leaves(*modulations("[B, C]", 2, 64, 1000, torch.float16, 3))
-    grads = [random(2, 64, 1000, dtype=torch.float16) for _ in range(2)]
-
-    def step():
-        return torch.autograd.grad(kernel.gate_residual_ada_norm(*inputs), inputs, grads)
-
-    assert_replays(step, inputs[0])
 
 
 @gpu

@@ -5,15 +5,11 @@
 // Must not: compute; call anything of Torch newer than 2.10.
 #include <string>
 #include <tuple>
+#include <type_traits>
 
 #include "adaln/problem.h"
 #include "kit/tensors.h"
 #include "registration.h"
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-#include "adaln_cuda/adaln.h"
-#else
-#include "adaln_cpu/adaln.h"
-#endif
 
 const char* const kit::kProject = "adaln";
 
@@ -89,52 +85,27 @@ void check_pair(const MaybeTensor& scale, const MaybeTensor& shift) {
 // The CUDA kernels write the gradients of a single row directly, without partial sums.
 constexpr bool kOneRowIsSummed = false;
 
-void launch(const adaln::Gate& problem, const Tensor& x) { check(adaln::gate(problem, current_stream(x))); }
-
-void launch(const adaln::Forward& problem, const Tensor& x) { check(adaln::forward(problem, current_stream(x))); }
-
-void launch(const adaln::Backward& problem, const Tensor& x) { check(adaln::backward(problem, current_stream(x))); }
-
-void launch(const adaln::GateBackward& problem, const Tensor& x) {
-  check(adaln::gate_backward(problem, current_stream(x)));
-}
-
 template <class Problem>
-int64_t partial_sums(const Problem& problem) {
-  int64_t parts;
-  check(adaln::partial_sums(problem, &parts));
-  return parts;
+void launch(const Problem& problem, const Tensor& x) {
+  check(adaln::run(problem, current_stream(x)));
 }
 
 #else
 
 constexpr bool kOneRowIsSummed = true;
 
-void launch(const adaln::Gate& problem, const Tensor&) {
-  run_parallel(problem, problem.rows, problem.hidden, [](auto&&... arguments) { adaln::gate(arguments...); });
-}
-
-void launch(const adaln::Forward& problem, const Tensor&) {
-  run_parallel(problem, problem.rows, problem.hidden, [](auto&&... arguments) { adaln::forward(arguments...); });
-}
-
-// Runs both stages of a backward pass: the partial sums of `rows`, and their reduction.
-template <class Problem, class Function>
-void launch_stages(const Problem& problem, Function rows) {
-  const int64_t parts = problem.sums.groups * problem.sums.parts;
-  run_parallel(problem, parts, (problem.rows + parts - 1) / parts * problem.hidden, rows);
-  if (problem.sums.partial == nullptr) return;
-  run_parallel(problem, problem.hidden, parts * problem.sums.count,
-               [](auto&&... arguments) { adaln::reduce(arguments...); });
-}
-
-void launch(const adaln::Backward& problem, const Tensor&) { launch_stages(problem, adaln::backward); }
-
-void launch(const adaln::GateBackward& problem, const Tensor&) { launch_stages(problem, adaln::gate_backward); }
-
+// Runs the rows of a problem, and the two stages of a backward pass: the partial sums of rows, and their reduction.
 template <class Problem>
-int64_t partial_sums(const Problem& problem) {
-  return adaln::partial_sums(problem.sums.groups, problem.rows);
+void launch(const Problem& problem, const Tensor&) {
+  if constexpr (std::is_same_v<Problem, adaln::Gate> || std::is_same_v<Problem, adaln::Forward>) {
+    run_parallel(problem, problem.rows, problem.hidden);
+  } else {
+    const int64_t parts = problem.sums.groups * problem.sums.parts;
+    run_parallel(problem, parts, (problem.rows + parts - 1) / parts * problem.hidden);
+    if (problem.sums.partial == nullptr) return;
+    run_parallel(problem, problem.hidden, parts * problem.sums.count,
+                 [](const Problem& of, int64_t begin, int64_t end) { adaln::reduce(of, begin, end); });
+  }
 }
 
 #endif
@@ -143,7 +114,7 @@ int64_t partial_sums(const Problem& problem) {
 template <class Problem>
 MaybeTensor prepare_sums(Problem& problem, bool needed, int count, const Tensor& x) {
   problem.sums.groups = problem.span == 1 ? 1 : problem.rows / problem.span;
-  problem.sums.parts = partial_sums(problem);
+  check(adaln::partial_sums(problem, &problem.sums.parts));
   if (!needed) return std::nullopt;
   problem.sums.count = count;
   const int64_t sizes[] = {problem.sums.groups, problem.sums.parts, count, problem.hidden};
@@ -352,11 +323,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("gate_residual_backward(Tensor grad, Tensor branch, Tensor gate, bool gate_grad) -> (Tensor, Tensor)");
 }
 
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
-#else
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
-#endif
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, KIT_BACKEND, ops) {
   ops.impl("ada_norm", TORCH_BOX(&ada_norm));
   ops.impl("gate_residual", TORCH_BOX(&gate_residual));
   ops.impl("gate_residual_ada_norm", TORCH_BOX(&gate_residual_ada_norm));

@@ -91,4 +91,19 @@ struct Attention {
   float* parts;                                 // scratch memory on CUDA: `attention_parts` numbers
 };
 
+// CUDA: launch on the current device, and return a cudaError_t, 0 on success. `constant_weights`, `constant_cache`:
+// whether no kernel that may still run writes the weights, or key and value. Reading them begins immediately then.
+// Attention is for 16-bit dtypes, from capability 8.0 on; heads of at most 256 elements that start at 16-byte
+// boundaries.
+int run(const Linear& problem, bool constant_weights, void* stream);
+int run(const Attention& problem, bool constant_cache, void* stream);
+
+// Sets *floats to the size of the scratch memory that `attention` needs in `parts`.
+int attention_parts(const Attention& problem, int64_t* floats);
+
+// The CPU: compute the columns of `out`, or the groups of query heads that read the same keys, over all sequences, from
+// `begin` to `end`. The caller divides them among threads.
+void run(const Linear& problem, int64_t begin, int64_t end);
+void run(const Attention& problem, int64_t begin, int64_t end);
+
 }  // namespace decode_step

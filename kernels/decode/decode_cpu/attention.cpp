@@ -11,7 +11,7 @@
 #include <limits>
 #include <vector>
 
-#include "decode_cpu/decode.h"
+#include "decode/problem.h"
 #include "kit/cpu.h"
 
 namespace decode_step {
@@ -115,9 +115,7 @@ struct OnGroups {
 
 }  // namespace
 
-int64_t attention_groups(const Attention& problem) { return problem.batch * problem.key_heads; }
-
-void attention(const Attention& problem, int64_t begin, int64_t end) {
+void run(const Attention& problem, int64_t begin, int64_t end) {
   run_on_cpu<OnGroups>(problem.type, problem, begin, end);
 }
 

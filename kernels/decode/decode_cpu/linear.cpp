@@ -11,7 +11,7 @@
 #include <cmath>
 #include <vector>
 
-#include "decode_cpu/decode.h"
+#include "decode/problem.h"
 #include "kit/cpu.h"
 
 namespace decode_step {
@@ -83,7 +83,7 @@ struct OnColumns {
 
 }  // namespace
 
-void linear(const Linear& problem, int64_t begin, int64_t end) {
+void run(const Linear& problem, int64_t begin, int64_t end) {
   run_on_cpu<OnColumns>(problem.type, problem, begin, end);
 }
 

@@ -15,7 +15,6 @@
 
 #include "decode/problem.h"
 #include "decode_cuda/attention_tiles.cuh"
-#include "decode_cuda/decode.h"
 #include "kit/launch.cuh"
 
 namespace decode_step {
@@ -334,7 +333,7 @@ int attention_parts(const Attention& problem, int64_t* floats) {
   return cudaSuccess;
 }
 
-int attention(const Attention& problem, bool constant_cache, void* stream) {
+int run(const Attention& problem, bool constant_cache, void* stream) {
   if (problem.type == Type::float32 || compiled_capability() < 80) return cudaErrorNotSupported;
   Division division{};
   if (const cudaError_t error = divide(problem, &division); error != cudaSuccess) return error;

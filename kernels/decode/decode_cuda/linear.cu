@@ -15,7 +15,6 @@
 
 #include "decode/problem.h"
 #include "decode_cuda/activation.cuh"
-#include "decode_cuda/decode.h"
 #include "decode_cuda/tensor_cores.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
@@ -279,7 +278,7 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
 
 }  // namespace
 
-int linear(const Linear& problem, bool constant_weights, void* stream) {
+int run(const Linear& problem, bool constant_weights, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     if (problem.activation == Activation::none) {

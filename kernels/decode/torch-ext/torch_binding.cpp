@@ -9,11 +9,6 @@
 #include "decode/problem.h"
 #include "kit/tensors.h"
 #include "registration.h"
-#if defined(CUDA_KERNEL)
-#include "decode_cuda/decode.h"
-#else
-#include "decode_cpu/decode.h"
-#endif
 
 const char* const kit::kProject = "decode";
 
@@ -82,11 +77,11 @@ Tensor run(Linear& problem, const Tensor& x, MaybeTensor& residual, [[maybe_unus
   if (problem.rows == 0 || problem.outputs == 0) return out;
   problem.out = out.mutable_data_ptr();
 #if defined(CUDA_KERNEL)
-  check(decode_step::linear(problem, constant_weights, current_stream(x)));
+  check(decode_step::run(problem, constant_weights, current_stream(x)));
 #else
   // A gate costs as much as its projection: both are counted in `outputs` of the problem's weights.
   const int64_t cost = problem.inputs * (problem.activation == Activation::none ? 1 : 2);
-  run_parallel(problem, problem.outputs, cost, decode_step::linear);
+  run_parallel(problem, problem.outputs, cost);
 #endif
   return out;
 }
@@ -283,11 +278,10 @@ Tensor run(Attention& problem, const Tensor& query, [[maybe_unused]] bool consta
     parts = allocate({&floats, 1}, aoti_torch_dtype_float32(), query);
     problem.parts = static_cast<float*>(parts.mutable_data_ptr());
   }
-  check(decode_step::attention(problem, constant_cache, current_stream(query)));
+  check(decode_step::run(problem, constant_cache, current_stream(query)));
 #else
-  const int64_t groups = decode_step::attention_groups(problem);
   const int64_t cost = problem.tokens * problem.elements * 2;
-  run_parallel(problem, groups, cost, decode_step::attention);
+  run_parallel(problem, problem.batch * problem.key_heads, cost);
 #endif
   return out;
 }
@@ -354,11 +348,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       " bool rounded_before_weight=False) -> Tensor");
 }
 
-#if defined(CUDA_KERNEL)
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
-#else
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
-#endif
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, KIT_BACKEND, ops) {
   ops.impl("linear", TORCH_BOX(&linear));
   ops.impl("gated_linear", TORCH_BOX(&gated_linear));
   ops.impl("attention", TORCH_BOX(&attention));

@@ -37,4 +37,12 @@ struct Backward {
   int64_t stride;  // of the rows of grad_gate and of grad_up
 };
 
+// CUDA: launch on the current device, and return a cudaError_t, 0 on success.
+int run(const Forward& problem, void* stream);
+int run(const Backward& problem, void* stream);
+
+// The CPU: compute the elements `begin` to `end`, counted over all rows. The caller divides them among threads.
+void run(const Forward& problem, int64_t begin, int64_t end);
+void run(const Backward& problem, int64_t begin, int64_t end);
+
 }  // namespace geglu

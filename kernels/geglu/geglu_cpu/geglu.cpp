@@ -9,12 +9,11 @@
 // Results may differ between instruction sets in the last bit, because products are fused differently.
 // -fno-trapping-math lets the compiler evaluate both sides of a conditional; without it no loop vectorizes.
 // -fno-tree-loop-distribute-patterns keeps it from copying blocks of float32 by memcpy.
-#include "geglu_cpu/geglu.h"
-
 #include <algorithm>
 #include <type_traits>
 
 #include "geglu/activation.h"
+#include "geglu/problem.h"
 #include "kit/cpu.h"
 
 namespace geglu {
@@ -108,11 +107,11 @@ struct OnElements {
 
 }  // namespace
 
-void forward(const Forward& problem, int64_t begin, int64_t end) {
+void run(const Forward& problem, int64_t begin, int64_t end) {
   run_on_cpu<OnElements>(problem.type, problem, begin, end);
 }
 
-void backward(const Backward& problem, int64_t begin, int64_t end) {
+void run(const Backward& problem, int64_t begin, int64_t end) {
   run_on_cpu<OnElements>(problem.type, problem, begin, end);
 }
 

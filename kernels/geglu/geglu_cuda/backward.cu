@@ -6,7 +6,6 @@
 // Writes:   `grad_gate` and `grad_up`. Per pair of results five elements move: three loads and two stores.
 // Must not: allocate, synchronize, or use another stream than the one given.
 #include "geglu_cuda/device.cuh"
-#include "geglu_cuda/geglu.h"
 
 namespace geglu {
 namespace {
@@ -76,7 +75,7 @@ void launch(Backward problem, cudaStream_t stream) {
 
 }  // namespace
 
-int backward(const Backward& problem, void* stream) {
+int run(const Backward& problem, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     dispatch_activation<T>(problem.activation, [&](auto activation) {

@@ -9,7 +9,6 @@
 // The kernels are memory-bound: at 3 TB/s and 16 bits an H100 can execute about 59 instructions per result, and they
 // need about 20.
 #include "geglu_cuda/device.cuh"
-#include "geglu_cuda/geglu.h"
 
 namespace geglu {
 namespace {
@@ -62,7 +61,7 @@ void launch(Forward problem, cudaStream_t stream) {
 
 }  // namespace
 
-int forward(const Forward& problem, void* stream) {
+int run(const Forward& problem, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     dispatch_activation<T>(problem.activation, [&](auto activation) {

@@ -1,10 +1,11 @@
 """References, tensors and assertions that the tests of geglu share."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from testing import DEVICE, load
+from testing import DEVICE, Op, load
 
 PROJECT = Path(__file__).resolve().parents[1]
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2}  # with their numbers in the ops
@@ -58,3 +59,18 @@ def units_apart(a, b):
     ordered = [t.view(torch.int16).int() for t in (a, b)]
     ordered = [torch.where(bits < 0, -(bits & 0x7FFF), bits) for bits in ordered]
     return (ordered[0] - ordered[1]).abs()
+
+
+OPS = {}
+for name in ACTIVATIONS:
+    for half in GATES:
+        OPS[f"{name}, {half} half"] = Op(
+            partial(of_halves, activation=name, gate=half),
+            lambda x, name=name, half=half: eager(*split(x, half), name),
+            lambda batch, dtype: [random(batch, 3, 16, dtype=dtype)],
+        )
+    OPS[f"{name} of two tensors"] = Op(
+        partial(of_pair, activation=name),
+        partial(eager, activation=name),
+        lambda batch, dtype: [random(batch, 3, 16, dtype=dtype) for _ in range(2)],
+    )

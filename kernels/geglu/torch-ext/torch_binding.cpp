@@ -12,11 +12,6 @@
 #include "geglu/problem.h"
 #include "kit/tensors.h"
 #include "registration.h"
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-#include "geglu_cuda/geglu.h"
-#else
-#include "geglu_cpu/geglu.h"
-#endif
 
 const char* const kit::kProject = "geglu";
 
@@ -72,21 +67,14 @@ void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> ten
   }
 }
 
+template <class Problem>
+void launch(const Problem& problem, [[maybe_unused]] const Tensor& x) {
 #if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-
-template <class Problem>
-void launch(int (*kernel)(const Problem&, void*), const Problem& problem, const Tensor& x) {
-  check(kernel(problem, current_stream(x)));
-}
-
+  check(geglu::run(problem, current_stream(x)));
 #else
-
-template <class Problem>
-void launch(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& problem, const Tensor&) {
-  run_parallel(problem, problem.rows * problem.hidden, 1, kernel);
-}
-
+  run_parallel(problem, problem.rows * problem.hidden, 1);
 #endif
+}
 
 // up * activation(gate), contiguous, where gate and up are the halves of the last dimension of x. `activation`: the
 // number of a geglu::Activation. `gate_first`: the gate is the first half.
@@ -101,7 +89,7 @@ Tensor geglu_halves(Tensor x, int64_t activation, bool gate_first) {
   problem.rows = elements / problem.hidden;
   read_halves(problem, x, gate_first);
   problem.out = out.mutable_data_ptr();
-  launch(geglu::forward, problem, x);
+  launch(problem, x);
   return out;
 }
 
@@ -118,7 +106,7 @@ Tensor geglu_pair(Tensor gate, Tensor up, int64_t activation) {
   problem.rows = elements / problem.hidden;
   read(problem, {{&problem.gate, &gate}, {&problem.up, &up}});
   problem.out = out.mutable_data_ptr();
-  launch(geglu::forward, problem, gate);
+  launch(problem, gate);
   return out;
 }
 
@@ -142,7 +130,7 @@ Tensor geglu_halves_backward(Tensor grad, Tensor x, int64_t activation, bool gat
   problem.grad_gate = gate_first ? first : second;
   problem.grad_up = gate_first ? second : first;
   problem.stride = 2 * problem.hidden;
-  launch(geglu::backward, problem, x);
+  launch(problem, x);
   return grad_x;
 }
 
@@ -163,7 +151,7 @@ std::tuple<Tensor, Tensor> geglu_pair_backward(Tensor grad, Tensor gate, Tensor 
   problem.grad_gate = grad_gate.mutable_data_ptr();
   problem.grad_up = grad_up.mutable_data_ptr();
   problem.stride = problem.hidden;
-  launch(geglu::backward, problem, gate);
+  launch(problem, gate);
   return {grad_gate, grad_up};
 }
 
@@ -176,11 +164,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("geglu_pair_backward(Tensor grad, Tensor gate, Tensor up, int activation) -> (Tensor, Tensor)");
 }
 
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
-#else
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
-#endif
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, KIT_BACKEND, ops) {
   ops.impl("geglu_halves", TORCH_BOX(&geglu_halves));
   ops.impl("geglu_pair", TORCH_BOX(&geglu_pair));
   ops.impl("geglu_halves_backward", TORCH_BOX(&geglu_halves_backward));

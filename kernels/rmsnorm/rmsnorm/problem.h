@@ -55,4 +55,20 @@ struct Backward {
   void* grad_weight;  // of the weight's dtype
 };
 
+// CUDA: launch on the current device, and return a cudaError_t, 0 on success. grad_weight is computed if there is
+// `partial`.
+int run(const Forward& problem, void* stream);
+int run(const Backward& problem, void* stream);
+
+// The CPU: compute the rows [begin, end), or the parts: grad_x for their rows, and their partial sums. The caller
+// divides them among threads.
+void run(const Forward& problem, int64_t begin, int64_t end);
+void run(const Backward& problem, int64_t begin, int64_t end);
+
+// The CPU: computes the columns [begin, end) of the gradient of the weight from all partial sums.
+void reduce_weight_gradient(const Backward& problem, int64_t begin, int64_t end);
+
+// Sets the number of parts on the current device. Returns a cudaError_t, 0 on success.
+int partial_sums(const Backward& problem, int64_t* parts);
+
 }  // namespace rmsnorm

@@ -8,14 +8,13 @@
 // -fno-trapping-math lets it compute both sides of a condition. They are compiled once per instruction set, and one is
 // selected at run time. Results may differ between instruction sets in the last bit, since sums are split and products
 // fused differently.
-#include "rmsnorm_cpu/rmsnorm.h"
-
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 #include <vector>
 
 #include "kit/cpu.h"
+#include "rmsnorm/problem.h"
 
 namespace rmsnorm {
 namespace {
@@ -149,13 +148,14 @@ void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void forward(const Forward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnRows>(problem.type, problem, begin, end);
+void run(const Forward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+
+int partial_sums(const Backward& problem, int64_t* parts) {
+  *parts = std::min<int64_t>((problem.rows + 3) / 4, 64);
+  return 0;
 }
 
-int64_t partial_sums(int64_t rows) { return std::min<int64_t>((rows + 3) / 4, 64); }
-
-void backward(const Backward& problem, int64_t begin, int64_t end) {
+void run(const Backward& problem, int64_t begin, int64_t end) {
   const int64_t share = problem.rows / problem.parts, longer = problem.rows % problem.parts;
   for (int64_t part = begin; part < end; ++part) {
     float* partial = problem.partial == nullptr ? nullptr : problem.partial + part * problem.hidden;

@@ -19,7 +19,6 @@
 #include "rmsnorm_cuda/backward_reduce.cuh"
 #include "rmsnorm_cuda/backward_ring.cuh"
 #include "rmsnorm_cuda/launch_table.h"
-#include "rmsnorm_cuda/rmsnorm.h"
 
 namespace rmsnorm {
 namespace {
@@ -203,16 +202,16 @@ void launch(const Backward& problem, const DeviceProperties& device, cudaStream_
 
 }  // namespace
 
-int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts) {
+int partial_sums(const Backward& problem, int64_t* parts) {
   DeviceProperties device;
   const cudaError_t error = current_device_properties(&device);
   if (error != cudaSuccess) return error;
-  const int width = kVectorBytes / (type == Type::float32 ? 4 : 2);
-  *parts = grid_of(rows, hidden / width, hidden % width == 0, type, device).blocks;
+  const int width = kVectorBytes / (problem.type == Type::float32 ? 4 : 2);
+  *parts = grid_of(problem.rows, problem.hidden / width, problem.hidden % width == 0, problem.type, device).blocks;
   return cudaSuccess;
 }
 
-int backward(const Backward& problem, void* stream) {
+int run(const Backward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   DeviceProperties device;
   const cudaError_t error = current_device_properties(&device);

@@ -12,7 +12,6 @@
 #include "rmsnorm_cuda/forward_aligned.cuh"
 #include "rmsnorm_cuda/forward_general.cuh"
 #include "rmsnorm_cuda/launch_table.h"
-#include "rmsnorm_cuda/rmsnorm.h"
 
 namespace rmsnorm {
 namespace {
@@ -112,7 +111,7 @@ ForwardArguments arguments_of(const Forward& problem) {
 
 }  // namespace
 
-int forward(const Forward& problem, void* stream) {
+int run(const Forward& problem, void* stream) {
   DeviceProperties device;
   const cudaError_t error = current_device_properties(&device);
   if (error != cudaSuccess) return error;

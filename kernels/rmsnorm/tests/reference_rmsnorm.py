@@ -1,9 +1,10 @@
 """References, tensors and assertions that the tests of rmsnorm share."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
-from testing import assert_gradients, load
+from testing import Op, assert_gradients, load, random
 
 PROJECT = Path(__file__).resolve().parents[1]
 EPS = 1e-6
@@ -50,3 +51,21 @@ def assert_add_gradients(x, residual, weight, grads):
         return exact(total, weight), total
 
     assert_gradients(kernel.add_rms_norm, eager_add, exact_add, [x, residual, weight], grads)
+
+
+def inputs_of(count, weight_dtype=None):
+    """Return a function of a batch size and a dtype that returns `count` tensors and a weight."""
+
+    def inputs(batch, dtype):
+        return [*(random(batch, 3, 24, dtype=dtype) for _ in range(count)), random(24, dtype=weight_dtype or dtype)]
+
+    return inputs
+
+
+OPS = {"rms_norm without weight": Op(kernel.rms_norm, exact, lambda *given: inputs_of(1)(*given)[:1])}
+for options in ({}, {"offset": 1.0}, {"rounding": "before_weight"}):
+    norm, formula, added = (partial(f, **options) for f in (kernel.rms_norm, exact, kernel.add_rms_norm))
+    name = str(options or "")
+    OPS[f"rms_norm {name}"] = Op(norm, formula, inputs_of(1))
+    OPS[f"rms_norm {name}, float32 weight"] = Op(norm, formula, inputs_of(1, torch.float32))
+    OPS[f"add_rms_norm {name}"] = Op(added, lambda x, r, w, f=formula: (f(x + r, w), x + r), inputs_of(2))

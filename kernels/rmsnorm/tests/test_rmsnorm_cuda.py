@@ -8,36 +8,9 @@ from testing import (
     DTYPES,
     assert_as_good,
     assert_gradients,
-    assert_replays,
-    assert_runs_on_second_device,
-    assert_waits_for_stream,
     gpu,
     random,
-    two_gpus,
 )
-
-
-@gpu
-def test_stream():
-    x, weight = random(4096, 4096, dtype=torch.bfloat16), random(4096, dtype=torch.bfloat16)
-    assert_waits_for_stream(lambda late: kernel.rms_norm(late, weight), x)
-
-
-@two_gpus
-def test_second_device():
-    assert_runs_on_second_device(kernel.rms_norm, random(4, 64, dtype=torch.float32), random(64, dtype=torch.float32))
-
-
-@gpu
-def test_graph():
-    x, residual = (random(64, 1000, dtype=torch.float16, requires_grad=True) for _ in range(2))
-    weight = random(1000, dtype=torch.float16, requires_grad=True)
-
-    def step():
-        normed, total = kernel.add_rms_norm(x, residual, weight)
-        return torch.autograd.grad((normed, total), (x, residual, weight), (residual.detach(), x.detach()))
-
-    assert_replays(step, x)
 
 
 @gpu

@@ -5,10 +5,9 @@ import warnings
 
 import pytest
 import torch
-from reference_rmsnorm import kernel
-from testing import DEVICE
-
-OPTIONS = 1e-6, 0.0, False
+from reference_rmsnorm import EPS, kernel, ops
+from testing import DEVICE, DTYPES
+from torch.utils.checkpoint import checkpoint
 
 
 def random(*shape, dtype=torch.float32, requires_grad=False):
@@ -88,3 +87,60 @@ def test_threads():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_transforms_in_place():
+    x, residual, weight = (random(*shape) for shape in ((3, 16), (3, 16), (16,)))
+
+    def in_place(x, residual):
+        x, residual = x * 1, residual * 1
+        kernel.add_rms_norm_(x, residual, weight)
+        return x, residual
+
+    def out_of_place(x, residual):
+        return kernel.add_rms_norm(x, residual, weight)
+
+    given, directions = (x, residual), (residual, x)
+    actual, expected = (torch.func.jvp(function, given, directions) for function in (in_place, out_of_place))
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(torch.func.vmap(in_place)(*given), torch.func.vmap(out_of_place)(*given))
+    with pytest.raises(NotImplementedError, match="add_rms_norm_ has no gradient"):
+        torch.func.grad(lambda x: in_place(x, residual)[0].sum())(x)
+
+
+def test_backward_runs_the_kernel_wherever_autograd_does():
+    """Checkpoints, hooks and functions of torch.autograd change no bit of a gradient."""
+    x, weight = random(3, 16, requires_grad=True), random(16)
+    expected = torch.autograd.grad(kernel.rms_norm(x, weight).sum(), x)
+    for reentrant in (False, True):
+        again = checkpoint(kernel.rms_norm, x, weight, use_reentrant=reentrant).sum()
+        again.backward() if reentrant else x.__setattr__("grad", *torch.autograd.grad(again, x))
+        assert torch.equal(x.grad, *expected)
+        x.grad = None
+    with torch.autograd.graph.save_on_cpu():
+        assert torch.equal(*torch.autograd.grad(kernel.rms_norm(x, weight).sum(), x), *expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck_in_place(dtype):
+    weight = random(24, dtype=dtype)
+    for w, before in ((None, False), (weight, True)):
+        x, residual = random(3, 5, 24, dtype=dtype), random(5, 3, 24, dtype=dtype).transpose(0, 1)
+        torch.library.opcheck(ops.add_rms_norm_.default, (x, residual, w, EPS, 0.0, before))
+
+
+@pytest.mark.kernels_ci
+def test_compile_in_place():
+    def block(x, residual, weight):
+        x, residual = x * 2, residual * 3
+        kernel.add_rms_norm_(x, residual, weight, EPS)
+        kernel.add_rms_norm_(x, residual, None, EPS)
+        return x, residual
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    weight = random(48)
+    for batch in (4, 9):
+        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
+            x, residual = (random(batch, 3, 48) for _ in range(2))
+            torch.testing.assert_close(compiled(x, residual, weight), block(x, residual, weight))

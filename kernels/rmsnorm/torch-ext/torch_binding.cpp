@@ -4,15 +4,11 @@
 // Writes:   only tensors that it allocates, apart from add_rms_norm_, which writes x and residual.
 // Must not: compute; call anything of Torch newer than 2.10.
 #include <tuple>
+#include <type_traits>
 
 #include "kit/tensors.h"
 #include "registration.h"
 #include "rmsnorm/problem.h"
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-#include "rmsnorm_cuda/rmsnorm.h"
-#else
-#include "rmsnorm_cpu/rmsnorm.h"
-#endif
 
 const char* const kit::kProject = "rmsnorm";
 
@@ -28,34 +24,20 @@ rmsnorm::Weight weight_of(MaybeTensor& weight, double offset, const Tensor& x) {
   return result;
 }
 
+template <class Problem>
+void launch(const Problem& problem, [[maybe_unused]] const Tensor& x) {
 #if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-
-void launch(const rmsnorm::Forward& problem, const Tensor& x) { check(rmsnorm::forward(problem, current_stream(x))); }
-
-int64_t partial_sums(const rmsnorm::Backward& problem) {
-  int64_t parts;
-  check(rmsnorm::partial_sums(problem.rows, problem.hidden, problem.type, &parts));
-  return parts;
-}
-
-void launch(const rmsnorm::Backward& problem, const Tensor& x) { check(rmsnorm::backward(problem, current_stream(x))); }
-
+  check(rmsnorm::run(problem, current_stream(x)));
 #else
-
-void launch(const rmsnorm::Forward& problem, const Tensor&) {
-  run_parallel(problem, problem.rows, problem.hidden, rmsnorm::forward);
-}
-
-int64_t partial_sums(const rmsnorm::Backward& problem) { return rmsnorm::partial_sums(problem.rows); }
-
-void launch(const rmsnorm::Backward& problem, const Tensor&) {
-  run_parallel(problem, problem.parts, problem.rows / problem.parts * problem.hidden, rmsnorm::backward);
-  if (problem.partial != nullptr) {
+  if constexpr (std::is_same_v<Problem, rmsnorm::Forward>) {
+    run_parallel(problem, problem.rows, problem.hidden);
+  } else {
+    run_parallel(problem, problem.parts, problem.rows / problem.parts * problem.hidden);
+    if (problem.partial == nullptr) return;
     run_parallel(problem, problem.hidden, problem.parts, rmsnorm::reduce_weight_gradient);
   }
-}
-
 #endif
+}
 
 // Checks x and weight, and returns the problem without its rows, which `run` adds.
 rmsnorm::Forward forward_problem(const Tensor& x, MaybeTensor& weight, double eps, double offset,
@@ -162,7 +144,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(Tensor grad, Tensor x, MaybeTensor 
   problem.x = rows_of(x);
   if (grad_sum.has_value()) problem.grad_sum = rows_of(*grad_sum);
   problem.grad_x = grad_x.mutable_data_ptr();
-  problem.parts = partial_sums(problem);
+  check(rmsnorm::partial_sums(problem, &problem.parts));
   MaybeTensor partial;
   if (weight_grad) {
     const int64_t sizes[] = {problem.parts, hidden};
@@ -191,11 +173,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       " float offset=0.0) -> (Tensor, Tensor)");
 }
 
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
-#else
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
-#endif
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, KIT_BACKEND, ops) {
   ops.impl("rms_norm", TORCH_BOX(&rms_norm));
   ops.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
   ops.impl("add_rms_norm_", TORCH_BOX(&add_rms_norm_));

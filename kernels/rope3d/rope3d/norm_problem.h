@@ -42,4 +42,21 @@ struct NormRotation {
   KIT_HOST_DEVICE int64_t row_elements(int side) const { return heads_per_row(side) * rotation.width; }
 };
 
+// CUDA: launch on the current device, and return a cudaError_t, 0 on success. The backward pass needs `parts` if a
+// gradient of a weight is requested.
+int norm_rotate(const NormRotation& problem, void* stream);
+int norm_rotate_backward(const NormRotation& problem, void* stream);
+
+// The CPU: compute the tokens [begin, end) of all sequences, or the parts: the gradients of q and k, and the partial
+// sums of the weights' gradients. The caller divides them among threads.
+void norm_rotate(const NormRotation& problem, int64_t begin, int64_t end);
+void norm_rotate_backward(const NormRotation& problem, int64_t begin, int64_t end);
+
+// The CPU: adds the partial sums of a side, and writes the elements [begin, end) of its weight's gradient.
+void reduce_norm_weight(const NormRotation& problem, int side, int64_t begin, int64_t end);
+
+// Sets the number of parts of a backward problem, whose pointers to tensors are set. Returns a cudaError_t, 0 on
+// success.
+int norm_partial_sums(const NormRotation& problem, int64_t* parts);
+
 }  // namespace rope3d

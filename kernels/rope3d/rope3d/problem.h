@@ -83,4 +83,10 @@ struct Rotation {
   KIT_HOST_DEVICE int64_t first_passthrough() const { return first_rotated > 0 ? 0 : 2 * pairs; }
 };
 
+// CUDA: launches on the current device, and returns a cudaError_t, 0 on success.
+int run(const Rotation& problem, void* stream);
+
+// The CPU: rotates the tokens `begin` to `end`, counted over all sequences. The caller divides them among threads.
+void run(const Rotation& problem, int64_t begin, int64_t end);
+
 }  // namespace rope3d

@@ -7,13 +7,12 @@
 // A row is converted to floats, which stay in the cache. The cosines and sines of a token are gathered once for all its
 // heads, and the factors once for all tokens of a call. The loops over a row vectorize; they are compiled once per
 // instruction set, and one is selected at run time.
-#include "rope3d_cpu/norm_rotary.h"
-
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 #include <vector>
 
+#include "rope3d/norm_problem.h"
 #include "rope3d_cpu/rotate_pairs.h"
 
 namespace rope3d {
@@ -193,9 +192,9 @@ void norm_rotate(const NormRotation& problem, int64_t begin, int64_t end) {
   run_on_cpu<Forward>(problem.rotation.type, problem, begin, end);
 }
 
-int64_t norm_partial_sums(const NormRotation& problem) {
-  const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
-  return std::min<int64_t>(tokens, 64);
+int norm_partial_sums(const NormRotation& problem, int64_t* parts) {
+  *parts = std::min<int64_t>(problem.rotation.batch * problem.rotation.tokens, 64);
+  return 0;
 }
 
 void norm_rotate_backward(const NormRotation& problem, int64_t begin, int64_t end) {

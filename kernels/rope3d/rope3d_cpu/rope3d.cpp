@@ -7,12 +7,11 @@
 // The cosines and sines of a token are gathered once and used for all heads of q and k. On an axis where the next token
 // has the same position, they are not gathered again. A head is converted to floats, rotated, and converted back, in
 // loops that vectorize; they are compiled once per instruction set, and one is selected at run time.
-#include "rope3d_cpu/rope3d.h"
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "rope3d/problem.h"
 #include "rope3d_cpu/rotate_pairs.h"
 
 namespace rope3d {
@@ -85,7 +84,7 @@ struct RotateTokens {
 
 }  // namespace
 
-void rotate(const Rotation& problem, int64_t begin, int64_t end) {
+void run(const Rotation& problem, int64_t begin, int64_t end) {
   run_on_cpu<RotateTokens>(problem.type, problem, begin, end);
 }
 

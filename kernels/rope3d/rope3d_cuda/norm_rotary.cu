@@ -15,7 +15,6 @@
 #include "rope3d_cuda/norm_forward.cuh"
 #include "rope3d_cuda/norm_general.cuh"
 #include "rope3d_cuda/norm_launch_table.h"
-#include "rope3d_cuda/norm_rotary.h"
 
 namespace rope3d {
 namespace {

@@ -13,7 +13,6 @@
 #include "rope3d_cuda/launch_plan.h"
 #include "rope3d_cuda/launch_table.h"
 #include "rope3d_cuda/params.cuh"
-#include "rope3d_cuda/rope3d.h"
 #include "rope3d_cuda/rotate_kernel.cuh"
 
 namespace rope3d {
@@ -155,7 +154,7 @@ void launch_typed(const Rotation& problem, const DeviceProperties& device, cudaS
 
 }  // namespace
 
-int rotate(const Rotation& problem, void* stream) {
+int run(const Rotation& problem, void* stream) {
   DeviceProperties device;
   const cudaError_t error = current_device_properties(&device);
   if (error != cudaSuccess) return error;

@@ -3,8 +3,8 @@
 import itertools
 
 import torch
-from reference_rope3d import rotated
-from testing import DEVICE, random
+from reference_rope3d import joined, kernel, of_elements, ops, rotated  # noqa: F401 - ops: for op_tests.py
+from testing import DEVICE, Op, random
 
 EPS = 1e-6
 # Heads of q and of k, elements of a head. Of one vector, of a whole warp and of more, odd multiples of a pair; equal
@@ -68,3 +68,26 @@ def heads_of(q_heads, k_heads, dim, dtype, batch=2, tokens=7, weight_dtype=None,
         random(dim if norm == "head" else heads * dim, dtype=weight_dtype or dtype) for heads in (q_heads, k_heads)
     ]
     return inputs, weights
+
+
+def norm_op(norm):
+    """Return the op with a prefix, an offset, and tables with entries of elements."""
+    half = norm == "token"
+    turns = of_elements(5, 8)
+    cos, sin = (joined(t, half) for t in turns)
+    options = {"norm": norm, "offset": 1.0, "rounding": "before_weight"}
+
+    def exact(q, k, q_weight, k_weight):
+        pairs = (q, q_weight), (k, k_weight)
+        return tuple(reference(x, weight, turns, half, prefix=2, **options) for x, weight in pairs)
+
+    def function(*given):
+        tables = cos.clone(), sin.clone()  # Dynamo takes no tensor from outside into two autograd functions
+        return kernel.norm_rotary(*given, *tables, pairs="half" if half else "interleaved", prefix=2, **options)
+
+    return Op(
+        function, exact, lambda *given: [t for pair in heads_of(3, 1, 16, given[1], given[0], norm=norm) for t in pair]
+    )
+
+
+OPS = {f"norm_rotary over each {norm}": norm_op(norm) for norm in ("head", "token")}

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import torch
-from testing import load, random
+from testing import Op, load, random
 
 PROJECT = Path(__file__).resolve().parents[1]
 GRID = (3, 4, 5)
@@ -111,3 +111,32 @@ def assert_agrees(actual, expected):
     """Assert equality to one unit in the last place; near zero, to one unit of the products that are subtracted."""
     eps = torch.finfo(actual.dtype).eps
     torch.testing.assert_close(actual, expected, rtol=eps, atol=torch.finfo(torch.float32).eps * 4)
+
+
+def rotations(function, exact, tokens, dim):
+    """Return an op of q and k."""
+    inputs = lambda batch, dtype: [random(batch, tokens, heads, dim, dtype=dtype) for heads in (3, 1)]  # noqa: E731
+    return Op(function, lambda q, k: (exact(q), exact(k)), inputs)
+
+
+OPS = {}
+for half in (False, True):
+    turns, given = wan_angles(points(GRID), wan_widths(10)), of_elements(5, 6)
+    tables, options = [joined(t, half) for t in given], {"pairs": "half" if half else "interleaved"}
+    for inplace in (False, True):  # a leaf cannot be changed in place
+        OPS[f"rope3d, half={half}, inplace={inplace}"] = rotations(
+            lambda q, k, inplace=inplace, options=options: kernel.rope3d(
+                q * 1, k * 1, GRID, inplace=inplace, **options
+            ),
+            lambda x, turns=turns, half=half: rotated(x, turns, half),
+            TOKENS,
+            10,
+        )
+    OPS[f"apply_rotary, half={half}"] = rotations(
+        lambda q, k, tables=tables, options=options: kernel.apply_rotary(
+            q, k, *tables, prefix=2, rotary_dim=12, **options
+        ),
+        lambda x, given=given, half=half: torch.cat((x[:, :2], rotated(x[:, 2:], given, half)), 1),
+        7,
+        16,
+    )

@@ -128,34 +128,3 @@ def test_expanded_gradient():
     ones = torch.ones((), device=q.device).expand(q.shape)
     expanded, contiguous = (torch.autograd.grad(out, q, g, retain_graph=True) for g in (ones, ones.contiguous()))
     assert torch.equal(*expanded, *contiguous)
-
-
-@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (3,), (0, 3), (0, 1), (2, 3)])
-@pytest.mark.parametrize("norm", ["head", "token"])
-def test_only_what_needs_a_gradient_gets_one(norm, needed, used):
-    inputs, weights = heads_of(4, 2, 64, torch.float32, norm=norm)
-    cos, sin = tables(angles(7, 32))
-    leaves = [t.requires_grad_(i in needed) for i, t in enumerate((*inputs, *weights))]
-    outs = kernel.norm_rotary(*leaves, cos, sin, norm=norm)
-    grads = [random(*out.shape, dtype=torch.float32) for out in outs]
-    exact = gradients(inputs, weights, grads, torch.float64, (cos, sin), False, norm=norm)
-    torch.autograd.backward([outs[i] for i in used], [grads[i] for i in used])
-    for i, leaf in enumerate(leaves):
-        if i in needed and i % 2 in used:
-            torch.testing.assert_close(leaf.grad.double(), exact[i], rtol=1e-4, atol=1e-5)
-        else:
-            assert leaf.grad is None
-    with torch.no_grad():
-        assert not kernel.norm_rotary(*leaves, cos, sin, norm=norm)[0].requires_grad
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_equal_inputs_give_equal_bits():
-    inputs, weights = heads_of(4, 2, 64, torch.bfloat16, 2, 500)
-    cos, sin = tables(angles(500, 32))
-    leaves = [t.requires_grad_() for t in (*inputs, *weights)]
-    outs = kernel.norm_rotary(*leaves, cos, sin)
-    grads = [random(*out.shape, dtype=torch.bfloat16) for out in outs]
-    first, second = (torch.autograd.grad(outs, leaves, grads, retain_graph=True) for _ in range(2))
-    assert all(map(torch.equal, first, second))

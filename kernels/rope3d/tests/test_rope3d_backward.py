@@ -29,22 +29,6 @@ def test_backward_in_turn():
     assert_as_good(actual.unsqueeze(2), grad.unsqueeze(2), -ltx_angles(points(GRID), 130))
 
 
-@pytest.mark.parametrize("used", [0, 1])
-@pytest.mark.parametrize("needed", [(True, False), (False, True), (True, True)])
-def test_only_what_needs_a_gradient_gets_one(needed, used):
-    leaves = [random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=n) for n in needed]
-    out = kernel.rope3d(*leaves, GRID)[used]
-    grad = random(1, TOKENS, 2, 16, dtype=torch.float32)
-    out.backward(grad)
-    for i, leaf in enumerate(leaves):
-        if needed[i] and i == used:
-            assert_as_good(leaf.grad, grad, -wan_angles(points(GRID), wan_widths(16)))
-        else:
-            assert leaf.grad is None
-    with torch.no_grad():
-        assert not kernel.rope3d(*leaves, GRID)[0].requires_grad
-
-
 def test_in_place_is_noticed():
     """Autograd refuses a gradient that needs a value which the rotation has overwritten."""
     x = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)

@@ -10,11 +10,6 @@
 
 #include "kit/tensors.h"
 #include "rope3d/norm_problem.h"
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-#include "rope3d_cuda/norm_rotary.h"
-#else
-#include "rope3d_cpu/norm_rotary.h"
-#endif
 
 using namespace rope3d;
 
@@ -62,12 +57,6 @@ void launch_forward(const NormRotation& problem, const Tensor& q) {
   check(rope3d::norm_rotate(problem, current_stream(q)));
 }
 
-int64_t partial_sums(const NormRotation& problem) {
-  int64_t parts;
-  check(norm_partial_sums(problem, &parts));
-  return parts;
-}
-
 void launch_backward(const NormRotation& problem, const Tensor& q) {
   check(rope3d::norm_rotate_backward(problem, current_stream(q)));
 }
@@ -83,8 +72,6 @@ void launch_forward(const NormRotation& problem, const Tensor&) {
   const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
   run_parallel(problem, tokens, token_elements(problem), [](auto&&... given) { rope3d::norm_rotate(given...); });
 }
-
-int64_t partial_sums(const NormRotation& problem) { return norm_partial_sums(problem); }
 
 void launch_backward(const NormRotation& problem, const Tensor&) {
   const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
@@ -174,7 +161,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_rotate_backward(
     if (of_k_weight) fill_with_zeros(of_k);
     return {to_q, to_k, of_q, of_k};
   }
-  problem.parts = partial_sums(problem);
+  check(norm_partial_sums(problem, &problem.parts));
   const MaybeTensor q_partials = partials_of(problem, 0, q), k_partials = partials_of(problem, 1, q);
   launch_backward(problem, q);
   return {to_q, to_k, of_q, of_k};

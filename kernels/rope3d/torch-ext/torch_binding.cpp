@@ -13,11 +13,6 @@
 #include "rope3d/problem.h"
 #include "torch-ext/arguments.h"
 #include "torch-ext/norm_rotary.h"
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-#include "rope3d_cuda/rope3d.h"
-#else
-#include "rope3d_cpu/rope3d.h"
-#endif
 
 const char* const kit::kProject = "rope3d";
 
@@ -88,9 +83,9 @@ void launch(const Rotation& problem, [[maybe_unused]] const Tensor& q) {
   const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
   if (heads == 0) return;
 #if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-  check(rope3d::rotate(problem, current_stream(q)));
+  check(rope3d::run(problem, current_stream(q)));
 #else
-  run_parallel(problem, problem.batch * problem.tokens, heads * problem.width, rope3d::rotate);
+  run_parallel(problem, problem.batch * problem.tokens, heads * problem.width);
 #endif
 }
 
@@ -186,11 +181,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
           ") -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
-#else
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
-#endif
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, KIT_BACKEND, ops) {
   ops.impl("rotate_grid", TORCH_BOX(&rotate_grid));
   ops.impl("rotate_grid_", TORCH_BOX(&rotate_grid_));
   ops.impl("rotate_tokens", TORCH_BOX(&rotate_tokens));

@@ -4,6 +4,8 @@ A kernel is loaded from `build/` with the public client, as a user would load it
 else on the CPU.
 """
 
+from typing import Callable, NamedTuple
+
 import pytest
 import torch
 from kernels import (
@@ -20,6 +22,20 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+class Op(NamedTuple):
+    """A public function with a gradient, for the tests of op_tests.py.
+
+    Attributes:
+        function: Takes tensors, in the order of its arguments, and returns one or a tuple.
+        exact: The formula, in the precision of its tensors.
+        inputs: Takes a number of rows or sequences and a dtype, and returns the tensors of a call.
+    """
+
+    function: Callable
+    exact: Callable
+    inputs: Callable
 
 
 def load(project):
@@ -146,26 +162,17 @@ def assert_replays(step, x):
     torch.testing.assert_close(captured, step(), rtol=0, atol=0)
 
 
-def assert_compiles(function, inputs_of):
+def assert_compiles(function, inputs_of, backend="aot_eager"):
     """Assert that `torch.compile` of a function gives its results and gradients, without another compilation.
 
     `inputs_of(batch)`: the inputs, all of which have gradients.
     """
     torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
     for batch in (4, 9):
         with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
             inputs = inputs_of(batch)
             expected, actual = function(*inputs), compiled(*inputs)
             torch.testing.assert_close(actual, expected)
-            grad = torch.randn_like(expected)
-            gradients_of = [torch.autograd.grad(result, inputs, grad) for result in (actual, expected)]
-            torch.testing.assert_close(*gradients_of)
-
-
-def assert_compiles_with_inductor(function, inputs_of):
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, dynamic=True)
-    for batch in (4, 9):
-        inputs = inputs_of(batch)
-        torch.testing.assert_close(compiled(*inputs), function(*inputs))
+            grads = [torch.randn_like(result) for result in expected]
+            torch.testing.assert_close(*(torch.autograd.grad(results, inputs, grads) for results in (actual, expected)))

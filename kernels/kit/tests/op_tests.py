@@ -1,0 +1,162 @@
+"""Tests that hold for every public function: derivatives, compilation, streams, graphs, devices and types.
+
+Each kernel links to this file as `test_NAME_ops.py`. The functions are `OPS` of its `reference_NAME.py`.
+"""
+
+import importlib
+
+import pytest
+import torch
+from differentiate import assert_derivatives
+from testing import (
+    DTYPES,
+    assert_compiles,
+    assert_replays,
+    assert_runs_on_second_device,
+    assert_waits_for_stream,
+    gpu,
+    two_gpus,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+reference = importlib.import_module(__name__.replace("test_", "reference_").replace("_ops", ""))
+OPS = reference.OPS
+
+
+def leaves_of(op, batch, dtype):
+    return [tensor.detach().requires_grad_() for tensor in op.inputs(batch, dtype)]
+
+
+def results_of(op, tensors):
+    results = op.function(*tensors)
+    return [result for result in (results if isinstance(results, tuple) else (results,)) if result is not None]
+
+
+def gradients_of(results, tensors, **options):
+    weights = [torch.linspace(-1, 1, r.numel(), device=r.device, dtype=r.dtype).view(r.shape) for r in results]
+    return torch.autograd.grad(results, tensors, weights, retain_graph=True, **options)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_derivatives(name, dtype):
+    """Forward mode, transforms of torch.func and second derivatives agree with float64."""
+    op = OPS[name]
+    traced = dtype == torch.float32 and name == next(iter(OPS))
+    assert_derivatives(op.function, op.exact, tuple(op.inputs(2, dtype)), traced)
+
+
+class RecordedCalls(TorchDispatchMode):
+    """Collects the calls of the kernel's ops, with copies of their tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op.namespace == reference.ops.name:
+            self.calls.append((op, *tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (args, kwargs or {}))))
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_opcheck(name):
+    """The fakes of the ops of a forward and a backward pass agree with the ops."""
+    leaves = leaves_of(OPS[name], 3, DTYPES[list(OPS).index(name) % 3])
+    with RecordedCalls() as recorded:
+        gradients_of(results_of(OPS[name], leaves), leaves)
+    assert len(recorded.calls) > 1
+    for op, arguments, options in recorded.calls:
+        torch.library.opcheck(op, arguments, options)
+
+
+def all_ops(batch, dtype):
+    """Return a function that calls all ops, and its leaves."""
+    leaves = [leaves_of(op, batch, dtype) for op in OPS.values()]
+
+    def function(*tensors):
+        rest = iter(tensors)
+        return tuple(r for op, own in zip(OPS.values(), leaves) for r in results_of(op, [next(rest) for _ in own]))
+
+    return function, [leaf for own in leaves for leaf in own]
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
+def test_compile(backend):
+    function, _ = all_ops(4, torch.float32)
+    assert_compiles(function, lambda batch: all_ops(batch, torch.float32)[1], backend)
+
+
+@gpu
+def test_stream():
+    for op in OPS.values():
+        first, *others = op.inputs(64, torch.bfloat16)
+        assert_waits_for_stream(lambda late, op=op, others=others: results_of(op, [late, *others]), first)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_graph(dtype):
+    function, leaves = all_ops(64, dtype)
+    assert_replays(lambda: gradients_of(function(*leaves), leaves), leaves[0])
+
+
+@two_gpus
+def test_second_device():
+    for op in OPS.values():
+        assert_runs_on_second_device(lambda *given, op=op: results_of(op, given)[0], *op.inputs(2, torch.float16))
+
+
+@gpu
+@pytest.mark.parametrize("name", OPS)
+def test_errors_on_another_device(name):
+    tensors = OPS[name].inputs(2, torch.float16)
+    for i, tensor in enumerate(tensors):
+        others = [*tensors[:i], tensor.cpu(), *tensors[i + 1 :]]
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"\w+ must be on|backend=\"cpu\""):
+            OPS[name].function(*others)
+    with pytest.raises(NotImplementedError, match='backend="cpu"'):
+        OPS[name].function(*(tensor.cpu() for tensor in tensors))
+
+
+@pytest.mark.parametrize("grad_enabled", [False, True])
+@pytest.mark.parametrize("name", OPS)
+def test_wrong_types_are_type_errors(name, grad_enabled):
+    tensors = OPS[name].inputs(2, torch.float32)
+    with torch.set_grad_enabled(grad_enabled):
+        for i in range(len(tensors)):
+            with pytest.raises(TypeError, match=r"^\w+: \w+ must be a Tensor( or None)?, not str$"):
+                OPS[name].function(*tensors[:i], "text", *tensors[i + 1 :])
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_only_what_needs_a_gradient_gets_one(name):
+    """Gradients through each result alone, with respect to each tensor alone."""
+    op = OPS[name]
+    leaves = leaves_of(op, 4, torch.float32)
+    for number, result in enumerate(results_of(op, leaves)):
+        for i, expected in enumerate(gradients_of([result], leaves, allow_unused=True)):
+            alone = [leaf.detach().requires_grad_(i == index) for index, leaf in enumerate(leaves)]
+            same = results_of(op, alone)[number]
+            if expected is not None:
+                torch.testing.assert_close(gradients_of([same], alone[i])[0], expected)
+            elif same.requires_grad:
+                assert gradients_of([same], alone[i], allow_unused=True) == (None,)
+    with torch.no_grad():
+        assert not any(result.requires_grad for result in results_of(op, leaves))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_results_are_equal_to_the_bit(name):
+    leaves = leaves_of(OPS[name], 700, torch.bfloat16)
+    runs = []
+    for threads in (1, 1, 2, 3):
+        torch.set_num_threads(threads)
+        results = results_of(OPS[name], leaves)
+        runs.append([*results, *gradients_of(results, leaves)])
+    torch.set_num_threads(1)
+    for run in runs[1:]:
+        assert all(map(torch.equal, runs[0], run))

@@ -1,0 +1,1 @@
+../../kit/tests/op_tests.py
