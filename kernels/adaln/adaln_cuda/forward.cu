@@ -60,7 +60,7 @@ cudaError_t launch_tiles(TiledForward& problem, int64_t rows, const TileLayout& 
   if (error != cudaSuccess) return error;
   problem.tiles_per_span = (problem.span + kConfig.rows - 1) / kConfig.rows;
   problem.tiles = static_cast<uint32_t>(rows / problem.span) * problem.tiles_per_span;
-  problem.spans = Divider(problem.tiles_per_span);
+  problem.spans = fast_divisor(problem.tiles_per_span);
   problem.prefetch_distance = prefetch_distance(problem, kConfig, layout, rows, sizeof(T), sms);
   const auto kernel = kernel_of<T, kRow>();
   error = allow_shared_bytes(kernel, layout.shared_bytes, kStaticSharedBytes);

@@ -25,7 +25,7 @@ struct alignas(64) TiledForward {
   StridedRows x;
   void* normed = nullptr;
   uint32_t tiles = 0, tiles_per_span = 0, span = 0;
-  Divider spans{1};  // of tiles
+  FastDivisor spans{1, 0, 0};  // of tiles
   Average average;
   int hidden = 0;
   float eps = 0.0f;

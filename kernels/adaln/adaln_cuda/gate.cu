@@ -35,7 +35,7 @@ cudaError_t launch_rows(const Gate& problem, cudaStream_t stream) {
                               static_cast<uint32_t>(problem.rows),
                               static_cast<uint32_t>(problem.span),
                               problem.hidden,
-                              Divider(static_cast<uint32_t>(problem.span)),
+                              fast_divisor(problem.span),
                               problem.stepwise,
                               prefetch_pays(problem.rows * problem.hidden * int64_t{3 * sizeof(T)})};
     const GateLayout layout = gate_layout(kConfig, problem.hidden, kWidth, kConfig.threads);

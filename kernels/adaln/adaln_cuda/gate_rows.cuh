@@ -20,7 +20,7 @@ struct StridedGate {
   void* sum;
   uint32_t rows, span;
   int64_t hidden;
-  Divider spans;
+  FastDivisor spans;
   bool stepwise;
   bool prefetch;  // residual and branch, during the preceding kernel
 };

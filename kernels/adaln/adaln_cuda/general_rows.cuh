@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "adaln/problem.h"
-#include "adaln_cuda/division.cuh"
+#include "kit/division.cuh"
 #include "kit/elements.cuh"
 #include "kit/group_sums.cuh"
 

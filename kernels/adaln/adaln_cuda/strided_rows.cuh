@@ -8,10 +8,12 @@
 #include <cstdint>
 
 #include "adaln/problem.h"
-#include "adaln_cuda/division.cuh"
+#include "kit/division.cuh"
 #include "kit/elements.cuh"
 
 namespace adaln {
+
+using kit::Average, kit::FastDivisor, kit::fast_divisor;
 
 // Rows that are evenly strided within a span, of spans that are evenly strided. Strides are in elements.
 struct StridedRows {

@@ -39,33 +39,8 @@ def test_backward(hidden, dtype):
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", HIDDEN)
-def test_gated_backward(hidden, dtype):
-    def exact_rounded(residual, branch, gate):
-        total = exact_gated(residual, branch, gate)
-        # The forward pass rounds the sum; its gradient is that of the rounded value.
-        return total + (total.to(dtype).double() - total).detach()
-
-    for kind in MODULATIONS:
-        residual, branch = (random(2, 5, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
-        grads = [random(2, 5, hidden, dtype=dtype) for _ in range(2)]
-        gate, scale, shift = leaves(*modulations(kind, 2, 5, hidden, dtype, 3))
-        weight, bias = (random(hidden, dtype=dtype, requires_grad=True) for _ in range(2))
-        assert_gradients(kernel.gate_residual, eager_gated, exact_gated, [residual, branch, gate], grads[:1])
-        for norm in ("layer", "rms"):
-
-            def ours(*arguments, norm=norm):
-                return kernel.gate_residual_ada_norm(*arguments, EPS, norm)
-
-            references = fused(eager, eager_gated, norm), fused(exact, exact_rounded, norm)
-            for affine in ([None, None], [weight, bias]):
-                assert_gradients(ours, *references, [residual, branch, gate, scale, shift, *affine], grads)
-            assert_gradients(ours, *references, [residual, branch, gate, None, None, weight, bias], grads)
-
-
-@pytest.mark.kernels_ci
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden", HIDDEN)
-def test_added_backward(hidden, dtype):
+@pytest.mark.parametrize("has_gate", [True, False])
+def test_backward_of_sums(has_gate, hidden, dtype):
     def exact_rounded(residual, branch, gate):
         total = exact_gated(residual, branch, gate)
         # The forward pass rounds the sum; its gradient is that of the rounded value.
@@ -76,17 +51,22 @@ def test_added_backward(hidden, dtype):
     weight, bias = (random(hidden, dtype=dtype, requires_grad=True) for _ in range(2))
     for norm in ("layer", "rms"):
 
-        def ours(residual, branch, _, *arguments, norm=norm):
+        def ours(residual, branch, gate, *arguments, norm=norm):
+            if has_gate:
+                return kernel.gate_residual_ada_norm(residual, branch, gate, *arguments, EPS, norm)
             return kernel.add_ada_norm(residual, branch, *arguments, EPS, norm)
 
         references = fused(eager, eager_gated, norm), fused(exact, exact_rounded, norm)
         for kind in MODULATIONS:
-            for modulation_dtype in {dtype, torch.float32}:
-                scale, shift = leaves(*modulations(kind, 2, 5, hidden, modulation_dtype))
+            for modulation_dtype in {dtype} if has_gate else {dtype, torch.float32}:
+                gate, scale, shift = leaves(*modulations(kind, 2, 5, hidden, modulation_dtype, 3))
+                given = [residual, branch, gate if has_gate else None]
                 for affine in ([None, None], [weight, bias]):
-                    assert_gradients(ours, *references, [residual, branch, None, scale, shift, *affine], grads)
-        assert_gradients(ours, *references, [residual, branch, None, None, None, weight, bias], grads)
-        assert_gradients(ours, *references, [residual, branch, None, None, None, None, None], grads)
+                    assert_gradients(ours, *references, [*given, scale, shift, *affine], grads)
+            assert_gradients(ours, *references, [*given, None, None, weight, bias], grads)
+            if has_gate and norm == "layer":
+                assert_gradients(kernel.gate_residual, eager_gated, exact_gated, given, grads[:1])
+        assert_gradients(ours, *references, [*given, None, None, None, None], grads)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -47,15 +47,3 @@ def eager_rotary(x, weight, cos, sin, eps, offset=0.0, rounding="last"):
         x = (wide * (weight.to(wide.dtype) + offset)).to(x.dtype)
     a, b = x.chunk(2, -1)
     return x * cos[:, None, None] + torch.cat((-b, a), -1) * sin[:, None, None]
-
-
-def assert_as_good(actual, reference, expected, factor=1.1):
-    """Assert that the error of `actual` is at most `factor` times that of `reference`, and that it is contiguous."""
-    assert actual.dtype == reference.dtype and actual.shape == reference.shape and actual.is_contiguous()
-    if actual.numel() == 0:
-        return
-    scale = expected.abs().max().item()
-    slack = {torch.float32: 1e-6, torch.float16: 1e-4, torch.bfloat16: 1e-3}[actual.dtype] * max(scale, 1.0)
-    error = (actual.double() - expected).abs().max().item()
-    allowed = factor * (reference.double() - expected).abs().max().item() + slack
-    assert error <= allowed

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from reference_decode import assert_as_good, eager_attention, eager_rotary, kernel
-from testing import DEVICE, DTYPES, doubles, random
+from reference_decode import eager_attention, eager_rotary, kernel
+from testing import DEVICE, DTYPES, assert_as_good, doubles, random
 
 # The kernel rounds the weights of the values to 16 bits on CUDA, as other fast ones do and eager PyTorch may not.
 FACTOR = 2.0 if DEVICE == "cuda" else 1.1
@@ -18,6 +18,7 @@ def check(query, key, value, mask=None, scale=None):
         eager_attention(*doubles(tensors), mask, scale),
         FACTOR,
     )
+    assert out.is_contiguous()
     return out
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from reference_decode import assert_as_good, eager_linear, kernel
+from reference_decode import eager_linear, kernel
 from test_decode_compile import step, step_inputs
 from testing import (
     DEVICE,
+    assert_as_good,
     assert_runs_on_second_device,
     assert_waits_for_stream,
     capture,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference_decode import ACTIVATIONS, WIDTHS, assert_as_good, eager_gated, eager_linear, kernel
-from testing import DEVICE, DTYPES, doubles, random
+from reference_decode import ACTIVATIONS, WIDTHS, eager_gated, eager_linear, kernel
+from testing import DEVICE, DTYPES, assert_as_good, doubles, random
 
 ROWS = range(1, 9)
 

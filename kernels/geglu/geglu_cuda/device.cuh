@@ -17,6 +17,7 @@
 #include "geglu/activation.h"
 #include "geglu/problem.h"
 #include "geglu_cuda/launch_table.h"
+#include "kit/division.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
 
@@ -46,23 +47,6 @@ void dispatch_activation(Activation activation, Launch&& launch) {
   }
 }
 
-// Divides numbers below 2^31 by a run-time constant with one multiplication and a shift.
-class FastDivisor {
- public:
-  explicit FastDivisor(uint32_t divisor) {
-    while ((uint64_t{1} << shift_) < divisor) ++shift_;
-    factor_ = static_cast<uint32_t>(((uint64_t{1} << (31 + shift_)) + divisor - 1) / divisor);
-  }
-
-  __device__ __forceinline__ uint32_t quotient(uint32_t number) const {
-    return __umulhi(number << 1, factor_) >> shift_;
-  }
-
- private:
-  uint32_t factor_;
-  int shift_ = 0;
-};
-
 // The vectors of one launch: at most 2^30, so that 32-bit arithmetic numbers them. A vector may be a single element.
 struct Chunk {
   int64_t first_row, first_column;
@@ -72,7 +56,7 @@ struct Chunk {
   // Threads past the end load the last vector again, which costs less than a branch around each load.
   __device__ __forceinline__ uint32_t clamped(uint32_t vector) const { return min(vector, count - 1); }
 
-  __device__ __forceinline__ uint32_t row(uint32_t vector) const { return by_columns.quotient(vector); }
+  __device__ __forceinline__ uint32_t row(uint32_t vector) const { return by_columns(vector); }
 };
 
 // Addresses of a chunk's vectors in a tensor with evenly strided rows.
@@ -144,7 +128,7 @@ void for_each_chunk(int64_t rows, int64_t hidden, const Launch& launch) {
     const int64_t step = kMaxVectors / columns;
     for (int64_t row = 0; row < rows; row += step) {
       const auto count = static_cast<uint32_t>(std::min(step, rows - row) * columns);
-      launch(Chunk{row, column * Config::kWidth, count, columns, FastDivisor(columns)},
+      launch(Chunk{row, column * Config::kWidth, count, columns, fast_divisor(columns)},
              static_cast<unsigned>((count + kTile - 1) / kTile));
     }
   }

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 reference = importlib.import_module(__name__.replace("test_", "reference_").replace("_ops", ""))
 OPS = reference.OPS
+GRAPHS = getattr(reference, "GRAPHS", [OPS])  # the ops that are compiled together
 
 
 def leaves_of(op, batch, dtype):
@@ -72,13 +73,13 @@ def test_opcheck(name):
         torch.library.opcheck(op, arguments, options)
 
 
-def all_ops(batch, dtype):
-    """Return a function that calls all ops, and its leaves."""
-    leaves = [leaves_of(op, batch, dtype) for op in OPS.values()]
+def together(ops, batch, dtype):
+    """Return a function that calls all of the ops, and its leaves."""
+    leaves = [leaves_of(op, batch, dtype) for op in ops.values()]
 
     def function(*tensors):
         rest = iter(tensors)
-        return tuple(r for op, own in zip(OPS.values(), leaves) for r in results_of(op, [next(rest) for _ in own]))
+        return tuple(r for op, own in zip(ops.values(), leaves) for r in results_of(op, [next(rest) for _ in own]))
 
     return function, [leaf for own in leaves for leaf in own]
 
@@ -86,8 +87,9 @@ def all_ops(batch, dtype):
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
 def test_compile(backend):
-    function, _ = all_ops(4, torch.float32)
-    assert_compiles(function, lambda batch: all_ops(batch, torch.float32)[1], backend)
+    for ops in GRAPHS:
+        function, _ = together(ops, 4, torch.float32)
+        assert_compiles(function, lambda batch, ops=ops: together(ops, batch, torch.float32)[1], backend)
 
 
 @gpu
@@ -100,7 +102,7 @@ def test_stream():
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_graph(dtype):
-    function, leaves = all_ops(64, dtype)
+    function, leaves = together(OPS, 64, dtype)
     assert_replays(lambda: gradients_of(function(*leaves), leaves), leaves[0])
 
 

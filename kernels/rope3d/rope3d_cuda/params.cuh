@@ -6,34 +6,16 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdint>
 
+#include "kit/division.cuh"
 #include "kit/elements.cuh"
 #include "rope3d/problem.h"
 #include "rope3d_cuda/launch_plan.h"
 
 namespace rope3d {
 
-// Divides numbers below 2^31 by a run-time constant with one multiplication and a shift.
-struct FastDivisor {
-  uint32_t value, factor, shift;
-
-  __device__ __forceinline__ uint32_t operator()(uint32_t number, uint32_t& rest) const {
-    const uint32_t quotient = (__umulhi(number, factor) + number) >> shift;
-    rest = number - quotient * value;
-    return quotient;
-  }
-};
-
-// Returns the divisor for `number`, or for 1 if that is 0.
-inline FastDivisor fast_divisor(int64_t number) {
-  FastDivisor result{static_cast<uint32_t>(std::max<int64_t>(number, 1)), 0, 0};
-  while ((uint64_t{1} << result.shift) < result.value) ++result.shift;
-  const uint64_t above = (uint64_t{1} << result.shift) - result.value;
-  result.factor = static_cast<uint32_t>((above << 32) / result.value + 1);
-  return result;
-}
+using kit::FastDivisor, kit::fast_divisor;
 
 // One tensor. Strides are in vectors: of 16 bytes with a 32-bit Index, of one element with a 64-bit Index.
 template <typename Index>

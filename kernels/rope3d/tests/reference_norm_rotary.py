@@ -82,8 +82,7 @@ def norm_op(norm):
         return tuple(reference(x, weight, turns, half, prefix=2, **options) for x, weight in pairs)
 
     def function(*given):
-        tables = cos.clone(), sin.clone()  # Dynamo takes no tensor from outside into two autograd functions
-        return kernel.norm_rotary(*given, *tables, pairs="half" if half else "interleaved", prefix=2, **options)
+        return kernel.norm_rotary(*given, cos, sin, pairs="half" if half else "interleaved", prefix=2, **options)
 
     return Op(
         function, exact, lambda *given: [t for pair in heads_of(3, 1, 16, given[1], given[0], norm=norm) for t in pair]
@@ -91,3 +90,5 @@ def norm_op(norm):
 
 
 OPS = {f"norm_rotary over each {norm}": norm_op(norm) for norm in ("head", "token")}
+# Torch 2.11 fails an assertion of its own when it compiles a second norm_rotary with gradients in one graph.
+GRAPHS = [{name: op} for name, op in OPS.items()]

@@ -23,29 +23,15 @@ def test_fake_tensors():
 
 
 @pytest.mark.parametrize("rotate", ["rope3d", "apply_rotary"])
-def test_in_place_saves_and_versions(rotate):
-    """In place and out of place have one gradient, and every way of writing q and k bumps their versions."""
-    cos, sin = torch.rand(2, TOKENS, 16, device=DEVICE)
-    arguments = (GRID,) if rotate == "rope3d" else (cos, sin)
-    q, k = (random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True) for _ in range(2))
-    grads = [torch.randn_like(q) for _ in range(2)]
-    expected = torch.autograd.grad(getattr(kernel, rotate)(q, k, *arguments), (q, k), grads)
-
-    def block(q, k):
-        q, k = q * 1, k * 1
-        return getattr(kernel, rotate)(q, k, *arguments, inplace=True)
-
-    torch._dynamo.reset()
-    for function in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
-        torch.testing.assert_close(torch.autograd.grad(function(q, k), (q, k), grads), expected)
-    changed = q * 1
-    version = changed._version
-    getattr(kernel, rotate)(changed, None, *arguments, inplace=True)
-    assert changed._version > version
-    with torch.no_grad():
-        version = changed._version
-        getattr(kernel, rotate)(changed, None, *arguments, inplace=True)
-        assert changed._version > version
+def test_versions(rotate):
+    """Every way of writing q and k in place bumps their versions."""
+    arguments = (GRID,) if rotate == "rope3d" else torch.rand(2, TOKENS, 16, device=DEVICE)
+    changed = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True) * 1
+    for grad_enabled in (True, False):
+        with torch.set_grad_enabled(grad_enabled):
+            version = changed._version
+            getattr(kernel, rotate)(changed, None, *arguments, inplace=True)
+            assert changed._version > version
 
 
 def test_compile_another_grid():

@@ -3,17 +3,17 @@
 // Reads:    sizes, strides, dtypes and devices of the arguments.
 // Writes:   only tensors that it allocates.
 // Must not: compute; call anything of Torch newer than 2.10.
-#include "torch-ext/norm_rotary.h"
-
 #include <string>
 #include <tuple>
 
 #include "kit/tensors.h"
+#include "registration.h"
 #include "rope3d/norm_problem.h"
-
-using namespace rope3d;
+#include "torch-ext/arguments.h"
 
 namespace {
+
+using namespace rope3d;
 
 // How q and k are normalized and laid out.
 struct NormForm {
@@ -126,12 +126,14 @@ MaybeTensor partials_of(NormRotation& problem, int side, const Tensor& q) {
   return partial;
 }
 
-}  // namespace
-
-std::tuple<Tensor, Tensor> norm_rotate(Tensor q, MaybeTensor k, MaybeTensor q_weight, MaybeTensor k_weight, Tensor cos,
-                                       Tensor sin, double eps, bool per_token, double offset,
-                                       bool rounded_before_weight, int64_t rotary_dim, int64_t prefix, int64_t head_dim,
-                                       bool half, bool heads_first) {
+// q and k, RMSNorm'd and then rotated by `cos` and `sin`, contiguous; the latter is undefined, in Python None, without
+// k. The norm is over each head, or over all heads of a token if `per_token`; rope3d/norm_problem.h has the formula and
+// its roundings. Weights have one entry for each element that is normalized together. The other arguments are those of
+// rotate_tokens.
+std::tuple<Tensor, Tensor> norm_rotate_op(Tensor q, MaybeTensor k, MaybeTensor q_weight, MaybeTensor k_weight,
+                                          Tensor cos, Tensor sin, double eps, bool per_token, double offset,
+                                          bool rounded_before_weight, int64_t rotary_dim, int64_t prefix,
+                                          int64_t head_dim, bool half, bool heads_first) {
   const Form form{prefix, head_dim, half, heads_first};
   NormRotation problem = norm_problem(q, k, q_weight, k_weight, cos, sin,
                                       {eps, per_token, offset, rounded_before_weight, rotary_dim, form}, false);
@@ -143,7 +145,10 @@ std::tuple<Tensor, Tensor> norm_rotate(Tensor q, MaybeTensor k, MaybeTensor q_we
   return {to_q, to_k};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> norm_rotate_backward(
+// The gradients with respect to q, k and their weights. Those of q and k are undefined, in Python None, without the
+// gradient of the result; those of the weights unless `of_q_weight` or `of_k_weight` asks for them, which takes the
+// gradient of the result.
+std::tuple<Tensor, Tensor, Tensor, Tensor> norm_rotate_backward_op(
     MaybeTensor grad_q, MaybeTensor grad_k, bool of_q_weight, bool of_k_weight, Tensor q, MaybeTensor k,
     MaybeTensor q_weight, MaybeTensor k_weight, Tensor cos, Tensor sin, double eps, bool per_token, double offset,
     bool rounded_before_weight, int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half, bool heads_first) {
@@ -165,4 +170,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_rotate_backward(
   const MaybeTensor q_partials = partials_of(problem, 0, q), k_partials = partials_of(problem, 1, q);
   launch_backward(problem, q);
   return {to_q, to_k, of_q, of_k};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, KIT_BACKEND, ops) {
+  ops.impl("norm_rotate", TORCH_BOX(&norm_rotate_op));
+  ops.impl("norm_rotate_backward", TORCH_BOX(&norm_rotate_backward_op));
 }

@@ -12,7 +12,6 @@
 #include "registration.h"
 #include "rope3d/problem.h"
 #include "torch-ext/arguments.h"
-#include "torch-ext/norm_rotary.h"
 
 const char* const kit::kProject = "rope3d";
 
@@ -186,8 +185,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, KIT_BACKEND, ops) {
   ops.impl("rotate_grid_", TORCH_BOX(&rotate_grid_));
   ops.impl("rotate_tokens", TORCH_BOX(&rotate_tokens));
   ops.impl("rotate_tokens_", TORCH_BOX(&rotate_tokens_));
-  ops.impl("norm_rotate", TORCH_BOX(&norm_rotate));
-  ops.impl("norm_rotate_backward", TORCH_BOX(&norm_rotate_backward));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

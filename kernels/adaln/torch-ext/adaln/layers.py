@@ -29,7 +29,6 @@ def _modulated(norm: torch.nn.Module, x: Tensor, scale: Tensor, shift: Tensor) -
 class LayerNorm(torch.nn.Module):
     """Replaces `torch.nn.LayerNorm` over one dimension, with or without weight and bias."""
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, input: Tensor) -> Tensor:
@@ -39,7 +38,6 @@ class LayerNorm(torch.nn.Module):
 class FP32LayerNorm(torch.nn.Module):
     """Replaces diffusers' `FP32LayerNorm` over one dimension, for any dtypes of x and weight."""
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -49,7 +47,6 @@ class FP32LayerNorm(torch.nn.Module):
 class AdaLayerNormZero(torch.nn.Module):
     """Replaces diffusers' `AdaLayerNormZero`: norm and modulation are one kernel."""
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(
@@ -69,7 +66,6 @@ class AdaLayerNormZero(torch.nn.Module):
 class AdaLayerNormZeroSingle(torch.nn.Module):
     """Replaces diffusers' `AdaLayerNormZeroSingle`: norm and modulation are one kernel."""
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, x: Tensor, emb: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
@@ -80,7 +76,6 @@ class AdaLayerNormZeroSingle(torch.nn.Module):
 class AdaLayerNormContinuous(torch.nn.Module):
     """Replaces diffusers' `AdaLayerNormContinuous`: one kernel if its LayerNorm has no weight."""
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, x: Tensor, conditioning_embedding: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from .gated import geglu, geglu_pair, swiglu, swiglu_pair
 class GEGLU(torch.nn.Module):
     """Replaces diffusers' `GEGLU`: a projection whose second half is the gate of the first."""
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
@@ -18,7 +17,6 @@ class GEGLU(torch.nn.Module):
 class SwiGLU(torch.nn.Module):
     """Replaces diffusers' `SwiGLU`: a projection whose second half is the gate of the first."""
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -34,7 +32,6 @@ class GatedMLP(torch.nn.Module):
         ValueError: If `act_fn` is neither SiLU nor a gelu that the kernel supports.
     """
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -55,7 +52,6 @@ class Phi3MLP(torch.nn.Module):
         ValueError: If `activation_fn` is neither SiLU nor a gelu that the kernel supports.
     """
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

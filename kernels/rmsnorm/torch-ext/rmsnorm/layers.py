@@ -13,7 +13,6 @@ from .norm import rms_norm
 class RMSNorm(torch.nn.Module):
     """Replaces `torch.nn.RMSNorm` over one dimension, with or without weight, including its default `eps`."""
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,7 +29,6 @@ class LlamaRMSNorm(torch.nn.Module):
     They have a `weight` and a `variance_epsilon`. The result has the dtype to which Torch promotes x and weight.
     """
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -44,7 +42,6 @@ class Olmo2RMSNorm(torch.nn.Module):
     They have a `weight` and a `variance_epsilon`.
     """
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -58,7 +55,6 @@ class GemmaRMSNorm(torch.nn.Module):
     They have a `weight` and an `eps`, and round once, after the weight, to the dtype of x.
     """
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +69,6 @@ class DiffusersRMSNorm(torch.nn.Module):
     is rounded to it before the weight as well. With a float32 weight it is float32.
     """
 
-    has_backward = True
     can_torch_compile = True
 
     def forward(self, hidden_states: Tensor) -> Tensor:

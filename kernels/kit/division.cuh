@@ -11,25 +11,30 @@
 #include <cstdint>
 #include <limits>
 
-namespace adaln {
+namespace kit {
 
-// Integer division by multiplication. Dividend and divisor are below 2^31.
-class Divider {
- public:
-  explicit Divider(uint32_t divisor) {
-    while ((uint64_t{1} << shift_) < divisor) ++shift_;
-    if ((uint64_t{1} << shift_) == divisor) return;
-    const uint32_t power = 31 + shift_;
-    multiplier_ = static_cast<uint32_t>(((uint64_t{1} << power) + divisor - 1) / divisor);
-    shift_ = power - 32;
-  }
+// Divides numbers below 2^31 by a run-time constant with one multiplication and a shift.
+struct FastDivisor {
+  uint32_t value, factor, shift;
+
   __device__ __forceinline__ uint32_t operator()(uint32_t number) const {
-    return (multiplier_ == 0 ? number : __umulhi(number, multiplier_)) >> shift_;
+    return (__umulhi(number, factor) + number) >> shift;
   }
-
- private:
-  uint32_t multiplier_ = 0, shift_ = 0;
+  __device__ __forceinline__ uint32_t operator()(uint32_t number, uint32_t& rest) const {
+    const uint32_t quotient = (*this)(number);
+    rest = number - quotient * value;
+    return quotient;
+  }
 };
+
+// Returns the divisor for `number`, or for 1 if that is 0.
+inline FastDivisor fast_divisor(int64_t number) {
+  FastDivisor result{static_cast<uint32_t>(std::max<int64_t>(number, 1)), 0, 0};
+  while ((uint64_t{1} << result.shift) < result.value) ++result.shift;
+  const uint64_t above = (uint64_t{1} << result.shift) - result.value;
+  result.factor = static_cast<uint32_t>((above << 32) / result.value + 1);
+  return result;
+}
 
 // Divides a sum by its count. The reciprocal is stored in two parts, so that the quotient is as accurate as a division.
 // Both parts are positive, so that an infinite sum stays infinite.
@@ -47,4 +52,4 @@ class Average {
   float high_, low_;
 };
 
-}  // namespace adaln
+}  // namespace kit
