@@ -1,8 +1,7 @@
 """Creates a kernel project from the templates in `templates/init`.
 
-A project combines several template directories: `common`, and either `relu` and one for each backend, or `kit`. A file
-that several of them have is the concatenation of all. A project on the kit also gets the files of the kit that its
-`build.toml` lists.
+A project combines several template directories: `common`, and either `relu` and one for each backend, or `kit`. A
+project on the kit also gets the files of the kit that its `build.toml` lists.
 """
 
 from __future__ import annotations
@@ -192,11 +191,20 @@ def _render(
             else _template_values(computes)
         ),
     }
-    # Variables in paths are written without `${}`, which would confuse formatters and linters.
-    in_paths = {"python_name": values["python_name"], "operator": values["operator"], "gitignore": ".gitignore"}
     parts = ("common", "kit") if on_kit else ("common", "relu", *wanted)
+    return render([_TEMPLATES / part for part in parts], values)
+
+
+def render(trees: Sequence[Path], values: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of template directories with values in place of their variables: path -> content.
+
+    A file that several directories have is the concatenation of all.
+    """
+    # Variables in paths are written without `${}`, which would confuse formatters and linters.
+    in_paths = {name: values[name] for name in ("python_name", "operator", "suffix") if name in values}
+    in_paths["gitignore"] = ".gitignore"
     files: dict[str, str] = {}
-    for tree in (_TEMPLATES / part for part in parts):
+    for tree in trees:
         for template in sorted(path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
             path = re.sub("|".join(in_paths), lambda match: in_paths[match[0]], template.relative_to(tree).as_posix())
             content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
