@@ -42,7 +42,7 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: 
     name = repo_id.rpartition("/")[2]
     package, backend = python_name(name), backend_of(source)
     return render(
-        [_TEMPLATES],
+        _TEMPLATES,
         {
             "name": name,
             "python_name": package,
