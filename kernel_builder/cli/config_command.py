@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -18,15 +16,15 @@ from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import json_option, table
 from kernel_builder.config import build_toml, editions
 from kernel_builder.config.build_toml import FILE
-from kernel_builder.config.project import Backend, Project
+from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
+from kernel_builder.json_value import json_value
 from kernel_builder.plural import counted
 from kernel_builder.steps import compile_steps
 from kernel_builder.steps.buildable import missing_dependency
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
-from kernel_format.release import Release, Version
 
 _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 
@@ -59,7 +57,7 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     ok = len(projects) == len(results)
     if as_json:
         listed = [
-            {"directory": str(path), "ok": True, "project": _plain(result)}
+            {"directory": str(path), "ok": True, "project": json_value(result, "_")}
             if isinstance(result, Project)
             else {"directory": str(path), "ok": False, "error": result.as_dict()}
             for path, result in results.items()
@@ -158,14 +156,3 @@ def _show_difference(old: Sequence[str], new: Sequence[str], name: str) -> None:
     colours = {"+": "green", "-": "red"}
     for line in difflib.unified_diff(old, new, name, name, lineterm=""):
         click.secho(line, fg=colours.get(line[0]))
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
-    if isinstance(value, (Backend, Release, Version, Path)):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

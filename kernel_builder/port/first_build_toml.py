@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kernel_builder import toml_file
 from kernel_builder.config import build_toml
 from kernel_builder.config.project import distribution_name, python_name
 from kernel_builder.config.project_files import submodules
+from kernel_builder.json_value import by_field
 from kernel_builder.port.extension_table import PortedExtension, Remark, TableReader
 from kernel_builder.port.setup_runs import SetupRun, run_setup
 from kernel_builder.steps.confinement import SandboxMode
@@ -77,8 +78,7 @@ class Port:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it."""
-        plain = {key.replace("_", "-"): value for key, value in asdict(self).items()}
-        return {**plain, "directory": str(self.directory)}
+        return by_field(self)
 
     def write(self) -> list[str]:
         """Write the files, all or none; return their names."""
