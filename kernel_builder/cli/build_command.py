@@ -103,11 +103,8 @@ def _print_table(summary: BuildSummary) -> None:
     rows = [("project", "variant", "status", "size", "checks", "binary shared with")]
     for built in summary.packages:
         passed = f"{len(built.passed_checks)} passed{', load skipped' if 'load' in built.skipped_checks else ''}"
-        shares = (
-            f"{len(built.shares_binary_with)} more"
-            if len(built.shares_binary_with) > 1
-            else "".join(built.shares_binary_with)
-        )
+        others = built.shares_binary_with
+        shares = f"{len(others)} more" if len(others) > 1 else "".join(others)
         rows.append((built.project, built.variant, built.status, f"{built.bytes / 1024:.0f} KiB", passed, shares))
     for failed in summary.failures:
         state = "failed; the package of an earlier build is outdated" if failed.outdated else "failed"

@@ -51,9 +51,7 @@ class BuildSummary:
     failures: tuple[FailedVariant, ...]
     # Variants that this machine cannot build; an empty variant name stands for the whole project.
     unavailable: tuple[UnavailableVariant, ...]
-    skipped_backends: Mapping[
-        str, tuple[str, ...]
-    ]  # project name -> valid backends that the builder does not compile for
+    skipped_backends: Mapping[str, tuple[str, ...]]  # project name -> backends that are not compiled for
     steps: int  # number of steps that ran
     compiles: int  # number of compile steps among them
     cpu_seconds: float  # processor time of the compilers
