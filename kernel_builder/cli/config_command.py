@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from kernel_builder import toml_file
-from kernel_builder.backends.tools import Obstacle
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import json_option, table
 from kernel_builder.config import build_toml, editions
@@ -21,8 +20,6 @@ from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.json_value import json_value
 from kernel_builder.plural import counted
 from kernel_builder.steps import compile_steps
-from kernel_builder.steps.buildable import missing_dependency
-from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 
@@ -35,9 +32,9 @@ _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=
 def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     """Validate the build.toml of every DIR (default: here), and list the projects in a table.
 
-    The files that it names must exist, and `build` must accept its flags and sources. Nothing has to be buildable here;
-    a library in `depends` that no package index has is a warning. --json prints every value, with defaults filled in.
-    Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
+    The files that it names must exist, and `build` must accept its flags and sources. Nothing has to be buildable here.
+    --json prints every value, with defaults filled in. Of several DIR, those without a build.toml are left out; a
+    mistake in one does not stop the others.
 
     \b
     kernel-builder check-config kernels/rmsnorm
@@ -66,22 +63,8 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     else:
         print_notices(projects, others)
         _print_table(results)
-        _print_missing(projects)
     if not ok:
         raise SystemExit(ConfigError.exit_code)
-
-
-def _print_missing(projects: Sequence[Project]) -> None:
-    """Print a warning for each header library that projects need and no package index has, once for all projects."""
-    toolchains = Toolchains()
-    needing: dict[Obstacle, dict[str, None]] = {}
-    for project in projects:
-        for backend in project.backends:
-            missing = missing_dependency(project, backend, toolchains) if backend.compiles else None
-            if missing:
-                needing.setdefault(missing, {})[project.name] = None
-    for obstacle, names in needing.items():
-        click.secho(f"warning: {', '.join(names)}: {obstacle.reason}; {obstacle.hint}", fg="yellow", err=True)
 
 
 def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
