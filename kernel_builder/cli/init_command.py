@@ -41,13 +41,6 @@ CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
     "--license", "license_name", default="apache-2.0", show_default=True, help="The SPDX name of the license."
 )
 @click.option(
-    "--kit",
-    "on_kit",
-    is_flag=True,
-    help="Start from an operator on the kit, the device code that several kernels share. Its files are copied into the "
-    "project. It needs both back ends, CPU and CUDA.",
-)
-@click.option(
     "--from",
     "source",
     type=click.Path(path_type=Path),
@@ -62,21 +55,19 @@ def init(
     operators: tuple[str, ...],
     backends: str,
     license_name: str,
-    on_kit: bool,
     source: Path | None,
     overwrite: bool,
 ) -> None:
     """Create a kernel project that is ready to build.
 
-    The project has a ReLU operator to start from, with tests and a benchmark; with --kit it is a SiLU operator with
-    vectorized loads, PDL and a launch table. --op names the operator in all files; replace its computation, and the
-    text that `Not written yet` marks. PATH defaults to a directory of the kernel's name.
+    The project has a ReLU operator to start from, with tests and a benchmark. It uses the kit, the device code that the
+    kernels of kernel-builder share, and gets a copy. --op names the operator in all files; replace its computation, and
+    the text that `Not written yet` marks. PATH defaults to a directory of the kernel's name.
 
     \b
     kernel-builder init org/my-kernel
     kernel-builder init org/activations --op swiglu
     kernel-builder init kernels/my-kernel --name org/my-kernel --backends cuda --license mit
-    kernel-builder init kernels/my-kernel --name org/my-kernel --kit
     kernel-builder init --from kernels/rmsnorm ../my-rmsnorm
     kernel-builder init org/scale --from scale.cu --op scale
     """
@@ -94,8 +85,7 @@ def init(
         repo_id,
         [name for name in backends.split(",") if name],
         license_name=license_name,
-        operator=operators[0] if operators else None,
-        on_kit=on_kit,
+        operator=operators[0] if operators else "relu",
         overwrite=overwrite,
     )
     shown = shlex.quote(str(created))

@@ -13,6 +13,8 @@ from kernels import get_local_kernel
 PROJECT = Path(__file__).resolve().parents[1]
 BACKENDS = ${backends}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# No elements, fewer than a vector, whole vectors, a tail, and several blocks with a tail.
+SHAPES = [(), (0,), (1,), (64,), (3, 0, 5), (5, 1001), (7, 300, 33)]
 
 DEVICE = "cuda" if "cuda" in BACKENDS and torch.cuda.is_available() else "cpu"
 if DEVICE not in BACKENDS and "KERNEL_BUILDER_EMULATOR" not in os.environ:
@@ -40,7 +42,7 @@ def gradient(function, x):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (1000,), (3, 0, 5), (7, 300, 33)])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_forward(shape, dtype):
     x = random(*shape, dtype=dtype)
     assert_same(kernel.${operator}(x), eager(x))
@@ -48,8 +50,9 @@ def test_forward(shape, dtype):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_backward(dtype):
-    x, grad = random(5, 1001, dtype=dtype).requires_grad_(), random(5, 1001, dtype=dtype)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_backward(shape, dtype):
+    x, grad = random(*shape, dtype=dtype).requires_grad_(), random(*shape, dtype=dtype)
     (expected,) = torch.autograd.grad(eager(x), x, grad)
     (actual,) = torch.autograd.grad(kernel.${operator}(x), x, grad)
     assert_same(actual, expected)
@@ -63,14 +66,19 @@ def test_special_values(dtype):
         assert_same(actual, expected)
 
 
-def test_strides():
-    x = random(6, 8, 10).transpose(0, 2)[::2]
-    assert_same(kernel.${operator}(x), eager(x))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unaligned_and_strided_tensors(dtype):
+    for x in (random(1001, dtype=dtype)[1:], random(6, 8, 10, dtype=dtype).transpose(0, 2)[::2]):
+        x.requires_grad_()
+        assert_same(kernel.${operator}(x), eager(x))
+        assert_same(gradient(kernel.${operator}, x), gradient(eager, x))
 
 
-def test_other_dtypes_are_refused():
-    with pytest.raises(RuntimeError, match="expected float32, float16 or bfloat16"):
+def test_errors_name_the_argument():
+    with pytest.raises(RuntimeError, match="x must be float32, float16 or bfloat16"):
         kernel.${operator}(torch.zeros(3, device=DEVICE, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match=r"grad must have shape \[3\], not \[4\]"):
+        kernel.op.ops.${operator}_backward(torch.zeros(4, device=DEVICE), torch.zeros(3, device=DEVICE))
 
 
 def test_opcheck():

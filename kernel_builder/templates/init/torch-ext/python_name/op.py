@@ -38,7 +38,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         y = _forward(x)
-        ctx.save_for_backward(${saved})
+        ctx.save_for_backward(x)
         return y
 
     @staticmethod
@@ -50,8 +50,8 @@ class _Forward(torch.autograd.Function):
 
 class _Backward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, grad, ${saved}):
-        return _backward(grad, ${saved})
+    def forward(ctx, grad, x):
+        return _backward(grad, x)
 
     @staticmethod
     def backward(ctx, grad):
@@ -64,5 +64,5 @@ def _forward_fake(x):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("${operator}_backward"))
-def _backward_fake(grad, ${saved}):
-    return ${saved}.new_empty(${saved}.shape)
+def _backward_fake(grad, x):
+    return x.new_empty(x.shape)
