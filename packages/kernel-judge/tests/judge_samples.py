@@ -19,6 +19,38 @@ STATES = {
     "trained": "self.weight = torch.nn.Parameter(torch.rand(columns))",
     "layer_norm": "self.norm = torch.nn.LayerNorm(columns)",
 }
+TASK = """import torch
+
+{sizes}
+
+class Model(torch.nn.Module):
+    def __init__(self, columns=80):
+        super().__init__()
+        {state}
+
+    def forward(self, x):
+        return {body}
+
+
+def get_inputs():
+    return [{inputs}]
+
+
+def get_init_inputs():
+    return []
+"""
+SIZES, RANDN = "rows = 24\ncolumns = 80\n", "torch.randn(rows, columns)"
+TASKS = {
+    "rectified": {
+        "sizes": "", "inputs": "torch.rand(48, 100)", "state": "pass",
+        "body": "torch.relu(x) + x.amax(-1, keepdim=True)",
+    },
+    "layer_norm": {"sizes": SIZES, "inputs": RANDN, "state": STATES["layer_norm"], "body": "self.norm(x)"},
+    "row_mean": {
+        "sizes": SIZES, "inputs": RANDN, "state": "pass", "body": "x.mean(-1, keepdim=True).expand_as(x).contiguous()",
+    },
+    "dropped": {"sizes": SIZES, "inputs": RANDN, "state": "pass", "body": "torch.nn.functional.dropout(x, 0.25)"},
+}  # fmt: skip
 SOFTMAX = "return torch.softmax(x, -1) * self.weight"
 RUNNERS = """
 import sys
@@ -62,11 +94,13 @@ class Sample(NamedTuple):
     device: str = ""
     together: bool = False
 
-    @property
-    def task_file(self) -> Path:
-        """The task's file or directory."""
-        directory = HERE / "tasks" / self.task
-        return directory if directory.is_dir() else directory.with_suffix(".py")
+    def write_task(self, directory: Path) -> Path:
+        """Return the task's file or directory in `tasks`, or write the task of TASKS."""
+        if self.task in TASKS:
+            (directory / "task.py").write_text(TASK.format(**TASKS[self.task]))
+            return directory / "task.py"
+        known = HERE / "tasks" / self.task
+        return known if known.is_dir() else known.with_suffix(".py")
 
     def write(self, directory: Path) -> Path:
         """Write the candidate's file, without a model if it has no forward."""
@@ -74,7 +108,7 @@ class Sample(NamedTuple):
         text = f"import torch\n{textwrap.dedent(self.head)}\n"
         if self.forward:
             text += (
-                "\nclass ModelNew(torch.nn.Module):\n    def __init__(self, columns=0):\n        super().__init__()\n"
+                "\nclass ModelNew(torch.nn.Module):\n    def __init__(self, columns=80):\n        super().__init__()\n"
             )
             text += textwrap.indent(f"{state}\n", 8 * " ") + "\n    def forward(self, x, y=None):\n"
             text += textwrap.indent(textwrap.dedent(self.forward), 8 * " ")
@@ -86,7 +120,9 @@ class Sample(NamedTuple):
 def quick(sample: Sample, directory: Path, **more: Any) -> JudgeRequest:
     """Write a candidate and return a request with few inputs, and with the candidate's own settings."""
     settings: dict[str, Any] = {"inputs": 12, "rounds": 0, "peers": ("eager",), "device": "cpu"}
-    return JudgeRequest(sample.write(directory), sample.task_file, **(settings | {**sample.settings} | more))
+    return JudgeRequest(
+        sample.write(directory), sample.write_task(directory), **(settings | {**sample.settings} | more)
+    )
 
 
 def scale_project(directory: Path, statement: str = "") -> Path:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from cpu_samples import CHEATS as SAMPLED_CHEATS
 from cpu_samples import HONEST
-from judge_samples import HERE, Sample
+from judge_samples import HERE, TASK, Sample
 
 from kernel_judge.judge.judgement import JudgeRequest, judge, prepare_references
 from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
@@ -26,26 +26,6 @@ from kernel_judge.judge.worker_process import WorkerProcess
 from kernel_sandbox import sandbox
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-TASK = """import torch
-
-{sizes}
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        {state}
-
-    def forward(self, x):
-        return {body}
-
-
-def get_inputs():
-    return [{inputs}]
-
-
-def get_init_inputs():
-    return []
-"""
 MODEL = """import torch
 
 
@@ -216,7 +196,7 @@ def test_other_cheats_are_rejected_by_name_and_honest_candidates_are_right(
     name: str, rejected: Rejected, tmp_path: Path
 ) -> None:
     sample: Sample = SAMPLES[name]
-    kind, reason, suspicious = rejected(sample.write(tmp_path), sample.task_file)
+    kind, reason, suspicious = rejected(sample.write(tmp_path), sample.write_task(tmp_path))
     assert kind == (sample.rejected_as or RIGHT), reason
     assert kind != RIGHT or suspicious == []
 
