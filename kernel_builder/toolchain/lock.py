@@ -162,7 +162,7 @@ def loads(text: str, where: str) -> Lock:
         raise ToolchainError(
             f"is not a toolchain lock: {error!r}",
             where=where,
-            hint="`kernel-builder toolchain lock --output FILE` writes one",
+            hint="`kernel-builder toolchain update DIR` writes that of a checkout",
         ) from error
 
 
@@ -191,7 +191,9 @@ def read(path: Path) -> Lock:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ToolchainError(
-            f"cannot be read: {error}", where=str(path), hint="`kernel-builder toolchain lock --output FILE` writes one"
+            f"cannot be read: {error}",
+            where=str(path),
+            hint="`kernel-builder toolchain update DIR` writes that of a checkout",
         ) from error
     return loads(text, str(path))
 
