@@ -62,14 +62,12 @@ class Component:
         title: The name in messages.
         version: None for the version of the package that requires the files, or else of the last file.
         files: Empty if no index has it.
-        license: The SPDX name of a header library's license.
     """
 
     name: str
     title: str
     files: tuple[ComponentFile, ...]
     version: str | None = None
-    license: str | None = None
 
 
 def in_table(table: Mapping[str, Any]) -> Iterator[Component]:
@@ -114,7 +112,6 @@ def header_libraries() -> Iterator[Component]:
             name=name,
             title=f"CUTLASS {entry['version']} headers",
             version=entry["version"],
-            license=entry["license"],
             files=tuple(_file(file, None) for file in entry.get("files", ())),
         )
 

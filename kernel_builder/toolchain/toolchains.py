@@ -21,8 +21,8 @@ from kernel_builder.backends.tools import (
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.progress import Progress, Silent
+from kernel_builder.toolchain import archives, host_compiler, lock, stub_libraries, sysroot
 from kernel_builder.toolchain import dependencies as header_libraries
-from kernel_builder.toolchain import host_compiler, lock, stub_libraries, sysroot
 from kernel_builder.toolchain.components import torch_headers
 from kernel_builder.toolchain.lock import Lock, Tree
 from kernel_builder.toolchain.store import Store
@@ -271,8 +271,17 @@ class Toolchains:
             )
 
         def make(scratch: Path, directory: Path) -> None:
-            from kernel_builder.toolchain import tree_files  # imports `index`
+            # With the digest in the name, a partial download of a different file is never continued.
+            downloads = {pin: scratch / f"{pin.project}-{pin.fetched[:16]}.part" for pin in tree.files}
+            before = 0
+            for pin, download in downloads.items():
 
-            tree_files.fill(tree, self._index, scratch, directory, self._progress)
+                def report(done: int, before: int = before) -> None:
+                    self._progress.advance(tree.title, before + done, tree.download, unit="bytes")
+
+                self._index.fetch(pin, download, report)
+                before += pin.download
+            for pin, download in downloads.items():
+                archives.unpack(pin, download, directory)
 
         return self.store.obtain(tree.name, tree.title, make)

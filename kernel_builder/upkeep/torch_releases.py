@@ -13,7 +13,7 @@ from pypi_simple import DistributionPackage
 
 from kernel_builder import elf
 from kernel_builder.config.variant import Release
-from kernel_builder.toolchain import pins
+from kernel_builder.toolchain import resolve
 from kernel_builder.toolchain.components import TORCH_PREFIX
 from kernel_builder.toolchain.index import Index
 from kernel_format.errors import ToolchainError
@@ -53,28 +53,28 @@ def released_after(newest: Release, index: Index, builds: Index, platform: str) 
         platform: The platform whose wheels are read.
     """
     versions = {
-        pins.version_of(package)
-        for package in pins.for_platform(index.packages("torch"), platform)
-        if not pins.version_of(package).is_prerelease
+        resolve.version_of(package)
+        for package in resolve.for_platform(index.packages("torch"), platform)
+        if not resolve.version_of(package).is_prerelease
     }
     releases = sorted({Release(*version.release[:2]) for version in versions})
     for release in (release for release in releases if release > newest):
         wheel = newest_wheel(index, release, platform)
-        of_builds = pins.for_platform(pins.of_release(builds.packages("torch"), release), platform)
-        cuda = {_cuda(pins.version_of(package).local or "") for package in of_builds} - {None}
+        of_builds = resolve.for_platform(resolve.of_release(builds.packages("torch"), release), platform)
+        cuda = {_cuda(resolve.version_of(package).local or "") for package in of_builds} - {None}
         yield TorchRelease(
             release,
             tuple(sorted(cuda_release for cuda_release in cuda if cuda_release)),
-            _own_cuda(wheel, pins.requirements_of(index, wheel)),
+            _own_cuda(wheel, resolve.requirements_of(index, wheel)),
             _standard(index, wheel),
         )
 
 
 def newest_wheel(index: Index, release: Release, platform: str) -> DistributionPackage:
-    """Return the wheel of a release that the lock pins."""
+    """Return the wheel of a release that the lock resolve."""
     return max(
-        pins.for_platform(pins.of_release(index.packages("torch"), release), platform),
-        key=pins.preference,
+        resolve.for_platform(resolve.of_release(index.packages("torch"), release), platform),
+        key=resolve.preference,
     )
 
 

@@ -104,7 +104,7 @@ def test_an_altered_source_distribution_is_reported_and_removed(
     toolchains: Make, server: IndexServer, cache: Path
 ) -> None:
     server.faults["kernels-2.0.tar.gz"] = Fault(flip=100)
-    with pytest.raises(FetchError, match="differs from the lock: has SHA-256") as caught:
+    with pytest.raises(FetchError, match="differs from the lock: it has SHA-256") as caught:
         toolchains().dependency("cutlass_4_0")
     assert "kernels-2.0.tar.gz" in str(caught.value)
     assert not list(cache.glob("toolchains/trees/*"))
@@ -147,7 +147,7 @@ def test_an_altered_download_is_reported_and_removed(toolchains: Make, server: I
     with pytest.raises(FetchError) as caught:
         toolkits.toolkit(toolchains(), CUDA)
     assert NVCC in str(caught.value)
-    assert "bin/ptxas" in caught.value.message and "expected" in caught.value.message
+    assert "differs from the lock" in caught.value.message and "expected" in caught.value.message
     assert not list(cache.glob("toolchains/scratch/*/nvidia-cuda-nvcc*")), "the altered download was kept"
     assert not list(cache.glob("toolchains/trees/*"))
     del server.faults[NVCC]
@@ -205,7 +205,7 @@ def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
 
 
 def test_two_processes_download_once(start: Start, server: IndexServer, pinned: lock.Lock) -> None:
-    server.faults[NVCC] = Fault(rate=2_000_000)
+    server.faults[NVCC] = Fault(rate=1_000_000)
     first = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     wait_until(lambda: any(r.file == NVCC for r in server.requests))
     second = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
