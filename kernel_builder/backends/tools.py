@@ -25,7 +25,7 @@ class HostCompiler(NamedTuple):
     platform: str
     version: str  # for example `12.2.0`
     identity: str  # digest of its version output and of the programs that it runs
-    headers: tuple[str, ...]  # extended regular expressions for the paths of its own headers and of the C library's
+    headers: tuple[str, ...]  # regular expressions for the paths of its own headers and of the C library's
     install: Path  # the directory of its own headers and start files
     cxx_include: tuple[str, ...]  # where it searches for the headers of its C++ library
     c_include: tuple[str, ...]  # where it searches for those of the C library, after its own

@@ -29,7 +29,6 @@ from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Varia
 from kernel_builder.steps import commands, crates, include_scan
 from kernel_builder.steps.graph import PYTHON, TORCH, CompileStep, digest
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.toolchain.own_headers import escaped
 from kernel_format.errors import ConfigError, ToolchainError
 
 
@@ -264,7 +263,7 @@ def _outside(project: Project, kernel: Kernel, source: str, scanned: include_sca
         include = outside.roots[PYTHON] = _python_include(project, source, tools.host.platform)
         outside.includes += ["-isystem", PYTHON]
         # Debian has pyconfig.h in a directory of the architecture.
-        configuration = f"{escaped(str(include.parent))}/[^/]+/{escaped(include.name)}/pyconfig[.]h"
+        configuration = f"{re.escape(str(include.parent))}/[^/]+/{re.escape(include.name)}/pyconfig[.]h"
         outside.headers = (*outside.headers, configuration)
     if tools.toolkit:
         outside.identities.append(tools.toolkit.identity)

@@ -37,7 +37,7 @@ class CompileStep:
     roots: Mapping[str, Path]  # token -> directory
     files: tuple[tuple[str, str], ...]  # project-relative path -> SHA-256 of every file that the step can read
     generated: Mapping[str, str]  # path in the step's directory -> content of files that the builder adds
-    # Extended regular expressions for the machine's headers that it may read: of the compiler and the C library.
+    # Regular expressions for the machine's headers that it may read: of the compiler and the C library.
     headers: tuple[str, ...]
     uses_namespace: bool  # the files mention the macro of the op namespace, so the command has to define it
     title: str  # the step's name in progress reports and errors

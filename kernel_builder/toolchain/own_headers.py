@@ -34,11 +34,6 @@ _DIRECTORIES = ("arpa", "bits", "gnu", "net", "netpacket", "sys/platform")
 _KERNEL = ("asm", "asm-generic", "linux")
 
 
-def escaped(path: str) -> str:
-    """Return a regular expression that matches this text, for Python and for `grep -E`."""
-    return re.sub(r"[][.*+?^${}()|\\]", r"\\\g<0>", path)
-
-
 def is_of_cxx(directory: str, version: str) -> bool:
     """Return whether a directory that g++ searches is one of its C++ library, by the version in its path."""
     return re.search(rf"/c\+\+/{version.partition('.')[0]}\b", directory) is not None
@@ -52,7 +47,7 @@ def is_inside(directory: str, install: str) -> bool:
 
 
 def patterns(search: Sequence[str], install: str, version: str) -> tuple[str, ...]:
-    """Return extended regular expressions for the paths of the headers that belong to g++ and the C library.
+    """Return regular expressions for the paths of the headers that belong to g++ and the C library.
 
     Args:
         search: The directories that g++ searches.
@@ -65,19 +60,19 @@ def patterns(search: Sequence[str], install: str, version: str) -> tuple[str, ..
         name for path in search for name in (os.path.normpath(path), os.path.realpath(path))
     ):
         if is_of_cxx(directory, version) or is_inside(directory, install):
-            whole.append(f"{escaped(directory)}/.*")
+            whole.append(f"{re.escape(directory)}/.*")
         elif not directory.endswith("/local/include"):
             by_name += _of_c_library(directory)
     return tuple(dict.fromkeys([*whole, *by_name]))
 
 
 def _of_c_library(directory: str) -> Iterator[str]:
-    top = escaped(directory)
+    top = re.escape(directory)
     for below, names in (("", _FILES), ("sys/", _SYS), ("netinet/", _NETINET)):
-        yield rf"{top}/{below}({'|'.join(escaped(names).split())})\.h"
+        yield rf"{top}/{below}({'|'.join(map(re.escape, names.split()))})\.h"
     yield f"{top}/({'|'.join((*_DIRECTORIES, *_KERNEL))})/.*"
     # Where each package has a directory of its own, as with Nix, the kernel's headers are behind links.
     for name in _KERNEL:
         real = os.path.realpath(f"{directory}/{name}")
         if os.path.isdir(real) and real != f"{directory}/{name}":  # noqa: PTH112
-            yield f"{escaped(real)}/.*"
+            yield f"{re.escape(real)}/.*"

@@ -37,12 +37,13 @@ def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:
 def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
     """Return the object, and the machine's headers that it is made from, all of which the step may read."""
     work.mkdir()
-    stage_compile(step, work / step.key, work / "object")
+    stage_compile(step, work / step.key)
     command = ["sh", f"{step.key}/run.sh"]
     subprocess.run(command, cwd=work, env=host_compiler.environment(), check=True)
-    read = [Path(os.fsdecode(name)) for name in files_read.listed(str(work / step.key)) if name.startswith(b"/")]
+    read = [Path(name) for name in files_read.listed(work / step.key) if name.startswith("/")]
     others = [work, *step.roots.values(), *(root.resolve() for root in step.roots.values())]
-    return (work / "object").read_bytes(), [path for path in read if not any(map(path.is_relative_to, others))]
+    headers = [path for path in read if not any(map(path.is_relative_to, others))]
+    return (work / step.key / "out.o").read_bytes(), headers
 
 
 def with_headers_in(elsewhere: Path, host: HostCompiler, program: Path) -> None:
