@@ -12,9 +12,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernel_builder import backends
-from kernel_builder.backends import CompiledBackend, CompileOptions, DeviceCommand, DeviceSource, Toolkit, gxx, token
-from kernel_builder.backends.host_code import CXX_SUFFIXES, GXX, system_includes, without_programs
-from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, TorchHeaders
+from kernel_builder.backends import CompiledBackend, DeviceCommand
+from kernel_builder.backends.host_code import (
+    CXX_SUFFIXES,
+    GXX,
+    CompileOptions,
+    gxx,
+    system_includes,
+    token,
+    without_programs,
+)
+from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, Toolkit, TorchHeaders
 from kernel_builder.config import compiler_flags, kernel_sources, matrix
 from kernel_builder.config.project import (
     Backend,
@@ -191,19 +199,19 @@ def _draft(
     if is_for_device:
         outside.roots.update(tools.backend.device_roots(tools.toolkit))
     options = CompileOptions(
+        project=project.root,
+        kernel=kernel,
+        where=f"{project.root / 'build.toml'}: [{_table(kernel)}]",
         source=source,
+        files=tuple(name for name, _ in scanned.files),
         alias=_alias(project, kernel, source),
         standard=outside.standard,
         defines=defines,
         includes=(*_own_includes(kernel, scanned), *outside.includes),
-        cxx_flags=kernel.cxx_flags,
         roots=outside.roots,
     )
     if is_for_device:
-        names = tuple(name for name, _ in scanned.files)
-        where = f"{project.root / 'build.toml'}: [{_table(kernel)}]"
-        device = DeviceSource(project.root, where, kernel, names, tools.host.platform)
-        command = tools.backend.device_command(device, tools.host, tools.toolkit, options)
+        command = tools.backend.device_command(tools.host, tools.toolkit, options)
         generated.update(command.generated)
     else:
         command = DeviceCommand(gxx(tools.host, tools.toolkit, options), GXX, {})

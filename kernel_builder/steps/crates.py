@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.backends import Compiler, token
+from kernel_builder.backends.host_code import Compiler, token
 from kernel_builder.backends.tools import HostCompiler, Obstacle
 from kernel_builder.config import toml_schema
 from kernel_builder.config.project import Kernel, Project

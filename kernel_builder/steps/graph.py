@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.backends import Compiler, LinkedIfCalled, token
+from kernel_builder.backends import LinkedIfCalled
+from kernel_builder.backends.host_code import Compiler, token
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_format.errors import BuildError

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernel_builder import backends
-from kernel_builder.backends import token
+from kernel_builder.backends.host_code import token
 from kernel_builder.config import kernel_sources
 from kernel_builder.config.project import Backend, Project, TorchNoarch
 from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant, this_platform

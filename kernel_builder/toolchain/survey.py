@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from kernel_builder.backends.compiled import CLANG
+from kernel_builder.backends import CLANG
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.toolchain import components, dependencies

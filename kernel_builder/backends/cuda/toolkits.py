@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kernel_builder.backends.compiled import CLANG
+from kernel_builder.backends import CLANG
 from kernel_builder.backends.cuda.releases import data, known_capabilities, releases
 from kernel_builder.backends.tools import ComponentFiles, HeaderLibrary, Obstacle, ToolchainSource, Toolkit
 from kernel_builder.config.variant import PLATFORMS
@@ -49,14 +49,6 @@ def as_cuda(toolkit: Toolkit | None) -> CudaToolkit:
     """Return a toolkit that this back end has returned."""
     assert isinstance(toolkit, CudaToolkit)
     return toolkit
-
-
-def components(toolchains: ToolchainSource, release: Release) -> tuple[str, ...]:
-    """Return the names of the pinned components that a CUDA release is compiled with."""
-    if _is_by_clang(toolchains, release):
-        used = _clang_release()
-        return (CLANG, f"cuda-{used}", f"cuda-libraries-{used}")
-    return (f"cuda-{release}", f"cuda-libraries-{release}")
 
 
 def toolkit(toolchains: ToolchainSource, release: Release) -> CudaToolkit:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kernel_builder.backends import HostCompiler
+from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps import compile_steps, files_read
