@@ -7,7 +7,7 @@ toolchains of a build are a later stage; a back end sees them as a `ToolchainSou
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,9 +89,6 @@ class CompiledBackend(Backend):
     # describes a release.
     table: Path | None = None
     preference: int = 2
-    # Part of the keys of steps: change it with anything that changes bytes and is not in a command. The built-in back
-    # ends have that of the builder, `build.commands.RECIPE`.
-    recipe: str = ""
     defines: tuple[str, ...] = ()  # options for all sources
     # Headers, as `#include` names them, that need the toolkit's libraries; None if there are none.
     library_headers: re.Pattern[str] | None = None
@@ -216,7 +213,6 @@ def compiled(backend: Backend) -> CompiledBackend:
     return backend
 
 
-def every(other: Backend | None = None) -> Iterator[CompiledBackend]:
-    """Yield the built-in back ends that the builder compiles for, and another one of these."""
-    built_in = map(known_backends.get, known_backends.COMPILED)
-    yield from map(compiled, dict.fromkeys([*built_in, *([other] if other else [])]))
+def every() -> tuple[CompiledBackend, ...]:
+    """Return the back ends that the builder compiles for."""
+    return tuple(map(compiled, known_backends.compiled_for()))

@@ -15,7 +15,10 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_format.errors import BuildError
 
-TORCH, PYTHON, SYSROOT = token("torch"), token("python"), token("sysroot")
+# Increment when a change to the builder changes the output of an equal command.
+RECIPE = 1
+
+PYTHON, SYSROOT = token("python"), token("sysroot")
 
 
 def digest(*parts: object) -> str:

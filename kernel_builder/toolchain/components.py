@@ -15,6 +15,7 @@ from kernel_builder.backends.tools import Subset
 from kernel_builder.config import matrix
 from kernel_builder.toolchain import dependencies
 from kernel_format.release import Release
+from kernel_format.variant import TvmFfiAbi
 
 TORCH_PREFIX = "torch/include/"
 # All headers, and the headers of the stable ABI with every header that they include.
@@ -103,6 +104,11 @@ def of_torch(releases: Iterable[Release]) -> Iterator[Component]:
 def torch_headers(release: Release, subset: Subset) -> str:
     """Return the name of the component with the headers of a Torch release."""
     return f"torch-{release}-{subset}"
+
+
+def tvm_ffi_headers(framework: TvmFfiAbi) -> str:
+    """Return the name of the component with the headers of a release of TVM FFI."""
+    return f"tvm-ffi-{framework.release}"
 
 
 def header_libraries() -> Iterator[Component]:

@@ -39,17 +39,16 @@ _CROSS_HINT = (
 )
 
 
-def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCompiler:
+def find(probes: ProbeCache, platform: str) -> HostCompiler:
     """Return the compiler for a platform.
 
-    Args:
-        named: The program. Defaults to CXX, or else g++, for this machine's platform, and to GNU's name of the cross
-            compiler, such as aarch64-linux-gnu-g++, for another one.
+    It is CXX, or else g++, for this machine's platform, and has GNU's name of the cross compiler for another one, such
+    as aarch64-linux-gnu-g++.
     """
     if platform == this_platform():
-        program, hint = named or os.environ.get("CXX") or "g++", _HINT
+        program, hint = os.environ.get("CXX") or "g++", _HINT
     else:
-        program = named or f"{platform}-gnu-g++"
+        program = f"{platform}-gnu-g++"
         hint = _CROSS_HINT.format(platform=platform, gnu=f"{platform}-gnu".replace("_", "-"))
     executable = shutil.which(program)
     if executable is None:

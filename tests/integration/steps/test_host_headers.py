@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
@@ -58,7 +60,9 @@ def with_headers_in(elsewhere: Path, host: HostCompiler, program: Path) -> None:
     program.chmod(0o755)
 
 
-def test_headers_of_gxx_in_another_place(copy_project: Callable[..., Path], tmp_path: Path) -> None:
+def test_headers_of_gxx_in_another_place(
+    copy_project: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, elsewhere = copy_project("stable-scale"), tmp_path / "elsewhere"
     settings, source = directory / "build.toml", directory / "scale/scale_cuda.cu"
     settings.write_text(settings.read_text().replace('["9.0"]', '["9.0"]\ncuda-flags = ["-lineinfo"]'))
@@ -72,7 +76,8 @@ def test_headers_of_gxx_in_another_place(copy_project: Callable[..., Path], tmp_
         shutil.copy(header, copied)
     with_headers_in(elsewhere, toolchains.host(), tmp_path / "g++")
 
-    moved = clang_step(directory, Toolchains(cxx=str(tmp_path / "g++")))
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    moved = clang_step(directory, Toolchains())
     assert moved.key == usual.key
     links = {token: tmp_path / f"tree-{number}" for number, token in enumerate(moved.roots)}
     for token, link in links.items():

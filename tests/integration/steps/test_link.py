@@ -13,7 +13,7 @@ from kernel_builder import elf
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config.variant import Release, StableAbi
-from kernel_builder.steps import commands
+from kernel_builder.steps.plan import framework_libraries
 from kernel_builder.steps.step_scripts import stage_link
 from tests.unit.steps.test_plan import Copy, binary
 
@@ -27,7 +27,7 @@ def link(copy_project: Copy, tmp_path: Path) -> Link:
     def make(source: str, *, cuda: bool) -> elf.SharedObject:
         planned = binary(copy_project("stable-scale"))
         backend = CUDA if cuda else CPU
-        libraries = commands.framework_libraries(StableAbi(Release(2, 10)), backend, stable=True)
+        libraries = framework_libraries(StableAbi(Release(2, 10)), backend, stable=True)
         changed = replace(planned, objects=planned.objects[:1], libraries=libraries)
         changed = replace(changed, linked_if_called=backend.linked_if_called)
         output = tmp_path / "object.o"

@@ -14,7 +14,7 @@ import pytest
 
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release, this_platform
-from kernel_builder.toolchain import Toolchains, dependencies, lock
+from kernel_builder.toolchain import Toolchains, lock
 from kernel_format.errors import FetchError, StoreError
 
 from .index_server import CUTLASS, Fault, IndexServer
@@ -93,11 +93,11 @@ def test_stable_headers_are_a_small_part_of_the_full_headers(
 
 def test_header_libraries_from_a_wheel_and_from_two_source_distributions(toolchains: Make) -> None:
     expected = {name for name in CUTLASS if not name.startswith("media/")} | {"include/cutlass/version.h"}
-    for name, version in (("cutlass_3_8", "3.8.0"), ("cutlass_4_0", "4.0.0")):
+    for name, major in (("cutlass_3_8", b"3"), ("cutlass_4_0", b"4")):
         library = toolchains().dependency(name)
         assert set(files_of(library.root)) == expected
         assert library.include == (library.root / "include", library.root / "tools/util/include")
-        assert dependencies.stated_version(library.root) == version
+        assert b"MAJOR " + major in (library.root / "include/cutlass/version.h").read_bytes()
 
 
 def test_an_altered_source_distribution_is_reported_and_removed(
@@ -227,7 +227,7 @@ def test_a_store_that_cannot_be_written(toolchains: Make, tmp_path: Path, cache:
         subprocess.run(["chmod", "-R", "a-w", str(cache)], check=True)
         undo = ["chmod", "-R", "u+w", str(cache)]
     try:
-        assert toolchains().torch(TORCH, "stable").version == "2.10.1", "stored trees can still be read"
+        assert toolchains().torch(TORCH, "stable").identity, "stored trees can still be read"
         with pytest.raises(StoreError, match="cannot be written") as caught:
             toolchains().torch(TORCH, "full")
         assert str(cache) in str(caught.value)
