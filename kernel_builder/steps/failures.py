@@ -11,7 +11,7 @@ from kernel_builder import elf
 from kernel_builder.demangle import demangle
 from kernel_builder.plural import counted
 from kernel_builder.steps.graph import SYSROOT, Binary, CompileStep, Graph
-from kernel_builder.toolchain.sysroot import Sysroot
+from kernel_builder.toolchain.stub_libraries import Sysroot
 from kernel_format.errors import BuildError, StoreError
 
 # With fewer free bytes on the cache's disk, a full disk is the reason of a failed step.

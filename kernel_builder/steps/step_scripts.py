@@ -16,7 +16,7 @@ from kernel_builder.backends.host_code import HEADERS_PRINTED
 from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.files_read import ASSEMBLED, HEADERS_READ, places
 from kernel_builder.steps.graph import SYSROOT, Binary, CompileStep
-from kernel_builder.toolchain.sysroot import Sysroot
+from kernel_builder.toolchain.stub_libraries import Sysroot
 from kernel_format.files import read_unchanged
 
 # The directory that a compiler can write to.

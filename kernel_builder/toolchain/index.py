@@ -29,7 +29,7 @@ from pypi_simple import (
 from remotezip import RangeNotSupported, RemoteZip, RemoteZipError
 from requests import RequestException
 from requests.adapters import HTTPAdapter
-from requests.auth import AuthBase, HTTPBasicAuth
+from requests.auth import HTTPBasicAuth
 from requests.exceptions import ChunkedEncodingError
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
@@ -84,7 +84,11 @@ class Index:
         self._session = requests.Session()
         self._session.headers["User-Agent"] = f"kernel-builder/{VERSION}"
         if "@" in parts.netloc:
-            self._session.auth = _auth_for(parts.hostname, requests.utils.get_auth_from_url(parts.geturl()))
+            basic = HTTPBasicAuth(*requests.utils.get_auth_from_url(parts.geturl()))
+            # To one host only; an index may keep its files on another one.
+            self._session.auth = lambda request: (
+                basic(request) if urlsplit(request.url or "").hostname == parts.hostname else request
+            )
         adapter = HTTPAdapter(max_retries=self._retries)
         self._session.mount("https://", adapter)
         self._session.mount("http://", adapter)
@@ -254,16 +258,3 @@ def _slice(response: requests.Response, skip: int, length: int) -> Iterator[byte
                 yield wanted
             if position >= skip + length:
                 return
-
-
-def _auth_for(host: str | None, credentials: tuple[str, str]) -> requests.auth.AuthBase:
-    """Return credentials that are sent to one host only; an index may keep its files on another one."""
-    basic = HTTPBasicAuth(*credentials)
-
-    class SameHost(AuthBase):
-        def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-            if urlsplit(request.url or "").hostname == host:
-                basic(request)
-            return request
-
-    return SameHost()

@@ -20,7 +20,7 @@ from kernel_builder.backends.tools import (
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.toolchain import archives, host_compiler, lock, stub_libraries, sysroot
+from kernel_builder.toolchain import archives, host_compiler, lock, stub_libraries
 from kernel_builder.toolchain import dependencies as header_libraries
 from kernel_builder.toolchain.components import torch_headers
 from kernel_builder.toolchain.lock import Lock, Tree
@@ -211,7 +211,7 @@ class Toolchains:
             "copy the headers into the project, and name their directory in `include`",
         )
 
-    def sysroot(self, platform: str | None = None, libraries: Sequence[str] = ()) -> sysroot.Sysroot:
+    def sysroot(self, platform: str | None = None, libraries: Sequence[str] = ()) -> stub_libraries.Sysroot:
         """Return the libraries to link against for a platform, made once for each host compiler.
 
         Args:
@@ -221,14 +221,14 @@ class Toolchains:
             ToolchainError: If there is no usable host compiler, or a runtime library is missing.
         """
         compiler = self.host(platform)
-        more = sorted({*libraries} - {*sysroot.UNVERSIONED_LIBRARIES})
+        more = sorted({*libraries} - {*stub_libraries.UNVERSIONED_LIBRARIES})
         of_more = f"-{hashlib.sha256(repr(more).encode()).hexdigest()[:16]}" if more else ""
         root = self.derived(
-            f"sysroot-{sysroot.RECIPE}-{compiler.identity[:16]}{of_more}",
+            f"sysroot-{stub_libraries.RECIPE}-{compiler.identity[:16]}{of_more}",
             f"stub libraries of g++ {compiler.version} for {compiler.platform}",
             lambda directory: stub_libraries.make(compiler, directory, more),
         )
-        return sysroot.Sysroot(root, compiler.platform)
+        return stub_libraries.Sysroot(root, compiler.platform)
 
     def pinned(self, platform: str | None = None) -> list[Tree]:
         """Return every tree of the lock for builds on this machine, by default for its own platform.

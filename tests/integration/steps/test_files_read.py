@@ -14,7 +14,7 @@ from kernel_builder.config.variant import Variant
 from kernel_builder.steps import files_read, ninja_run
 from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
-from kernel_builder.toolchain import Toolchains, own_headers
+from kernel_builder.toolchain import Toolchains, host_compiler
 from tests.support.places import CPU, CUDA
 
 CUDA12 = CUDA.replace("cu130", "cu126")
@@ -106,13 +106,13 @@ def test_own_headers_on_other_systems(tmp_path: Path) -> None:
     (store / "glibc/include").mkdir(parents=True)
     (store / "glibc/include/linux").symlink_to(store / "linux-headers/include/linux")
     search = [f"{store}/gcc/include/c++/14.3.0", f"{store}/gcc/lib/gcc/x/14.3.0/include", f"{store}/glibc/include"]
-    patterns = own_headers.patterns(search, f"{store}/gcc/lib/gcc/x/14.3.0", "14.3.0")
+    patterns = host_compiler._readable(search, f"{store}/gcc/lib/gcc/x/14.3.0", "14.3.0")
     assert f"{re.escape(str(store))}/linux-headers/include/linux/.*" in patterns
     assert f"{re.escape(search[0])}/.*" in patterns
     assert f"{re.escape(search[1])}/.*" in patterns
     assert f"{re.escape(search[2])}/.*" not in patterns
-    assert [own_headers.is_of_cxx(path, "14.3.0") for path in search] == [True, False, False]
-    assert [own_headers.is_inside(path, f"{store}/gcc/lib/gcc/x/14.3.0") for path in search] == [False, True, False]
+    assert [host_compiler._is_of_cxx(path, "14.3.0") for path in search] == [True, False, False]
+    assert [host_compiler._is_inside(path, f"{store}/gcc/lib/gcc/x/14.3.0") for path in search] == [False, True, False]
 
 
 def test_lists_of_files(tmp_path: Path) -> None:
