@@ -101,9 +101,6 @@ lint: .venv/ready
 	git ls-files '*.cu' '*.cuh' '*.cpp' '*.h' | xargs .venv/bin/clang-format --dry-run --Werror
 
 # --quiet would hide from --strict the warnings that it fails on.
-schema: .venv/ready
-	.venv/bin/python -c "import json; from kernel_builder.config import build_toml; print(json.dumps(build_toml.json_schema(), indent=1))" > docs/build.schema.json
-
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 

@@ -2,4 +2,4 @@
 
 from kernel_builder.backends import CompiledBackend
 
-CPU = CompiledBackend(name="cpu", title="CPU", kernel_keys={}, preference=1, dispatch_key="CPU", in_every_torch=True)
+CPU = CompiledBackend(name="cpu", title="CPU", preference=1, dispatch_key="CPU", in_every_torch=True)

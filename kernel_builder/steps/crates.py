@@ -19,7 +19,7 @@ from typing import Any
 from kernel_builder import toml_file
 from kernel_builder.backends.host_code import Compiler, token
 from kernel_builder.backends.tools import HostCompiler, Obstacle
-from kernel_builder.config import toml_schema
+from kernel_builder.config import build_toml
 from kernel_builder.config.project import Kernel, Project
 from kernel_builder.config.project_files import check_link
 from kernel_builder.config.toml_schema import TomlPlace
@@ -172,5 +172,5 @@ def _vendored(root: Path) -> Iterator[str]:
     for name, source in sources.items() if isinstance(sources, dict) else ():
         if isinstance(source, dict) and "directory" in source:
             place = TomlPlace(str(root / _CONFIG), f"source.{name}", "directory")
-            directory = root / toml_schema.inner_path(source["directory"], place)
+            directory = root / build_toml.inner_path(source["directory"], place)
             yield from (path.relative_to(root).as_posix() for path in directory.rglob("*") if path.is_file())

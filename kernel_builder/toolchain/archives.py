@@ -2,7 +2,7 @@
 
 Each member of a zip file follows a local header with its name and sizes, so a range of whole members can be read on its
 own. The directory at the end of the file, a megabyte for a Torch wheel, need not be downloaded. This requires sizes in
-the local headers (general purpose flag bit 3 clear); `toolchain lock` checks that when it pins a wheel.
+the local headers (general purpose flag bit 3 clear); `toolchain update` checks that when it pins a wheel.
 """
 
 from __future__ import annotations

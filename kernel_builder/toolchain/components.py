@@ -1,7 +1,7 @@
 """Components of toolchains: the parts of the package index's files that compilers and headers consist of.
 
 `matrix.toml` and the tables of back ends have a table `[component.NAME]` for each, `dependencies.toml` has the header
-libraries, and each Torch release has two components with its headers. `toolchain lock` pins them all in the same way.
+libraries, and each Torch release has two components with its headers. `toolchain update` pins them all in the same way.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def loads(text: str, where: str) -> Lock:
         raise ToolchainError(
             f"is not a toolchain lock: {error!r}",
             where=where,
-            hint="`kernel-builder toolchain lock --output FILE` writes one",
+            hint="`kernel-builder toolchain update DIR` writes that of a checkout",
         ) from error
 
 

@@ -30,9 +30,8 @@ from kernel_builder.backends.cuda.releases import (
 from kernel_builder.backends.cuda.toolkits import CudaToolkit, as_cuda
 from kernel_builder.backends.host_code import CompileOptions
 from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, Obstacle, ToolchainSource, Toolkit
-from kernel_builder.config import compiler_flags, toml_schema
+from kernel_builder.config import compiler_flags
 from kernel_builder.config.project import Kernel, Project, TorchNoarch
-from kernel_builder.config.toml_schema import Key
 from kernel_format.errors import ConfigError
 from kernel_format.release import Release, is_within
 from kernel_format.variant import Abi
@@ -223,26 +222,11 @@ class _Cuda(CompiledBackend):
         return shutil.which("nvidia-smi") is not None
 
 
-_capability = toml_schema.matching(
-    r"[0-9]+\.[0-9][af]?(?:\+PTX)?",
-    'a CUDA capability like "9.0"; a suffix `a` or `f` (as in "9.0a") and `+PTX` may follow',
-)
-_capabilities = Key(toml_schema.list_of(_capability, least=1, hint="leave the key out to compile for every capability"))
-
 CUDA = _Cuda(
     name="cuda",
     title="CUDA",
     prefix="cu",
     suffixes=frozenset({".cu"}),
-    kernel_keys={
-        "cuda-capabilities": _capabilities,
-        "cuda-flags": Key(toml_schema.list_of(toml_schema.text)),
-        "cuda-minver": Key(toml_schema.version),
-    },
-    noarch_keys={"cuda_capabilities": _capabilities},
-    general_keys={"minver": Key(toml_schema.version), "maxver": Key(toml_schema.version)},
-    python_depends=("nvidia-cutlass-dsl",),
-    kernel_depends=True,
     table=TABLE,
     preference=3,
     defines=("-DUSE_CUDA",),

@@ -33,9 +33,8 @@ from kernel_builder.backends.host_code import (
 )
 from kernel_builder.backends.rocm import code_objects, device_libraries, hipify
 from kernel_builder.backends.tools import ComponentFiles, HostCompiler, Obstacle, ToolchainSource, Toolkit
-from kernel_builder.config import compiler_flags, toml_schema
+from kernel_builder.config import compiler_flags
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
-from kernel_builder.config.toml_schema import Key
 from kernel_builder.probe_cache import ProbeCache
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
@@ -271,15 +270,11 @@ def _own(toolkit: Toolkit | None) -> RocmToolkit:
     return toolkit
 
 
-_texts = Key(toml_schema.list_of(toml_schema.text))
-
 ROCM = _Rocm(
     name="rocm",
     title="ROCm",
     prefix="rocm",
     suffixes=frozenset({".cu", ".hip"}),
-    kernel_keys={"rocm-archs": _texts, "hip-flags": _texts},
-    noarch_keys={"rocm_archs": _texts},
     platforms=(_PLATFORM,),
     table=_TABLE,
     # As in Torch's own build of extensions defines.

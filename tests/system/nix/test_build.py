@@ -135,8 +135,8 @@ def test_a_python_only_project_has_the_bytes_of_the_command_line_build(
 
 
 def test_the_builder_has_the_kit_for_new_projects(nix: Nix, flake: Path, tmp_path: Path) -> None:
-    project = tmp_path / "on-kit"
-    nix.run(flake, "run", ".#kernel-builder", "--", "init", str(project), "--name", "org/on-kit", "--kit")
+    project = tmp_path / "new"
+    nix.run(flake, "run", ".#kernel-builder", "--", "init", str(project), "--name", "org/new")
     assert (project / "kit/rows.h").read_bytes() == (ROOT / "kernels/kit/rows.h").read_bytes()
 
 
