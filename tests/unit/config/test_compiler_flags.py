@@ -23,8 +23,8 @@ def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:
 def test_flags_of_public_projects_are_allowed() -> None:
     host = "-O3 -std=c++20 -UNDEBUG -Wno-deprecated-declarations -fopenmp -mavx512f -march=x86-64-v3 -lgomp -g -D A=1"
     nvcc = (
-        "--use_fast_math --expt-relaxed-constexpr -lineinfo --threads=4 -t 4 -res-usage -Xptxas=-v,-O3 -Xptxas -dlcm=ca "
-        "-Xfatbin=-compress-all -Xcompiler=-fPIC,-O2 -diag-suppress=174 --diag-suppress 177 --maxrregcount=64 "
+        "--use_fast_math --expt-relaxed-constexpr -lineinfo --threads=4 -t 4 -res-usage -Xptxas=-v,-O3 -Xptxas "
+        "-dlcm=ca -Xfatbin=-compress-all -Xcompiler=-fPIC,-O2 -diag-suppress=174 --diag-suppress 177 --maxrregcount=64 "
         "-gencode arch=compute_90a,code=sm_90a -static-global-template-stub=false --ftz true -src-in-ptx -Wreorder "
         "-split-compile=0"
     )

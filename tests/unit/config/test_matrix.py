@@ -234,12 +234,11 @@ def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
     many = [replace(stable, name=f"k{number}", backends=(CPU, ROCM, METAL)) for number in range(6)]
     other = replace(stable, name="other", warnings=("something",))
     assert notices([*many, other]) == [
-        "6 projects (k0, k1, k2 and 3 more): [kernel.scale_cuda] is for cuda, which is not in [general] backends: it "
-        "is not built",
-        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm: it is on the full C++ ABI, and no "
+        "k0, k1, k2 and 3 more: [kernel.scale_cuda] is for cuda, which is not in [general] backends: it is not built",
+        "k0, k1, k2 and 3 more: this builder does not compile for rocm: it is on the full C++ ABI, and no "
         "package index has a Torch for ROCm, whose headers (c10/hip) that needs; [torch] stable-abi = "
         '{ rocm = "2.10" } builds it on the stable ABI',
-        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal: Metal's compiler is Apple's and "
+        "k0, k1, k2 and 3 more: this builder does not compile for metal: Metal's compiler is Apple's and "
         "runs on macOS only; Python with torch.mps.compile_shader in a [torch-noarch] project needs none",
         "other: something",
     ]
