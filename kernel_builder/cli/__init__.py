@@ -51,7 +51,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "Develop": {
         "devshell": "develop_command.devshell",
         "testshell": "develop_command.testshell",
-        "emulate": "emulate_command.emulate",
+        "emulate": "develop_command.emulate",
         "compile-commands": "develop_command.compile_commands",
         "create-pyproject": "pyproject_command.create_pyproject",
     },
@@ -174,7 +174,7 @@ class MainGroup(PluginGroup):
 
     def _stop(self, ctx: click.Context, error: KernelBuilderError) -> NoReturn:
         command = self.get_command(ctx, ctx.invoked_subcommand or "")
-        into_file = command is not None and any(option.name == "json_file" for option in command.params)
+        into_file = command is not None and any(option.name == "json" for option in command.params)
         json_options = {"--output-json"} if into_file else {"--json", "--output-json"}
         report_error(error, as_json=not json_options.isdisjoint(sys.argv))
         ctx.exit(error.exit_code)
