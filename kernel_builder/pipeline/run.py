@@ -213,7 +213,7 @@ class _Run:
     def publish(self, targets: Sequence[Target], probe: ProbeProcess) -> list[Target]:
         """Assemble and check packages of one project, and publish those that pass."""
         selection, cache = targets[0].selection, self.toolchains.cache
-        passed: list[Target] = []
+        passed = list(targets)
         try:
             with staging(selection.destination) as staged:
                 for target in targets:
@@ -223,8 +223,7 @@ class _Run:
                         assemble(target.planned, output, staged / target.name)
                     except KernelBuilderError as error:
                         self.fail(target, error)
-                    else:
-                        passed.append(target)
+                        passed.remove(target)
                 passed = self.check(passed, staged, probe) if passed else []
                 names = [target.name for target in passed]
                 for path in [path for path in staged.iterdir() if path.name not in names]:
