@@ -9,7 +9,7 @@ from pathlib import Path
 from kernel_builder.config.project import python_name
 from kernel_format.errors import ConfigError
 
-_TEMPLATES = Path(__file__).parent / "templates" / "inline"
+_HEADER = Path(__file__).parent / "templates" / "inline.h"
 
 
 def backend_of(source: str) -> str:
@@ -17,7 +17,9 @@ def backend_of(source: str) -> str:
     return "cuda" if re.search(r"__global__|<<<", source) else "cpu"
 
 
-def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: str = "apache-2.0") -> dict[str, str]:
+def files(
+    repo_id: str, source: str, functions: Sequence[str], *, stem: str, license_name: str = "apache-2.0"
+) -> dict[str, str]:
     """Return the files of the project: path -> content.
 
     Args:
@@ -26,6 +28,7 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: 
         functions: Their names: C++ functions at file scope whose arguments and results are `Tensor`, `double`,
             `int64_t`, `bool`, `std::string`, or `std::optional` or `std::vector` of these. The function may write to
             arguments of type `Tensor&`. A function may return a `std::tuple`, or nothing.
+        stem: The name of the file with the functions, without a suffix.
         license_name: The SPDX name of the license.
 
     Raises:
@@ -40,7 +43,7 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: 
             raise ConfigError(f"the source defines no function {function!r}", where="functions")
     name = repo_id.rpartition("/")[2]
     package, backend = python_name(name), backend_of(source)
-    suffix = "cu" if backend == "cuda" else "cpp"
+    file = f"{stem}.{'cu' if backend == 'cuda' else 'cpp'}"
     define = "\n".join(f"  KERNEL_BUILDER_DEFINE(ops, {function});" for function in functions)
     implement = "\n".join(f"  KERNEL_BUILDER_IMPLEMENT(ops, {function});" for function in functions)
     names = ", ".join(f'"{function}"' for function in functions)
@@ -57,30 +60,28 @@ repo-id = "{repo_id}"
 
 [torch]
 stable-abi = "2.10"
-src = ["torch-ext/torch_binding.cpp"]
+src = []
 
 [kernel.{package}_{backend}]
 language = "cpp-{backend}"
 depends = ["torch"]
 include = ["."]
-src = ["inline.h", "{package}.{suffix}", "{package}_functions.h"]
+src = ["inline.h", "{file}"]
 """,
-        "inline.h": (_TEMPLATES / "inline.h").read_text(encoding="utf-8"),
-        f"{package}_functions.h": source,
-        f"{package}.{suffix}": f"""// Makes operators of the functions in {package}_functions.h.
-#include "inline.h"
+        "inline.h": _HEADER.read_text(encoding="utf-8"),
+        file: f"""#include "inline.h"
+{source.rstrip()}
 
-#include "{package}_functions.h"
-
-void define_operators(torch::stable::detail::StableLibrary& ops) {{
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {{
 {define}
 }}
 
-void implement_operators(torch::stable::detail::StableLibrary& ops) {{
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, {backend.upper()}, ops) {{
 {implement}
 }}
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
 """,
-        "torch-ext/torch_binding.cpp": (_TEMPLATES / "torch_binding.cpp").read_text(encoding="utf-8"),
         f"torch-ext/{package}/__init__.py": f'''"""The operators of {name}."""
 
 from ._ops import ops

@@ -13,7 +13,7 @@ import click
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.cli.shared_options import index_url_option, json_option
 from kernel_builder.config.variant import PLATFORMS, this_platform
-from kernel_builder.develop.interpreter import TORCH_INDEX
+from kernel_builder.develop.choice import TORCH_INDEX
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 from kernel_builder.toolchain import Toolchains, components
