@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernel_builder.config.project import python_name
+from kernel_builder.scaffold import render
 from kernel_format.errors import ConfigError
 
-_HEADER = Path(__file__).parent / "templates" / "inline.h"
+_TEMPLATES = Path(__file__).parent / "templates" / "inline"
 
 
 def backend_of(source: str) -> str:
@@ -43,51 +44,20 @@ def files(
             raise ConfigError(f"the source defines no function {function!r}", where="functions")
     name = repo_id.rpartition("/")[2]
     package, backend = python_name(name), backend_of(source)
-    file = f"{stem}.{'cu' if backend == 'cuda' else 'cpp'}"
-    define = "\n".join(f"  KERNEL_BUILDER_DEFINE(ops, {function});" for function in functions)
-    implement = "\n".join(f"  KERNEL_BUILDER_IMPLEMENT(ops, {function});" for function in functions)
-    names = ", ".join(f'"{function}"' for function in functions)
-    return {
-        "build.toml": f"""[general]
-name = "{name}"
-version = 1
-edition = 6
-license = "{license_name}"
-backends = ["{backend}"]
-
-[general.hub]
-repo-id = "{repo_id}"
-
-[torch]
-stable-abi = "2.10"
-src = []
-
-[kernel.{package}_{backend}]
-language = "cpp-{backend}"
-depends = ["torch"]
-include = ["."]
-src = ["inline.h", "{file}"]
-""",
-        "inline.h": _HEADER.read_text(encoding="utf-8"),
-        file: f"""#include "inline.h"
-{source.rstrip()}
-
-STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {{
-{define}
-}}
-
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, {backend.upper()}, ops) {{
-{implement}
-}}
-
-REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
-""",
-        f"torch-ext/{package}/__init__.py": f'''"""The operators of {name}."""
-
-from ._ops import ops
-
-{chr(10).join(f"{function} = ops.{function}.default" for function in functions)}
-
-__all__ = [{names}]
-''',
-    }
+    return render(
+        _TEMPLATES,
+        {
+            "name": name,
+            "python_name": package,
+            "repo_id": repo_id,
+            "license": license_name,
+            "backend": backend,
+            "key": backend.upper(),
+            "file_name": f"{stem}.{'cu' if backend == 'cuda' else 'cpp'}",
+            "source": source.rstrip(),
+            "define": "\n".join(f"  KERNEL_BUILDER_DEFINE(ops, {function});" for function in functions),
+            "implement": "\n".join(f"  KERNEL_BUILDER_IMPLEMENT(ops, {function});" for function in functions),
+            "assign": "\n".join(f"{function} = ops.{function}.default" for function in functions),
+            "names": ", ".join(f'"{function}"' for function in functions),
+        },
+    )

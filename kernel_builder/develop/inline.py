@@ -39,7 +39,7 @@ def load(
 
     The compiler is the builder's own, so a CUDA source needs no CUDA installation. The result is cached: the same
     source is compiled once for each Torch release. The source may use `Tensor`, `empty_like`, `stream_of` and the
-    includes of `kernel_builder/templates/inline.h`.
+    includes of `kernel_builder/templates/inline/inline.h`.
 
     Args:
         source: The text, or the path of the file.
