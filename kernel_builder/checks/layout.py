@@ -1,17 +1,16 @@
-"""Check that the package has the layout of the Kernel Hub, and metadata that agrees with its variant."""
+"""Check that the package has the layout and the metadata of the Kernel Hub, and the files of its digest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import kernels_data
+from kernels_data import Digest, DigestValidationError, DigestViolation, Metadata
 
-from kernel_builder.checks.findings import CheckedPackage, Finding
+from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.config.variant import Noarch, Variant
 from kernel_format.metadata import PackageMetadata
 
-NAME = "layout"
 _REBUILD = "build the package again"
 
 
@@ -31,7 +30,7 @@ def check_layout(package: CheckedPackage) -> Iterator[Finding]:
 
 
 def _finding(path: str, message: str, hint: str = _REBUILD) -> Finding:
-    return Finding(NAME, path, message, hint)
+    return Finding(message, hint, path=path)
 
 
 def _required(package: CheckedPackage) -> Iterator[Finding]:
@@ -118,9 +117,36 @@ def _readable(path: Path) -> Iterator[Finding]:
     """Report a file that the public packages `kernels-data` or `kernels`, which may differ in age, cannot read."""
     import kernels
 
-    for reader, metadata in (("kernels-data", kernels_data.Metadata), ("kernels", kernels.Metadata)):
+    for reader, metadata in (("kernels-data", Metadata), ("kernels", kernels.Metadata)):
         try:
             metadata.read_from_file(path)
         except ValueError as error:
             yield _finding(path.name, f"the package `{reader}` cannot read it: {str(error).splitlines()[0]}")
             return
+
+
+def check_digest(package: CheckedPackage) -> Iterator[Finding]:
+    """Check that the files of a package match the digest in its metadata."""
+    if package.known_metadata.digest is None:
+        yield _finding("metadata.json", "has no `digest` of the package's files")
+        return
+    try:
+        expected = Metadata.read_from_file(package.directory / "metadata.json").digest
+    except ValueError as error:
+        raise NotApplicable(str(error)) from error
+    assert expected is not None
+    try:
+        expected.validate(Digest.hash_variant(expected.algorithm, package.directory))
+    except DigestValidationError as error:
+        for violation in error.violations:
+            match violation:
+                case DigestViolation.MissingFile():
+                    message = "is in the digest of metadata.json but not in the package"
+                case DigestViolation.UnknownFile():
+                    message = "is in the package but not in the digest of metadata.json"
+                case DigestViolation.HashMismatch():
+                    message = "has another SHA-256 than the digest of metadata.json"
+                case _:
+                    message = str(violation)
+            hint = "build the package again, and do not edit its files"
+            yield _finding(getattr(violation, "path", "metadata.json"), message, hint)

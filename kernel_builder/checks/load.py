@@ -14,14 +14,12 @@ from typing import Any
 
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.checks.probe_process import SECONDS, ProbeProcess
-from kernel_builder.checks.python_imports import always_present, imported_roots
+from kernel_builder.checks.python_rules import always_present, imported_roots
 from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_format.errors import VariantError
 from kernel_format.metadata import PackageMetadata
-
-NAME = "load"
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         foreign = _foreign(package, answer.get("missing", ()))
         if foreign:
             raise NotApplicable(f"this machine has no {', '.join(foreign)}, which the package imports")
-        yield Finding(NAME, "__init__.py", f"the client cannot load the package: {text}", _hint(text))
+        yield Finding(f"the client cannot load the package: {text}", _hint(text), path="__init__.py")
 
 
 def _foreign(package: CheckedPackage, missing: Sequence[str]) -> list[str]:

@@ -13,10 +13,9 @@ from typing import Any
 
 from kernel_builder import backends, checks, elf
 from kernel_builder.backends import DeviceCode
-from kernel_builder.checks.device_code import architectures
+from kernel_builder.checks.binaries import architectures, oldest_python
 from kernel_builder.checks.findings import CheckReport, Finding
-from kernel_builder.checks.python_abi import oldest_python
-from kernel_builder.checks.undefined import library_of
+from kernel_builder.checks.symbols import library_of
 from kernel_builder.demangle import demangle
 from kernel_builder.hub import card, fit
 from kernel_builder.hub.packages import HubPackage
@@ -285,13 +284,14 @@ def _listed_digest(package: HubPackage, files: Mapping[str, RemoteFile]) -> Iter
         remote = listed.get(path)
         if remote is None or path not in recorded:
             place = "the digest of metadata.json" if remote is None else "the package"
-            yield Finding("digest", path, f"is only in {place}", _UNCHANGED)
+            yield Finding(f"is only in {place}", _UNCHANGED, path=path, check="digest")
         elif remote.sha256 or remote.size <= SMALL:
             with suppress(ValueError):
                 actual = remote.sha256 or file_digest(package.directory / path)
                 if base64.b64decode(str(recorded[path])).hex() == actual:
                     continue
-            yield Finding("digest", path, "has another SHA-256 than the digest of metadata.json", _UNCHANGED)
+            message = "has another SHA-256 than the digest of metadata.json"
+            yield Finding(message, _UNCHANGED, path=path, check="digest")
 
 
 def _rebuild(metadata: PackageMetadata) -> str:
