@@ -223,7 +223,7 @@ def _audited(
         symbols=dict(Counter(library_of(report.package, symbol) for symbol in undefined)),
         ops=tuple({"schema": schema, "fake": name in fakes} for name, schema in ops.items()),
         signature=signature,
-        provenance={part: package.metadata.origin(part) for part in ("kernel", "kernel-builder")},
+        provenance=package.provenance,
         rebuild=_rebuild(package.metadata),
         findings=(*report.findings, *digest),
     )
