@@ -102,10 +102,10 @@ def _print(result: Audit, selected: str | None) -> None:
 def _details(audited: AuditedVariant) -> None:
     printable(f"\n{audited.variant}")
     if audited.device_code:
-        rows = [["  architecture", "SASS", "PTX", "sources"]]
+        rows = [["  architecture", "SASS", "PTX"]]
         for arch, row in audited.device_code.items():
             sizes = [f"{row[kind] / 1e6:.2f} MB" if row[kind] else "-" for kind in ("sass", "ptx")]
-            rows.append([f"  {arch}", *sizes, f"{row['sources']} of {audited.sources}"])
+            rows.append([f"  {arch}", *sizes])
         table(rows)
         _kernels(audited)
     printable(f"  libraries   {', '.join(audited.libraries) or 'none'}")
