@@ -129,9 +129,8 @@ class CheckedPackage:
 
     @property
     def known_backends(self) -> tuple[CompiledBackend, ...]:
-        """The back ends whose libraries are known: the built-in ones, and the package's."""
-        variant = self.variant
-        return tuple(backends.every(variant.backend if variant and variant.platform else None))
+        """The back ends whose libraries are known."""
+        return backends.every()
 
     @property
     def backends(self) -> tuple[CompiledBackend, ...]:

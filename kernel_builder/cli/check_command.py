@@ -23,12 +23,6 @@ _DIRECTORY = click.argument(
 )
 
 
-def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if value not in policy_names():
-        raise click.BadParameter(f"{value!r} is not one of {', '.join(policy_names())}", ctx, param)
-    return value
-
-
 @click.command()
 @_DIRECTORY
 @click.option(
@@ -36,7 +30,7 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
     "--manylinux",
     default=checks.AbiPolicy.manylinux,
     show_default=True,
-    callback=_manylinux,
+    type=click.Choice(policy_names()),
     metavar="POLICY",
     help="The oldest C and C++ runtime to load on.",
 )

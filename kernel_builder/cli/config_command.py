@@ -15,8 +15,8 @@ import click
 from kernel_builder import toml_file
 from kernel_builder.backends.tools import Obstacle
 from kernel_builder.cli import print_notices, report_error
-from kernel_builder.cli.shared_options import json_option
-from kernel_builder.config import build_toml, conversion
+from kernel_builder.cli.shared_options import json_option, table
+from kernel_builder.config import build_toml, editions
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.project_files import read_project, sort_projects
@@ -97,9 +97,7 @@ def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
         else:
             report_error(result, as_json=False)
             rows.append((path.name, "error", "", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    table(rows)
     accepted = sum(isinstance(result, Project) for result in results.values())
     click.echo(f"{accepted} of {counted(len(results), 'project')} accepted")
 
@@ -144,7 +142,7 @@ def update_build(directories: tuple[Path, ...], check: bool, license: str | None
 def _update(path: Path, license: str | None, *, write: bool) -> bool:
     """Show the changes of a file, and write it. Return whether it changes."""
     old = build_toml.read_text(path)
-    new = conversion.converted(old, path, license)
+    new = editions.converted(old, path, license)
     build_toml.from_document(toml_file.parse(new, str(path)), str(path), path.parent)
     if old == new:
         return False

@@ -13,8 +13,7 @@ from typing import NoReturn
 from kernel_builder import backends
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant
-from kernel_builder.steps import commands
-from kernel_builder.toolchain import Toolchains
+from kernel_builder.toolchain import Toolchains, components
 from kernel_format.errors import ConfigError
 
 
@@ -26,7 +25,7 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
     assert not isinstance(project.framework, TorchNoarch)
     host = toolchains.host()
     if isinstance(variant.framework, TvmFfiAbi):
-        include: list[object] = [toolchains.component(commands.tvm_ffi_headers(variant.framework)).root / "include"]
+        include: list[object] = [toolchains.component(components.tvm_ffi_headers(variant.framework)).root / "include"]
     else:
         stable = variant.stable_abi(project.framework)
         torch = toolchains.torch(stable or variant.framework.release, "stable" if stable else "full")

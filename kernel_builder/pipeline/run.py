@@ -26,7 +26,7 @@ from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVa
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps import confinement, ninja_run, provenance, recorded_sources
-from kernel_builder.steps.cache import binary_path
+from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.graph import Graph, Outcome, PlannedVariant
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
@@ -263,7 +263,7 @@ def _publish(targets: Sequence[Target], cache: Path, checker: _Checker) -> list[
 def _assembled(target: Target, cache: Path, staged: Path) -> Target | FailedVariant:
     binary = target.planned.binary
     try:
-        assemble(target.planned, binary_path(cache, binary) if binary else None, staged / target.name)
+        assemble(target.planned, output_path(cache, binary) if binary else None, staged / target.name)
     except KernelBuilderError as error:
         return target.failed(error)
     return target

@@ -140,33 +140,13 @@ inline cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
-// HIP's names.
-using hipError_t = cudaError_t;
-using hipStream_t = cudaStream_t;
-using hipDeviceProp_t = cudaDeviceProp;
-using hipFuncAttributes = cudaFuncAttributes;
-enum : int { hipSuccess = cudaSuccess };
+// Names of HIP are translated to those of CUDA. These have no counterpart there.
+using cudaDeviceProp_t = cudaDeviceProp;
+constexpr cudaDeviceAttr cudaDeviceAttributeMultiprocessorCount = cudaDevAttrMultiProcessorCount;
+constexpr cudaDeviceAttr cudaDeviceAttributeWarpSize = cudaDevAttrWarpSize;
+constexpr cudaDeviceAttr cudaDeviceAttributeMaxSharedMemoryPerBlock = cudaDevAttrMaxSharedMemoryPerBlock;
 template <typename Kernel, typename... Arguments>
-void hipLaunchKernelGGL(Kernel kernel, dim3 grid, dim3 block, size_t shared_bytes, hipStream_t stream,
-                        Arguments... arguments) {
+void cudaLaunchKernelGGL(Kernel kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                         Arguments... arguments) {
   emulator::Launch{grid, block, shared_bytes, stream}(kernel, arguments...);
 }
-#define hipGetLastError cudaGetLastError
-#define hipPeekAtLastError cudaPeekAtLastError
-#define hipGetErrorString cudaGetErrorString
-#define hipGetDevice cudaGetDevice
-#define hipGetDeviceCount cudaGetDeviceCount
-#define hipGetDeviceProperties cudaGetDeviceProperties
-#define hipDeviceGetAttribute cudaDeviceGetAttribute
-#define hipDeviceAttributeMultiprocessorCount cudaDevAttrMultiProcessorCount
-#define hipDeviceAttributeWarpSize cudaDevAttrWarpSize
-#define hipDeviceAttributeMaxSharedMemoryPerBlock cudaDevAttrMaxSharedMemoryPerBlock
-#define hipFuncSetAttribute cudaFuncSetAttribute
-#define hipFuncGetAttributes cudaFuncGetAttributes
-#define hipLaunchKernel cudaLaunchKernel
-#define hipMalloc cudaMalloc
-#define hipFree cudaFree
-#define hipMemcpyAsync cudaMemcpyAsync
-#define hipMemsetAsync cudaMemsetAsync
-#define hipStreamSynchronize cudaStreamSynchronize
-#define hipDeviceSynchronize cudaDeviceSynchronize

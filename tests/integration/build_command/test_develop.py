@@ -50,12 +50,6 @@ def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: P
 
     other = command(cache, "testshell", project, "--variant", CUDA)
     assert other.returncode == 6 and f"{CUDA}: the variant has not been built" in other.stderr
-    (project / "build" / "torch210-cxx11-cpu-x86_64-linux").mkdir()
-    (project / "build" / "torch210-cxx11-cpu-x86_64-linux" / "metadata.json").write_text("{}")
-    # The Torch of this interpreter does not fit, and pip may not use an index.
-    refused = command(cache, "testshell", project, "--variant", "torch210-cxx11-cpu-x86_64-linux", PIP_NO_INDEX="1")
-    assert refused.returncode == 4 and "torch==2.10.*" in refused.stderr
-    assert not list(cache.glob("environments/*/complete"))
 
 
 def test_the_shell_is_that_of_the_user(copy_project: Copy, new_cache: NewCache) -> None:

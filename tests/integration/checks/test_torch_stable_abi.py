@@ -7,7 +7,7 @@ import torch
 
 from kernel_builder.checks.symbols import shims
 from kernel_builder.config.variant import Release
-from kernel_builder.upkeep.shim_headers import exported
+from kernel_builder.upkeep import exported
 from tests.support.sample_package import TORCH
 
 INSTALLED = Release.parse(torch.__version__.partition("+")[0])

@@ -25,21 +25,21 @@ def test_verify_finds_altered_missing_and_added_files_and_removes_the_tree(
     altered.write_bytes(altered.read_bytes()[:-1] + b"!")
     missing.unlink()
     added.write_text("")
-    process = start("verify", "--json", fetch=False)
+    process = start("verify", "--json")
     output, _ = process.communicate()
     assert process.returncode == 4
     assert {damage["path"] for damage in json.loads(output)["damages"]} == {str(altered), str(missing), str(added)}
-    assert start("verify", "--remove", fetch=False).wait() == 0
+    assert start("verify", "--remove").wait() == 0
     assert not root.exists()
     assert toolkits.toolkit(toolchains(), Release(13, 0)).root == root
-    assert start("verify", fetch=False).wait() == 0
+    assert start("verify").wait() == 0
 
 
 def test_list_shows_stored_and_pinned_sizes(
     toolchains: Callable[..., Toolchains], start: Start, tmp_path: Path
 ) -> None:
     toolchains().torch(Release(2, 10), "stable")
-    process = start("list", "--json", fetch=False)
+    process = start("list", "--json")
     output, errors = process.communicate()
     assert process.returncode == 0, errors
     rows = {row["title"]: row for row in json.loads(output)["toolchains"]}
@@ -58,11 +58,11 @@ def test_clean_removes_unused_trees_and_interrupted_downloads(
     half = cache / "toolchains/scratch/cuda-x/half.part"
     half.parent.mkdir(parents=True)
     half.write_bytes(b"x" * 1000)
-    assert start("clean", "--older-than", "5", fetch=False).wait() == 0
+    assert start("clean", "--older-than", "5").wait() == 0
     assert not old.exists()
     assert recent.exists()
     assert not half.exists()
-    assert start("clean", "--all", fetch=False).wait() == 0
+    assert start("clean", "--all").wait() == 0
     assert not list(cache.glob("toolchains/trees/*"))
 
 

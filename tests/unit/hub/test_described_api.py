@@ -64,9 +64,8 @@ def test_the_client_describes_every_function_and_layer(init: Path) -> None:
     assert undescribed(init) == []
 
 
-@pytest.mark.parametrize("options", [[], ["--kit"]])
-def test_the_client_describes_a_new_project(tmp_path: Path, options: list[str]) -> None:
-    made = CliRunner().invoke(main, ["init", str(tmp_path / "fresh"), "--name", "me/fresh", *options])
+def test_the_client_describes_a_new_project(tmp_path: Path) -> None:
+    made = CliRunner().invoke(main, ["init", str(tmp_path / "fresh"), "--name", "me/fresh"])
     assert made.exit_code == 0, made.output
     (init,) = (tmp_path / "fresh").glob("torch-ext/*/__init__.py")
     assert undescribed(init) == []
