@@ -19,10 +19,17 @@ from kernel_builder import elf, toml_file
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.toolchain import Toolchains, components, lock, pins
+from kernel_builder.toolchain import Toolchains, components, lock
 from kernel_builder.toolchain.components import TORCH_PREFIX, Component
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.toolchain.resolve import (
+    for_platform,
+    of_release,
+    preference,
+    requirements_of,
+    resolve,
+    version_of,
+)
 from kernel_format.errors import ConfigError, ToolchainError
 from kernel_format.files import temporary_directory
 
@@ -134,26 +141,26 @@ def _of_cuda(table: str) -> list[Component]:
 
 def _published(newest: Release, index: Index, builds: Index) -> dict[Release, list[Release]]:
     """Return the final releases of Torch after one -> the CUDA releases that they are published for, ascending."""
-    wheels = pins.for_platform(index.packages("torch"), _READ)
-    versions = [version for version in map(pins.version_of, wheels) if not version.is_prerelease]
+    wheels = for_platform(index.packages("torch"), _READ)
+    versions = [version for version in map(version_of, wheels) if not version.is_prerelease]
     releases = sorted({Release(*version.release[:2]) for version in versions})
     published = {}
     for release in (release for release in releases if release > newest):
-        of_release = pins.for_platform(pins.of_release(builds.packages("torch"), release), _READ)
-        local = (re.fullmatch(r"cu(\d\d)(\d+)", pins.version_of(package).local or "") for package in of_release)
+        of_builds = for_platform(of_release(builds.packages("torch"), release), _READ)
+        local = (re.fullmatch(r"cu(\d\d)(\d+)", version_of(package).local or "") for package in of_builds)
         published[release] = sorted({Release(int(match[1]), int(match[2])) for match in local if match})
     return published
 
 
 def _newest_wheel(index: Index, release: Release) -> DistributionPackage:
-    """Return the wheel of a Torch release that the lock pins."""
-    wheels = pins.for_platform(pins.of_release(index.packages("torch"), release), _READ)
-    return max(wheels, key=pins.preference)
+    """Return the wheel of a Torch release that the lock"""
+    wheels = for_platform(of_release(index.packages("torch"), release), _READ)
+    return max(wheels, key=preference)
 
 
 def _own_cuda(index: Index, wheel: DistributionPackage) -> Release:
     """Return the CUDA release of Torch's build on the package index."""
-    for requirement in pins.requirements_of(index, wheel):
+    for requirement in requirements_of(index, wheel):
         if requirement.name == "cuda-toolkit" or re.fullmatch(r"nvidia-cuda-runtime-cu\d+", requirement.name):
             for specifier in requirement.specifier:
                 return Release(*map(int, specifier.version.split(".")[:2]))

@@ -10,16 +10,15 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from kernel_builder import toml_file
-from kernel_builder.backends.compiled import (
+from kernel_builder.backends import (
     CompiledBackend,
     DeviceCode,
     DeviceCommand,
-    DeviceSource,
     LinkedIfCalled,
     ReadAt,
     SymbolFamily,
 )
-from kernel_builder.backends.cuda import clang_flags, commands, fatbin, libraries, toolkits
+from kernel_builder.backends.cuda import commands, fatbin, libraries, toolkits
 from kernel_builder.backends.cuda.releases import (
     TABLE,
     capabilities,
@@ -172,15 +171,10 @@ class _Cuda(CompiledBackend):
         clang = as_cuda(toolkit).clang
         return {commands.CLANG: clang.root} if clang else {}
 
-    def device_command(
-        self, source: DeviceSource, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions
-    ) -> DeviceCommand:
-        cuda, kernel = as_cuda(toolkit), source.kernel
-        archs = capabilities(kernel, cuda.release, source.platform)
-        if cuda.clang is None:
-            return commands.by_nvcc(host, cuda, options, archs, kernel.cuda_flags)
-        flags = clang_flags.of_clang(kernel.cuda_flags, f"{source.where} cuda-flags")
-        return commands.by_clang(host, options, archs, flags, source.platform)
+    def device_command(self, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions) -> DeviceCommand:
+        cuda = as_cuda(toolkit)
+        archs = capabilities(options.kernel, cuda.release, host.platform)
+        return (commands.by_clang if cuda.clang else commands.by_nvcc)(host, cuda, options, archs)
 
     def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
         return ("libtorch_cuda.so",) if stable else ("libc10_cuda.so", "libtorch_cuda.so")

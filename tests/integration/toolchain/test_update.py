@@ -218,7 +218,7 @@ def test_a_new_torch_release(
     of_cuda = of_cuda.replace(CUDA_TABLE, f"{CUDA_TABLE}\n{CUDA_TABLE.replace('13.0', '13.4')}")
     of_cuda = of_cuda.replace('title = "cuRAND"\n', 'title = "cuRAND"\nuntil = "2.10"\n')
     assert (checkout / CUDA).read_text() == of_cuda + '\n[library.nvnew]\nsince = "2.16"\n'
-    pinned = lock.read(checkout / LOCK)
+    pinned = lock.loads((checkout / LOCK).read_text(), LOCK)
     assert [str(torch) for torch in lock.torch_releases(pinned)] == ["2.10", "2.16"]
     assert {"cuda-13.0", "cuda-libraries-13.0", "cuda-13.4", "cuda-libraries-13.4"} < pinned.keys()
     for line in (
