@@ -66,7 +66,6 @@ _SECTIONS: dict[str, dict[str, str]] = {
 _HIDDEN = {
     "build-and-copy": "build_command.build_and_copy",
     "build-and-upload": "upload_command.build_and_upload",
-    "clean-pyproject": "pyproject_command.clean_pyproject",
     "completions": "completions_command.completions",
     "hash": "check_command.hash_builds",
 }
@@ -174,7 +173,7 @@ class MainGroup(PluginGroup):
 
     def _stop(self, ctx: click.Context, error: KernelBuilderError) -> NoReturn:
         command = self.get_command(ctx, ctx.invoked_subcommand or "")
-        into_file = command is not None and any(option.name == "json" for option in command.params)
+        into_file = command is not None and any(option.name == "json_file" for option in command.params)
         json_options = {"--output-json"} if into_file else {"--json", "--output-json"}
         report_error(error, as_json=not json_options.isdisjoint(sys.argv))
         ctx.exit(error.exit_code)

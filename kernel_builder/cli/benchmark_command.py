@@ -67,7 +67,7 @@ def _print(report: BenchmarkReport) -> None:
     type=click.Choice(["device", "host"]),
     help="Measure only device times, or only host overhead. [default: both]",
 )
-@click.option("--json", "json", type=_FILE, metavar="FILE", help="Save the results to FILE, after each row.")
+@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Save the results to FILE, after each row.")
 @click.option(
     "--plot",
     "plot_file",
@@ -75,7 +75,7 @@ def _print(report: BenchmarkReport) -> None:
     metavar="FILE",
     help="Plot the shares of copy speed; the suffix selects the format (.svg, .png, .pdf).",
 )
-def benchmark(directory: Path, json: Path | None, plot_file: Path | None, **options: Any) -> None:
+def benchmark(directory: Path, json_file: Path | None, plot_file: Path | None, **options: Any) -> None:
     """Measure a built kernel and compare it with its peers.
 
     DIR is the project (default: here), and DIR/benchmarks/benchmark.py declares the operations and shapes. Each result
@@ -90,22 +90,21 @@ def benchmark(directory: Path, json: Path | None, plot_file: Path | None, **opti
     kernel-builder benchmark kernels/rmsnorm --json rmsnorm.json --plot rmsnorm.svg
     """
     # The errors of output files come before the measurements.
-    for file in filter(None, (json, plot_file)):
+    for file in filter(None, (json_file, plot_file)):
         file.parent.mkdir(parents=True, exist_ok=True)
     if plot_file:
         with plot.reproducible(str(plot_file)):
             pass
     try:
-        from kernel_builder.measure.run import BenchmarkRequest, run
+        from kernel_builder.measure.run import run
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         message = "Torch is not installed, and kernels run in it"
         raise ToolchainError(message, hint="pip install torch") from error
     command = shlex.join(["kernel-builder", *sys.argv[1:]])
-    request = BenchmarkRequest(directory, command, json=json, **options)
     with shown(sys.stderr) as progress:
-        report = run(request, progress)
+        report = run(directory, command=command, json_file=json_file, progress=progress, **options)
     _print(report)
     if plot_file:
         plot.save(report, plot_file)

@@ -13,7 +13,7 @@ from kernel_builder.cli.shared_options import directory_argument, public_shell_o
 from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.develop import choice, interpreter, shells
+from kernel_builder.develop import choice, shells
 from kernel_builder.develop import compile_commands as editor
 from kernel_builder.develop import emulate as emulator
 from kernel_builder.plural import counted
@@ -73,9 +73,8 @@ def devshell(directory: Path, variant: str | None, command: tuple[str, ...]) -> 
 def testshell(directory: Path, variant: str | None, command: tuple[str, ...]) -> None:
     """Start a shell to test a built variant, or run COMMAND in it.
 
-    DIR is the project (default: here). The shell is $SHELL. Its `python` has a Torch that loads the variant, `kernels`
-    and pytest: it is the interpreter of kernel-builder if its Torch loads the variant, or else a virtual environment in
-    the cache. `get_kernel` loads the package in DIR/build in place of the published one.
+    DIR is the project (default: here). The shell is $SHELL. Its `python` is the interpreter of kernel-builder, whose
+    Torch must load the variant. `get_kernel` loads the package in DIR/build in place of the published one.
 
     \b
     kernel-builder testshell kernels/rmsnorm
@@ -83,9 +82,8 @@ def testshell(directory: Path, variant: str | None, command: tuple[str, ...]) ->
     """
     project = _read(directory)
     chosen = choice.built(project, variant)
-    with shown(sys.stderr) as progress:
-        python = interpreter.find(project, chosen, default_cache(), progress)
-    _enter(f"{python} with {project.name} {chosen.name}", shells.testing(project, chosen, python), command)
+    choice.require_loadable(chosen)
+    _enter(f"{sys.executable} with {project.name} {chosen.name}", shells.testing(project, chosen), command)
 
 
 def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) -> NoReturn:
