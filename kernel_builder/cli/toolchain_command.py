@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import click
 
 from kernel_builder.backends.cuda import CUDA
-from kernel_builder.cli.shared_options import json_option
 from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.develop.choice import TORCH_INDEX
 from kernel_builder.plural import counted
@@ -48,8 +46,7 @@ def toolchain() -> None:
     multiple=True,
     help="Fetch for builds for this platform; may be repeated. [default: this machine's]",
 )
-@json_option
-def fetch(names: tuple[str, ...], platforms: tuple[str, ...], as_json: bool) -> None:
+def fetch(names: tuple[str, ...], platforms: tuple[str, ...]) -> None:
     """Download components into the store: by default all but the complete headers of Torch.
 
     NAME is a component as `toolchain list` shows it: cuda-13.0 is nvcc, cuda-libraries-13.0 the headers of CUDA's
@@ -77,49 +74,27 @@ def fetch(names: tuple[str, ...], platforms: tuple[str, ...], as_json: bool) -> 
                     )
                 trees[pinned[name].name] = pinned[name]
         fetched = [(tree, toolchains.store.find(tree.name) is None, toolchains.fetch(tree)) for tree in trees.values()]
-    if as_json:
-        report = [
-            {"name": tree.name, "title": tree.title, "downloaded": tree.download if new else 0, "path": str(path)}
-            for tree, new, path in fetched
-        ]
-        click.echo(json.dumps(report, indent=2))
-        return
     for tree, new, path in fetched:
         click.echo(f"{tree.title}: {_megabytes(tree.download) + ' downloaded' if new else 'already there'}: {path}")
 
 
 @toolchain.command("list")
-@json_option
-def list_toolchains(as_json: bool) -> None:
+def list_toolchains() -> None:
     """List the components that are pinned for this platform and those in the store, with sizes."""
     toolchains = Toolchains()
     stored = {tree.name: tree for tree in toolchains.store.trees()}
     pinned = {tree.name: tree for tree in toolchains.pinned()}
-    rows = [
-        {
-            "name": name,
-            "component": pinned[name].kind if name in pinned else None,
-            "title": pinned[name].title if name in pinned else stored[name].title,
-            "pinned": name in pinned,
-            "download": pinned[name].download if name in pinned else None,
-            "stored": stored[name].bytes if name in stored else None,
-        }
-        for name in {**pinned, **stored}
-    ]
-    if as_json:
-        click.echo(json.dumps({"store": str(toolchains.store.root), "toolchains": rows}, indent=2))
-        return
-    for name, row in zip({**pinned, **stored}, rows, strict=True):
+    for name in {**pinned, **stored}:
+        kind, title = (pinned[name].kind, pinned[name].title) if name in pinned else ("", stored[name].title)
         state = f"in the store, {_megabytes(stored[name].bytes)}" if name in stored else "not in the store"
         origin = f"{_megabytes(pinned[name].download)} to download" if name in pinned else "not in the lock"
-        click.echo(f"{row['component'] or '':<20} {row['title']:<32} {origin:<24} {state}")
+        click.echo(f"{kind:<20} {title:<32} {origin:<24} {state}")
     click.echo(f"store: {toolchains.store.root}")
 
 
 @toolchain.command()
 @click.option("--remove", is_flag=True, help="Remove damaged toolchains; the next use downloads them again.")
-@json_option
-def verify(remove: bool, as_json: bool) -> None:
+def verify(remove: bool) -> None:
     """Hash every file in the store, and list the files that have changed since they were downloaded."""
     toolchains = Toolchains()
     store = toolchains.store
@@ -128,24 +103,18 @@ def verify(remove: bool, as_json: bool) -> None:
     if remove:
         for name in {damage.tree for damage in damages}:
             store.remove(name)
-    if as_json:
-        rows = [{"tree": damage.tree, "path": str(damage.path), "problem": damage.problem} for damage in damages]
-        click.echo(json.dumps({"checked": names, "damages": rows}, indent=2))
-    else:
-        for damage in damages:
-            click.echo(f"{damage.path} {damage.problem}")
-        click.echo(f"{counted(len(names), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
-        if damages and not remove:
-            click.echo("`kernel-builder toolchain verify --remove` removes the damaged ones", err=True)
+    for damage in damages:
+        click.echo(f"{damage.path} {damage.problem}")
+    click.echo(f"{counted(len(names), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
     if damages and not remove:
+        click.echo("`kernel-builder toolchain verify --remove` removes the damaged ones", err=True)
         sys.exit(ToolchainError.exit_code)
 
 
 @toolchain.command()
 @click.option("--all", "everything", is_flag=True, help="Remove every toolchain.")
 @click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Remove toolchains not used for DAYS.")
-@json_option
-def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
+def clean(everything: bool, older_than: int | None) -> None:
     """Remove incomplete downloads, and the toolchains that the options select.
 
     \b
@@ -157,9 +126,6 @@ def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
     doomed = [tree for tree in store.trees() if everything or (limit is not None and tree.used <= limit)]
     removed = [tree for tree in doomed if store.remove(tree.name)]
     freed = store.remove_leftovers() + sum(tree.bytes for tree in removed)
-    if as_json:
-        click.echo(json.dumps({"removed": [tree.name for tree in removed], "freed": freed}, indent=2))
-        return
     for tree in removed:
         click.echo(f"removed {tree.title}")
     click.echo(f"{_megabytes(freed)} freed")

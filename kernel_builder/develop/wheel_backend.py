@@ -19,7 +19,6 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.develop import choice
 from kernel_builder.package import wheel_archive
-from kernel_builder.package.wheel_archive import WheelFile
 from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
 from kernel_format import files
@@ -81,5 +80,4 @@ def _build(settings: Mapping[str, Any]) -> tuple[Project, Path]:
 
 def _write(directory: str, project: Project, platform: str, content: Mapping[str, bytes]) -> str:
     about = Metadata.from_raw({"metadata_version": "2.1", "name": project.name, "version": str(project.version)})
-    modes = {name: WheelFile(data, name.endswith(".so")) for name, data in content.items()}
-    return wheel_archive.write(Path(directory), about, platform, modes).name
+    return wheel_archive.write(Path(directory), about, platform, content).name
