@@ -12,8 +12,7 @@ import click
 from kernel_builder.cli.shared_options import directory_argument
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import BenchmarkReport
-from kernel_builder.measure.selection import DTYPES
-from kernel_builder.measure.workloads import DEVICES
+from kernel_builder.measure.workloads import DEVICES, DTYPES
 from kernel_builder.progress import shown
 from kernel_format.errors import ToolchainError
 
