@@ -91,7 +91,7 @@ class SchemaReader:
                 properties, others = {**then["properties"], **properties}, then["additionalProperties"]
                 required += then.get("required", ())
         if others is False:
-            for key in value.keys() - properties.keys():
+            for key in (key for key in value if key not in properties):
                 raise _unknown_key(key, properties, place)
         if missing := [key for key in required if key not in value]:
             more = f", and {_listed(missing[1:])} too" if missing[1:] else ""

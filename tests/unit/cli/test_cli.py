@@ -45,13 +45,6 @@ def test_completion_completes() -> None:
     assert "--variant" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["build", "--nonsense"], ["nonsense"], ["build", "--jobs", "0"]])
-def test_wrong_usage_exits_with_2_and_shows_the_usage(arguments: list[str]) -> None:
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 2
-    assert "Usage:" in done.output
-
-
 def test_errors_are_text_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["check-config", str(tmp_path)]
     printed = CliRunner().invoke(main, command)
