@@ -1,9 +1,4 @@
-"""Creates a kernel project from the templates in `templates/init`.
-
-A project combines several template directories: `common`, and either `relu` and one for each backend, or `kit`. A file
-that several of them have is the concatenation of all. A project on the kit also gets the files of the kit that its
-`build.toml` lists.
-"""
+"""Creates a kernel project from the template in `templates/init` and the files of the kit that its build.toml lists."""
 
 from __future__ import annotations
 
@@ -13,7 +8,6 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import NAME, REPO_ID
@@ -22,38 +16,14 @@ from kernel_builder.config.toml_schema import nearest
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
 
-_TEMPLATES = Path(__file__).parent / "templates" / "init"
-_KIT = Path(__file__).parent / "templates" / "kit"
+_TEMPLATES = Path(__file__).parent / "templates"
+BACKENDS = ("cpu", "cuda")
+"""The backends of the template."""
 # Names that the new project itself defines.
 _RESERVED = ("layers", "metadata", "op", "ops", "torch")
 # Marks text that only the author can write.
 NOT_WRITTEN = "Not written yet:"
 _PASSES = "forward and backward, for float32, float16 and bfloat16"
-
-
-class _Template(NamedTuple):
-    """The operator of a template.
-
-    Attributes:
-        module: Torch's module.
-        computed: The formula as text.
-        formula: The formula in Torch, with the same gradients.
-        saved: The tensor that the backward pass needs: the argument `x` or the result `y`.
-    """
-
-    module: str
-    computed: str
-    formula: str
-    saved: str
-
-
-_TEMPLATE = _Template("ReLU", "max(x, 0)", "torch.where(x <= 0, 0.0, x)", "y")
-_TEMPLATE_ON_KIT = _Template("SiLU", "x * sigmoid(x)", "x * torch.sigmoid(x)", "x")
-
-
-def backends() -> tuple[str, ...]:
-    """Return the backends that have templates."""
-    return tuple(sorted(directory.name for directory in _TEMPLATES.iterdir() if directory.name in known_backends.NAMES))
 
 
 def create(
@@ -62,8 +32,7 @@ def create(
     wanted: Sequence[str],
     *,
     license_name: str,
-    operator: str | None = None,
-    on_kit: bool = False,
+    operator: str = "relu",
     overwrite: bool = False,
 ) -> Path:
     """Create a project.
@@ -73,8 +42,7 @@ def create(
         repo_id: The Hub repository, such as `org/my-kernel`; the part after the slash is the name of the kernel.
         wanted: The backends.
         license_name: The SPDX name of the license.
-        operator: The name of the operator and of its function. None: the name of the template's operator.
-        on_kit: Whether to start from an operator on the kit, which needs all backends of the kit.
+        operator: The name of the operator and of its function.
         overwrite: Whether to replace existing files.
 
     Returns:
@@ -84,7 +52,7 @@ def create(
         ConfigError: If an argument is invalid, a file exists already, or the directory cannot be written.
     """
     name = kernel_name(repo_id)
-    _check_backends(wanted, on_kit)
+    _check_backends(wanted)
     _check_operator(operator)
     if not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9.+]*", license_name):
         raise ConfigError(
@@ -93,10 +61,7 @@ def create(
             hint="use for example apache-2.0, mit or bsd-3-clause",
         )
     directory = directory or Path(name)
-    chosen = [backend for backend in backends() if backend in wanted]
-    files = _render(repo_id, name, chosen, license_name, operator, on_kit)
-    if on_kit:
-        files |= {name: (_KIT.parent / name).read_text() for name in re.findall(r'"(kit/[^"]+)"', files["build.toml"])}
+    files = _render(repo_id, name, [backend for backend in BACKENDS if backend in wanted], license_name, operator)
     write({name: text.encode() for name, text in files.items()}, directory, overwrite=overwrite)
     return directory
 
@@ -138,31 +103,22 @@ def kernel_name(repo_id: str) -> str:
     return name
 
 
-def _check_backends(wanted: Sequence[str], on_kit: bool) -> None:
-    known = backends()
+def _check_backends(wanted: Sequence[str]) -> None:
     for backend in wanted:
-        if backend not in known:
-            meant = nearest(backend, known)
+        if backend not in BACKENDS:
+            meant = nearest(backend, BACKENDS)
             raise ConfigError(
-                f"there is no template for the backend {backend!r}, only for {' and '.join(known)}",
+                f"there is no template for the backend {backend!r}, only for {' and '.join(BACKENDS)}",
                 where="--backends",
                 hint=f"did you mean {meant}?"
                 if meant
-                else f"start with {known[0]}, and add the backend to build.toml (docs/build-toml.md)",
+                else f"start with {BACKENDS[0]}, and add the backend to build.toml (docs/build-toml.md)",
             )
     if not wanted:
-        raise ConfigError("no backend is named", where="--backends", hint=f"use {' or '.join(known)}")
-    if on_kit and set(known) - set(wanted):
-        raise ConfigError(
-            f"a project on the kit needs the backends {' and '.join(known)}",
-            where="--kit",
-            hint="remove --backends; delete a backend from the new project afterwards",
-        )
+        raise ConfigError("no backend is named", where="--backends", hint=f"use {' or '.join(BACKENDS)}")
 
 
-def _check_operator(operator: str | None) -> None:
-    if operator is None:
-        return
+def _check_operator(operator: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", operator) or keyword.iskeyword(operator) or operator in _RESERVED:
         raise ConfigError(
             f"{operator!r} cannot be the name of an operator: expected lowercase letters, digits and underscores, a "
@@ -172,65 +128,68 @@ def _check_operator(operator: str | None) -> None:
         )
 
 
-def _render(
-    repo_id: str, name: str, wanted: Sequence[str], license_name: str, operator: str | None, on_kit: bool
-) -> dict[str, str]:
-    """Return the files of the project, without those of the kit: path -> content."""
-    computes = _TEMPLATE_ON_KIT if on_kit else _TEMPLATE
+def _render(repo_id: str, name: str, wanted: Sequence[str], license_name: str, operator: str) -> dict[str, str]:
+    """Return the files of the project: path -> content."""
+    package = python_name(name)
     values = {
         "name": name,
-        "python_name": python_name(name),
+        "python_name": package,
         "repo_id": repo_id,
         "license": license_name,
-        "saved": computes.saved,
         "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
         "device": max(wanted, key=lambda name: known_backends.get(name).preference),
-        "directories": ", ".join(f"`{python_name(name)}_{backend}/`" for backend in wanted),
-        **(
-            _placeholder_values(operator, computes)
-            if operator not in (None, computes.module.lower())
-            else _template_values(computes)
-        ),
+        "directories": ", ".join(f"`{package}_{backend}/`" for backend in wanted),
+        "operator": operator,
+        **_description(operator),
     }
-    # Variables in paths are written without `${}`, which would confuse formatters and linters.
-    in_paths = {"python_name": values["python_name"], "operator": values["operator"], "gitignore": ".gitignore"}
-    parts = ("common", "kit") if on_kit else ("common", "relu", *wanted)
-    files: dict[str, str] = {}
-    for tree in (_TEMPLATES / part for part in parts):
-        for template in sorted(path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-            path = re.sub("|".join(in_paths), lambda match: in_paths[match[0]], template.relative_to(tree).as_posix())
-            content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
-            files[path] = files.get(path, "") + content
+    files = render(_TEMPLATES / "init", values, wanted)
+    for path in re.findall(r'"(kit/[^"]+)"', files["build.toml"]):
+        files[path] = (_TEMPLATES / path).read_text(encoding="utf-8")
+    files["benchmarks/workload.py"] = (_TEMPLATES / "kit" / "workload.py").read_text(encoding="utf-8")
     return files
 
 
-def _template_values(template: _Template) -> dict[str, str]:
-    """Return the values for a project with the template's own operator."""
-    operator, layer = template.module.lower(), template.module
-    return {
-        "operator": operator,
-        "layer": layer,
-        "title": layer,
-        "computed": layer,
-        "formula": f"torch.nn.functional.{operator}(x)",
-        "returns": f"Return `{template.computed}` as a contiguous tensor.",
-        "summary": f"{layer}, {_PASSES}.",
-        "replaces": f"Replaces `torch.nn.{layer}`.",
-        "card_of_layer": f"`kernels.kernelize` can replace `torch.nn.{layer}` in a model with `kernel.layers.{layer}`.",
-        "replaced": f"torch.nn.{layer}()",
-    }
+def render(tree: Path, values: Mapping[str, str], wanted: Sequence[str] = ()) -> dict[str, str]:
+    """Return the files of a template directory with values in place of their variables: path -> content.
+
+    Args:
+        wanted: The back ends; files for others are left out.
+    """
+    # Variables in paths are written without `${}`, which would confuse formatters and linters.
+    in_paths = {name: values[name] for name in ("python_name", "operator", "file_name") if name in values}
+    in_paths["gitignore"] = ".gitignore"
+    files: dict[str, str] = {}
+    for template in sorted(tree.rglob("*")):
+        path = template.relative_to(tree).as_posix()
+        of_backend = re.search(r"_(cpu|cuda)[/.]", path)
+        if template.is_dir() or "__pycache__" in path or (of_backend and of_backend[1] not in wanted):
+            continue
+        path = re.sub(r"^build_\w+", "build", path)  # a back end's table of build.toml
+        path = re.sub("|".join(in_paths), lambda match: in_paths[match[0]], path)
+        content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
+        files[path] = files.get(path, "") + content
+    return files
 
 
-def _placeholder_values(operator: str, template: _Template) -> dict[str, str]:
-    """Return the values for a project with another operator, whose description the author has to write."""
+def _description(operator: str) -> dict[str, str]:
+    """Return the texts about the operator; the author of another operator than the template's has to write them."""
+    if operator == "relu":
+        return {
+            "layer": "ReLU",
+            "title": "ReLU",
+            "formula": "torch.nn.functional.relu(x)",
+            "returns": "Return `max(x, 0)` as a contiguous tensor.",
+            "summary": f"ReLU, {_PASSES}.",
+            "replaces": "Replaces `torch.nn.ReLU`.",
+            "card_of_layer": "`kernels.kernelize` can replace `torch.nn.ReLU` in a model with `kernel.layers.ReLU`.",
+            "replaced": "torch.nn.ReLU()",
+        }
     layer = "".join(map(str.capitalize, operator.split("_")))
     return {
-        "operator": operator,
         "layer": layer,
         "title": f"`{operator}`",
-        "computed": template.computed,
-        "formula": template.formula,
-        "returns": f"{NOT_WRITTEN} the result; so far `{template.computed}`, as a contiguous tensor.",
+        "formula": "torch.where(x <= 0, 0.0, x)",
+        "returns": f"{NOT_WRITTEN} the result; so far `max(x, 0)`, as a contiguous tensor.",
         "summary": f"{NOT_WRITTEN} the computation of `{operator}`, {_PASSES}.",
         "replaces": f"{NOT_WRITTEN} the module that it replaces.",
         "card_of_layer": f"{NOT_WRITTEN} the module that `kernels.kernelize` can replace with `kernel.layers.{layer}`.",

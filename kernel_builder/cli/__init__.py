@@ -65,7 +65,6 @@ _SECTIONS: dict[str, dict[str, str]] = {
 _HIDDEN = {
     "build-and-copy": "build_command.build_and_copy",
     "build-and-upload": "upload_command.build_and_upload",
-    "clean-pyproject": "pyproject_command.clean_pyproject",
     "completions": "completions_command.completions",
     "hash": "check_command.hash_builds",
 }
@@ -170,12 +169,6 @@ class MainGroup(PluginGroup):
         ctx.exit(error.exit_code)
 
 
-def _show_version(ctx: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
-    if is_set:
-        click.echo(f"kernel-builder, version {kernel_builder.__version__}")
-        ctx.exit()
-
-
 @click.group(
     cls=MainGroup,
     own={command: target for commands in _SECTIONS.values() for command, target in commands.items()},
@@ -183,14 +176,7 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, is_set: bool)
     entry_points="kernel_builder.commands",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the version and exit.",
-)
+@click.version_option(kernel_builder.__version__, prog_name="kernel-builder")
 def main() -> None:
     """Build, check and publish compute kernels for PyTorch.
 

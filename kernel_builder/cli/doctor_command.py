@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -17,27 +16,21 @@ from kernel_builder.toolchain.survey import BUILDS, ready, survey
 
 @click.command()
 @click.option(
-    "--cuda-home",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="An installed CUDA toolkit to check. [default: $CUDA_HOME]",
-)
-@click.option(
     "--for", "kernel", metavar="REPO[@REVISION]", help="Check that `get_kernel` finds a variant of this kernel."
 )
 @json_option
-def doctor(cuda_home: Path | None, kernel: str | None, as_json: bool) -> None:
+def doctor(kernel: str | None, as_json: bool) -> None:
     """Check that this machine can build kernels, or with --for that it can load one.
 
     Lists installed and missing requirements for each kind of build, with a command that installs them. Uses no network.
+    A CUDA toolkit in $CUDA_HOME is checked too.
     The exit code is 0 if both CPU and CUDA kernels can be built, or else 1.
 
-    With --for, the command asks the client, and if it finds no variant, lists the smallest changes of this environment
-    that make the kernel load. The exit code is 0 if it loads.
+    With --for, the command applies the client's rules, and if no variant loads, lists the smallest changes of this
+    environment that make the kernel load. The exit code is 0 if it loads.
 
     \b
     kernel-builder doctor
-    kernel-builder doctor --cuda-home /usr/local/cuda-12.6
     kernel-builder doctor --for kernels-community/rmsnorm@v1
     """
     if kernel is not None:
@@ -47,7 +40,7 @@ def doctor(cuda_home: Path | None, kernel: str | None, as_json: bool) -> None:
         else:
             _print(advice)
         sys.exit(0 if advice.loads else 1)
-    requirements = survey(Toolchains(cuda_home=cuda_home))
+    requirements = survey(Toolchains())
     verdict = {build: ready(requirements, build) for build in BUILDS}
     if as_json:
         rows = [{**asdict(requirement), "ok": requirement.ok} for requirement in requirements]
@@ -69,8 +62,6 @@ def doctor(cuda_home: Path | None, kernel: str | None, as_json: bool) -> None:
 def _print(advice: Advice) -> None:
     printable(f"{advice.name}: {f'loads here, {advice.loads}' if advice.loads else 'no variant loads here'}")
     printable(f"here: {advice.environment}")
-    if advice.reason:
-        printable(f"the client: {advice.reason}")
     if advice.options:
         table([["change", "loads"], *([" and ".join(option.changes), option.variant] for option in advice.options)])
     elif not advice.loads:

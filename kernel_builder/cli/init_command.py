@@ -16,8 +16,6 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.hub.project_sources import published_files
 from kernel_format.errors import ConfigError
 
-CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
-
 
 @click.command()
 @click.argument("path", metavar="[PATH|ORG/NAME]", required=False)
@@ -41,13 +39,6 @@ CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
     "--license", "license_name", default="apache-2.0", show_default=True, help="The SPDX name of the license."
 )
 @click.option(
-    "--kit",
-    "on_kit",
-    is_flag=True,
-    help="Start from an operator on the kit, the device code that several kernels share. Its files are copied into the "
-    "project. It needs both back ends, CPU and CUDA.",
-)
-@click.option(
     "--from",
     "source",
     type=click.Path(path_type=Path),
@@ -62,21 +53,19 @@ def init(
     operators: tuple[str, ...],
     backends: str,
     license_name: str,
-    on_kit: bool,
     source: Path | None,
     overwrite: bool,
 ) -> None:
     """Create a kernel project that is ready to build.
 
-    The project has a ReLU operator to start from, with tests and a benchmark; with --kit it is a SiLU operator with
-    vectorized loads, PDL and a launch table. --op names the operator in all files; replace its computation, and the
-    text that `Not written yet` marks. PATH defaults to a directory of the kernel's name.
+    The project has a ReLU operator to start from, with tests and a benchmark. It uses the kit, the device code that the
+    kernels of kernel-builder share, and gets a copy. --op names the operator in all files; replace its computation, and
+    the text that `Not written yet` marks. PATH defaults to a directory of the kernel's name.
 
     \b
     kernel-builder init org/my-kernel
     kernel-builder init org/activations --op swiglu
     kernel-builder init kernels/my-kernel --name org/my-kernel --backends cuda --license mit
-    kernel-builder init kernels/my-kernel --name org/my-kernel --kit
     kernel-builder init --from kernels/rmsnorm ../my-rmsnorm
     kernel-builder init org/scale --from scale.cu --op scale
     """
@@ -94,26 +83,15 @@ def init(
         repo_id,
         [name for name in backends.split(",") if name],
         license_name=license_name,
-        operator=operators[0] if operators else None,
-        on_kit=on_kit,
+        operator=operators[0] if operators else "relu",
         overwrite=overwrite,
     )
     shown = shlex.quote(str(created))
     click.echo(f"Created {created}; its README.md describes the files, the benchmark and the publication. Next:")
     click.echo(f"  kernel-builder build {shown}")
     click.echo(f"  pytest {shlex.quote(str(created / 'tests'))}")
-    _print_missing()
-
-
-def _print_missing() -> None:
-    """Print the distributions that tests and benchmarks need and this environment lacks."""
-    missing = [name for name in ("torch", "pytest") if find_spec(name) is None]
-    if missing:
-        click.echo(
-            f"Tests and benchmarks need distributions that are not installed:\n  pip install {' '.join(missing)}"
-        )
-    if "torch" in missing:
-        click.echo(f"Without a GPU add {CPU_INDEX}, whose Torch has no CUDA and is smaller.")
+    if missing := [name for name in ("torch", "pytest") if find_spec(name) is None]:
+        click.echo(f"Tests and benchmarks need more distributions:\n  pip install {' '.join(missing)}")
 
 
 def _copy(source: Path, path: str | None, name: str | None, *, overwrite: bool) -> None:
@@ -133,7 +111,8 @@ def _create_from_source(
     source: Path, functions: Sequence[str], directory: Path | None, repo_id: str, license_name: str, *, overwrite: bool
 ) -> None:
     name = scaffold.kernel_name(repo_id)
-    written = inline_project.files(repo_id, source.read_text(encoding="utf-8"), functions, license_name=license_name)
+    text = source.read_text(encoding="utf-8")
+    written = inline_project.files(repo_id, text, functions, stem=source.stem, license_name=license_name)
     directory = directory or Path(name)
     scaffold.write({path: text.encode() for path, text in written.items()}, directory, overwrite=overwrite)
     click.echo(f"Created {directory} from {source}. Next:\n  kernel-builder build {shlex.quote(str(directory))}")

@@ -78,9 +78,6 @@ cuda_compiler_option = click.option(
     type=click.Choice(["nvcc", "clang"]),
     help="Compile every CUDA variant with it. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
 )
-index_url_option = click.option(
-    "--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"
-)
 offline_option = click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
 # Arguments of `Toolchains`.
 toolchain_options = together(cuda_home_option, cuda_compiler_option, offline_option)

@@ -29,12 +29,11 @@ _VARIABLE = re.compile(r"()\s*(\w+)\s*((?:\[.*\])?)\s*", re.DOTALL)
 # The parts of the expression before `<<<`, from its end: identifiers, `::` and template arguments.
 _IDENTIFIER = re.compile(r"[\w:]+$")
 _SIMPLE = (
+    (re.compile(r"\bhip(?=[A-Z])"), "cuda"),  # functions, types and constants of the runtime
     (re.compile(r"(TORCH_LIBRARY_IMPL\w*\s*\(\s*\w+\s*,\s*)(?:CUDA|HIP)\b"), r"\1CPU"),
     (re.compile(r"(\.|->)is_cuda\(\)"), r"\1is_cpu()"),
     (re.compile(r"\bDeviceType::CUDA\b"), "DeviceType::CPU"),
     (re.compile(r"\b__noinline__\b(?!\s*\))"), "__attribute__((noinline))"),
-    # The emulator needs the types of the kernel's parameters at the launch.
-    (re.compile(r"\breinterpret_cast\s*<\s*(?:const\s+)?void\s*(?:const\s*)?\*\s*>\s*\("), "emulator::erase("),
 )
 
 

@@ -26,7 +26,7 @@ from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVa
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps import confinement, ninja_run, provenance, recorded_sources
-from kernel_builder.steps.cache import binary_path
+from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.graph import Graph, Outcome, PlannedVariant
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
@@ -112,11 +112,11 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         packages=packages,
         failures=failures,
         unavailable=selected.unavailable,
-        skipped={name: tuple(map(str, backends)) for name, backends in skipped.items() if backends},
+        skipped_backends={name: tuple(map(str, backends)) for name, backends in skipped.items() if backends},
         steps=rebuilt.outcome.steps,
         compiles=rebuilt.outcome.compiles,
-        cpu_seconds=rebuilt.outcome.cpu_seconds,
-        seconds=time.monotonic() - started,
+        cpu_seconds=round(rebuilt.outcome.cpu_seconds, 2),
+        seconds=round(time.monotonic() - started, 3),
         warnings=rebuilt.outcome.warnings,
         notices=tuple(warnings),
         sandbox=rebuilt.sandbox,
@@ -263,7 +263,7 @@ def _publish(targets: Sequence[Target], cache: Path, checker: _Checker) -> list[
 def _assembled(target: Target, cache: Path, staged: Path) -> Target | FailedVariant:
     binary = target.planned.binary
     try:
-        assemble(target.planned, binary_path(cache, binary) if binary else None, staged / target.name)
+        assemble(target.planned, output_path(cache, binary) if binary else None, staged / target.name)
     except KernelBuilderError as error:
         return target.failed(error)
     return target
@@ -353,15 +353,15 @@ def _package(target: Target, targets: Sequence[Target]) -> BuiltPackage:
         path=target.path,
         module=planned.module,
         status="built" if target.report else "unchanged",
-        shares=tuple(
+        shares_binary_with=tuple(
             other.name
             for other in targets
             if planned.binary and other.planned.binary and other.planned.binary.key == planned.binary.key
             if other.key != target.key
         ),
-        size=sum(file.stat().st_size for file in target.path.rglob("*") if file.is_file()),
-        passed=record.passed,
-        skipped=record.skipped,
+        bytes=sum(file.stat().st_size for file in target.path.rglob("*") if file.is_file()),
+        passed_checks=record.passed,
+        skipped_checks=record.skipped,
         sandbox=record.sandbox,
-        report=target.report,
+        checks=target.report,
     )

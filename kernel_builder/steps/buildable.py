@@ -11,8 +11,8 @@ from kernel_builder.config import kernel_sources, known_backends, matrix, offere
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
 from kernel_builder.plural import listed
-from kernel_builder.steps import commands, crates
-from kernel_builder.toolchain import Toolchains
+from kernel_builder.steps import crates
+from kernel_builder.toolchain import Toolchains, components
 from kernel_format.errors import VariantError
 
 
@@ -48,7 +48,7 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
     backend = backends.compiled(variant.backend)
     unusable = backend.obstacle(toolchains, variant.release)
     if unusable is None and isinstance(variant.framework, TvmFfiAbi):
-        headers = toolchains.component_obstacle(commands.tvm_ffi_headers(variant.framework))
+        headers = toolchains.component_obstacle(components.tvm_ffi_headers(variant.framework))
         return headers or backend.obstacle_without_torch(toolchains, variant.release)
     return unusable
 

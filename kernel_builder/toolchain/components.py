@@ -1,7 +1,7 @@
 """Components of toolchains: the parts of the package index's files that compilers and headers consist of.
 
 `matrix.toml` and the tables of back ends have a table `[component.NAME]` for each, `dependencies.toml` has the header
-libraries, and each Torch release has two components with its headers. `toolchain lock` pins them all in the same way.
+libraries, and each Torch release has two components with its headers. `toolchain update` pins them all in the same way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kernel_builder.backends.tools import Subset
 from kernel_builder.config import matrix
 from kernel_builder.toolchain import dependencies
 from kernel_format.release import Release
+from kernel_format.variant import TvmFfiAbi
 
 TORCH_PREFIX = "torch/include/"
 # All headers, and the headers of the stable ABI with every header that they include.
@@ -62,14 +63,12 @@ class Component:
         title: The name in messages.
         version: None for the version of the package that requires the files, or else of the last file.
         files: Empty if no index has it.
-        license: The SPDX name of a header library's license.
     """
 
     name: str
     title: str
     files: tuple[ComponentFile, ...]
     version: str | None = None
-    license: str | None = None
 
 
 def in_table(table: Mapping[str, Any]) -> Iterator[Component]:
@@ -107,6 +106,11 @@ def torch_headers(release: Release, subset: Subset) -> str:
     return f"torch-{release}-{subset}"
 
 
+def tvm_ffi_headers(framework: TvmFfiAbi) -> str:
+    """Return the name of the component with the headers of a release of TVM FFI."""
+    return f"tvm-ffi-{framework.release}"
+
+
 def header_libraries() -> Iterator[Component]:
     """Yield the header libraries that `depends` can name."""
     for name, entry in dependencies.known().items():
@@ -114,7 +118,6 @@ def header_libraries() -> Iterator[Component]:
             name=name,
             title=f"CUTLASS {entry['version']} headers",
             version=entry["version"],
-            license=entry["license"],
             files=tuple(_file(file, None) for file in entry.get("files", ())),
         )
 

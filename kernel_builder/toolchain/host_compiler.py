@@ -1,4 +1,9 @@
-"""Finds the user's g++ for a platform, checks that it can be used, and identifies it by its content."""
+"""Finds the user's g++ for a platform, checks that it can be used, and identifies it by its content.
+
+The identity of a host compiler stands for its own headers and those of the C library, and no others. /usr/include also
+has headers of other packages, which differ from machine to machine, so the C library's are known by their names. A
+header of such a name in /usr/local would take the place of the C library's, so none of that directory is accepted.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,13 @@ import os
 import platform as _platform
 import re
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.config.variant import this_platform
 from kernel_builder.probe_cache import ProbeCache, output_of
-from kernel_builder.toolchain import own_headers
 from kernel_format.errors import ToolchainError
 
 # Environment variables that the compilers get from the user. All others may change the output of g++, ld or nvcc
@@ -27,6 +32,28 @@ _KEPT = (
     "NIX_(BINTOOLS|CC)(_WRAPPER_TARGET_.*|_FOR_.*)?",  # for Nix's compiler wrappers
 )
 
+# Headers of glibc up to 2.42, without `.h`.
+_FILES = """
+    _G_config a.out aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf
+    endian envz err errno error execinfo fcntl features features-time64 fenv fmtmsg fnmatch fpu_control fstab fts
+    ftw gconv getopt glob gnu-versions grp gshadow iconv ieee754 ifaddrs inttypes langinfo lastlog libgen libintl
+    libio limits link locale malloc math mcheck memory mntent monetary mqueue netdb nl_types nss obstack paths poll
+    printf pthread pty pwd re_comp regex resolv sched search semaphore setjmp sgtty shadow signal spawn stab stdbit
+    stdc-predef stdint stdio stdio_ext stdlib string strings syscall sysexits syslog tar termio termios tgmath
+    threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx values wait wchar wctype wordexp xlocale
+"""
+_SYS = """
+    acct auxv bitypes cdefs dir elf epoll errno eventfd fanotify fcntl file fsuid gmon ifunc inotify io ioctl ipc
+    mman mount msg param personality pidfd poll prctl procfs ptrace queue quota random reg resource rseq select sem
+    sendfile shm signal signalfd single_threaded socket socketvar stat statfs statvfs swap syscall sysctl sysinfo
+    syslog sysmacros termios time timeb timerfd times timex ttydefaults types ucontext uio un unistd user utsname
+    vfs wait xattr
+"""
+_NETINET = "ether icmp6 if_ether igmp in in_systm ip ip6 ip_icmp tcp udp"
+# Directories that no other package has headers in: glibc's, and those of the kernel that glibc's include.
+_DIRECTORIES = ("arpa", "bits", "gnu", "net", "netpacket", "sys/platform")
+_KERNEL = ("asm", "asm-generic", "linux")
+
 OLDEST = 11  # GCC's major version
 
 _HINT = (
@@ -39,17 +66,16 @@ _CROSS_HINT = (
 )
 
 
-def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCompiler:
+def find(probes: ProbeCache, platform: str) -> HostCompiler:
     """Return the compiler for a platform.
 
-    Args:
-        named: The program. Defaults to CXX, or else g++, for this machine's platform, and to GNU's name of the cross
-            compiler, such as aarch64-linux-gnu-g++, for another one.
+    It is CXX, or else g++, for this machine's platform, and has GNU's name of the cross compiler for another one, such
+    as aarch64-linux-gnu-g++.
     """
     if platform == this_platform():
-        program, hint = named or os.environ.get("CXX") or "g++", _HINT
+        program, hint = os.environ.get("CXX") or "g++", _HINT
     else:
-        program = named or f"{platform}-gnu-g++"
+        program = f"{platform}-gnu-g++"
         hint = _CROSS_HINT.format(platform=platform, gnu=f"{platform}-gnu".replace("_", "-"))
     executable = shutil.which(program)
     if executable is None:
@@ -87,13 +113,13 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
         platform=platform,
         version=version,
         identity=identity,
-        headers=own_headers.patterns(search, install, version),
+        headers=_readable(search, install, version),
         install=Path(install),
-        cxx_include=tuple(directory for directory in search if own_headers.is_of_cxx(directory, version)),
+        cxx_include=tuple(directory for directory in search if _is_of_cxx(directory, version)),
         c_include=tuple(
             directory
             for directory in search
-            if not own_headers.is_of_cxx(directory, version) and not own_headers.is_inside(directory, install)
+            if not _is_of_cxx(directory, version) and not _is_inside(directory, install)
         ),
     )
 
@@ -138,3 +164,47 @@ def environment() -> dict[str, str]:
     for name in ("NIX_DONT_SET_RPATH", f"NIX_DONT_SET_RPATH_{_platform.machine()}_unknown_linux_gnu"):
         kept[name] = "1"
     return kept
+
+
+def _is_of_cxx(directory: str, version: str) -> bool:
+    """Return whether a directory that g++ searches is one of its C++ library, by the version in its path."""
+    return re.search(rf"/c\+\+/{version.partition('.')[0]}\b", directory) is not None
+
+
+def _is_inside(directory: str, install: str) -> bool:
+    """Return whether a directory is inside the one of g++'s own headers and start files."""
+    installed = (os.path.normpath(install), os.path.realpath(install))
+    names = (os.path.normpath(directory), os.path.realpath(directory))
+    return any(f"{name}/".startswith(f"{own}/") for name in names for own in installed)
+
+
+def _readable(search: Sequence[str], install: str, version: str) -> tuple[str, ...]:
+    """Return regular expressions for the paths of the headers that belong to g++ and the C library.
+
+    Args:
+        search: The directories that g++ searches.
+        install: The directory of its own programs and headers.
+        version: Its version, which is in the paths of the C++ library.
+    """
+    whole: list[str] = []
+    by_name: list[str] = []
+    for directory in dict.fromkeys(
+        name for path in search for name in (os.path.normpath(path), os.path.realpath(path))
+    ):
+        if _is_of_cxx(directory, version) or _is_inside(directory, install):
+            whole.append(f"{re.escape(directory)}/.*")
+        elif not directory.endswith("/local/include"):
+            by_name += _of_c_library(directory)
+    return tuple(dict.fromkeys([*whole, *by_name]))
+
+
+def _of_c_library(directory: str) -> Iterator[str]:
+    top = re.escape(directory)
+    for below, names in (("", _FILES), ("sys/", _SYS), ("netinet/", _NETINET)):
+        yield rf"{top}/{below}({'|'.join(map(re.escape, names.split()))})\.h"
+    yield f"{top}/({'|'.join((*_DIRECTORIES, *_KERNEL))})/.*"
+    # Where each package has a directory of its own, as with Nix, the kernel's headers are behind links.
+    for name in _KERNEL:
+        real = os.path.realpath(f"{directory}/{name}")
+        if os.path.isdir(real) and real != f"{directory}/{name}":  # noqa: PTH112
+            yield f"{re.escape(real)}/.*"

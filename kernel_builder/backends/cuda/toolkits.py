@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kernel_builder.backends.compiled import CLANG
+from kernel_builder.backends import CLANG
 from kernel_builder.backends.cuda.releases import data, known_capabilities, releases
 from kernel_builder.backends.tools import ComponentFiles, HeaderLibrary, Obstacle, ToolchainSource, Toolkit
 from kernel_builder.config.variant import PLATFORMS
@@ -51,52 +51,31 @@ def as_cuda(toolkit: Toolkit | None) -> CudaToolkit:
     return toolkit
 
 
-def components(toolchains: ToolchainSource, release: Release) -> tuple[str, ...]:
-    """Return the names of the pinned components that a CUDA release is compiled with."""
-    if _is_by_clang(toolchains, release):
-        used = _clang_release()
-        return (CLANG, f"cuda-{used}", f"cuda-libraries-{used}")
-    return (f"cuda-{release}", f"cuda-libraries-{release}")
-
-
 def toolkit(toolchains: ToolchainSource, release: Release) -> CudaToolkit:
     """Return the toolkit that compiles for a CUDA release."""
     if unusable := obstacle(toolchains, release):
         raise ToolchainError(unusable.reason, where=f"CUDA {release}", hint=unusable.hint)
-    if _is_by_clang(toolchains, release):
-        return _clang_toolkit(toolchains)
+    is_by_clang = _is_by_clang(toolchains, release)
     system = installed(toolchains)
-    if system and system.release == release:
+    if system and system.release == release and not is_by_clang:
         return system
-    files = toolchains.component(f"cuda-{release}")
-    nvcc = files.root / "bin/nvcc"
-    version, capabilities = probe(toolchains.probes, nvcc)
+    used = _clang_release() if is_by_clang else release
+    clang, files = toolchains.component(CLANG) if is_by_clang else None, toolchains.component(f"cuda-{used}")
+    version, identity, capabilities = files.version, files.identity, known_capabilities().get(used, ())
+    if clang:
+        identity = hashlib.sha256(f"{clang.identity} {identity}".encode()).hexdigest()
+    else:
+        version, capabilities = probe(toolchains.probes, files.root / "bin/nvcc")
     return CudaToolkit(
         root=files.root,
-        release=release,
+        release=used,
         version=version,
-        nvcc=nvcc,
+        nvcc=None if clang else files.root / "bin/nvcc",
         include=include_directories(files.root),
         lib=files.root / "lib",
-        identity=files.identity,
+        identity=identity,
         origin="index",
         capabilities=capabilities,
-    )
-
-
-def _clang_toolkit(toolchains: ToolchainSource) -> CudaToolkit:
-    release = _clang_release()
-    clang, files = toolchains.component(CLANG), toolchains.component(f"cuda-{release}")
-    return CudaToolkit(
-        root=files.root,
-        release=release,
-        version=files.version,
-        nvcc=None,
-        include=include_directories(files.root),
-        lib=files.root / "lib",
-        identity=hashlib.sha256(f"{clang.identity} {files.identity}".encode()).hexdigest(),
-        origin="index",
-        capabilities=known_capabilities()[release],
         clang=clang,
     )
 

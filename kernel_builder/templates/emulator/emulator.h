@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -85,11 +84,39 @@ extern Current current;
 // Names the kernel that the running thread executes.
 void enter_kernel(const char* name);
 
-// Collective operations of a warp, of which each lane gives `value` and gets its result. For a shuffle, `source` is the
-// lane to read. A mask of 0 stands for the lanes that call it from the same line, as in HIP.
-enum class Collective { sync, shuffle, ballot, match, add, min, max, min_signed, max_signed, bit_and, bit_or, bit_xor };
-uint64_t collective(Collective which, Site site, uint64_t mask, uint64_t value, int source = 0);
-uint64_t active_lanes();
+// The lanes of a warp that take part in a collective operation, as bits, and the values that they give.
+struct Lanes {
+  uint64_t group, values[64];
+};
+
+// Waits until the lanes of the mask call the same intrinsic. The result is valid until the next wait. A mask of 0
+// stands for the lanes that call it from the same line, as in HIP.
+const Lanes& exchange(Site site, uint64_t mask, uint64_t value = 0);
+
+// Returns the value of a lane, which must take part.
+uint64_t value_of(const Lanes& lanes, Site site, int lane);
+
+// Returns the lanes whose values have a property, as bits.
+template <typename Property>
+uint64_t lanes_with(const Lanes& lanes, Property property) {
+  uint64_t result = 0;
+  for (int lane = 0; lane < 64; ++lane) {
+    if ((lanes.group >> lane & 1) != 0 && property(lanes.values[lane])) result |= uint64_t{1} << lane;
+  }
+  return result;
+}
+inline uint64_t ballot(Site site, uint64_t mask, bool predicate) {
+  return lanes_with(exchange(site, mask, predicate), [](uint64_t value) { return value != 0; });
+}
+template <typename T, typename Operation>
+T reduce(Site site, uint64_t mask, T value, Operation operation) {
+  const Lanes& lanes = exchange(site, mask, static_cast<uint64_t>(value));
+  lanes_with(lanes, [&, is_first = true](uint64_t other) mutable {
+    value = is_first ? static_cast<T>(other) : operation(value, static_cast<T>(other));
+    return is_first = false;
+  });
+  return value;
+}
 
 // Waits for all threads of the block. Returns the number of those whose `predicate` holds.
 int barrier(Site site, bool predicate);
@@ -115,36 +142,12 @@ struct Launch {
   void* stream = nullptr;
 
   template <typename Kernel, typename... Arguments>
-  void operator()(Kernel kernel, Arguments... arguments) const {
+  int operator()(Kernel kernel, Arguments... arguments) const {
     auto with_arguments = [&] { kernel(arguments...); };
-    run(call<decltype(with_arguments)>, &with_arguments);
+    return run(call<decltype(with_arguments)>, &with_arguments);
   }
   int run(void (*call)(void*), void* context) const;
 };
-
-// Returns a pointer without its type. The types of a kernel's parameters are kept.
-using Invoke = void (*)(const void* kernel, void** arguments);
-void remember(const void* kernel, Invoke invoke);
-Invoke recall(const void* kernel);
-template <typename T>
-auto erase(T pointer) {
-  using Void =
-      std::conditional_t<std::is_const_v<std::remove_pointer_t<T>> || !std::is_pointer_v<T>, const void*, void*>;
-  return reinterpret_cast<Void>(pointer);
-}
-template <typename... Parameters, size_t... i>
-void invoke(const void* kernel, void** arguments, std::index_sequence<i...>) {
-  reinterpret_cast<void (*)(Parameters...)>(const_cast<void*>(kernel))(
-      *static_cast<std::remove_reference_t<Parameters>*>(arguments[i])...);
-}
-template <typename... Parameters>
-void* erase(void (*kernel)(Parameters...)) {
-  auto* const erased = reinterpret_cast<void*>(kernel);
-  remember(erased, [](const void* kernel, void** arguments) {
-    invoke<Parameters...>(kernel, arguments, std::index_sequence_for<Parameters...>{});
-  });
-  return erased;
-}
 
 template <typename To, typename From>
 To bits(const From& from) {
@@ -199,13 +202,15 @@ inline void __syncwarp(EMULATOR_HERE) {
 #else
   constexpr uint64_t kLanes = 0xffffffffu;
 #endif
-  emulator::collective(emulator::Collective::sync, here.of("__syncwarp"), kLanes, 0);
+  emulator::exchange(here.of("__syncwarp"), kLanes);
 }
 template <typename Mask, typename = std::enable_if_t<std::is_integral_v<Mask>>>
 void __syncwarp(Mask mask, EMULATOR_HERE) {
-  emulator::collective(emulator::Collective::sync, here.of("__syncwarp"), emulated_mask(mask), 0);
+  emulator::exchange(here.of("__syncwarp"), emulated_mask(mask));
 }
-inline EmulatedMask __activemask() { return static_cast<EmulatedMask>(emulator::active_lanes()); }
+inline EmulatedMask __activemask() {
+  return static_cast<EmulatedMask>(emulator::ballot({"__activemask", "", 0}, 0, true));
+}
 
 // Shuffles, with a mask and, as in HIP, without.
 namespace emulator {
@@ -223,7 +228,7 @@ T shuffle(Shuffle kind, Site site, uint64_t mask, T value, int by, int width) {
                : kind == Shuffle::down ? lane + by
                                        : lane ^ by;
   if (source >= end || (kind == Shuffle::up && source < first)) source = lane;
-  return bits<T>(collective(Collective::shuffle, site, mask, bits<uint64_t>(value), source));
+  return bits<T>(value_of(exchange(site, mask, bits<uint64_t>(value)), site, source));
 }
 }  // namespace emulator
 #define EMULATOR_SHUFFLE(name, kind, By)                                                                      \
@@ -241,49 +246,42 @@ EMULATOR_SHUFFLE(__shfl_up, up, unsigned)
 EMULATOR_SHUFFLE(__shfl_down, down, unsigned)
 EMULATOR_SHUFFLE(__shfl_xor, exclusive_or, int)
 
-#define EMULATOR_VOTE(name, Result, expression)                                                                    \
-  inline Result name(int predicate, EMULATOR_HERE) {                                                               \
-    const uint64_t ballot = emulator::collective(emulator::Collective::ballot, here.of(#name), 0, predicate != 0); \
-    return expression;                                                                                             \
-  }                                                                                                                \
-  template <typename Mask>                                                                                         \
-  Result name##_sync(Mask mask, int predicate, EMULATOR_HERE) {                                                    \
-    const uint64_t ballot = emulator::collective(emulator::Collective::ballot, here.of(#name "_sync"),             \
-                                                 emulated_mask(mask), predicate != 0);                             \
-    return expression;                                                                                             \
+#define EMULATOR_VOTE(name, Result, negated, expression)                                              \
+  inline Result name(int predicate, EMULATOR_HERE) {                                                  \
+    const uint64_t ballot = emulator::ballot(here.of(#name), 0, (predicate != 0) != negated);         \
+    return expression;                                                                                \
+  }                                                                                                   \
+  template <typename Mask>                                                                            \
+  Result name##_sync(Mask mask, int predicate, EMULATOR_HERE) {                                       \
+    const emulator::Site site = here.of(#name "_sync");                                               \
+    const uint64_t ballot = emulator::ballot(site, emulated_mask(mask), (predicate != 0) != negated); \
+    return expression;                                                                                \
   }
-// The collective returns the ballot. `all` asks for those who deny, `any` for those who agree.
-EMULATOR_VOTE(__ballot, EmulatedMask, static_cast<EmulatedMask>(ballot))
-EMULATOR_VOTE(__any, int, ballot != 0)
+EMULATOR_VOTE(__ballot, EmulatedMask, false, static_cast<EmulatedMask>(ballot))
+EMULATOR_VOTE(__any, int, false, ballot != 0)
+EMULATOR_VOTE(__all, int, true, ballot == 0)
 #undef EMULATOR_VOTE
-inline int __all(int predicate, EMULATOR_HERE) {
-  return emulator::collective(emulator::Collective::ballot, here.of("__all"), 0, predicate == 0) == 0;
-}
-template <typename Mask>
-int __all_sync(Mask mask, int predicate, EMULATOR_HERE) {
-  const emulator::Site site = here.of("__all_sync");
-  return emulator::collective(emulator::Collective::ballot, site, emulated_mask(mask), predicate == 0) == 0;
-}
 template <typename Mask, typename T>
 EmulatedMask __match_any_sync(Mask mask, T value, EMULATOR_HERE) {
-  return static_cast<EmulatedMask>(emulator::collective(emulator::Collective::match, here.of("__match_any_sync"),
-                                                        emulated_mask(mask), emulator::bits<uint64_t>(value)));
+  const auto own = emulator::bits<uint64_t>(value);
+  return static_cast<EmulatedMask>(
+      emulator::lanes_with(emulator::exchange(here.of("__match_any_sync"), emulated_mask(mask), own),
+                           [&](uint64_t other) { return other == own; }));
 }
-#define EMULATOR_REDUCE(name, T, which)                                                                          \
-  template <typename Mask>                                                                                       \
-  T name(Mask mask, T value, EMULATOR_HERE) {                                                                    \
-    return static_cast<T>(emulator::collective(emulator::Collective::which, here.of(#name), emulated_mask(mask), \
-                                               static_cast<uint64_t>(value)));                                   \
+#define EMULATOR_REDUCE(name, T, expression)                                                                  \
+  template <typename Mask>                                                                                    \
+  T name(Mask mask, T value, EMULATOR_HERE) {                                                                 \
+    return emulator::reduce(here.of(#name), emulated_mask(mask), value, [](T a, T b) { return expression; }); \
   }
-EMULATOR_REDUCE(__reduce_add_sync, unsigned, add)
-EMULATOR_REDUCE(__reduce_add_sync, int, add)
-EMULATOR_REDUCE(__reduce_min_sync, unsigned, min)
-EMULATOR_REDUCE(__reduce_min_sync, int, min_signed)
-EMULATOR_REDUCE(__reduce_max_sync, unsigned, max)
-EMULATOR_REDUCE(__reduce_max_sync, int, max_signed)
-EMULATOR_REDUCE(__reduce_and_sync, unsigned, bit_and)
-EMULATOR_REDUCE(__reduce_or_sync, unsigned, bit_or)
-EMULATOR_REDUCE(__reduce_xor_sync, unsigned, bit_xor)
+EMULATOR_REDUCE(__reduce_add_sync, unsigned, a + b)
+EMULATOR_REDUCE(__reduce_add_sync, int, a + b)
+EMULATOR_REDUCE(__reduce_min_sync, unsigned, std::min(a, b))
+EMULATOR_REDUCE(__reduce_min_sync, int, std::min(a, b))
+EMULATOR_REDUCE(__reduce_max_sync, unsigned, std::max(a, b))
+EMULATOR_REDUCE(__reduce_max_sync, int, std::max(a, b))
+EMULATOR_REDUCE(__reduce_and_sync, unsigned, a& b)
+EMULATOR_REDUCE(__reduce_or_sync, unsigned, a | b)
+EMULATOR_REDUCE(__reduce_xor_sync, unsigned, a ^ b)
 #undef EMULATOR_REDUCE
 
 // Atomics: only one fiber runs at a time.

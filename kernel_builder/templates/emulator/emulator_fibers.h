@@ -29,11 +29,9 @@ struct Fiber {
   uint3 thread;
   unsigned number;
   State state;
-  // The awaited operation, and its result.
+  // The awaited operation; of a barrier, `value` is also the result.
   Site site;
-  Collective which;
   uint64_t mask, value;
-  int source;
 };
 
 extern std::vector<std::unique_ptr<Fiber>> fibers;
@@ -46,7 +44,6 @@ extern int last_error;
 struct Warp {
   unsigned first, count;
   Fiber& lane(unsigned number) const { return *fibers[first + number]; }
-  bool has(unsigned number) const { return number < count; }
 };
 
 // Lets the running fiber wait until something sets it to ready.

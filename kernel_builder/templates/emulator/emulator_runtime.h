@@ -75,28 +75,11 @@ cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments);
 
-inline cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes,
-                                    cudaStream_t stream) {
-  cudaLaunchConfig_t config;
-  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  return cudaLaunchKernelExC(&config, kernel, arguments);
-}
-template <typename... Parameters>
-cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
-                             size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
-  return cudaLaunchKernel(emulator::erase(kernel), grid, block, arguments, shared_bytes, stream);
-}
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments... given) {
-  std::tuple<std::remove_cv_t<Parameters>...> values(static_cast<Parameters>(given)...);
-  return std::apply(
-      [&](auto&... value) {
-        void* arguments[] = {&value..., nullptr};
-        return cudaLaunchKernelExC(config, emulator::erase(kernel), arguments);
-      },
-      values);
+  const emulator::Launch launch{config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
+  return launch(kernel, static_cast<Parameters>(given)...);
 }
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
@@ -140,33 +123,13 @@ inline cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
-// HIP's names.
-using hipError_t = cudaError_t;
-using hipStream_t = cudaStream_t;
-using hipDeviceProp_t = cudaDeviceProp;
-using hipFuncAttributes = cudaFuncAttributes;
-enum : int { hipSuccess = cudaSuccess };
+// Names of HIP are translated to those of CUDA. These have no counterpart there.
+using cudaDeviceProp_t = cudaDeviceProp;
+constexpr cudaDeviceAttr cudaDeviceAttributeMultiprocessorCount = cudaDevAttrMultiProcessorCount;
+constexpr cudaDeviceAttr cudaDeviceAttributeWarpSize = cudaDevAttrWarpSize;
+constexpr cudaDeviceAttr cudaDeviceAttributeMaxSharedMemoryPerBlock = cudaDevAttrMaxSharedMemoryPerBlock;
 template <typename Kernel, typename... Arguments>
-void hipLaunchKernelGGL(Kernel kernel, dim3 grid, dim3 block, size_t shared_bytes, hipStream_t stream,
-                        Arguments... arguments) {
+void cudaLaunchKernelGGL(Kernel kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                         Arguments... arguments) {
   emulator::Launch{grid, block, shared_bytes, stream}(kernel, arguments...);
 }
-#define hipGetLastError cudaGetLastError
-#define hipPeekAtLastError cudaPeekAtLastError
-#define hipGetErrorString cudaGetErrorString
-#define hipGetDevice cudaGetDevice
-#define hipGetDeviceCount cudaGetDeviceCount
-#define hipGetDeviceProperties cudaGetDeviceProperties
-#define hipDeviceGetAttribute cudaDeviceGetAttribute
-#define hipDeviceAttributeMultiprocessorCount cudaDevAttrMultiProcessorCount
-#define hipDeviceAttributeWarpSize cudaDevAttrWarpSize
-#define hipDeviceAttributeMaxSharedMemoryPerBlock cudaDevAttrMaxSharedMemoryPerBlock
-#define hipFuncSetAttribute cudaFuncSetAttribute
-#define hipFuncGetAttributes cudaFuncGetAttributes
-#define hipLaunchKernel cudaLaunchKernel
-#define hipMalloc cudaMalloc
-#define hipFree cudaFree
-#define hipMemcpyAsync cudaMemcpyAsync
-#define hipMemsetAsync cudaMemsetAsync
-#define hipStreamSynchronize cudaStreamSynchronize
-#define hipDeviceSynchronize cudaDeviceSynchronize

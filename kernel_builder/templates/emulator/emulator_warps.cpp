@@ -17,56 +17,14 @@ uint64_t group_of(const Warp& warp, const Fiber& fiber) {
   return group;
 }
 
+Lanes lanes;
+
 void complete(const Warp& warp, uint64_t group) {
   ++warp_phases[warp.first / EMULATED_WARP_SIZE];
-  uint64_t values[64], results[64];
-  uint64_t ballot = 0;
-  for (unsigned i = 0; i < warp.count; ++i) {
-    values[i] = warp.lane(i).value;
-    if ((group >> i & 1) != 0 && values[i] != 0) ballot |= 1ull << i;
-  }
+  lanes.group = group;
   for (unsigned i = 0; i < warp.count; ++i) {
     if ((group >> i & 1) == 0) continue;
-    Fiber& fiber = warp.lane(i);
-    uint64_t result = values[i];
-    switch (fiber.which) {
-      case Collective::sync:
-        break;
-      case Collective::shuffle: {
-        const auto source = static_cast<unsigned>(fiber.source);
-        if (source >= 64 || (group >> source & 1) == 0) {
-          self = &fiber;
-          stop(text(fiber.site) + " reads lane " + std::to_string(fiber.source) + ", which does not take part: " +
-               (warp.has(source) ? text(warp.lane(source)) : "the block has no such thread"));
-        }
-        result = values[source];
-        break;
-      }
-      case Collective::ballot:
-        result = ballot;
-        break;
-      default:
-        if (fiber.which == Collective::match) result = 0;
-        for (unsigned j = 0; j < warp.count; ++j) {
-          if ((group >> j & 1) == 0) continue;
-          const uint64_t other = values[j];
-          const auto mine = static_cast<int64_t>(result), its = static_cast<int64_t>(other);
-          if (fiber.which == Collective::match) result |= other == values[i] ? 1ull << j : 0;
-          if (fiber.which == Collective::add && j != i) result += other;
-          if (fiber.which == Collective::min) result = std::min(result, other);
-          if (fiber.which == Collective::max) result = std::max(result, other);
-          if (fiber.which == Collective::min_signed) result = static_cast<uint64_t>(std::min(mine, its));
-          if (fiber.which == Collective::max_signed) result = static_cast<uint64_t>(std::max(mine, its));
-          if (fiber.which == Collective::bit_and) result &= other;
-          if (fiber.which == Collective::bit_or) result |= other;
-          if (fiber.which == Collective::bit_xor && j != i) result ^= other;
-        }
-    }
-    results[i] = result;
-  }
-  for (unsigned i = 0; i < warp.count; ++i) {
-    if ((group >> i & 1) == 0) continue;
-    warp.lane(i).value = results[i];
+    lanes.values[i] = warp.lane(i).value;
     warp.lane(i).state = State::ready;
   }
 }
@@ -74,7 +32,7 @@ void complete(const Warp& warp, uint64_t group) {
 }  // namespace
 
 bool waits_for_same(const Fiber& fiber, const Fiber& other) {
-  return other.state == State::in_collective && other.which == fiber.which && other.mask == fiber.mask &&
+  return other.state == State::in_collective && other.mask == fiber.mask &&
          strcmp(other.site.intrinsic, fiber.site.intrinsic) == 0;
 }
 
@@ -99,20 +57,26 @@ bool complete_one(const Warp& warp) {
   return without_mask != nullptr;
 }
 
-uint64_t collective(Collective which, Site site, uint64_t mask, uint64_t value, int source) {
+const Lanes& exchange(Site site, uint64_t mask, uint64_t value) {
   if (mask != 0 && (mask >> current.lane & 1) == 0) {
     fail("calls %s with the mask %#llx, which does not have its own lane %d", text(site).c_str(),
          static_cast<unsigned long long>(mask), current.lane);
   }
-  self->which = which;
   self->site = site;
   self->mask = mask;
   self->value = value;
-  self->source = source;
   wait(State::in_collective);
-  return self->value;
+  return lanes;
 }
 
-uint64_t active_lanes() { return collective(Collective::ballot, {"__activemask", "", 0}, 0, 1); }
+uint64_t value_of(const Lanes& lanes, Site site, int lane) {
+  if (lane < 0 || lane >= 64 || (lanes.group >> lane & 1) == 0) {
+    const unsigned other = self->number - static_cast<unsigned>(current.lane - lane);
+    const dim3 block = current.block_dim;
+    fail("%s reads lane %d, which does not take part: %s", text(site).c_str(), lane,
+         other < block.x * block.y * block.z ? text(*fibers[other]).c_str() : "the block has no such thread");
+  }
+  return lanes.values[lane];
+}
 
 }  // namespace emulator

@@ -45,13 +45,11 @@ def test_a_new_project_passes_its_tests_until_it_has_a_fault(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
 
     source = project / "relu_cuda" / "relu.cu"
-    source.write_text(
-        source.read_text().replace("y[i] = value", "if (i % 2 == 0) __syncthreads();\n    y[i] = value", 1)
-    )
+    source.write_text(source.read_text().replace("  grid_wait();", "  if (threadIdx.x % 2 == 0) __syncthreads();"))
     done = emulated(project, *tests)
     assert done.returncode == 1
     assert (
-        "RuntimeError: forward_kernel, block (0, 0, 0), thread (0, 0, 0): waits at __syncthreads (relu_cuda/relu.cu:"
+        "RuntimeError: kernel, block (0, 0, 0), thread (0, 0, 0): waits at __syncthreads (relu_cuda/relu.cu:"
         in done.stdout
     )
 

@@ -14,7 +14,7 @@ import pytest
 
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release, this_platform
-from kernel_builder.toolchain import Toolchains, dependencies, lock
+from kernel_builder.toolchain import Toolchains, lock
 from kernel_format.errors import FetchError, StoreError
 
 from .index_server import CUTLASS, Fault, IndexServer
@@ -93,18 +93,18 @@ def test_stable_headers_are_a_small_part_of_the_full_headers(
 
 def test_header_libraries_from_a_wheel_and_from_two_source_distributions(toolchains: Make) -> None:
     expected = {name for name in CUTLASS if not name.startswith("media/")} | {"include/cutlass/version.h"}
-    for name, version in (("cutlass_3_8", "3.8.0"), ("cutlass_4_0", "4.0.0")):
+    for name, major in (("cutlass_3_8", b"3"), ("cutlass_4_0", b"4")):
         library = toolchains().dependency(name)
         assert set(files_of(library.root)) == expected
         assert library.include == (library.root / "include", library.root / "tools/util/include")
-        assert dependencies.stated_version(library.root) == version
+        assert b"MAJOR " + major in (library.root / "include/cutlass/version.h").read_bytes()
 
 
 def test_an_altered_source_distribution_is_reported_and_removed(
     toolchains: Make, server: IndexServer, cache: Path
 ) -> None:
     server.faults["kernels-2.0.tar.gz"] = Fault(flip=100)
-    with pytest.raises(FetchError, match="differs from the lock: has SHA-256") as caught:
+    with pytest.raises(FetchError, match="differs from the lock: it has SHA-256") as caught:
         toolchains().dependency("cutlass_4_0")
     assert "kernels-2.0.tar.gz" in str(caught.value)
     assert not list(cache.glob("toolchains/trees/*"))
@@ -147,7 +147,7 @@ def test_an_altered_download_is_reported_and_removed(toolchains: Make, server: I
     with pytest.raises(FetchError) as caught:
         toolkits.toolkit(toolchains(), CUDA)
     assert NVCC in str(caught.value)
-    assert "bin/ptxas" in caught.value.message and "expected" in caught.value.message
+    assert "differs from the lock" in caught.value.message and "expected" in caught.value.message
     assert not list(cache.glob("toolchains/scratch/*/nvidia-cuda-nvcc*")), "the altered download was kept"
     assert not list(cache.glob("toolchains/trees/*"))
     del server.faults[NVCC]
@@ -205,7 +205,7 @@ def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
 
 
 def test_two_processes_download_once(start: Start, server: IndexServer, pinned: lock.Lock) -> None:
-    server.faults[NVCC] = Fault(rate=2_000_000)
+    server.faults[NVCC] = Fault(rate=1_000_000)
     first = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     wait_until(lambda: any(r.file == NVCC for r in server.requests))
     second = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
@@ -227,7 +227,7 @@ def test_a_store_that_cannot_be_written(toolchains: Make, tmp_path: Path, cache:
         subprocess.run(["chmod", "-R", "a-w", str(cache)], check=True)
         undo = ["chmod", "-R", "u+w", str(cache)]
     try:
-        assert toolchains().torch(TORCH, "stable").version == "2.10.1", "stored trees can still be read"
+        assert toolchains().torch(TORCH, "stable").identity, "stored trees can still be read"
         with pytest.raises(StoreError, match="cannot be written") as caught:
             toolchains().torch(TORCH, "full")
         assert str(cache) in str(caught.value)

@@ -55,7 +55,7 @@ def test_both_accept(home: Path, text: str) -> None:
             (in_edition_6(general(upstream=f'["https://github.com/o/r", {url}]')), "[general] upstream", message)
             for url, message in (("1", "expected a string"), ('"ftp://github.com/o/r"', "is not the URL"))
         ),
-        (in_edition_6(general(upstream="{}")), "[general] upstream", "expected a string, got a table"),
+        (in_edition_6(general(upstream="{}")), "[general] upstream", "expected a string or an array, got a table"),
         (in_edition_6(general()) + RUST, "[kernel.r] language", "needs the framework [tvm-ffi]"),
         (TVM_FFI + RUST.replace('cargo-manifest = "Cargo.toml"\n', ""), "[kernel.r] cargo-manifest", "is missing"),
         (TVM_FFI + f'{RUST}include = ["."]\n', "[kernel.r] include", "unknown key"),
@@ -99,12 +99,13 @@ def test_values_of_edition_6_in_an_older_file_name_the_release(home: Path, text:
 
 
 def test_the_schema_has_the_same_keys_as_the_rules() -> None:
-    tables = build_toml.json_schema()["properties"]
+    tables, definitions = build_toml.SCHEMA["properties"], build_toml.SCHEMA["definitions"]
     for name, rules in public_rules.TABLES.items():
         assert set(tables[name]["properties"]) == {key.rstrip("!") for key in rules}
     by_language = {
-        entry["if"]["properties"]["language"]["const"]: set(entry["then"]["properties"])
+        language: set(definitions[entry["then"]["$ref"].rpartition("/")[2]]["properties"])
         for entry in tables["kernel"]["additionalProperties"]["allOf"]
+        for language in entry["if"]["properties"]["language"]["enum"]
     }
     rules_by_language = public_rules.KERNELS.items()
     assert by_language == {language: {key.rstrip("!") for key in rules} for language, rules in rules_by_language}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import toml_file
-from kernel_builder.config import build_toml, conversion, editions, project
+from kernel_builder.config import build_toml, editions, project
 from kernel_format.errors import ConfigError
 from tests.support import public_rules
 from tests.unit.config.build_toml.conftest import (
@@ -41,7 +41,7 @@ EDITION_3 = [
 def converted(home: Path, license: str | None = None) -> str:
     """Return the project's build.toml in edition 6."""
     path = home / build_toml.FILE
-    return conversion.converted(build_toml.read_text(path), path, license)
+    return editions.converted(build_toml.read_text(path), path, license)
 
 
 @pytest.mark.parametrize("text", EDITION_4)
