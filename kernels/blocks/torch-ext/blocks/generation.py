@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from .calls import Refused
 from .captures import Captures
+from .decoding import fuse_step
 from .findings import Findings, GenerationCounts
 from .gpu import Gpu
 
@@ -210,8 +211,6 @@ class Decoder(Captures):
 
     def _run_step(self, state: "State", call: "GenerateCall", model: nn.Module, forward: Callable) -> None:
         """Replay a step, which is captured if it is the first of its kind; or run it, if it cannot be captured."""
-        from .decoding import fuse_step
-
         device = state.token.device
 
         def compute(forward: Callable[..., Any]) -> Tensor:

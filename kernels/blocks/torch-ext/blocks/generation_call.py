@@ -111,7 +111,7 @@ class GenerateCall:
             if type(criterion) is MaxTimeCriteria:
                 self.deadline = criterion.initial_timestamp + criterion.max_time
             elif type(criterion) is EosTokenCriteria and self.eos is None:
-                self.eos = criterion.eos_token_id
+                self.eos = criterion.eos_token_id.to(input_ids.device)
             elif type(criterion) is not MaxLengthCriteria:
                 self.by_hand = f"the stopping criterion {type(criterion).__name__} cannot be part of a graph"
         pads = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
