@@ -53,21 +53,3 @@ def test_a_tree_is_whole_or_gone_whenever_its_remover_is_killed(tmp_path: Path) 
     for call in killed_at_each_change(remove):
         assert store.names() == [] or _present(root) == WHOLE, call
     assert _present(root) == set()
-
-
-class _LooksTooEarly(Store):
-    """Looks for a tree for the first time just before another process has made it."""
-
-    early = True
-
-    def find(self, name: str) -> Path | None:
-        if self.early:
-            self.early = False
-            return None
-        return super().find(name)
-
-
-def test_a_process_that_another_one_was_faster_than_leaves_nothing_beside_the_tree(tmp_path: Path) -> None:
-    made = Store(tmp_path, Silent()).obtain("tree", "a tree", _make)
-    assert _LooksTooEarly(tmp_path, Silent()).obtain("tree", "a tree", _make) == made
-    assert _present(tmp_path) == WHOLE
