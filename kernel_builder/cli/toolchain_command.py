@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -35,7 +34,7 @@ def toolchain() -> None:
     \b
     kernel-builder toolchain list
     kernel-builder toolchain fetch cuda-13.0 torch-2.10-stable
-    kernel-builder toolchain clean --older-than 90
+    kernel-builder toolchain clean
     """
 
 
@@ -93,7 +92,7 @@ def fetch(names: tuple[str, ...], platforms: tuple[str, ...], as_json: bool) -> 
 def list_toolchains(as_json: bool) -> None:
     """List the components that are pinned for this platform and those in the store, with sizes."""
     toolchains = Toolchains()
-    stored = {tree.name: tree for tree in toolchains.store.trees()}
+    stored = toolchains.store.trees()
     pinned = {tree.name: tree for tree in toolchains.pinned()}
     rows = [
         {
@@ -117,52 +116,30 @@ def list_toolchains(as_json: bool) -> None:
 
 
 @toolchain.command()
-@click.option("--remove", is_flag=True, help="Remove damaged toolchains; the next use downloads them again.")
 @json_option
-def verify(remove: bool, as_json: bool) -> None:
+def verify(as_json: bool) -> None:
     """Hash every file in the store, and list the files that have changed since they were downloaded."""
-    toolchains = Toolchains()
-    store = toolchains.store
-    names = store.names()
-    damages = [damage for name in names for damage in store.verify(name)]
-    if remove:
-        for name in {damage.tree for damage in damages}:
-            store.remove(name)
+    store = Toolchains().store
+    names = list(store.trees())
+    damages = [(name, path, problem) for name in names for path, problem in store.damages(name)]
     if as_json:
-        rows = [{"tree": damage.tree, "path": str(damage.path), "problem": damage.problem} for damage in damages]
+        rows = [{"tree": name, "path": str(path), "problem": problem} for name, path, problem in damages]
         click.echo(json.dumps({"checked": names, "damages": rows}, indent=2))
     else:
-        for damage in damages:
-            click.echo(f"{damage.path} {damage.problem}")
+        for _, path, problem in damages:
+            click.echo(f"{path} {problem}")
         click.echo(f"{counted(len(names), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
-        if damages and not remove:
-            click.echo("`kernel-builder toolchain verify --remove` removes the damaged ones", err=True)
-    if damages and not remove:
+    if damages:
+        click.echo("`kernel-builder toolchain clean` removes all toolchains; builds download them again", err=True)
         sys.exit(ToolchainError.exit_code)
 
 
 @toolchain.command()
-@click.option("--all", "everything", is_flag=True, help="Remove every toolchain.")
-@click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Remove toolchains not used for DAYS.")
 @json_option
-def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
-    """Remove incomplete downloads, and the toolchains that the options select.
-
-    \b
-    kernel-builder toolchain clean --older-than 90
-    kernel-builder toolchain clean --all
-    """
-    store = Toolchains().store
-    limit = time.time() - older_than * 86400 if older_than is not None else None
-    doomed = [tree for tree in store.trees() if everything or (limit is not None and tree.used <= limit)]
-    removed = [tree for tree in doomed if store.remove(tree.name)]
-    freed = store.remove_leftovers() + sum(tree.bytes for tree in removed)
-    if as_json:
-        click.echo(json.dumps({"removed": [tree.name for tree in removed], "freed": freed}, indent=2))
-        return
-    for tree in removed:
-        click.echo(f"removed {tree.title}")
-    click.echo(f"{_megabytes(freed)} freed")
+def clean(as_json: bool) -> None:
+    """Remove the toolchains and incomplete downloads; builds download them again."""
+    freed = Toolchains().store.clear()
+    click.echo(json.dumps({"freed": freed}) if as_json else f"{_megabytes(freed)} freed")
 
 
 @toolchain.command()
