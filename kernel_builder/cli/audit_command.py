@@ -12,7 +12,6 @@ from dataclasses import asdict
 import click
 
 from kernel_builder.checks import CHECKS
-from kernel_builder.checks.process_end import NAME as ENDS
 from kernel_builder.cli.shared_options import json_option, printable, table
 from kernel_builder.hub.audit import Audit, AuditedVariant
 from kernel_builder.hub.audit import audit as describe
@@ -66,7 +65,9 @@ def audit(
             "there is no such variant", where=f"--variant {variant}",
             hint=f"expected one of {', '.join(audited.variant for audited in result.variants)}",
         )  # fmt: skip
-    errors = {f.check for each in result.variants for f in each.findings if f.severity == "error" or f.check == ENDS}
+    errors = {
+        f.check for each in result.variants for f in each.findings if f.severity == "error" or f.check == "process-end"
+    }
     ok = errors <= set(allow) and bool(result.loads or _UNSELECTED in allow)
     if as_json:
         click.echo(json.dumps({"ok": ok, **asdict(result)}, indent=2))
@@ -101,10 +102,10 @@ def _print(result: Audit, selected: str | None) -> None:
 def _details(audited: AuditedVariant) -> None:
     printable(f"\n{audited.variant}")
     if audited.device_code:
-        rows = [["  architecture", "SASS", "PTX", "sources"]]
+        rows = [["  architecture", "SASS", "PTX"]]
         for arch, row in audited.device_code.items():
             sizes = [f"{row[kind] / 1e6:.2f} MB" if row[kind] else "-" for kind in ("sass", "ptx")]
-            rows.append([f"  {arch}", *sizes, f"{row['sources']} of {audited.sources}"])
+            rows.append([f"  {arch}", *sizes])
         table(rows)
         _kernels(audited)
     printable(f"  libraries   {', '.join(audited.libraries) or 'none'}")

@@ -49,8 +49,8 @@ def print_summary(summary: BuildSummary) -> None:
     """Print the result of a build: warnings, errors, then one table."""
     reports: dict[str, dict[str, CheckReport]] = {}
     for built in summary.packages:
-        if built.report:
-            reports.setdefault(built.project, {})[built.variant] = built.report
+        if built.checks:
+            reports.setdefault(built.project, {})[built.variant] = built.checks
     for project, project_reports in reports.items():
         for line in checks_summary.lines(
             project_reports, "warning", f"`kernel-builder check-builds {project}` lists all"
@@ -91,7 +91,7 @@ def _print_skipped(summary: BuildSummary) -> None:
     """Print why packages were not loaded, once for each reason. Other skipped checks do not apply to the package."""
     reasons: dict[str, list[str]] = {}
     for built in summary.packages:
-        if reason := built.skipped.get("load"):
+        if reason := built.skipped_checks.get("load"):
             reasons.setdefault(reason, []).append(built.variant)
     for reason, names in reasons.items():
         click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {reason}", fg="yellow")
@@ -102,9 +102,10 @@ def _print_skipped(summary: BuildSummary) -> None:
 def _print_table(summary: BuildSummary) -> None:
     rows = [("project", "variant", "status", "size", "checks", "binary shared with")]
     for built in summary.packages:
-        passed = f"{len(built.passed)} passed{', load skipped' if 'load' in built.skipped else ''}"
-        shares = f"{len(built.shares)} more" if len(built.shares) > 1 else "".join(built.shares)
-        rows.append((built.project, built.variant, built.status, f"{built.size / 1024:.0f} KiB", passed, shares))
+        passed = f"{len(built.passed_checks)} passed{', load skipped' if 'load' in built.skipped_checks else ''}"
+        others = built.shares_binary_with
+        shares = f"{len(others)} more" if len(others) > 1 else "".join(others)
+        rows.append((built.project, built.variant, built.status, f"{built.bytes / 1024:.0f} KiB", passed, shares))
     for failed in summary.failures:
         state = "failed; the package of an earlier build is outdated" if failed.outdated else "failed"
         rows.append((failed.project, failed.variant or "-", state, "", "", ""))

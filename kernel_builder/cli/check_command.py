@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from kernel_builder import checks
-from kernel_builder.checks.manylinux import policy_names
+from kernel_builder.checks.binaries import policy_names
 from kernel_builder.cli.shared_options import ReleaseType, allow_option, cross_python_option, json_option
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from kernel_builder import toml_file
-from kernel_builder.backends.tools import Obstacle
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import json_option, table
 from kernel_builder.config import build_toml, editions
 from kernel_builder.config.build_toml import FILE
-from kernel_builder.config.project import Backend, Project
+from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
+from kernel_builder.json_value import json_value
 from kernel_builder.plural import counted
 from kernel_builder.steps import compile_steps
-from kernel_builder.steps.buildable import missing_dependency
-from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
-from kernel_format.release import Release, Version
 
 _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 
@@ -37,9 +32,9 @@ _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=
 def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     """Validate the build.toml of every DIR (default: here), and list the projects in a table.
 
-    The files that it names must exist, and `build` must accept its flags and sources. Nothing has to be buildable here;
-    a library in `depends` that no package index has is a warning. --json prints every value, with defaults filled in.
-    Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
+    The files that it names must exist, and `build` must accept its flags and sources. Nothing has to be buildable here.
+    --json prints every value, with defaults filled in. Of several DIR, those without a build.toml are left out; a
+    mistake in one does not stop the others.
 
     \b
     kernel-builder check-config kernels/rmsnorm
@@ -59,7 +54,7 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     ok = len(projects) == len(results)
     if as_json:
         listed = [
-            {"directory": str(path), "ok": True, "project": _plain(result)}
+            {"directory": str(path), "ok": True, "project": json_value(result, "_")}
             if isinstance(result, Project)
             else {"directory": str(path), "ok": False, "error": result.as_dict()}
             for path, result in results.items()
@@ -68,22 +63,8 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     else:
         print_notices(projects, others)
         _print_table(results)
-        _print_missing(projects)
     if not ok:
         raise SystemExit(ConfigError.exit_code)
-
-
-def _print_missing(projects: Sequence[Project]) -> None:
-    """Print a warning for each header library that projects need and no package index has, once for all projects."""
-    toolchains = Toolchains()
-    needing: dict[Obstacle, dict[str, None]] = {}
-    for project in projects:
-        for backend in project.backends:
-            missing = missing_dependency(project, backend, toolchains) if backend.compiles else None
-            if missing:
-                needing.setdefault(missing, {})[project.name] = None
-    for obstacle, names in needing.items():
-        click.secho(f"warning: {', '.join(names)}: {obstacle.reason}; {obstacle.hint}", fg="yellow", err=True)
 
 
 def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
@@ -158,14 +139,3 @@ def _show_difference(old: Sequence[str], new: Sequence[str], name: str) -> None:
     colours = {"+": "green", "-": "red"}
     for line in difflib.unified_diff(old, new, name, name, lineterm=""):
         click.secho(line, fg=colours.get(line[0]))
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
-    if isinstance(value, (Backend, Release, Version, Path)):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -26,8 +26,8 @@ def doctor(kernel: str | None, as_json: bool) -> None:
     A CUDA toolkit in $CUDA_HOME is checked too.
     The exit code is 0 if both CPU and CUDA kernels can be built, or else 1.
 
-    With --for, the command asks the client, and if it finds no variant, lists the smallest changes of this environment
-    that make the kernel load. The exit code is 0 if it loads.
+    With --for, the command applies the client's rules, and if no variant loads, lists the smallest changes of this
+    environment that make the kernel load. The exit code is 0 if it loads.
 
     \b
     kernel-builder doctor
@@ -62,8 +62,6 @@ def doctor(kernel: str | None, as_json: bool) -> None:
 def _print(advice: Advice) -> None:
     printable(f"{advice.name}: {f'loads here, {advice.loads}' if advice.loads else 'no variant loads here'}")
     printable(f"here: {advice.environment}")
-    if advice.reason:
-        printable(f"the client: {advice.reason}")
     if advice.options:
         table([["change", "loads"], *([" and ".join(option.changes), option.variant] for option in advice.options)])
     elif not advice.loads:

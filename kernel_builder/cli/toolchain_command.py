@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
 from kernel_builder.backends.cuda import CUDA
-from kernel_builder.cli.shared_options import json_option
 from kernel_builder.config.variant import PLATFORMS, this_platform
-from kernel_builder.develop.interpreter import TORCH_INDEX
+from kernel_builder.develop.choice import TORCH_INDEX
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 from kernel_builder.toolchain import Toolchains, components
@@ -47,8 +45,7 @@ def toolchain() -> None:
     multiple=True,
     help="Fetch for builds for this platform; may be repeated. [default: this machine's]",
 )
-@json_option
-def fetch(names: tuple[str, ...], platforms: tuple[str, ...], as_json: bool) -> None:
+def fetch(names: tuple[str, ...], platforms: tuple[str, ...]) -> None:
     """Download components into the store: by default all but the complete headers of Torch.
 
     NAME is a component as `toolchain list` shows it: cuda-13.0 is nvcc, cuda-libraries-13.0 the headers of CUDA's
@@ -76,70 +73,42 @@ def fetch(names: tuple[str, ...], platforms: tuple[str, ...], as_json: bool) -> 
                     )
                 trees[pinned[name].name] = pinned[name]
         fetched = [(tree, toolchains.store.find(tree.name) is None, toolchains.fetch(tree)) for tree in trees.values()]
-    if as_json:
-        report = [
-            {"name": tree.name, "title": tree.title, "downloaded": tree.download if new else 0, "path": str(path)}
-            for tree, new, path in fetched
-        ]
-        click.echo(json.dumps(report, indent=2))
-        return
     for tree, new, path in fetched:
         click.echo(f"{tree.title}: {_megabytes(tree.download) + ' downloaded' if new else 'already there'}: {path}")
 
 
 @toolchain.command("list")
-@json_option
-def list_toolchains(as_json: bool) -> None:
+def list_toolchains() -> None:
     """List the components that are pinned for this platform and those in the store, with sizes."""
     toolchains = Toolchains()
     stored = toolchains.store.trees()
     pinned = {tree.name: tree for tree in toolchains.pinned()}
-    rows = [
-        {
-            "name": name,
-            "component": pinned[name].kind if name in pinned else None,
-            "title": pinned[name].title if name in pinned else stored[name].title,
-            "pinned": name in pinned,
-            "download": pinned[name].download if name in pinned else None,
-            "stored": stored[name].bytes if name in stored else None,
-        }
-        for name in {**pinned, **stored}
-    ]
-    if as_json:
-        click.echo(json.dumps({"store": str(toolchains.store.root), "toolchains": rows}, indent=2))
-        return
-    for name, row in zip({**pinned, **stored}, rows, strict=True):
+    for name in {**pinned, **stored}:
+        kind, title = (pinned[name].kind, pinned[name].title) if name in pinned else ("", stored[name].title)
         state = f"in the store, {_megabytes(stored[name].bytes)}" if name in stored else "not in the store"
         origin = f"{_megabytes(pinned[name].download)} to download" if name in pinned else "not in the lock"
-        click.echo(f"{row['component'] or '':<20} {row['title']:<32} {origin:<24} {state}")
+        click.echo(f"{kind:<20} {title:<32} {origin:<24} {state}")
     click.echo(f"store: {toolchains.store.root}")
 
 
 @toolchain.command()
-@json_option
-def verify(as_json: bool) -> None:
+def verify() -> None:
     """Hash every file in the store, and list the files that have changed since they were downloaded."""
     store = Toolchains().store
-    names = list(store.trees())
-    damages = [(name, path, problem) for name in names for path, problem in store.damages(name)]
-    if as_json:
-        rows = [{"tree": name, "path": str(path), "problem": problem} for name, path, problem in damages]
-        click.echo(json.dumps({"checked": names, "damages": rows}, indent=2))
-    else:
-        for _, path, problem in damages:
-            click.echo(f"{path} {problem}")
-        click.echo(f"{counted(len(names), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
+    trees = store.trees()
+    damages = [damage for name in trees for damage in store.damages(name)]
+    for path, problem in damages:
+        click.echo(f"{path} {problem}")
+    click.echo(f"{counted(len(trees), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
     if damages:
         click.echo("`kernel-builder toolchain clean` removes all toolchains; builds download them again", err=True)
         sys.exit(ToolchainError.exit_code)
 
 
 @toolchain.command()
-@json_option
-def clean(as_json: bool) -> None:
+def clean() -> None:
     """Remove the toolchains and incomplete downloads; builds download them again."""
-    freed = Toolchains().store.clear()
-    click.echo(json.dumps({"freed": freed}) if as_json else f"{_megabytes(freed)} freed")
+    click.echo(f"{_megabytes(Toolchains().store.clear())} freed")
 
 
 @toolchain.command()

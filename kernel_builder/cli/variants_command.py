@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kernel_builder.cli import print_notices, report_error
-from kernel_builder.cli.shared_options import cuda_compiler_option, cuda_home_option, whole_option
+from kernel_builder.cli.shared_options import whole_option
 from kernel_builder.config import changed, offered
 from kernel_builder.config.notices import summarized
 from kernel_builder.config.project import Project
@@ -21,16 +21,11 @@ from kernel_builder.steps.buildable import obstacle
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 
-if TYPE_CHECKING:
-    from kernel_builder.backends.tools import CudaCompiler
-
 
 @click.command()
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--arch", is_flag=True, help="Only variants for this machine's platform, and Python-only ones.")
 @whole_option
-@cuda_home_option
-@cuda_compiler_option
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with the obstacle of each.")
 @click.option("--runners", is_flag=True, help="Print the share of each CI runner, as JSON on one line.")
 @click.option(
@@ -47,8 +42,6 @@ def list_variants(
     directories: tuple[Path, ...],
     arch: bool,
     whole: bool,
-    cuda_home: Path | None,
-    cuda_compiler: CudaCompiler | None,
     as_json: bool,
     runners: bool,
     changed_since: str | None,
@@ -81,7 +74,7 @@ def list_variants(
         ]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
     else:
-        toolchains = Toolchains(cuda_home=cuda_home, cuda_compiler=cuda_compiler)
+        toolchains = Toolchains()
         rows = [row for project in projects.values() for row in _rows(project, toolchains, arch=arch, whole=whole)]
         if as_json:
             click.echo(json.dumps(rows, indent=2))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-from kernel_builder.checks.load import rejections
 from kernel_builder.hub import fit
 from kernel_builder.hub.partial_download import download
 from kernel_builder.hub.remote_repository import RemoteRepository, refuse_redirect
@@ -35,7 +35,6 @@ class Advice:
     Attributes:
         environment: This environment, in one line.
         loads: The variant that the client loads; None if there is none.
-        reason: The client's reason if it rejects that variant.
         options: The changes that make the kernel load, fewest first; empty if it loads.
         conflict: The releases of the client that the installed transformers accepts, if it does not accept this one.
     """
@@ -43,7 +42,6 @@ class Advice:
     name: str
     environment: str
     loads: str | None
-    reason: str | None
     options: tuple[Option, ...]
     conflict: str | None
 
@@ -63,23 +61,22 @@ def advise(name: str, *, endpoint: str | None = None, token: str | None = None) 
     repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
     commit = newest_commit(repository, revision or None)
     environment = fit.this_environment()
-    here = list(_variants(repository, commit))
-    chosen = fit.choose((variant for variant, _ in here), environment)
-    reason = rejections([chosen.name])[chosen.name] if chosen else None
-    loads = chosen is not None and reason is None
-    if loads and not any(variant == chosen and fit.changes(variant, about, environment) for variant, about in here):
-        return Advice(name, environment.text, chosen.name if chosen else None, None, (), environment.client_conflict)
+    here = dict(_variants(repository, commit))
+    chosen = fit.choose(here, environment)
+    if chosen is not None and not fit.changes(chosen, here[chosen], environment):
+        return Advice(name, environment.text, chosen.name, (), environment.client_conflict)
     found: dict[tuple[str, ...], Variant] = {}
-    versions = {branch: head for branch, head in repository.branches().items() if re.fullmatch(r"v\d+", branch)}
-    for branch, head in [(None, commit), *((branch, head) for branch, head in versions.items() if head != commit)]:
+    for branch, head in [("", commit), *repository.branches().items()]:
+        if branch and (head == commit or not re.fullmatch(r"v\d+", branch)):
+            continue
         call = (f"get_kernel({repo_id!r}, version={branch[1:]})",) if branch else ()
-        for variant, about in here if branch is None else _variants(repository, head):
+        for variant, about in _variants(repository, head) if branch else here.items():
             changes = (*call, *fit.changes(variant, about, environment))
             if not any(change.startswith(_ELSEWHERE) for change in changes):
                 found[changes] = min(found.get(changes, variant), variant, key=fit.preference)
     ordered = sorted(found.items(), key=lambda item: (len(item[0]), fit.preference(item[1])))
     fewest = [Option(changes, variant.name) for changes, variant in ordered if len(changes) == len(ordered[0][0])]
-    return Advice(name, environment.text, None, reason, tuple(fewest), environment.client_conflict)
+    return Advice(name, environment.text, None, tuple(fewest), environment.client_conflict)
 
 
 def _variants(repository: RemoteRepository, commit: str) -> Iterator[tuple[Variant, PackageMetadata]]:
@@ -88,12 +85,8 @@ def _variants(repository: RemoteRepository, commit: str) -> Iterator[tuple[Varia
     refuse_redirect(repository, commit, files)
     names = {path.split("/")[1] for path in files if path.startswith("build/") and path.count("/") > 1}
     with temporary_directory() as directory:
-        download(
-            repository, commit, {path: file for path, file in files.items() if _METADATA.fullmatch(path)}, directory
-        )
+        about = {path: file for path, file in files.items() if _METADATA.fullmatch(path)}
+        download(repository, commit, about, directory)
         for name in sorted(names):
-            try:
-                variant = parse(name)
-            except VariantError:
-                continue
-            yield variant, PackageMetadata.read(directory / "build" / name) or PackageMetadata()
+            with suppress(VariantError):
+                yield parse(name), PackageMetadata.read(directory / "build" / name) or PackageMetadata()

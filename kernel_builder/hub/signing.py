@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import checks
+from kernel_builder.hub.packages import HubPackage
 from kernel_format.errors import CheckError, VerificationError
 from kernel_format.files import write_atomically
 from kernel_format.key_signatures import (
@@ -65,11 +65,9 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: Pr
     unchanged: list[Path] = []
     wanted: list[Path] = []
     for package in packages:
-        report = checks.run(package, only=("digest",))
-        if not report.passed:
-            reasons = [f"{f.path} {f.message}" for f in report.findings] or list(report.skipped.values())
+        if differences := HubPackage(package).digest_differences:
             raise CheckError(
-                f"the package does not match its digest: {'; '.join(reasons)}",
+                f"the package does not match its digest: {'; '.join(differences)}",
                 where=str(package),
                 hint="rebuild the package; nothing has been signed",
             )

@@ -112,11 +112,11 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         packages=packages,
         failures=failures,
         unavailable=selected.unavailable,
-        skipped={name: tuple(map(str, backends)) for name, backends in skipped.items() if backends},
+        skipped_backends={name: tuple(map(str, backends)) for name, backends in skipped.items() if backends},
         steps=rebuilt.outcome.steps,
         compiles=rebuilt.outcome.compiles,
-        cpu_seconds=rebuilt.outcome.cpu_seconds,
-        seconds=time.monotonic() - started,
+        cpu_seconds=round(rebuilt.outcome.cpu_seconds, 2),
+        seconds=round(time.monotonic() - started, 3),
         warnings=rebuilt.outcome.warnings,
         notices=tuple(warnings),
         sandbox=rebuilt.sandbox,
@@ -353,15 +353,15 @@ def _package(target: Target, targets: Sequence[Target]) -> BuiltPackage:
         path=target.path,
         module=planned.module,
         status="built" if target.report else "unchanged",
-        shares=tuple(
+        shares_binary_with=tuple(
             other.name
             for other in targets
             if planned.binary and other.planned.binary and other.planned.binary.key == planned.binary.key
             if other.key != target.key
         ),
-        size=sum(file.stat().st_size for file in target.path.rglob("*") if file.is_file()),
-        passed=record.passed,
-        skipped=record.skipped,
+        bytes=sum(file.stat().st_size for file in target.path.rglob("*") if file.is_file()),
+        passed_checks=record.passed,
+        skipped_checks=record.skipped,
         sandbox=record.sandbox,
-        report=target.report,
+        checks=target.report,
     )

@@ -5,7 +5,7 @@ A wheel has every variant of `build/` for one platform, as on the Hub, and a loa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,35 +17,11 @@ from kernel_builder.config.variant import Variant
 from kernel_builder.hub import card, packages
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.package import wheel_archive
-from kernel_builder.package.wheel_archive import WheelFile
 from kernel_builder.progress import Progress
 from kernel_builder.wheel.wheel_metadata import metadata
 from kernel_format.errors import ConfigError, PackageError
 
 _LOADER = "wheel_init.py"
-
-
-@dataclass(frozen=True)
-class WheelRequest:
-    """The wheels to write.
-
-    Attributes:
-        directory: The project.
-        out: The directory of the wheels; None for the project's own `dist`.
-        name: The name in the index; None for the project's name.
-        version: The version in the index; None for `<version of the project>.0`.
-        owner: The owner in the wheel's text; None for the owner in `build.toml`.
-        load: Check that the packages for this machine load.
-        allow: Names of checks whose errors are reported as warnings.
-    """
-
-    directory: Path
-    out: Path | None = None
-    name: str | None = None
-    version: str | None = None
-    owner: str | None = None
-    load: bool = True
-    allow: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,69 +42,76 @@ class WrittenWheel:
         }
 
 
-def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWheel, ...]:
-    """Check the packages of a project, and write one wheel for each platform."""
-    project = read_project(request.directory, request.owner)
-    _refuse_kernel_depends(project)
-    if isinstance(project.framework, TvmFfi):
-        raise ConfigError(
-            "a wheel selects its variant by the installed Torch, which [tvm-ffi] projects do not use",
-            where=str(project.root / "build.toml"),
-            hint="publish it to a Hub: `kernel-builder upload`",
-        )
-    checked = packages.without_untested(
-        packages.checked_packages(project, progress, load=request.load, allow=request.allow),
-        "publish it to a Hub: `kernel-builder upload --allow untested`",
-    )
-    variants = {name: Variant.parse(name) for name in checked}
-    text = card.source_text(project)
-    # All metadata first, so that an invalid name or version leaves no wheel behind.
-    wheels = []
-    for platform in sorted({variant.platform or "" for variant in variants.values()}):
-        names = [name for name, variant in variants.items() if (variant.platform or "") == platform]
-        about = metadata(project, [variants[name] for name in names], text, request.name, request.version)
-        wheels.append((platform, names, about))
-    out = request.out or project.root / "dist"
-    out.mkdir(parents=True, exist_ok=True)
-    written = []
-    for platform, names, about in wheels:
-        content = _content(project, {name: checked[name] for name in names})
-        path = wheel_archive.write(out, about, _tag(platform), content)
-        written.append(WrittenWheel(path, tuple(names), tuple(map(str, about.requires_dist or ()))))
-    return tuple(written)
+def write_wheels(
+    directory: Path,
+    progress: Progress,
+    *,
+    out: Path | None = None,
+    name: str | None = None,
+    version: str | None = None,
+    owner: str | None = None,
+    load: bool = True,
+    allow: Sequence[str] = (),
+) -> tuple[WrittenWheel, ...]:
+    """Check the packages of a project, and write one wheel for each platform.
 
-
-def _refuse_kernel_depends(project: Project) -> None:
-    depends = {
-        dependency.repo_id: None
-        for table in (project.kernel_depends, *project.backend_kernel_depends.values())
-        for dependency in table
-    }
-    if depends:
+    Args:
+        directory: The project.
+        out: The directory of the wheels; None for the project's own `dist`.
+        name: The name in the index; None for the project's name.
+        version: The version in the index; None for `<version of the project>.0`.
+        owner: The owner in the wheel's text; None for the owner in `build.toml`.
+        load: Check that the packages for this machine load.
+        allow: Names of checks whose errors are reported as warnings.
+    """
+    project = read_project(directory, owner)
+    config = project.root / "build.toml"
+    tables = (project.kernel_depends, *project.backend_kernel_depends.values())
+    if depends := dict.fromkeys(dependency.repo_id for table in tables for dependency in table):
         raise ConfigError(
             f"a wheel cannot contain a kernel that loads other kernels ({', '.join(depends)}): only the Hub's client "
             "loads them",
-            where=f"{project.root}/build.toml: [general] kernel-depends",
+            where=f"{config}: [general] kernel-depends",
             hint=f"load it with the client: get_kernel({str(project.hub_repo_id or project.name)!r}, "
             f"version={project.version}); without a network, from a private Hub (docs/hub.md)",
         )
+    if isinstance(project.framework, TvmFfi):
+        raise ConfigError(
+            "a wheel selects its variant by the installed Torch, which [tvm-ffi] projects do not use",
+            where=str(config),
+            hint="publish it to a Hub: `kernel-builder upload`",
+        )
+    checked = packages.without_untested(
+        packages.checked_packages(project, progress, load=load, allow=allow),
+        "publish it to a Hub: `kernel-builder upload --allow untested`",
+    )
+    platforms: dict[str, list[Variant]] = {}
+    for variant in map(Variant.parse, checked):
+        platforms.setdefault(variant.platform or "", []).append(variant)
+    text = card.source_text(project)
+    # All metadata first, so that an invalid name or version leaves no wheel behind.
+    wheels = [(metadata(project, platforms[key], text, name, version), key) for key in sorted(platforms)]
+    out = out or project.root / "dist"
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for about, platform in wheels:
+        names = tuple(variant.name for variant in platforms[platform])
+        tag = f"{AbiPolicy().manylinux}_{platform.partition('-')[0]}" if platform else "any"
+        path = wheel_archive.write(out, about, tag, _content(project, [checked[name] for name in names]))
+        written.append(WrittenWheel(path, names, tuple(map(str, about.requires_dist or ()))))
+    return tuple(written)
 
 
-def _content(project: Project, of: Mapping[str, HubPackage]) -> dict[str, WheelFile]:
+def _content(project: Project, of: Sequence[HubPackage]) -> dict[str, bytes]:
     top = project.python_name
     loader = Path(__file__).parents[1] / "templates" / _LOADER
-    content = {f"{top}/__init__.py": WheelFile(loader.read_bytes())}
-    for package in of.values():
+    content = {f"{top}/__init__.py": loader.read_bytes()}
+    for package in of:
         if not (package.directory / top / "__init__.py").is_file():
             raise PackageError(
                 f"the package has no {top}/__init__.py, so `import {top}` would fail",
                 where=str(package.directory),
                 hint=f"rename the project's module {top}.py, and build again",
             )
-        for name, path in package.files.items():
-            content[f"{top}/{name}"] = WheelFile(path.read_bytes(), path.suffix == ".so")
+        content |= {f"{top}/{name}": path.read_bytes() for name, path in package.files.items()}
     return content
-
-
-def _tag(platform: str) -> str:
-    return f"{AbiPolicy().manylinux}_{platform.partition('-')[0]}" if platform else "any"

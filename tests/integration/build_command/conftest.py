@@ -261,11 +261,6 @@ def slow_project(copy_project: Copy) -> Path:
     return project
 
 
-def content(build: Path) -> dict[str, bytes]:
-    """Return the content of every file below a directory, by relative name."""
-    return {str(path.relative_to(build)): path.read_bytes() for path in sorted(build.rglob("*")) if path.is_file()}
-
-
 def run_python(code: str, *arguments: object) -> str:
     """Run code that uses Torch in a process of its own, offline, and return its output."""
     done = run_with_torch(code, *arguments, HF_HUB_OFFLINE="1")

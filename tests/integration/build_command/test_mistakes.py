@@ -97,7 +97,7 @@ def test_ops_that_are_registered_wrongly(findings_of: FindingsOf) -> None:
             "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
         ),
         ("miskeyed", "load", "was killed by SIG", "schemas and keys of registered ops"),
-        ("uninitialized", "python-abi", "exports no module initialiser", "put `REGISTER_EXTENSION("),
+        ("uninitialized", "python-abi", "exports no module initializer", "put `REGISTER_EXTENSION("),
     ],
 )
 def test_the_load_reports_registrations_that_torch_refuses(

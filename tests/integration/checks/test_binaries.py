@@ -134,7 +134,7 @@ def test_cuda_libraries_are_those_that_torch_loads(
             "",
             ["-DNO_MODULE"],
             "python-abi",
-            "exports no module initialiser; `import` looks for PyInit__demo_kernel_cpu_1",
+            "exports no module initializer; `import` looks for PyInit__demo_kernel_cpu_1",
             "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)",
             id="no module",
         ),

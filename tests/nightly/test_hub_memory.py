@@ -1,58 +1,22 @@
-"""One Hub server process under load: many clients at the same time, and the memory that a huge file takes."""
+"""The memory that a huge file takes in a Hub server process."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import requests
 
 from tests.support.running_hub import RunningHub
-from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
+from tests.support.small_kernel import KERNEL, publish_kernel
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
-CLIENTS = 64
 HUGE_FILE = 2_000_000_000  # bytes
 MOST_MEMORY = 150_000_000  # bytes
-
-
-# Imports once, then forks the clients: each has an empty cache. Prints the errors as JSON.
-LOAD = """
-import json, multiprocessing, sys
-import kernels, torch
-from huggingface_hub import constants
-
-def load(number):
-    constants.HF_HUB_CACHE = f"{sys.argv[2]}/cache-{number}"
-    barrier.wait(60)
-    try:
-        kernels.get_kernel(sys.argv[3], version=1)
-    except Exception as error:
-        results.put(repr(error))
-    else:
-        results.put(None)
-
-fork = multiprocessing.get_context("fork")
-barrier, results = fork.Barrier(int(sys.argv[1])), fork.SimpleQueue()
-clients = [fork.Process(target=load, args=(number,)) for number in range(int(sys.argv[1]))]
-for client in clients:
-    client.start()
-print(json.dumps([error for error in (results.get() for _ in clients) if error]))
-"""
-
-
-def test_many_clients_load_a_kernel_at_the_same_time(hub: RunningHub, tmp_path: Path) -> None:
-    publish_kernel(hub, write_kernel(tmp_path / "kernel"))
-    command = [sys.executable, "-c", LOAD, str(CLIENTS), str(tmp_path), KERNEL]
-    done = subprocess.run(command, env=hub.environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
-    assert json.loads(done.stdout) == []
 
 
 def peak_memory(hub: RunningHub) -> int:
