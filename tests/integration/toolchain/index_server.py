@@ -230,7 +230,7 @@ class Fault:
         flip: The position of a byte to alter.
         no_ranges: Answer range requests with the whole file.
         rate: Bytes per second.
-        odd: `empty`: a range without its bytes; `endless`: a body without an end.
+        endless: Send the whole file again and again.
     """
 
     times: int = -1
@@ -239,7 +239,7 @@ class Fault:
     flip: int | None = None
     no_ranges: bool = False
     rate: int | None = None
-    odd: str | None = None
+    endless: bool = False
 
 
 @dataclass
@@ -338,26 +338,6 @@ class IndexServer:
         handler.end_headers()
         handler.wfile.write(body)
 
-    def _odd(self, handler: BaseHTTPRequestHandler, name: str, kind: str) -> None:
-        self.requests.append(request := ServedRequest(name, 0, 0))
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"] or "")
-        start, stop = (int(wanted[1]), int(wanted[2])) if wanted else (0, 0)
-        handler.close_connection = True
-        handler.send_response(206 if wanted and kind != "endless" else 200)
-        handler.send_header("Content-Type", "text/html")
-        size = len(self.files.get(name, b""))
-        handler.send_header("Content-Range", f"bytes {start}-{stop}/{size}")
-        if kind == "empty":
-            handler.send_header("Content-Length", "0")
-        body = b"<a href='x'>x</a>" * 1000
-        handler.end_headers()
-        try:
-            while kind == "endless":
-                handler.wfile.write(body)
-                request.sent += len(body)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-
     def _file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
         fault = self.faults.get(name, Fault())
         if fault.times == 0:
@@ -366,15 +346,12 @@ class IndexServer:
         if fault.status:
             self._send(handler, fault.status, b"")
             return
-        if fault.odd:
-            self._odd(handler, name, fault.odd)
-            return
         data = bytearray(self.files[name])
         if fault.flip is not None:
             data[fault.flip] ^= 0x01
         start, stop, status = 0, len(data), 200
         wanted = re.fullmatch(r"bytes=(\d*)-(\d+)", handler.headers["Range"] or "")
-        if wanted and not fault.no_ranges:
+        if wanted and not fault.no_ranges and not fault.endless:
             status = 206
             if wanted[1]:
                 start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
@@ -389,7 +366,8 @@ class IndexServer:
         request = ServedRequest(name, start, stop, authorization=handler.headers["Authorization"])
         self.requests.append(request)
         handler.send_response(status)
-        handler.send_header("Content-Length", str(stop - start))
+        if not fault.endless:
+            handler.send_header("Content-Length", str(stop - start))
         if status == 206:
             handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         handler.end_headers()
@@ -402,7 +380,10 @@ class IndexServer:
                 request.sent += len(piece)
                 if fault.rate:
                     time.sleep(step / fault.rate)
+            while fault.endless:
+                handler.wfile.write(data)
+                request.sent += len(data)
         except (BrokenPipeError, ConnectionResetError):
             handler.close_connection = True
-        if end < stop:
+        if end < stop or fault.endless:
             handler.close_connection = True

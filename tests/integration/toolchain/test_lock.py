@@ -50,7 +50,7 @@ def test_writing_downloads_little_more_than_the_pinned_ranges_and_is_repeatable(
 
 def test_an_index_that_sends_whole_files_cannot_be_locked(server: IndexServer) -> None:
     server.faults["cuda_toolkit-13.0.2-py2.py3-none-any.whl"] = Fault(no_ranges=True)
-    with pytest.raises(FetchError, match="does not answer range requests") as caught:
+    with pytest.raises(FetchError, match="range requests") as caught:
         resolve(Index(server.url), COMPONENTS, Silent())
     assert "cuda_toolkit-13.0.2" in str(caught.value) and "PIP_INDEX_URL" in (caught.value.hint or "")
 
