@@ -50,7 +50,7 @@ def with_clang(server: IndexServer, pinned: lock.Lock) -> lock.Lock:
     return {**pinned, **resolved}
 
 
-def test_the_needed_parts_are_fetched_and_unpacked(server: IndexServer, pinned: lock.Lock, cache: Path) -> None:
+def test_the_needed_parts_are_fetched_and_unpacked(server: IndexServer, with_clang: lock.Lock, cache: Path) -> None:
     """For CUDA 12.6 too: clang has one release for all of its major."""
     tools = Toolchains(cache=cache, pinned=with_clang, index_url=server.url)
     assert toolkits.obstacle(tools, Release(12, 6)) is None
