@@ -94,7 +94,7 @@ newest-client: .venv/ready
 	.venv/bin/python -m pytest -p tests.skips -n 2 packages/kernel-hub/tests/test_server_clients.py tests/unit/package tests/unit/hub tests/integration/checks tests/system/hub/publishing $(PYTEST)
 
 nightly: .venv/ready
-	.venv/bin/python -m pytest -m nightly tests/nightly $(PYTEST)
+	.venv/bin/python -m pytest -m nightly tests/nightly tests/system/platforms/test_arm.py $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .

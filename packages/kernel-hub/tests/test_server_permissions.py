@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +15,9 @@ from pathlib import Path
 import pygit2
 import pytest
 import requests
-from huggingface_hub import CommitOperationAdd
+from huggingface_hub import CommitInfo, CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
-from raw_requests import TOKEN, target
+from raw_requests import TOKEN, commit, hub_command, target
 
 from kernel_format.errors import ConfigError
 from kernel_hub import tokens
@@ -60,10 +58,9 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
         assert requests.put(settings, json={"private": private}, headers=known).ok
         assert hub.api(None).repo_exists("ours/open", repo_type="kernel") is not private
 
-    add = [CommitOperationAdd("a", b"a")]
     for token, message in ((reader, "may only read ours"), (other, "no write scope for ours"), (None, "needs a token")):
         with pytest.raises(HfHubHTTPError, match=message):
-            hub.api(token).create_commit("ours/open", add, commit_message="no", repo_type="kernel")
+            commit(hub.api(token), "ours/open", "a")
     with pytest.raises(HfHubHTTPError, match="no write scope for ours"):
         hub.api(other).create_repo("ours/new", repo_type="kernel")
     with pytest.raises(HfHubHTTPError, match="Invalid user token"):
@@ -74,13 +71,11 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     hub.api(other).create_repo("theirs/copy", repo_type="kernel")
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize 1280000\n".encode()
     with pytest.raises(HfHubHTTPError, match="was not uploaded to theirs/copy"):
-        hub.api(other).create_commit(
-            "theirs/copy", [CommitOperationAdd("x", pointer)], commit_message="steal", repo_type="kernel"
-        )
+        commit(hub.api(other), "theirs/copy", "x", pointer)
 
     tokens.remove(file, "ci")
     with pytest.raises(HfHubHTTPError, match="401"):
-        hub.api(writer).create_commit("ours/open", add, commit_message="no", repo_type="kernel")
+        commit(hub.api(writer), "ours/open", "a")
 
 
 BODIES = {
@@ -130,9 +125,7 @@ def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., 
 
 
 def test_a_public_address_needs_tokens() -> None:
-    code = "from kernel_builder.cli import main; main()"
-    command = [sys.executable, "-c", code, "hub", "serve", "--host", "0.0.0.0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = hub_command("serve", "--host", "0.0.0.0")
     assert done.returncode == ConfigError.exit_code and "without tokens" in done.stderr
 
 
@@ -281,14 +274,12 @@ def test_a_read_token_may_only_open_pull_requests(start_hub: Callable[..., Runni
     hub.api(owner).create_repo("a/one", repo_type="kernel")
     hub.api(owner).create_repo("a/shut", repo_type="kernel", private=True)
 
-    def propose(token: str | None, path: str, content: bytes, repo_id: str = "a/one", **options: object) -> object:
-        return hub.api(token).create_commit(
-            repo_id, [CommitOperationAdd(path, content)], commit_message=path, repo_type="kernel", **options
-        )
+    def propose(token: str | None, path: str, content: bytes, repo_id: str = "a/one", **options: object) -> CommitInfo:
+        return commit(hub.api(token), repo_id, path, content, **options)
 
     large = os.urandom(1_500_000)
-    assert propose(reader, "x.so", large, create_pr=True).pr_revision == "refs/pr/1"  # type: ignore[attr-defined]
-    assert propose(other, "y", b"y", create_pr=True).pr_revision == "refs/pr/2"  # type: ignore[attr-defined]
+    assert propose(reader, "x.so", large, create_pr=True).pr_revision == "refs/pr/1"
+    assert propose(other, "y", b"y", create_pr=True).pr_revision == "refs/pr/2"
     propose(reader, "more", b"m", revision="refs/pr/1")  # to its own
     for token, options, message in (
         (reader, {}, "no write scope"),
@@ -403,14 +394,11 @@ def test_the_addresses_of_models_are_read_only(start_hub: Callable[..., RunningH
     api.create_repo("a/one", repo_type="kernel")
     api.create_repo("a/shut", repo_type="kernel", private=True)
 
-    def commit(**options: str) -> None:
-        api.create_commit("a/one", [CommitOperationAdd("x", b"x")], commit_message="m", **options)
-
-    commit(repo_type="kernel")
+    commit(api, "a/one", "x")
     assert api.model_info("a/one").id == "a/one" and api.file_exists("a/one", "x")
     assert api.list_repo_files("a/one") == ["x"]
     for change in (
-        commit,
+        lambda: api.create_commit("a/one", [CommitOperationAdd("x", b"x")], commit_message="m"),
         lambda: api.create_branch("a/one", branch="b"),
         lambda: api.create_repo("a/two"),
         lambda: api.delete_repo("a/one"),
