@@ -7,45 +7,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tomli
 
 from kernel_builder.backends import CLANG
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.backends.tools import CudaCompiler
 from kernel_builder.config.variant import Release
 from kernel_builder.progress import Silent
-from kernel_builder.toolchain import Toolchains, lock
-from kernel_builder.toolchain.components import in_table
+from kernel_builder.toolchain import Toolchains, components, lock
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 from kernel_format.errors import ToolchainError
 
 from .index_server import IndexServer
 
-_TABLE = """
-[component.clang-22]
-title = "clang 22"
-files = [
-    { project = "ziglang", release = "0.17", prefix = "ziglang/", take = ["zig"] },
-    { project = "clang-include-cleaner", release = "22.1", prefix = "clang_include_cleaner/data/lib/clang/22/", take = ["include/"] },
-]
-
-[component."cuda-12.8"]
-title = "CUDA 12.8"
-required-by = "cuda-toolkit 12.8"
-files = [
-    { project = "nvidia-cuda-cccl-cu12", prefix = "nvidia/cuda_cccl/", take = ["include/"] },
-    { project = "nvidia-cuda-nvcc-cu12", prefix = "nvidia/cuda_nvcc/", take = ["bin/", "include/", "nvvm/libdevice/"] },
-    { project = "nvidia-cuda-runtime-cu12", prefix = "nvidia/cuda_runtime/", take = ["include/"] },
-    { project = "nvidia-curand-cu12", prefix = "nvidia/curand/", take = ["include/curand_mtgp32_kernel.h"] },
-    { project = "nvidia-cuda-nvcc", required-by = "cuda-toolkit 13.0", prefix = "nvidia/cu13/", take = ["bin/fatbinary"] },
-]
-"""  # noqa: E501
-
 
 @pytest.fixture
 def with_clang(server: IndexServer, pinned: lock.Lock) -> lock.Lock:
-    resolved = resolve(Index(server.url), in_table(tomli.loads(_TABLE)), Silent())
+    resolved = resolve(Index(server.url), [components.known()[name] for name in (CLANG, "cuda-12.8")], Silent())
     server.requests.clear()
     return {**pinned, **resolved}
 
