@@ -12,8 +12,7 @@ from kernel_builder.cli import torch_required
 from kernel_builder.cli.shared_options import directory_argument
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import BenchmarkReport
-from kernel_builder.measure.selection import DTYPES
-from kernel_builder.measure.workloads import DEVICES
+from kernel_builder.measure.workloads import DEVICES, DTYPES
 from kernel_builder.progress import shown
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
