@@ -62,7 +62,7 @@ test: .venv/ready
 	$(MAKE) --jobs=2 --output-sync=target packages arm64-python
 	$(MAKE) --jobs=3 lint docs all-tests
 
-all-tests:
+all-tests: .venv/ready
 	.venv/bin/python -m pytest -p xdist -p pytest_timeout -p tests.skips tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 packages: .venv/ready

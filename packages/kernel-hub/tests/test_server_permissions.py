@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,7 +22,6 @@ from kernel_format.errors import ConfigError
 from kernel_hub import tokens
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
-from kernel_hub.routes.parameters import timestamp
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
@@ -219,34 +217,6 @@ def test_concurrent_requests_for_one_name(tmp_path: Path) -> None:
         assert sum(name in hub.repositories for name in names) == 2 - moved
         assert hub.repositories.open(wanted).private is (moved == 0)
     assert not [path for path in (tmp_path / "hub/repositories/a").iterdir() if path.name.startswith(".new-")]
-
-
-def test_clocks_that_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert timestamp(2**62) == "9999-12-31T00:00:00.000Z" and timestamp(-5).startswith("1970-01-01")
-    token = tokens.add(tmp_path / "tokens.json", "ci", read=(), write=("a",), expires=int(time.time()) + 100)
-    hub = Hub(Settings(tmp_path / "hub", token_file=tmp_path / "tokens.json"))
-    hub.repositories.create("a/one", private=False, author="a")
-    caller = hub.tokens.caller(token)
-    query = dict(item.split("=") for item in hub.sign("download", "a/one", "0" * 64, 1, caller).split("&"))
-
-    def check() -> None:
-        hub.check_signature("download", "a/one", "0" * 64, 1, int(query["expires"]), query["by"], query["signature"])
-
-    check()
-    now = time.time()
-    for step in (-1e6, -3600.0, 3700.0, 1e9):
-        monkeypatch.setattr(time, "time", lambda step=step: now + step)
-        if step > 0:  # an end is final
-            for use in (check, lambda: hub.tokens.caller(token)):
-                with pytest.raises(Refusal, match=r"expired|sign"):
-                    use()
-        # With a wrong clock, a repository is created, and the index follows.
-        name = f"a/at{int(step) % 1000}{step > 0}"
-        hub.repositories.create(name, private=False, author="a")
-        assert name in [item.repo_id for item in hub.index.page(None, count=50)]
-        monkeypatch.setattr(time, "time", lambda: now)
-    assert len(hub.index.page(None, count=50)) == 5
-    check()
 
 
 def every_route(hub: RunningHub, repo_id: str) -> Iterator[tuple[str, str, object]]:

@@ -70,7 +70,7 @@ def test_tokens_for_one_repository_and_with_an_end(start_hub: Callable[..., Runn
     file = tmp_path / "tokens.json"
     root = tokens.add(file, "root", read=(), write=("*",))
     owner = tokens.add(file, "one", read=("a/shown",), write=("a/one",))
-    short = tokens.add(file, "short", read=(), write=("a",), expires=int(time.time()) + 4)
+    short = tokens.add(file, "short", read=(), write=("a",), expires=int(time.time()) + 2)
     hub = start_hub("--token-file", str(file))
     for repo_id in ("a/shown", "a/hidden"):
         hub.api(root).create_repo(repo_id, repo_type="kernel", private=True)
