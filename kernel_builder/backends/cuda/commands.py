@@ -19,7 +19,6 @@ from kernel_builder.backends.host_code import (
     token,
 )
 from kernel_builder.backends.tools import HostCompiler
-from kernel_format.release import Release
 
 # Directories in commands.
 _TOOLKIT, CLANG = token("cuda"), token("clang")
@@ -61,8 +60,6 @@ _CLANG_FLAGS = (
 _PTXAS = "builder/ptxas"
 # And templates/clang/host_math.h, which every source includes.
 _HOST_MATH = "builder/host_math.h"
-# The triple of the host code, by the platform that variant names write.
-_CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
 
 
 def by_nvcc(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, archs: Sequence[str]) -> DeviceCommand:
@@ -75,7 +72,8 @@ def by_nvcc(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, arch
         f"-std=c++{options.standard}",
         *_NVCC_FLAGS,
         *_gencode(archs),
-        *_compression(cuda.release),
+        # Every driver for CUDA 13 can read the smaller compression; some for CUDA 12 cannot.
+        *(["--compress-mode=size"] if cuda.release.major >= 13 else []),
         *options.defines,
         *options.includes,
         *options.kernel.cuda_flags,
@@ -96,7 +94,7 @@ def by_clang(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, arc
     command = (
         f"{CLANG}/zig",
         "clang",
-        f"--target={_CLANG_TARGETS[host.platform]}",
+        f"--target={host.platform}-gnu",
         "-x",
         "cuda",
         "-c",
@@ -134,11 +132,6 @@ def _offload(capabilities: Sequence[str]) -> list[str]:
     names = {capability: f"sm_{capability.removesuffix('+PTX').replace('.', '')}" for capability in capabilities}
     ptx = [f"--cuda-include-ptx={name}" for capability, name in names.items() if capability.endswith("+PTX")]
     return [*(f"--offload-arch={name}" for name in dict.fromkeys(names.values())), "--no-cuda-include-ptx=all", *ptx]
-
-
-def _compression(cuda: Release) -> list[str]:
-    """Compress device code for size. Every driver for CUDA 13 can read it; some for CUDA 12 cannot."""
-    return ["--compress-mode=size"] if cuda.major >= 13 else []
 
 
 _NVCC = Compiler(
