@@ -67,7 +67,7 @@ class Captures:
         return weight.device
 
     def _check_state(self, model: nn.Module, device: torch.device) -> Optional[str]:
-        """Drop the graphs if the model has changed. Return what has changed, or None.
+        """Drop the graphs if the model has changed. Return the name of the change, or None.
 
         This cannot wait until the replay is launched. A graph of an outdated state may write to tensors that outlive
         it, as those of a cache, and may read indices out of range, after which CUDA is of no use to the process.

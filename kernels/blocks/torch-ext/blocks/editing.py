@@ -145,8 +145,10 @@ def broadcasts(modulation: Any, x: Any) -> bool:
     shape, full = shape_of(modulation), shape_of(x)
     if len(shape) == 1:
         return shape == full[-1:]
+    if len(shape) != len(full) or shape[-1] != full[-1]:
+        return False
     first = next((index for index, (size, other) in enumerate(zip(shape, full)) if size != other), len(shape))
-    return len(shape) == len(full) and bool(shape[-1] == full[-1]) and all(size == 1 for size in shape[first:-1])
+    return all(size == 1 for size in shape[first:-1])
 
 
 def _is_slice(node: Node) -> bool:

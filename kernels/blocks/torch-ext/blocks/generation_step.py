@@ -26,7 +26,7 @@ class State:
         news: [batch + 1], read by the host after a step: the new tokens, and whether any sequence continues.
         logits: [batch, vocabulary] in float32, of the last step, for calls that choose tokens outside of it.
         position_ids: Of the next step, for models whose callers give them.
-        graphs: By the key of a call: a function that replays its step, and what the step reads.
+        graphs: By the key of a call: a function that replays its step, and the owners of its inputs.
         is_busy: Whether a call uses it.
     """
 

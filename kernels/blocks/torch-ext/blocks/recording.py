@@ -231,7 +231,7 @@ class _Writer(TorchFunctionMode):
             )
 
     def _argument(self, value: Any) -> Any:
-        """Return what a node has in place of a leaf of a call's arguments."""
+        """Return a node, or the value, for a leaf of the arguments of a call."""
         if type(value) in PLAIN_TENSORS:
             return self.node_of(value)
         if isinstance(value, type) and value in _DTYPES:

@@ -225,7 +225,10 @@ def _operations_of(root: Any) -> list[Node]:
 
 def _whole(part: Any, shape: tuple[Any, ...]) -> Optional[Node]:
     """Return the value of a shape that another is a rearranged part of."""
-    while isinstance(part, Node) and not (is_tensor(part) and shape_of(part) == shape):
+    # A comparison of sizes in different places would bind a symbolic one: ranks come first.
+    while isinstance(part, Node) and not (
+        is_tensor(part) and value(part).dim() == len(shape) and shape_of(part) == shape
+    ):
         follows = is_view(part) or operation(part) in ("getitem", "unbind", "chunk", "split", "cast", "contiguous")
         part = part.args[0] if follows and part.args else None
     return None if part is None else unwidened(part)
