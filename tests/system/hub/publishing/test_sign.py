@@ -118,7 +118,7 @@ def make_key(directory: Path, name: str, *command: str, passphrase: str = "") ->
     return key
 
 
-ECDSA = ("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+OPENSSL = ("openssl", "genpkey", "-algorithm", "ed25519")
 
 
 def signed_by(project: Path, key: Path, given: str | None = None) -> str:
@@ -129,7 +129,7 @@ def signed_by(project: Path, key: Path, given: str | None = None) -> str:
 
 def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
     """Verified by its public key alone; the client loads the package, and says that it cannot check the signature."""
-    key, other = make_key(tmp_path, "signing"), make_key(tmp_path, "other", *ECDSA)
+    key, other = make_key(tmp_path, "signing"), make_key(tmp_path, "other", *OPENSSL)
     assert signed_by(doubling, other).count("signed ") == 2
     assert signed_by(doubling, key).count("signed ") == 2  # the key that was asked for replaces the other one
     assert signed_by(doubling, key).count("unchanged ") == 2
@@ -161,22 +161,23 @@ def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tm
 
 
 def test_openssl_checks_the_signature_of_a_key(doubling: Path, tmp_path: Path) -> None:
-    key = make_key(tmp_path, "signing", *ECDSA, "-aes256", "-pass", "pass:secret", passphrase="secret")
+    key = make_key(tmp_path, "signing", *OPENSSL, "-aes256", "-pass", "pass:secret", passphrase="secret")
     signed_by(doubling, key, "secret\n")
     package = doubling / "build" / CPU
     bundle = json.loads((package / SIGNATURE).read_text())
     (tmp_path / "signature").write_bytes(base64.b64decode(bundle["messageSignature"]["signature"]))
-    command = ["openssl", "dgst", "-sha256", "-verify", f"{key}.pub", "-signature", str(tmp_path / "signature")]
-    subprocess.run([*command, str(package / "metadata.json")], check=True)
+    command = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", f"{key}.pub"]
+    command += ["-sigfile", str(tmp_path / "signature"), "-in", str(package / "metadata.json")]
+    subprocess.run(command, check=True)
 
 
 def test_invalid_keys_are_reported(doubling: Path, tmp_path: Path) -> None:
-    locked = make_key(tmp_path, "locked", *ECDSA, "-aes256", "-pass", "pass:secret", passphrase="secret")
+    locked = make_key(tmp_path, "locked", *OPENSSL, "-aes256", "-pass", "pass:secret", passphrase="secret")
     rsa = make_key(tmp_path, "rsa", "openssl", "genpkey", "-algorithm", "RSA")
     for key, given, message in (
         (tmp_path / "none", None, "the key cannot be read: No such file"),
         (locked, "wrong\n", "the passphrase is wrong"),
-        (rsa, None, "expected a key of Ed25519 or of ECDSA on P-256"),
+        (rsa, None, "expected a key of Ed25519"),
         (Path(f"{locked}.pub"), None, "the private key cannot be read"),
     ):
         done = CliRunner().invoke(main, ["sign", str(doubling), "--key", str(key)], input=given)
