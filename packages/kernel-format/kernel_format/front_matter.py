@@ -55,8 +55,8 @@ def _check(front: str) -> None:
     for event in yaml.parse(front, _Loader):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError(f"aliases ('*{event.anchor}') are not allowed")  # noqa: TRY004
-        is_long = isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_PLAIN
-        if is_long and (event.style in {None, ""} or event.tag is not None):
+        is_plain = isinstance(event, yaml.ScalarEvent) and (event.style in {None, ""} or event.tag is not None)
+        if is_plain and len(event.value) > MAX_PLAIN:
             raise ValueError(f"a value without quotes, or with a tag, has more than {MAX_PLAIN} characters")
         nodes += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
