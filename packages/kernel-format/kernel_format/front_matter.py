@@ -55,9 +55,10 @@ def _check(front: str) -> None:
     for event in yaml.parse(front, _Loader):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError(f"aliases ('*{event.anchor}') are not allowed")  # noqa: TRY004
-        is_plain = isinstance(event, yaml.ScalarEvent) and (event.style in {None, ""} or event.tag is not None)
-        if is_plain and len(event.value) > MAX_PLAIN:
-            raise ValueError(f"a value without quotes, or with a tag, has more than {MAX_PLAIN} characters")
+        if isinstance(event, yaml.ScalarEvent):
+            is_converted = event.style in {None, ""} or event.tag is not None
+            if is_converted and len(event.value) > MAX_PLAIN:
+                raise ValueError(f"a value without quotes, or with a tag, has more than {MAX_PLAIN} characters")
         nodes += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if nodes > MAX_NODES or depth > MAX_DEPTH:
