@@ -18,7 +18,9 @@ def backend_of(source: str) -> str:
     return "cuda" if re.search(r"__global__|<<<", source) else "cpu"
 
 
-def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: str = "apache-2.0") -> dict[str, str]:
+def files(
+    repo_id: str, source: str, functions: Sequence[str], *, stem: str, license_name: str = "apache-2.0"
+) -> dict[str, str]:
     """Return the files of the project: path -> content.
 
     Args:
@@ -27,6 +29,7 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: 
         functions: Their names: C++ functions at file scope whose arguments and results are `Tensor`, `double`,
             `int64_t`, `bool`, `std::string`, or `std::optional` or `std::vector` of these. The function may write to
             arguments of type `Tensor&`. A function may return a `std::tuple`, or nothing.
+        stem: The name of the file with the functions, without a suffix.
         license_name: The SPDX name of the license.
 
     Raises:
@@ -49,8 +52,9 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: 
             "repo_id": repo_id,
             "license": license_name,
             "backend": backend,
-            "suffix": "cu" if backend == "cuda" else "cpp",
-            "source": source,
+            "key": backend.upper(),
+            "file_name": f"{stem}.{'cu' if backend == 'cuda' else 'cpp'}",
+            "source": source.rstrip(),
             "define": "\n".join(f"  KERNEL_BUILDER_DEFINE(ops, {function});" for function in functions),
             "implement": "\n".join(f"  KERNEL_BUILDER_IMPLEMENT(ops, {function});" for function in functions),
             "assign": "\n".join(f"{function} = ops.{function}.default" for function in functions),

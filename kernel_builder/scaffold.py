@@ -156,7 +156,7 @@ def render(tree: Path, values: Mapping[str, str], wanted: Sequence[str] = ()) ->
         wanted: The back ends; files for others are left out.
     """
     # Variables in paths are written without `${}`, which would confuse formatters and linters.
-    in_paths = {name: values[name] for name in ("python_name", "operator", "suffix") if name in values}
+    in_paths = {name: values[name] for name in ("python_name", "operator", "file_name") if name in values}
     in_paths["gitignore"] = ".gitignore"
     files: dict[str, str] = {}
     for template in sorted(tree.rglob("*")):

@@ -65,7 +65,6 @@ _SECTIONS: dict[str, dict[str, str]] = {
 _HIDDEN = {
     "build-and-copy": "build_command.build_and_copy",
     "build-and-upload": "upload_command.build_and_upload",
-    "clean-pyproject": "pyproject_command.clean_pyproject",
     "completions": "completions_command.completions",
     "hash": "check_command.hash_builds",
 }

@@ -105,21 +105,21 @@ def benchmark(
         with plot.reproducible(str(plot_file)):
             pass
     with torch_required("kernels run in it"):
-        from kernel_builder.measure.run import BenchmarkRequest, run
-    request = BenchmarkRequest(
-        project=directory,
-        command=shlex.join(["kernel-builder", *sys.argv[1:]]),
-        device=backend,
-        operations=operations,
-        shapes=shapes or (),
-        dtypes=dtypes,
-        against=against,
-        rounds=rounds,
-        only=only,
-        json=json_file,
-    )
+        from kernel_builder.measure.run import run
     with shown(sys.stderr) as progress:
-        report = run(request, progress)
+        report = run(
+            directory,
+            device=backend,
+            operations=operations,
+            shapes=shapes or (),
+            dtypes=dtypes,
+            against=against,
+            rounds=rounds,
+            only=only,
+            command=shlex.join(["kernel-builder", *sys.argv[1:]]),
+            json_file=json_file,
+            progress=progress,
+        )
     _print(report)
     if plot_file:
         plot.save(report, plot_file)

@@ -13,12 +13,11 @@ from kernel_builder.cli.shared_options import directory_argument, public_shell_o
 from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.develop import choice, interpreter, shells
+from kernel_builder.develop import choice, shells
 from kernel_builder.develop import compile_commands as editor
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 from kernel_builder.toolchain import Toolchains
-from kernel_format.cache_directory import default_cache
 
 _variant_option = click.option(
     "--variant", metavar="NAME", help="The variant to use. [default: the one that fits this machine]"
@@ -72,9 +71,8 @@ def devshell(directory: Path, variant: str | None, command: tuple[str, ...]) -> 
 def testshell(directory: Path, variant: str | None, command: tuple[str, ...]) -> None:
     """Start a shell to test a built variant, or run COMMAND in it.
 
-    DIR is the project (default: here). The shell is $SHELL. Its `python` has a Torch that loads the variant, `kernels`
-    and pytest: it is the interpreter of kernel-builder if its Torch loads the variant, or else a virtual environment in
-    the cache. `get_kernel` loads the package in DIR/build in place of the published one.
+    DIR is the project (default: here). The shell is $SHELL. Its `python` is the interpreter of kernel-builder, whose
+    Torch must load the variant. `get_kernel` loads the package in DIR/build in place of the published one.
 
     \b
     kernel-builder testshell kernels/rmsnorm
@@ -82,9 +80,8 @@ def testshell(directory: Path, variant: str | None, command: tuple[str, ...]) ->
     """
     project = _read(directory)
     chosen = choice.built(project, variant)
-    with shown(sys.stderr) as progress:
-        python = interpreter.find(project, chosen, default_cache(), progress)
-    _enter(f"{python} with {project.name} {chosen.name}", shells.testing(project, chosen, python), command)
+    choice.require_loadable(chosen)
+    _enter(f"{sys.executable} with {project.name} {chosen.name}", shells.testing(project, chosen), command)
 
 
 def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) -> NoReturn:

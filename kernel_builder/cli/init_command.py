@@ -111,7 +111,8 @@ def _create_from_source(
     source: Path, functions: Sequence[str], directory: Path | None, repo_id: str, license_name: str, *, overwrite: bool
 ) -> None:
     name = scaffold.kernel_name(repo_id)
-    written = inline_project.files(repo_id, source.read_text(encoding="utf-8"), functions, license_name=license_name)
+    text = source.read_text(encoding="utf-8")
+    written = inline_project.files(repo_id, text, functions, stem=source.stem, license_name=license_name)
     directory = directory or Path(name)
     scaffold.write({path: text.encode() for path, text in written.items()}, directory, overwrite=overwrite)
     click.echo(f"Created {directory} from {source}. Next:\n  kernel-builder build {shlex.quote(str(directory))}")

@@ -10,7 +10,7 @@ import click
 
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config.variant import PLATFORMS, this_platform
-from kernel_builder.develop.interpreter import TORCH_INDEX
+from kernel_builder.develop.choice import TORCH_INDEX
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 from kernel_builder.toolchain import Toolchains, components

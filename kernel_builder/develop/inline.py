@@ -61,7 +61,7 @@ def load(
     by_name = {names[0]: fakes} if callable(fakes) else dict(fakes or {})
     if unknown := [name for name in by_name if name not in names]:
         raise ConfigError(f"{unknown[0]!r} is not one of the loaded functions ({', '.join(names)})", where="fakes")
-    package = _package(text, names)
+    package = _package(f"#line 1\n{text}", names)  # the compiler's messages have the lines of the source
     _register_fakes(package, by_name)
     loaded = {name: getattr(package, name) for name in names}
     return loaded[functions] if isinstance(functions, str) else SimpleNamespace(**loaded)
@@ -71,7 +71,7 @@ def _package(source: str, functions: Sequence[str]) -> Any:
     """Return the package of the source, and build it first if the cache does not have it."""
     from kernels import get_local_kernel
 
-    content = inline_project.files("local/inline", source, functions)
+    content = inline_project.files("local/inline", source, functions, stem="inline")
     backend = inline_project.backend_of(source)
     capabilities = known_backends.get(backend).current_archs()
     digest = hashlib.sha256(json.dumps([content, capabilities], sort_keys=True).encode()).hexdigest()[:16]

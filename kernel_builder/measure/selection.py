@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernel_builder.measure.results import Point, shape_name
@@ -38,52 +38,41 @@ def points(
             as `*x2048` selects the declared shapes that match. Empty for all that are declared.
         dtypes: Names of Torch dtypes.
     """
-    wanted = [_parse(text) for text in shapes]
-    used: set[tuple[str, ...]] = set()
+    for text in shapes:
+        if not re.fullmatch(r"(\*|[1-9]\d*)(x(\*|[1-9]\d*))*", text):
+            raise ConfigError(
+                f"{text!r} is not a shape; expected sizes joined by x, like 1x4096x2048; * is any size",
+                where="--shapes",
+            )
+    unused = dict.fromkeys(shapes)
     selected: dict[Point, None] = {}
     for operation, workload in workloads.items():
         for name, declared in workload.shapes.items():
-            here = [tuple(shape) for shape in declared.get(device, ())]
-            chosen = here
-            if wanted:
-                chosen = []
-                for pattern in wanted:
-                    fitting = list(_fitting(pattern, here, len(workload.small)))
-                    chosen += fitting
-                    used.update([pattern] if fitting else [])
+            chosen = here = [tuple(shape) for shape in declared.get(device, ())]
+            if shapes:
+                fitting = {text: _fitting(text, here, len(workload.small)) for text in shapes}
+                chosen = [shape for each in fitting.values() for shape in each]
+                unused = {text: None for text in unused if not fitting[text]}
             for dtype in dtypes:
                 selected.update({Point(operation, name, shape, dtype): None for shape in chosen})
-    for pattern in wanted:
-        if pattern not in used:
-            sizes = sorted({len(workload.small) for workload in workloads.values()})
-            raise ConfigError(
-                f"{'x'.join(pattern)!r} fits no operation on {device}; they take "
-                f"{' or '.join(map(str, sizes))} sizes, and declare {_some(workloads, device)}",
-                where="--shapes",
-            )
+    if unused:
+        sizes = sorted({len(workload.small) for workload in workloads.values()})
+        raise ConfigError(
+            f"{next(iter(unused))!r} fits no operation on {device}; they take {' or '.join(map(str, sizes))} sizes, "
+            f"and declare {_some(workloads, device)}",
+            where="--shapes",
+        )
     if not selected:
         raise ConfigError(f"no shape is declared for {device}", where="benchmarks/benchmark.py")
     return list(selected)
 
 
-def _parse(text: str) -> tuple[str, ...]:
-    sizes = tuple(text.strip().split("x"))
-    if not all(re.fullmatch(r"\*|[1-9]\d*", size) for size in sizes):
-        raise ConfigError(
-            f"{text.strip()!r} is not a shape; expected sizes joined by x, like 1x4096x2048; * is any size",
-            where="--shapes",
-        )
-    return sizes
-
-
-def _fitting(pattern: tuple[str, ...], declared: Sequence[tuple[int, ...]], sizes: int) -> Iterator[tuple[int, ...]]:
-    if "*" not in pattern:
-        return iter([tuple(map(int, pattern))] if len(pattern) == sizes else [])
-    return (
-        shape
-        for shape in declared
-        if len(shape) == len(pattern) and all(map(fnmatch.fnmatch, map(str, shape), pattern))
-    )
+def _fitting(text: str, declared: Sequence[tuple[int, ...]], sizes: int) -> list[tuple[int, ...]]:
+    """Return the declared shapes that match a pattern, or a shape itself if the operation takes as many sizes."""
+    if "*" in text:
+        return [shape for shape in declared if fnmatch.fnmatch(shape_name(shape), text)]
+    shape = tuple(map(int, text.split("x")))
+    return [shape] if len(shape) == sizes else []
 
 
 def _some(workloads: Mapping[str, type[Any]], device: str) -> str:

@@ -8,7 +8,6 @@
 #include <stdarg.h>
 #include <sys/mman.h>
 
-#include <map>
 #include <mutex>
 #include <stdexcept>
 
@@ -37,7 +36,6 @@ struct Variable {
 
 // The running launch, and the state that launches share.
 std::recursive_mutex running;
-std::map<const void*, Invoke> invokes;
 unsigned threads;  // of a block
 jmp_buf scheduler;
 void (*kernel_call)(void*);
@@ -246,17 +244,6 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
 }
 
 void* dynamic_shared() { return dynamic_begin; }
-
-void remember(const void* kernel, Invoke invoke) {
-  const std::lock_guard lock(running);
-  invokes[kernel] = invoke;
-}
-
-Invoke recall(const void* kernel) {
-  const std::lock_guard lock(running);
-  const auto entry = invokes.find(kernel);
-  return entry == invokes.end() ? nullptr : entry->second;
-}
 
 int Launch::run(void (*call)(void*), void* context) const {
   const std::lock_guard lock(running);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -79,7 +78,6 @@ def test_a_wrong_kernel_is_not_timed(scale: Callable[..., Path], tmp_path: Path)
     assert "WRONG" in line and " us" not in line
     (row,) = BenchmarkReport.read(file).rows
     assert not row.times and row.faults.keys() == {OURS}
-    assert json.loads(file.read_text())["rows"][0]["times"] == {}
 
 
 def test_bad_selections_have_clear_errors(

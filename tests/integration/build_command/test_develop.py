@@ -50,6 +50,11 @@ def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: P
 
     other = command(cache, "testshell", project, "--variant", CUDA)
     assert other.returncode == 6 and f"{CUDA}: the variant has not been built" in other.stderr
+    (project / "build" / "torch210-cxx11-cpu-x86_64-linux").mkdir()
+    (project / "build" / "torch210-cxx11-cpu-x86_64-linux" / "metadata.json").write_text("{}")
+    # The Torch of this interpreter does not fit.
+    refused = command(cache, "testshell", project, "--variant", "torch210-cxx11-cpu-x86_64-linux")
+    assert refused.returncode == 4 and "pip install 'torch==2.10.*' --index-url" in refused.stderr
 
 
 def test_the_shell_is_that_of_the_user(copy_project: Copy, new_cache: NewCache) -> None:
@@ -127,5 +132,5 @@ def test_pip_installs_a_project(copy_project: Copy, shared_cache: Path, tmp_path
 
     file = project / "pyproject.toml"
     file.write_text(file.read_text() + "# mine\n")
-    assert command(cache, "clean-pyproject", project).returncode == 2
-    assert command(cache, "clean-pyproject", project, "--force").returncode == 0 and not file.exists()
+    assert command(cache, "create-pyproject", project).returncode == 2
+    assert command(cache, "create-pyproject", project, "--force").returncode == 0 and "mine" not in file.read_text()

@@ -16,7 +16,7 @@ from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage
 from kernel_builder.steps.buildable import UnavailableVariant
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
-HIDDEN = ["build-and-copy", "build-and-upload", "clean-pyproject", "completions", "hash"]
+HIDDEN = ["build-and-copy", "build-and-upload", "completions", "hash"]
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *HIDDEN])
