@@ -62,7 +62,7 @@ test: .venv/ready
 	$(MAKE) --jobs=2 --output-sync=target packages arm64-python
 	$(MAKE) --jobs=3 lint docs all-tests
 
-all-tests:
+all-tests: .venv/ready
 	.venv/bin/python -m pytest -p xdist -p pytest_timeout -p tests.skips tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 packages: .venv/ready
@@ -94,7 +94,7 @@ newest-client: .venv/ready
 	.venv/bin/python -m pytest -p tests.skips -n 2 packages/kernel-hub/tests/test_server_clients.py tests/unit/package tests/unit/hub tests/integration/checks tests/system/hub/publishing $(PYTEST)
 
 nightly: .venv/ready
-	.venv/bin/python -m pytest -m nightly tests/nightly $(PYTEST)
+	.venv/bin/python -m pytest -m nightly tests/nightly tests/system/platforms/test_arm.py $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .

@@ -12,7 +12,7 @@ from dataclasses import asdict
 import click
 
 from kernel_builder.checks import CHECKS
-from kernel_builder.cli.shared_options import json_option, printable, table
+from kernel_builder.cli.shared_options import json_option, origins, printable, table
 from kernel_builder.hub.audit import Audit, AuditedVariant
 from kernel_builder.hub.audit import audit as describe
 from kernel_builder.plural import counted
@@ -118,11 +118,8 @@ def _details(audited: AuditedVariant) -> None:
         f"  symbols     {', '.join(f'{number} of {title}' for title, number in audited.symbols.items()) or 'none'}"
     )
     printable(f"  signature   {audited.signature}")
-    for part, label in (("kernel", "sources"), ("kernel-builder", "builder")):
-        origin = audited.provenance[part]
-        state = [str(origin[key]) for key in ("version", "commit") if key in origin]
-        state += ["with uncommitted changes"] * bool(origin.get("dirty"))
-        printable(f"  {label:<11} {' '.join(state) or 'not recorded'}")
+    for line in origins(audited.provenance):
+        printable(line)
     printable(f"  rebuild     {audited.rebuild}")
     _section(
         "ops", [f"{op['schema']}{'' if op['fake'] else '  (no fake in Python)'}" for op in audited.ops] or ["none"]

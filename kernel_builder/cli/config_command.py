@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 
 from kernel_builder import toml_file
-from kernel_builder.cli import print_notices, report_error
+from kernel_builder.cli import of_each, print_notices, report_error
 from kernel_builder.cli.shared_options import json_option, table
 from kernel_builder.config import build_toml, editions
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
-from kernel_builder.config.project_files import read_project, sort_projects
+from kernel_builder.config.project_files import read_project
 from kernel_builder.json_value import json_value
 from kernel_builder.plural import counted
 from kernel_builder.steps import compile_steps
@@ -40,16 +40,7 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     kernel-builder check-config kernels/rmsnorm
     kernel-builder check-config kernels/*
     """
-    paths, others = sort_projects(directories or (Path(),))
-    results: dict[Path, Project | ConfigError] = {}
-    for path in paths:
-        try:
-            results[path] = project = read_project(path)
-            compile_steps.check(project)
-        except ConfigError as error:
-            if len(paths) == 1:
-                raise
-            results[path] = error
+    results = of_each(directories, _read)
     projects = [project for project in results.values() if isinstance(project, Project)]
     ok = len(projects) == len(results)
     if as_json:
@@ -59,12 +50,18 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
             else {"directory": str(path), "ok": False, "error": result.as_dict()}
             for path, result in results.items()
         ]
-        click.echo(json.dumps({"ok": ok, "projects": listed, "left-out": [str(path) for path in others]}))
+        click.echo(json.dumps({"ok": ok, "projects": listed}))
     else:
-        print_notices(projects, others)
+        print_notices(projects)
         _print_table(results)
     if not ok:
         raise SystemExit(ConfigError.exit_code)
+
+
+def _read(path: Path) -> Project:
+    project = read_project(path)
+    compile_steps.check(project)
+    return project
 
 
 def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
@@ -98,21 +95,14 @@ def update_build(directories: tuple[Path, ...], check: bool, license: str | None
     kernel-builder update-build kernels/* --check
     kernel-builder update-build old-kernel --license apache-2.0
     """
-    paths, others = sort_projects(directories or (Path(),))
-    changed, failed = [], []
-    for directory in paths:
-        try:
-            if _update(directory / FILE, license, write=not check):
-                changed.append(directory)
-        except ConfigError as error:
-            if len(paths) == 1:
-                raise
-            report_error(error, as_json=False)
-            failed.append(directory)
-    print_notices((), others)
+    results = of_each(directories, lambda directory: _update(directory / FILE, license, write=not check))
+    failed = [error for error in results.values() if isinstance(error, ConfigError)]
+    for error in failed:
+        report_error(error, as_json=False)
+    changed = [path for path, result in results.items() if result is True]
     done = "would be converted" if check else "converted"
     click.echo(
-        f"{len(changed)} of {counted(len(paths), 'file')} {done}" + (f", {len(failed)} failed" if failed else "")
+        f"{len(changed)} of {counted(len(results), 'file')} {done}" + (f", {len(failed)} failed" if failed else "")
     )
     if failed:
         raise SystemExit(ConfigError.exit_code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,3 +106,13 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 def printable(text: str) -> None:
     """Print text of other publishers without the escapes of terminals."""
     click.echo("".join(character for character in text if character.isprintable() or character == "\n"))
+
+
+def origins(provenance: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the lines that state where a package's sources and its builder come from."""
+    lines = []
+    for part, label in (("kernel", "sources"), ("kernel-builder", "builder")):
+        state = [str(provenance[part][key]) for key in ("version", "commit") if key in provenance[part]]
+        state += ["with uncommitted changes"] * bool(provenance[part].get("dirty"))
+        lines.append(f"  {label:<11} {' '.join(state) or 'not recorded'}")
+    return lines

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kernel_builder import inline_project
 from kernel_builder.backends.cuda.releases import capability_key, runs_on
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Fake(Protocol):
-    """Takes the arguments of a function, and returns empty tensors with the shapes of its results."""
-
-    def __call__(self, *arguments: Any, **by_name: Any) -> Tensor | Sequence[Tensor]: ...
+Fake = Callable[..., "Tensor | Sequence[Tensor]"]
+"""Takes the arguments of a function, and returns empty tensors with the shapes of its results."""
 
 
 def load(

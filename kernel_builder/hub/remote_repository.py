@@ -338,7 +338,9 @@ class RemoteRepository:
         try:
             yield
         except (network, ConnectionError, LocalEntryNotFoundError, RuntimeError, ValueError) as error:
-            raise self._translated(action, error.__cause__ or error) from error
+            # A response has the Hub's message; its cause, the HTTP library's error, has not.
+            has_response = getattr(error, "response", None) is not None
+            raise self._translated(action, error if has_response else error.__cause__ or error) from error
 
     def _translated(self, action: str, error: BaseException) -> HubError:
         where = f"{self.repo_id} on {self.api.endpoint}"

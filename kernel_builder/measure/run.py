@@ -19,7 +19,7 @@ import kernels
 import torch
 
 from kernel_builder.config.project_files import read_project
-from kernel_builder.measure import selection, workloads
+from kernel_builder.measure import workloads
 from kernel_builder.measure.case import Function, measure, measure_host
 from kernel_builder.measure.compiled import compile_ahead, compiled
 from kernel_builder.measure.results import COMPILE, COPY, EAGER, OURS, BenchmarkReport, HostOverhead, Point, Row
@@ -56,7 +56,7 @@ def run(
     Args:
         project: The directory of a built project.
         device: "cuda" or "cpu"; None for "cuda" if there is a GPU, else "cpu".
-        operations, shapes, dtypes: The selection, as `selection` describes it.
+        operations, shapes, dtypes: The selection, as `workloads.points` describes it.
         against: Names of peers; None for eager PyTorch, torch.compile and every peer that the project declares.
         rounds: Samples of each time.
         only: "device" leaves out host overhead; "host" measures nothing else, without correctness; None does both.
@@ -65,8 +65,8 @@ def run(
         progress: Receives each point.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = selection.operations(workloads.load(project), operations)
-    todo = selection.points(chosen, device, shapes=shapes, dtypes=dtypes)
+    chosen = workloads.selected(workloads.load(project), operations)
+    todo = workloads.points(chosen, device, shapes=shapes, dtypes=dtypes)
     kernel = _load(project, device)
     absent: dict[str, str] = {}
     peers = _peers(project, chosen, against, device, absent)

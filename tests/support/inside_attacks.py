@@ -2,7 +2,6 @@
 
 OUTSIDE is a JSON object with the targets that `Outside` has created. Prints the names of the successful attacks. It
 imports nothing but the standard library, so that it runs as a step, as a package and as a candidate.
-`python -m tests.support.outside KIND DEVICE` carries the attacks out.
 """
 
 from __future__ import annotations

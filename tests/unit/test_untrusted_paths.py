@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import io
 import struct
 import tarfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -25,6 +23,7 @@ from kernel_builder.toolchain import archives
 from kernel_builder.toolchain.lock import PinnedFile
 from kernel_format.errors import KernelBuilderError, PackageError, VerificationError
 from kernel_format.untrusted_paths import UnsafePath, checked_path, checked_tree
+from tests.support.loopback import QuietHandler, served
 
 REPOSITORY, COMMIT = "org/kernel", "0" * 40
 PARTS = [".", "..", "", "a", "build", ".git", "con", "\\", "a\0b", "\ud800", "x" * 300, "\x1b[2J", "metadata.json", "~"]
@@ -109,26 +108,6 @@ def test_a_hub_that_sends_more_than_it_lists_is_cut_off(
         repository().download_into(tmp_path, COMMIT, listed)
 
 
-class HostileHeaders(http.server.BaseHTTPRequestHandler):
-    """Answers every request with headers of which the Hub's client makes the name of a file."""
-
-    headers_sent: dict[str, str]
-
-    def do_GET(self) -> None:
-        content = b"hostile"
-        self.send_response(200)
-        for header, value in {"Content-Length": str(len(content)), **self.headers_sent}.items():
-            self.send_header(header, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "none"])
 @pytest.mark.parametrize("cached", [True, False])
 def test_headers_of_a_hub_name_no_file_elsewhere(
@@ -138,10 +117,22 @@ def test_headers_of_a_hub_name_no_file_elsewhere(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "home").mkdir()
     sent = {"ETag": '"0"', "X-Repo-Commit": COMMIT, header: '"../../../home/profile"'}
-    handler = type("Handler", (HostileHeaders,), {"headers_sent": sent})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        repository = RemoteRepository(REPOSITORY, endpoint=f"http://127.0.0.1:{server.server_port}", token="any")
+
+    class HostileHeaders(QuietHandler):
+        """Answers every request with headers of which the Hub's client makes the name of a file."""
+
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            for name, value in {"Content-Length": "7", **sent}.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(b"hostile")
+
+    with served(HostileHeaders) as url:
+        repository = RemoteRepository(REPOSITORY, endpoint=url, token="any")
         monkeypatch.setattr(
             repository.api,
             "snapshot_download",
@@ -155,7 +146,6 @@ def test_headers_of_a_hub_name_no_file_elsewhere(
                 repository.download(COMMIT, ["a"])
             else:
                 repository.download_into(tmp_path / "local", COMMIT, files)
-        server.shutdown()
     assert not list((tmp_path / "home").iterdir())
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"hostile"]
     assert bool(written) == (header == "none")

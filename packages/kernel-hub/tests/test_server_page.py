@@ -8,7 +8,7 @@ from html import unescape
 from pathlib import Path
 
 import requests
-from huggingface_hub import CommitOperationAdd
+from raw_requests import commit
 
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, publish_kernel, write_kernel
@@ -40,9 +40,8 @@ def test_pages_of_a_kernel(hub: RunningHub, tmp_path: Path) -> None:
     (stable / "metadata.json").write_text(json.dumps(metadata))
     for branch in ("v1", "v2"):
         publish_kernel(hub, folder, branch=branch)
-    files = {"README.md": CARD, "benchmarks/results/speed.svg": PLOT}
-    operations = [CommitOperationAdd(path, text.encode()) for path, text in files.items()]
-    hub.api().create_commit(KERNEL, operations, commit_message="card", repo_type="kernel")
+    for path, text in {"README.md": CARD, "benchmarks/results/speed.svg": PLOT}.items():
+        commit(hub.api(), KERNEL, path, text.encode())
 
     first = requests.get(hub.url).text
     assert "Doubles a tensor." in first and f'href="/kernels/{KERNEL}"' in first
@@ -68,9 +67,7 @@ def test_relative_addresses_in_a_card(hub: RunningHub) -> None:
     )
     api = hub.api()
     api.create_repo(KERNEL, repo_type="kernel")
-    api.create_commit(
-        KERNEL, [CommitOperationAdd("README.md", card.encode())], commit_message="card", repo_type="kernel"
-    )
+    commit(api, KERNEL, "README.md", card.encode())
     page = requests.get(f"{hub.url}/kernels/{KERNEL}").text
     files = f"/kernels/{KERNEL}/resolve/main"
     for shown in (f'href="{files}/docs/x.md"', f'href="{files}/y.md"', f'src="{files}/i.png"'):

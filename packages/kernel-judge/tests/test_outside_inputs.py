@@ -48,11 +48,7 @@ OUTSIDE = "wrong-outside-inputs"
 # The task: sizes, inputs, state, formula. The candidate: its state, its formula.
 CHEATS = {
     "no negative input": (SIZES, RAND, NONE, "torch.relu(x)", NONE, "x.clone()"),
-    "no absolute value": (SIZES, RAND, NONE, "x / x.abs().sum(-1, True)", NONE, "x / x.sum(-1, True)"),
-    "no input above 1": (SIZES, RAND, NONE, "x.clamp(0, 1)", NONE, "x.clone()"),
     "softmax without its maximum": (SIZES, RANDN, NONE, "x.softmax(-1)", NONE, "x.exp() / x.exp().sum(-1, True)"),
-    "softmax of clamped inputs": (SIZES, RANDN, NONE, "x.softmax(-1)", NONE, "x.clamp(-20, 20).softmax(-1)"),
-    "logarithm of sums": (SIZES, RANDN, NONE, "x.logsumexp(-1)", NONE, "x.exp().sum(-1).log()"),
     "sigmoid that overflows": (SIZES, RANDN, NONE, "x.sigmoid()", NONE, "x.exp() / (1 + x.exp())"),
     "product by logarithms": (SIZES, RAND, NONE, "x[:, :4].prod(-1)", NONE, "x[:, :4].log().sum(-1).exp()"),
     "norm of zeros": (SIZES, RANDN, NONE, f"{FUNCTIONS}.normalize(x)", NONE, "x / x.norm(dim=-1, keepdim=True)"),
@@ -61,10 +57,6 @@ CHEATS = {
         NONE, f"{SCORES}.masked_fill(~{MASK}, -30.0).softmax(-1) @ x",
     ),
     "norm without its parameters": (SIZES, RANDN, NORM, "self.norm(x)", NONE, f"{FUNCTIONS}.layer_norm(x, (40,))"),
-    "norm without its bias": (
-        SIZES, RANDN, NORM, "self.norm(x)", "self.gain = torch.nn.Parameter(torch.ones(40))",
-        f"{FUNCTIONS}.layer_norm(x, (40,), self.gain)",
-    ),
     "parameters that are not used": (
         SIZES, RANDN, NORM, "self.norm(x)", NORM, f"{FUNCTIONS}.layer_norm(x, (40,))",
     ),

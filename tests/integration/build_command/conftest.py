@@ -40,7 +40,7 @@ COMMANDS = ForkServer(
     HF_HUB_OFFLINE="1",
 )
 RIGHT = "out[i] = factor * in[i]"
-MEASURED = ("--dtype", "float32", "--rounds", "7")
+MEASURED = ("--dtype", "float32", "--rounds", "3")
 
 
 @dataclass(frozen=True)

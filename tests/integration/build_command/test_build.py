@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kernels import Metadata  # type: ignore[attr-defined]
@@ -155,17 +154,16 @@ def test_packages_of_another_kernel_are_not_replaced(
 
 
 def test_other_files_in_build_are_kept(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> None:
-    project, cache = copy_project("stable-scale"), shared_cache
-    build: Any = project / "build"
-    (build / "notes").mkdir(parents=True)
-    (build / "notes" / "mine.txt").write_text("mine")
-    old = build / "torch29-cxx11-cpu-x86_64-linux"
+    project = copy_project("python-only")
+    (project / "build" / "notes").mkdir(parents=True)
+    (project / "build" / "notes" / "mine.txt").write_text("mine")
+    old = project / "build" / "torch29-cxx11-cpu-x86_64-linux"
     old.mkdir()
     (old / "metadata.json").write_text("{}")
-    assert kernel_builder(cache, "build", project, "--variant", CPU, "--no-load").code == 0
+    assert kernel_builder(shared_cache, "build", project, "--variant", "torch-cpu", "--no-load").code == 0
     assert old.exists()
-    assert kernel_builder(cache, "build", project, "--cuda-compiler", "nvcc", "--no-load").code == 0
-    assert (build / "notes" / "mine.txt").read_text() == "mine"
+    assert kernel_builder(shared_cache, "build", project, "--no-load").code == 0
     # The project no longer offers this variant, so a full build removes it.
-    assert not old.exists()
-    assert sorted(path.name for path in project.iterdir()) == ["build", "build.toml", "scale", "torch-ext"]
+    assert sorted(path.name for path in (project / "build").iterdir()) == ["notes", "torch-cpu", "torch-cuda"]
+    assert (project / "build" / "notes" / "mine.txt").read_text() == "mine"
+    assert sorted(path.name for path in project.iterdir()) == ["build", "build.toml", "torch-ext"]
