@@ -91,7 +91,7 @@ def test_check_abi_uses_the_requested_policy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
-        (["-m", "manylinux_9"], "'manylinux_9' is not one of manylinux_2_5, "),
+        (["-m", "manylinux_9"], "'manylinux_9' is not one of 'manylinux_2_5', "),
         (["-p", "three"], "'three' is not a version like"),
         (["--torch-stable-abi", "2"], "'2' is not a version like"),
     ],
