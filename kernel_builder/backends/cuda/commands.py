@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kernel_builder.backends import DeviceCommand
 from kernel_builder.backends.cuda import clang_flags
+from kernel_builder.backends.cuda.releases import data
 from kernel_builder.backends.cuda.toolkits import CudaToolkit
 from kernel_builder.backends.host_code import (
     HEADERS_PRINTED,
@@ -23,39 +24,6 @@ from kernel_builder.backends.tools import HostCompiler
 # Directories in commands.
 _TOOLKIT, CLANG = token("cuda"), token("clang")
 
-_NVCC_FLAGS = (
-    "-O3",
-    "-DNDEBUG",
-    # The public builder defines it for sources of nvcc; kernels with 8-bit floating point leave that out without it.
-    "-DENABLE_FP8",
-    "--expt-relaxed-constexpr",
-    "--expt-extended-lambda",
-    "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
-)
-# Without these, ptxas spills registers in code of clang for some kernels. Loop strength reduction keeps a pointer for
-# each access of a loop, where one index would do; and clang's own schedule keeps many values alive.
-CLANG_DEVICE_FLAGS = ("-Xarch_device", "-mllvm=-disable-lsr", "-Xarch_device", "-mllvm=-nvptx-sched4reg")
-_CLANG_FLAGS = (
-    "-O3",
-    "-DNDEBUG",
-    "-DENABLE_FP8",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden",
-    # Neither files of the user or the system, nor the directory of the step, may change its output.
-    "--no-default-config",
-    # A directory that does not exist: the C library is the one of g++, which need not be in /usr/include.
-    "--sysroot=no-sysroot",
-    # GNU's assembler lists the files of .incbin, and is that of g++.
-    "-fno-integrated-as",
-    "-ffile-compilation-dir=.",
-    *CLANG_DEVICE_FLAGS,
-    # Every driver for CUDA 12 can read this compression. Smaller ones need a driver for 12.4.
-    "-Xcuda-fatbinary",
-    "--compress-all",
-    "-Xcuda-fatbinary",
-    "--compress-mode=speed",
-)
 # Where a step has templates/clang/ptxas, which corrects the PTX.
 _PTXAS = "builder/ptxas"
 # And templates/clang/host_math.h, which every source includes.
@@ -70,7 +38,7 @@ def by_nvcc(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, arch
         f"src/{options.source}",
         ccbin(host),
         f"-std=c++{options.standard}",
-        *_NVCC_FLAGS,
+        *data()["nvcc"]["flags"],
         *_gencode(archs),
         # Every driver for CUDA 13 can read the smaller compression; some for CUDA 12 cannot.
         *(["--compress-mode=size"] if cuda.release.major >= 13 else []),
@@ -101,7 +69,7 @@ def by_clang(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, arc
         f"src/{options.source}",
         f"--include={_HOST_MATH}",
         f"-std=c++{options.standard}",
-        *_CLANG_FLAGS,
+        *(flag for key in ("flags", "device-flags", "fatbinary-flags") for flag in data()["clang"][key]),
         *of_gxx(host),
         f"-resource-dir={CLANG}",
         f"--cuda-path={_TOOLKIT}",

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from kernel_builder.backends.cuda import toolkits
-from kernel_builder.backends.cuda.commands import CLANG_DEVICE_FLAGS
+from kernel_builder.backends.cuda.releases import data
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT
@@ -29,7 +29,7 @@ def compile_device(source: Path, include: Path, *options: str | Path) -> str:
     ]
     command += [f"-resource-dir={toolkit.clang.root}", f"--cuda-path={toolkit.root}"]
     command += [f"--gcc-install-dir={tools.host().install}", "--offload-arch=sm_90", "--cuda-device-only"]
-    command += ["-std=c++17", "-O3", "-DNDEBUG", *CLANG_DEVICE_FLAGS, *options]
+    command += ["-std=c++17", "-O3", "-DNDEBUG", *data()["clang"]["device-flags"], *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout
     return done.stdout
