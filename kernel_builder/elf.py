@@ -144,14 +144,6 @@ def section(path: Path, name: str) -> bytes | None:
         return bytes(section.data()) if section else None
 
 
-def compilers(path: Path) -> list[str]:
-    """Return the entries of compilers and assemblers in the `.comment` section of an ELF file."""
-    with _opened(path) as elf:
-        section = elf.get_section_by_name(".comment")
-        texts = section.data().split(b"\0") if section else []
-    return [text.decode("utf-8", "replace") for text in texts if text]
-
-
 def without_definitions(archive: bytes, dropped: Container[str]) -> bytes:
     """Return a static library whose objects refer to the symbols in `dropped` instead of defining them.
 

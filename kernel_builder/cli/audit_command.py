@@ -80,7 +80,12 @@ def _print(result: Audit, selected: str | None) -> None:
     downloaded = f", {result.downloaded / 1e6:.2f} MB downloaded" if result.downloaded else ""
     printable(f"{result.name}: {counted(len(result.variants), 'variant')}{downloaded}")
     printable(f"here: {result.environment}")
-    printable(f"loads here: {f'yes, {result.loads}' if result.loads else 'no'}\n")
+    nearest = min(result.variants, key=lambda audited: len(audited.changes))
+    missing = f"no; nearest: {nearest.variant}, which needs {' and '.join(nearest.changes)}"
+    printable(f"loads here: {f'yes, {result.loads}' if result.loads else missing}")
+    if result.client:
+        printable(f"transformers uses kernels with {result.client} only: pip install '{result.client}'")
+    printable("")
     titles = list(dict.fromkeys(title for audited in result.variants for title in audited.requires))
     rows = [["variant", *titles, "size", "to load it here"]]
     for audited in result.variants:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -33,7 +32,7 @@ def toolchain() -> None:
     \b
     kernel-builder toolchain list
     kernel-builder toolchain fetch cuda-13.0 torch-2.10-stable
-    kernel-builder toolchain clean --older-than 90
+    kernel-builder toolchain clean
     """
 
 
@@ -82,7 +81,7 @@ def fetch(names: tuple[str, ...], platforms: tuple[str, ...]) -> None:
 def list_toolchains() -> None:
     """List the components that are pinned for this platform and those in the store, with sizes."""
     toolchains = Toolchains()
-    stored = {tree.name: tree for tree in toolchains.store.trees()}
+    stored = toolchains.store.trees()
     pinned = {tree.name: tree for tree in toolchains.pinned()}
     for name in {**pinned, **stored}:
         kind, title = (pinned[name].kind, pinned[name].title) if name in pinned else ("", stored[name].title)
@@ -93,42 +92,23 @@ def list_toolchains() -> None:
 
 
 @toolchain.command()
-@click.option("--remove", is_flag=True, help="Remove damaged toolchains; the next use downloads them again.")
-def verify(remove: bool) -> None:
+def verify() -> None:
     """Hash every file in the store, and list the files that have changed since they were downloaded."""
-    toolchains = Toolchains()
-    store = toolchains.store
-    names = store.names()
-    damages = [damage for name in names for damage in store.verify(name)]
-    if remove:
-        for name in {damage.tree for damage in damages}:
-            store.remove(name)
-    for damage in damages:
-        click.echo(f"{damage.path} {damage.problem}")
-    click.echo(f"{counted(len(names), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
-    if damages and not remove:
-        click.echo("`kernel-builder toolchain verify --remove` removes the damaged ones", err=True)
+    store = Toolchains().store
+    trees = store.trees()
+    damages = [damage for name in trees for damage in store.damages(name)]
+    for path, problem in damages:
+        click.echo(f"{path} {problem}")
+    click.echo(f"{counted(len(trees), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
+    if damages:
+        click.echo("`kernel-builder toolchain clean` removes all toolchains; builds download them again", err=True)
         sys.exit(ToolchainError.exit_code)
 
 
 @toolchain.command()
-@click.option("--all", "everything", is_flag=True, help="Remove every toolchain.")
-@click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Remove toolchains not used for DAYS.")
-def clean(everything: bool, older_than: int | None) -> None:
-    """Remove incomplete downloads, and the toolchains that the options select.
-
-    \b
-    kernel-builder toolchain clean --older-than 90
-    kernel-builder toolchain clean --all
-    """
-    store = Toolchains().store
-    limit = time.time() - older_than * 86400 if older_than is not None else None
-    doomed = [tree for tree in store.trees() if everything or (limit is not None and tree.used <= limit)]
-    removed = [tree for tree in doomed if store.remove(tree.name)]
-    freed = store.remove_leftovers() + sum(tree.bytes for tree in removed)
-    for tree in removed:
-        click.echo(f"removed {tree.title}")
-    click.echo(f"{_megabytes(freed)} freed")
+def clean() -> None:
+    """Remove the toolchains and incomplete downloads; builds download them again."""
+    click.echo(f"{_megabytes(Toolchains().store.clear())} freed")
 
 
 @toolchain.command()

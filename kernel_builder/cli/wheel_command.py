@@ -17,7 +17,7 @@ from kernel_builder.cli.shared_options import (
     owner_option,
 )
 from kernel_builder.progress import Lines, Silent
-from kernel_builder.wheel.project_wheels import write_wheels
+from kernel_builder.wheel import write_wheels
 
 
 @click.command()

@@ -75,6 +75,7 @@ class Audit:
         name: The directory, or the repository with its revision.
         downloaded: Bytes; 0 for a directory.
         environment: This environment, in one line.
+        client: The releases of the client that the installed transformers accepts, if it does not accept this one.
         loads: The variant that the client selects here; None if there is none.
         api_changes: The differences in API from the earlier version.
     """
@@ -82,6 +83,7 @@ class Audit:
     name: str
     downloaded: int
     environment: str
+    client: str | None
     loads: str | None
     variants: tuple[AuditedVariant, ...]
     api_changes: tuple[str, ...] | None = None
@@ -132,7 +134,9 @@ def audit(
         changed = {audited.variant for audited in variants if audited.changes}
         chosen = fit.choose((parse(audited.variant) for audited in variants), environment)
         loads = chosen.name if chosen and chosen.name not in changed else None
-        return Audit(opened.name, opened.downloaded, environment.text, loads, variants, changes)
+        return Audit(
+            opened.name, opened.downloaded, environment.text, environment.client_conflict, loads, variants, changes
+        )
 
 
 @dataclass

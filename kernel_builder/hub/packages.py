@@ -91,9 +91,9 @@ class HubPackage:
         """The name and version of the host compiler, from the binary's `.comment` section."""
         for binary in sorted(self.directory.rglob("*.so")):
             with suppress(elf.Unreadable):
-                for text in elf.compilers(binary):
-                    if text.startswith(("GCC", "clang")):
-                        return text
+                for text in (elf.section(binary, ".comment") or b"").split(b"\0"):
+                    if text.startswith((b"GCC", b"clang")):
+                        return text.decode("utf-8", "replace")
         return None
 
 

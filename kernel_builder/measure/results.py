@@ -143,8 +143,8 @@ def as_json(document: Mapping[str, Any]) -> str:
 
 def _entry(measured: Row | HostOverhead) -> dict[str, Any]:
     """Return the JSON object of a row or of a host overhead, which has the fields of its point."""
-    fields = dict(vars(measured))
-    return {**fields, **fields.pop("point")._asdict()}
+    fields = {name: value for name, value in vars(measured).items() if name != "point"}
+    return {**fields, **measured.point._asdict()}
 
 
 def _fields(entry: dict[str, Any]) -> dict[str, Any]:

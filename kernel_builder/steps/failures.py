@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kernel_builder import elf
+from kernel_builder import elf, toml_file
 from kernel_builder.demangle import demangle
 from kernel_builder.plural import counted
 from kernel_builder.steps.graph import SYSROOT, Binary, CompileStep, Graph
@@ -29,57 +29,6 @@ _OWN_LINE = re.compile(r"^(?:(?:In file included| +) *from )?([^\s/:][^\s:]*:\d+
 _REPORT = re.compile(r"^clang version .*?^\*{20}$.*?^\*{20}\n?", re.M | re.S)
 _LONGEST_REASON = 300  # characters
 _MOST_FILES = 3  # that an error names
-
-# Expression for the output of compilers -> the remedy; the first that matches counts. `{0}` is the text of a group, the
-# other fields are names for a project on the stable ABI or on the full one.
-_HINTS = (
-    (
-        r"died due to signal 9|Killed signal terminated program",
-        "the machine has too little memory: use fewer --jobs, end other programs, or use a machine with more memory",
-    ),
-    (
-        r"PYBIND11_MODULE|/Python\.h\S*: .*error|"
-        r"error: '?(?:torch/extension\.h|torch/python\.h|Python\.h|pybind11/|torch/csrc/utils/pybind\.h)",
-        "register the ops by {expand} and REGISTER_EXTENSION of registration.h, and include {headers}, without "
-        "PYBIND11_MODULE, torch/extension.h and pybind.h, which need Python.h: one binary serves every Python",
-    ),
-    (  # a registration by an undefined macro; the source's line follows
-        r"error: expected constructor[^\n]*\n[^\n]*\b((?:STABLE_)?TORCH_LIBRARY\w*|REGISTER_EXTENSION)\(",
-        "{0} is not defined: include registration.h, which the builder provides, and {library}",
-    ),
-    (r"ptxas fatal +: Unknown option '(-[^']+)'", "ptxas has no {0}: remove it from `cuda-flags`"),
-    (
-        r"error: unknown argument: '(-[^']+)'",
-        "clang, which compiles the variants of CUDA 12, has no {0}: remove it from `cuda-flags`, or compile with an "
-        'nvcc of CUDA 12 (`--cuda-home DIR`), or leave CUDA 12 out by [general.cuda] minver = "13.0"',
-    ),
-    (  # flags, values and headers of another platform; quotes depend on the locale
-        r"unrecognized command[- ]line option .(-m[\w=.+-]+)|(?:bad|unknown) value .\S+?. (?:for|used with) .(-m\w+)|"
-        r"fatal error: (\w+intrin\.h|arm_\w+\.h): No such file",
-        "{0} is for one platform only: select the instructions in the source, under `#if defined(__x86_64__)` or "
-        "`#if defined(__aarch64__)` and by __attribute__((target(...)))",
-    ),
-    (
-        r"fatal error: (?:(\w+): No such file or directory|'(\w+)' file not found)",
-        "the C++ library of this compiler has no <{0}>: do not include it, or set CXX to a newer g++",
-    ),
-    (
-        r"fatal error: (?:([^:\n]+): No such file or directory|'([^'\n]+)' file not found)",
-        "{0} is neither in the project nor in the headers of this variant; list the file in `src` and its directory in "
-        "`include`. With the stable ABI, include only torch/csrc/stable and torch/headeronly; in a [tvm-ffi] project, "
-        "include no headers of Torch",
-    ),
-)
-_STABLE = {
-    "expand": "STABLE_TORCH_LIBRARY_EXPAND",
-    "headers": "torch/csrc/stable/library.h",
-    "library": "torch/csrc/stable/library.h",
-}
-_FULL = {
-    "expand": "TORCH_LIBRARY_EXPAND",
-    "headers": "torch/library.h or torch/all.h",
-    "library": "torch/library.h",
-}
 
 
 def failure(
@@ -165,10 +114,13 @@ def _reason(step: CompileStep | Binary, output: str) -> str:
 
 
 def _hint(step: CompileStep, output: str) -> str | None:
-    stable = any(argument.startswith("-DTORCH_TARGET_VERSION") for argument in step.argv)
-    for expression, hint in _HINTS:
-        if match := re.search(expression, output):
-            return hint.format(next(filter(None, match.groups()), ""), **(_STABLE if stable else _FULL))
+    """Return the remedy for a compiler's errors, or None if the table has none."""
+    table = toml_file.read(Path(__file__).with_name("failure_hints.toml"))
+    is_stable = any(argument.startswith("-DTORCH_TARGET_VERSION") for argument in step.argv)
+    for hint in table["hint"]:
+        if match := re.search(hint["output"], output):
+            names = table["names"]["stable" if is_stable else "full"]
+            return str(hint["remedy"]).format(next(filter(None, match.groups()), ""), **names)
     return None
 
 

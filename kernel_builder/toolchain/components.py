@@ -74,7 +74,7 @@ class Component:
 def in_table(table: Mapping[str, Any]) -> Iterator[Component]:
     """Yield the components of the matrix or of a back end's table."""
     for name, entry in table.get("component", {}).items():
-        files = tuple(_file(file, entry.get("required-by")) for file in entry["files"])
+        files = tuple(_file(file, entry.get("required-by")) for file in entry.get("files", ()))
         yield Component(name=name, title=entry["title"], version=entry.get("version"), files=files)
 
 
@@ -111,23 +111,9 @@ def tvm_ffi_headers(framework: TvmFfiAbi) -> str:
     return f"tvm-ffi-{framework.release}"
 
 
-def header_libraries() -> Iterator[Component]:
-    """Yield the header libraries that `depends` can name."""
-    for name, entry in dependencies.known().items():
-        yield Component(
-            name=name,
-            title=f"CUTLASS {entry['version']} headers",
-            version=entry["version"],
-            files=tuple(_file(file, None) for file in entry.get("files", ())),
-        )
-
-
 def known() -> dict[str, Component]:
     """Return all components by name."""
     tables = [{"component": matrix.load().component}, *(backend.data for backend in backends.every())]
-    every = [
-        *(component for table in tables for component in in_table(table)),
-        *of_torch(matrix.torch_releases()),
-        *header_libraries(),
-    ]
-    return {component.name: component for component in every}
+    tables.append({"component": dependencies.known()})
+    every = [component for table in tables for component in in_table(table)]
+    return {component.name: component for component in [*every, *of_torch(matrix.torch_releases())]}

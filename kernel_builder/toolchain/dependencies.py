@@ -22,7 +22,8 @@ _INCLUDE = ("include", "tools/util/include")
 @cache
 def known() -> Mapping[str, Mapping[str, Any]]:
     """Return the table of every header library by name; `version` is that of the public builder."""
-    return toml_file.read(Path(__file__).with_name("dependencies.toml"))
+    table: Mapping[str, Mapping[str, Any]] = toml_file.read(Path(__file__).with_name("dependencies.toml"))["component"]
+    return table
 
 
 def include_directories(root: Path) -> tuple[Path, ...]:

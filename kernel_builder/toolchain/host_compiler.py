@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.config.variant import this_platform
 from kernel_builder.probe_cache import ProbeCache, output_of
@@ -31,28 +32,6 @@ _KEPT = (
     "TMPDIR",
     "NIX_(BINTOOLS|CC)(_WRAPPER_TARGET_.*|_FOR_.*)?",  # for Nix's compiler wrappers
 )
-
-# Headers of glibc up to 2.42, without `.h`.
-_FILES = """
-    _G_config a.out aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf
-    endian envz err errno error execinfo fcntl features features-time64 fenv fmtmsg fnmatch fpu_control fstab fts
-    ftw gconv getopt glob gnu-versions grp gshadow iconv ieee754 ifaddrs inttypes langinfo lastlog libgen libintl
-    libio limits link locale malloc math mcheck memory mntent monetary mqueue netdb nl_types nss obstack paths poll
-    printf pthread pty pwd re_comp regex resolv sched search semaphore setjmp sgtty shadow signal spawn stab stdbit
-    stdc-predef stdint stdio stdio_ext stdlib string strings syscall sysexits syslog tar termio termios tgmath
-    threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx values wait wchar wctype wordexp xlocale
-"""
-_SYS = """
-    acct auxv bitypes cdefs dir elf epoll errno eventfd fanotify fcntl file fsuid gmon ifunc inotify io ioctl ipc
-    mman mount msg param personality pidfd poll prctl procfs ptrace queue quota random reg resource rseq select sem
-    sendfile shm signal signalfd single_threaded socket socketvar stat statfs statvfs swap syscall sysctl sysinfo
-    syslog sysmacros termios time timeb timerfd times timex ttydefaults types ucontext uio un unistd user utsname
-    vfs wait xattr
-"""
-_NETINET = "ether icmp6 if_ether igmp in in_systm ip ip6 ip_icmp tcp udp"
-# Directories that no other package has headers in: glibc's, and those of the kernel that glibc's include.
-_DIRECTORIES = ("arpa", "bits", "gnu", "net", "netpacket", "sys/platform")
-_KERNEL = ("asm", "asm-generic", "linux")
 
 OLDEST = 11  # GCC's major version
 
@@ -199,12 +178,13 @@ def _readable(search: Sequence[str], install: str, version: str) -> tuple[str, .
 
 
 def _of_c_library(directory: str) -> Iterator[str]:
-    top = re.escape(directory)
-    for below, names in (("", _FILES), ("sys/", _SYS), ("netinet/", _NETINET)):
+    table = toml_file.read(Path(__file__).with_name("glibc_headers.toml"))
+    top, directories = re.escape(directory), table["directories"]
+    for below, names in table["files"].items():
         yield rf"{top}/{below}({'|'.join(map(re.escape, names.split()))})\.h"
-    yield f"{top}/({'|'.join((*_DIRECTORIES, *_KERNEL))})/.*"
+    yield f"{top}/({'|'.join((*directories['glibc'], *directories['kernel']))})/.*"
     # Where each package has a directory of its own, as with Nix, the kernel's headers are behind links.
-    for name in _KERNEL:
+    for name in directories["kernel"]:
         real = os.path.realpath(f"{directory}/{name}")
         if os.path.isdir(real) and real != f"{directory}/{name}":  # noqa: PTH112
             yield f"{re.escape(real)}/.*"

@@ -26,7 +26,7 @@ from pypi_simple import (
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
-from remotezip import RangeNotSupported, RemoteZip, RemoteZipError
+from remotezip import RemoteZip, RemoteZipError
 from requests import RequestException
 from requests.adapters import HTTPAdapter
 from requests.auth import HTTPBasicAuth
@@ -193,12 +193,6 @@ class Index:
         try:
             with RemoteZip(wheel.url, session=self._session, timeout=_TIMEOUT, headers=_UNCOMPRESSED) as archive:
                 yield archive
-        except RangeNotSupported as error:
-            raise FetchError(
-                "the file server does not answer range requests",
-                where=f"{wheel.filename} at {self.url}",
-                hint="set PIP_INDEX_URL to an index whose file server does",
-            ) from error
         except (RemoteZipError, HTTPError) as error:
             raise self._unreachable(wheel.filename, error) from error
 

@@ -23,51 +23,19 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
 from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import ToolchainError
 
-_EVERYWHERE = (
-    "libstdc++.so.6",
-    "libm.so.6",
-    "libgcc_s.so.1",
-    "libc.so.6",
-    "libpthread.so.0",
-    "libdl.so.2",
-    "librt.so.1",
-)
-# Vector functions, which are newer than glibc 2.28 on aarch64, and the dynamic linker, for thread-local variables.
-RUNTIME_LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "x86_64-linux": (*_EVERYWHERE, "libmvec.so.1", "ld-linux-x86-64.so.2"),
-    "aarch64-linux": (*_EVERYWHERE, "ld-linux-aarch64.so.1"),
-}
-
-# Their stubs are empty. This is part of the recipe, so those of other back ends are in sysroots of other names.
-UNVERSIONED_LIBRARIES = (
-    "libc10.so",
-    "libtorch_cpu.so",
-    "libtorch.so",
-    "libc10_cuda.so",
-    "libtorch_cuda.so",
-    "libcuda.so.1",
-)
-
 # Increase when `make` changes, so that the sysroot of an older builder is not used.
 RECIPE = 4
-
-
-# The newest symbol versions of manylinux_2_28, which the Hub requires. GOMP and OMP: the newest of the libgomp.so.1 in
-# Torch's wheels, 2.10 to 2.15.
-CEILINGS: Mapping[str, tuple[int, ...]] = {
-    "GLIBC": (2, 28),
-    "GLIBCXX": (3, 4, 24),
-    "CXXABI": (1, 3, 11),
-    "GCC": (7, 0, 0),
-    "GOMP": (5, 0),
-    "OMP": (5, 0),
-}
+# `runtime`, `unversioned`, `ceilings`, `compat`: described in the file.
+_TABLE: Mapping[str, Any] = toml_file.read(Path(__file__).with_suffix(".toml"))
+UNVERSIONED_LIBRARIES: tuple[str, ...] = tuple(_TABLE["unversioned"]["libraries"])
 
 OPENMP_LIBRARY = "libgomp.so.1"
 
@@ -75,14 +43,6 @@ OPENMP_LIBRARY = "libgomp.so.1"
 _FACET_ID = re.compile(r"_Z(?:GV)?NK?St.*2idE")
 
 COMPAT = "lib/libcompat.a"
-
-COMPAT_MEMBERS = (
-    "KB_SINGLE_THREADED",
-    "KB_IOSTREAM_INIT",
-    "KB_ATEXIT",
-    "KB_ISOC23",
-    "KB_STAT",
-)
 
 
 @dataclass(frozen=True)
@@ -100,13 +60,17 @@ class Sysroot:
     @property
     def runtime_arguments(self) -> list[str]:
         """The arguments that replace the compiler's default libraries at the end of a link command."""
-        dynamic = [f"-l:{name}" for name in RUNTIME_LIBRARIES[self.platform]]
+        dynamic = [f"-l:{name}" for name in _runtime_libraries(self.platform)]
         return ["-l:libcompat.a", "-Wl,--as-needed", *dynamic, "-lgcc", "-Wl,--no-as-needed"]
 
     def too_new(self) -> Mapping[str, str]:
         """Return symbol -> its oldest version, for symbols that this machine has only above the ceiling."""
         loaded: dict[str, str] = json.loads((self.root / "too-new.json").read_text())
         return loaded
+
+
+def _runtime_libraries(platform: str) -> list[str]:
+    return [*_TABLE["runtime"]["every"], *_TABLE["runtime"][platform]]
 
 
 def _version_key(version: str) -> tuple[str, tuple[int, ...]]:
@@ -125,7 +89,7 @@ def _split_by_ceiling(symbols: Iterable[DefinedSymbol]) -> tuple[list[DefinedSym
     late: dict[str, str] = {}
     for symbol in sorted(symbols, key=lambda symbol: _version_key(symbol.version)):
         family, numbers = _version_key(symbol.version)
-        if numbers and numbers <= CEILINGS.get(family, ()):
+        if numbers and numbers <= tuple(_TABLE["ceilings"].get(family, ())):
             kept[symbol.name] = symbol
         elif family:
             late.setdefault(symbol.name, symbol.version)
@@ -200,7 +164,7 @@ def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> 
     lib.mkdir(parents=True)
     late: dict[str, str] = {}
     present: set[str] = set()
-    for soname in RUNTIME_LIBRARIES[host.platform]:
+    for soname in _runtime_libraries(host.platform):
         kept, too_new = _split_by_ceiling(defined_symbols(_locate(cxx, soname)))
         present.update(symbol.name for symbol in kept)
         late.update(too_new)
@@ -224,7 +188,7 @@ def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
     source = Path(__file__).parents[1] / "templates" / "compat.cpp"
     (directory / "compat.cpp").write_text(source.read_text())
     members = []
-    for member in COMPAT_MEMBERS:
+    for member in _TABLE["compat"]["members"]:
         flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", f"-D{member}"]
         _run([str(cxx), *flags, "-c", "compat.cpp", "-o", f"{member}.o"], directory)
         members.append(f"{member}.o")

@@ -101,16 +101,6 @@ class Toolchains:
         """
         return self._find_host(self.probes, platform or this_platform())
 
-    def host_obstacle(self, platform: str) -> Obstacle | None:
-        """Return why another platform's host code cannot be compiled on this machine, or None if it can. No network."""
-        if platform == this_platform():
-            return None  # an error of the build, not a reason to leave variants out
-        try:
-            self.host(platform)
-        except ToolchainError as error:
-            return Obstacle(f"this machine has no compiler for {platform}: {error}", error.hint or "")
-        return None
-
     def component(self, name: str) -> ComponentFiles:
         """Return a component of a back end's toolchain, such as `cuda-13.0`.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from kernel_builder import toml_file
 from kernel_builder.backends import (
@@ -40,8 +39,6 @@ from kernel_format.variant import Abi
 
 # Characters that nvcc's shell changes, in names of sources and of directories with headers.
 _OF_THE_SHELL = {"src": r'[,"$`\\]', "include": r"""[,"'$`\\]"""}
-# Of a source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
-_LONGEST_NAME = 220
 
 
 @cache
@@ -152,12 +149,6 @@ class _Cuda(CompiledBackend):
 
     def check_source(self, project: Path, table: str, kernel: Kernel, source: str) -> None:
         where = f"{project / 'build.toml'}: [{table}]"
-        if len(os.fsencode(PurePosixPath(source).name)) > _LONGEST_NAME:
-            raise ConfigError(
-                f"nvcc cannot compile {source}: names of its intermediate files would be longer than 255 bytes",
-                where=f"{where} src",
-                hint=f"rename the file, to at most {_LONGEST_NAME} bytes",
-            )
         for key, name in [("src", source), *(("include", entry) for entry in kernel.include)]:
             if re.search(_OF_THE_SHELL[key], name):
                 raise ConfigError(

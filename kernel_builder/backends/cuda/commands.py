@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kernel_builder.backends import DeviceCommand
 from kernel_builder.backends.cuda import clang_flags
+from kernel_builder.backends.cuda.releases import data
 from kernel_builder.backends.cuda.toolkits import CudaToolkit
 from kernel_builder.backends.host_code import (
     HEADERS_PRINTED,
@@ -19,50 +20,14 @@ from kernel_builder.backends.host_code import (
     token,
 )
 from kernel_builder.backends.tools import HostCompiler
-from kernel_format.release import Release
 
 # Directories in commands.
 _TOOLKIT, CLANG = token("cuda"), token("clang")
 
-_NVCC_FLAGS = (
-    "-O3",
-    "-DNDEBUG",
-    # The public builder defines it for sources of nvcc; kernels with 8-bit floating point leave that out without it.
-    "-DENABLE_FP8",
-    "--expt-relaxed-constexpr",
-    "--expt-extended-lambda",
-    "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
-)
-# Without these, ptxas spills registers in code of clang for some kernels. Loop strength reduction keeps a pointer for
-# each access of a loop, where one index would do; and clang's own schedule keeps many values alive.
-CLANG_DEVICE_FLAGS = ("-Xarch_device", "-mllvm=-disable-lsr", "-Xarch_device", "-mllvm=-nvptx-sched4reg")
-_CLANG_FLAGS = (
-    "-O3",
-    "-DNDEBUG",
-    "-DENABLE_FP8",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden",
-    # Neither files of the user or the system, nor the directory of the step, may change its output.
-    "--no-default-config",
-    # A directory that does not exist: the C library is the one of g++, which need not be in /usr/include.
-    "--sysroot=no-sysroot",
-    # GNU's assembler lists the files of .incbin, and is that of g++.
-    "-fno-integrated-as",
-    "-ffile-compilation-dir=.",
-    *CLANG_DEVICE_FLAGS,
-    # Every driver for CUDA 12 can read this compression. Smaller ones need a driver for 12.4.
-    "-Xcuda-fatbinary",
-    "--compress-all",
-    "-Xcuda-fatbinary",
-    "--compress-mode=speed",
-)
 # Where a step has templates/clang/ptxas, which corrects the PTX.
 _PTXAS = "builder/ptxas"
 # And templates/clang/host_math.h, which every source includes.
 _HOST_MATH = "builder/host_math.h"
-# The triple of the host code, by the platform that variant names write.
-_CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
 
 
 def by_nvcc(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, archs: Sequence[str]) -> DeviceCommand:
@@ -73,9 +38,10 @@ def by_nvcc(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, arch
         f"src/{options.source}",
         ccbin(host),
         f"-std=c++{options.standard}",
-        *_NVCC_FLAGS,
+        *data()["nvcc"]["flags"],
         *_gencode(archs),
-        *_compression(cuda.release),
+        # Every driver for CUDA 13 can read the smaller compression; some for CUDA 12 cannot.
+        *(["--compress-mode=size"] if cuda.release.major >= 13 else []),
         *options.defines,
         *options.includes,
         *options.kernel.cuda_flags,
@@ -96,14 +62,14 @@ def by_clang(host: HostCompiler, cuda: CudaToolkit, options: CompileOptions, arc
     command = (
         f"{CLANG}/zig",
         "clang",
-        f"--target={_CLANG_TARGETS[host.platform]}",
+        f"--target={host.platform}-gnu",
         "-x",
         "cuda",
         "-c",
         f"src/{options.source}",
         f"--include={_HOST_MATH}",
         f"-std=c++{options.standard}",
-        *_CLANG_FLAGS,
+        *(flag for key in ("flags", "device-flags", "fatbinary-flags") for flag in data()["clang"][key]),
         *of_gxx(host),
         f"-resource-dir={CLANG}",
         f"--cuda-path={_TOOLKIT}",
@@ -134,11 +100,6 @@ def _offload(capabilities: Sequence[str]) -> list[str]:
     names = {capability: f"sm_{capability.removesuffix('+PTX').replace('.', '')}" for capability in capabilities}
     ptx = [f"--cuda-include-ptx={name}" for capability, name in names.items() if capability.endswith("+PTX")]
     return [*(f"--offload-arch={name}" for name in dict.fromkeys(names.values())), "--no-cuda-include-ptx=all", *ptx]
-
-
-def _compression(cuda: Release) -> list[str]:
-    """Compress device code for size. Every driver for CUDA 13 can read it; some for CUDA 12 cannot."""
-    return ["--compress-mode=size"] if cuda.major >= 13 else []
 
 
 _NVCC = Compiler(

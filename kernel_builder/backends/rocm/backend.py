@@ -61,25 +61,8 @@ class RocmToolkit(Toolkit):
 
 # Command lines.
 
-_FLAGS = (
-    "-O3",
-    "-DNDEBUG",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden",
-    # As for CUDA: no file of the user, the system or the step's directory may change the output of clang.
-    "--no-default-config",
-    "--sysroot=no-sysroot",
-    "-ffile-compilation-dir=.",
-)
 # Where a step has the two programs that the driver looks for, and a header.
 _ADDED = "builder/rocm"
-_ALLOWED_FLAGS = (
-    *compiler_flags.HOST,
-    r"-m(no-)?(unsafe-fp-atomics|wavefrontsize64|cumode|tgsplit|amdgpu-ieee)",
-    r"-mllvm=-(amdgpu|enable-post-misched|unroll|inline)[\w-]*(=[\w-]+)?",
-    r"--?gpu-max-threads-per-block=\d+",
-)
 
 
 def _hip(
@@ -94,7 +77,7 @@ def _hip(
         "-c",
         f"src/{source}",
         f"-std=c++{options.standard}",
-        *_FLAGS,
+        *ROCM.data["clang"]["flags"],
         *of_gxx(host),
         f"-B{_ADDED}",
         f"-resource-dir={_CLANG}",
@@ -217,7 +200,9 @@ class _Rocm(CompiledBackend):
         return [_own(toolkit).clang.root], {"ROCM_PATH": str(toolkit.root)}
 
     def check_flags(self, project: Path, table: str, kernel: Kernel) -> None:
-        compiler_flags.check(project, table, "hip-flags", kernel.hip_flags, _ALLOWED_FLAGS)
+        compiler_flags.check(
+            project, table, "hip-flags", kernel.hip_flags, (*compiler_flags.HOST, *self.data["clang"]["allowed"])
+        )
 
     def device_roots(self, toolkit: Toolkit | None) -> dict[str, Path]:
         own = _own(toolkit)

@@ -74,7 +74,6 @@ CUDA_MISTAKES = [
     # nvcc passes names to a shell.
     (with_source("scale_cuda.cu", "$(touch owned).cu"), ConfigError, "cuda] src", "nvcc cannot compile", "rename the"),
     (with_headers_in_a_shell_command, ConfigError, "scale_cuda] include", "nvcc cannot compile", "rename"),
-    (with_source("scale_cuda.cu", f"{'s' * 240}.cu"), ConfigError, "src", "longer than 255 bytes", "at most 220"),
     (
         in_build_toml("[torch]", '[general.cuda]\nmaxver = "9.0"\n[torch]'),
         *(VariantError, "minver, maxver", "leave no cuda variant", "widen the range"),

@@ -48,16 +48,9 @@ def test_writing_downloads_little_more_than_the_pinned_ranges_and_is_repeatable(
     assert server.sent < sum(wheel.download for wheel in wheels) * 1.2
 
 
-def test_the_hash_of_the_fetched_ranges(pinned: lock.Lock, wheel_files: dict[str, bytes]) -> None:
-    for parts in pinned["cuda-13.0"].platforms.values():
-        for wheel in parts:
-            fetched = b"".join(wheel_files[wheel.file][start:stop] for start, stop in wheel.ranges)
-            assert wheel.fetched == hashlib.sha256(fetched).hexdigest()
-
-
 def test_an_index_that_sends_whole_files_cannot_be_locked(server: IndexServer) -> None:
     server.faults["cuda_toolkit-13.0.2-py2.py3-none-any.whl"] = Fault(no_ranges=True)
-    with pytest.raises(FetchError, match="does not answer range requests") as caught:
+    with pytest.raises(FetchError, match="range requests") as caught:
         resolve(Index(server.url), COMPONENTS, Silent())
     assert "cuda_toolkit-13.0.2" in str(caught.value) and "PIP_INDEX_URL" in (caught.value.hint or "")
 

@@ -120,21 +120,13 @@ def test_a_change_rebuilds_only_its_packages(nix: Nix, flake: Path, scale: Path,
     assert digests(nix.build(scale, attribute)) == expected
 
 
-def test_a_full_abi_project_has_the_bytes_of_the_command_line_build(
-    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
+@pytest.mark.parametrize(("name", "variant"), [("full-scale", full_abi(NEWEST, "cpu")), ("python-only", "torch-cpu")])
+def test_a_project_has_the_bytes_of_the_command_line_build(
+    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path, name: str, variant: str
 ) -> None:
-    variant = full_abi(NEWEST, "cpu")
-    project = kernel_flake(PROJECTS / "full-scale")
+    project = kernel_flake(PROJECTS / name)
     expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", variant)
     assert digests(nix.build(project, f"redistributable.{variant}")) == expected
-
-
-def test_a_python_only_project_has_the_bytes_of_the_command_line_build(
-    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
-) -> None:
-    project = kernel_flake(PROJECTS / "python-only")
-    expected = built_by_the_command_line(flake, project, tmp_path / "out")
-    assert digests(nix.build(project, "bundle")) == expected
 
 
 def test_the_builder_has_the_kit_for_new_projects(nix: Nix, flake: Path, tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import CommitOperationAdd
 from kernels_data import Digest, DigestAlgorithm
+from packaging.version import Version
 
 from kernel_builder.hub.audit import audit
 from kernel_format.metadata import PackageMetadata
@@ -84,3 +87,32 @@ def test_findings_and_changes_of_the_api_decide_the_exit_code(hub: RunningHub, s
     assert [finding["check"] for finding in answer["variants"][0]["findings"]] == ["digest"]
     assert answer["api_changes"] == ["scaled(input, factor) becomes scaled(input, factor, by)"]
     assert run("--allow", "digest")[0] == 0
+
+
+@pytest.mark.skipif("+cpu" not in torch.__version__, reason="needs a Torch for the CPU")
+def test_the_nearest_variant_and_a_redirect_are_named(hub: RunningHub) -> None:
+    hub.api().create_repo(SCALE, repo_type="kernel")
+    hub.api().create_branch(SCALE, repo_type="kernel", branch="v1")
+    other = Version(torch.__version__).minor - 1
+
+    def commit(path: str, content: bytes) -> None:
+        operations = [CommitOperationAdd(path, content)]
+        hub.api().create_commit(SCALE, operations, repo_type="kernel", revision="v1", commit_message="Change")
+
+    def printed(code: int) -> str:
+        command = [BUILDER, "audit", SCALE]
+        done = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    old = f"torch2{other}-cxx11-cpu-x86_64-linux"
+    commit(f"build/{CPU.replace('x86_64', 'aarch64')}/metadata.json", b'{"kernels-minver": "99.1.0"}')
+    commit(f"build/{old}/metadata.json", b"{}")
+    assert f"loads here: no; nearest: {old}, which needs Torch 2.{other}" in printed(1)
+    commit("kernel-status.toml", b'kind = "redirect"\ndestination = "org/other"\nrevision = "v3"\n')
+    assert "use org/other@v3" in printed(9)
+    resolved = "from huggingface_hub import HfApi; from kernels.status import resolve_status as of; "
+    resolved += f"print(*of(HfApi(), {SCALE!r}, 'v1'))"
+    command = [sys.executable, "-c", resolved]
+    done = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "org/other v3\n", done.stderr
