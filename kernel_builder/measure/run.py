@@ -56,7 +56,7 @@ def run(
     Args:
         project: The directory of a built project.
         device: "cuda" or "cpu"; None for "cuda" if there is a GPU, else "cpu".
-        operations, shapes, dtypes: The selection, as `workloads.points` describes it.
+        operations: The selection, with `shapes` and `dtypes`, as `workloads.points` describes it.
         against: Names of peers; None for eager PyTorch, torch.compile and every peer that the project declares.
         rounds: Samples of each time.
         only: "device" leaves out host overhead; "host" measures nothing else, without correctness; None does both.
