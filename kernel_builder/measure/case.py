@@ -68,7 +68,7 @@ class Case:
 
     def exact(self) -> Tensors:
         """Return the same as `results`, computed by the eager code in float64."""
-        inputs = [tensor.detach().double() for tensor in self.inputs]
+        inputs = [given.detach().double() if given.is_floating_point() else given for given in self.inputs]
         return self._results(self.workload.eager, inputs, [grad.double() for grad in self.grads])
 
     def _results(self, function: Function, inputs: Tensors, grads: Tensors) -> Tensors:

@@ -15,7 +15,9 @@ from kernels_data import Digest, DigestAlgorithm
 from packaging.version import Version
 
 from kernel_builder.hub.audit import audit
+from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_format.metadata import PackageMetadata
+from tests.support.loopback import QuietHandler, served
 from tests.support.places import CPU, CUDA
 from tests.support.running_hub import RunningHub
 
@@ -116,3 +118,31 @@ def test_the_nearest_variant_and_a_redirect_are_named(hub: RunningHub) -> None:
     command = [sys.executable, "-c", resolved]
     done = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
     assert done.stdout == "org/other v3\n", done.stderr
+
+
+def test_storage_that_the_hub_redirects_to_does_not_get_the_token() -> None:
+    requested: list[tuple[str, str | None]] = []
+
+    class Storage(QuietHandler):
+        def do_GET(self) -> None:
+            requested.append(("storage", self.headers["Authorization"]))
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            self.send_response(206)
+            self.send_header("Content-Length", str(last + 1 - first))
+            self.end_headers()
+            self.wfile.write(bytes(range(first, last + 1)))
+
+    with served(Storage) as storage:
+
+        class Hub(QuietHandler):
+            def do_GET(self) -> None:
+                requested.append(("hub", self.headers["Authorization"]))
+                self.send_response(302)
+                self.send_header("Location", f"{storage}/blob")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        with served(Hub) as url:
+            repository = RemoteRepository(SCALE, endpoint=url, token="hf_secret")
+            assert repository.read_range("v1", "a.so", 40, 44) == bytes(range(40, 44))
+    assert requested == [("hub", "Bearer hf_secret"), ("storage", None)]
