@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Bytecode without columns loads faster: the tests import Torch some 300 times.
 export PYTHONNODEBUGRANGES = 1
 
-.PHONY: quickstart update check unit test newest-client packages arm64-python gpu-test landlock-test device-code nightly lint docs clean
+.PHONY: quickstart update check unit test all-tests newest-client packages arm64-python gpu-test landlock-test device-code nightly lint docs clean
 
 # The distributions, each after its dependencies.
 PACKAGES = packages/kernel-format packages/kernel-sandbox . packages/kernel-hub packages/kernel-judge
@@ -57,8 +57,12 @@ test: export OMP_WAIT_POLICY = passive
 test: export OPENBLAS_NUM_THREADS = 1
 # The pytest processes that tests start would import all plugins, which takes a second.
 test: export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
+# Tests often wait for processes and sockets, so lint and the documentation are checked meanwhile.
 test: .venv/ready
-	$(MAKE) --jobs=3 --output-sync=target lint docs packages arm64-python
+	$(MAKE) --jobs=2 --output-sync=target packages arm64-python
+	$(MAKE) --jobs=3 lint docs all-tests
+
+all-tests: .venv/ready
 	.venv/bin/python -m pytest -p xdist -p pytest_timeout -p tests.skips tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 packages: .venv/ready
@@ -90,7 +94,7 @@ newest-client: .venv/ready
 	.venv/bin/python -m pytest -p tests.skips -n 2 packages/kernel-hub/tests/test_server_clients.py tests/unit/package tests/unit/hub tests/integration/checks tests/system/hub/publishing $(PYTEST)
 
 nightly: .venv/ready
-	.venv/bin/python -m pytest -m nightly tests/nightly $(PYTEST)
+	.venv/bin/python -m pytest -m nightly tests/nightly tests/system/platforms/test_arm.py $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .
@@ -101,9 +105,6 @@ lint: .venv/ready
 	git ls-files '*.cu' '*.cuh' '*.cpp' '*.h' | xargs .venv/bin/clang-format --dry-run --Werror
 
 # --quiet would hide from --strict the warnings that it fails on.
-schema: .venv/ready
-	.venv/bin/python -c "import json; from kernel_builder.config import build_toml; print(json.dumps(build_toml.json_schema(), indent=1))" > docs/build.schema.json
-
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 

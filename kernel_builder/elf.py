@@ -144,14 +144,6 @@ def section(path: Path, name: str) -> bytes | None:
         return bytes(section.data()) if section else None
 
 
-def compilers(path: Path) -> list[str]:
-    """Return the entries of compilers and assemblers in the `.comment` section of an ELF file."""
-    with _opened(path) as elf:
-        section = elf.get_section_by_name(".comment")
-        texts = section.data().split(b"\0") if section else []
-    return [text.decode("utf-8", "replace") for text in texts if text]
-
-
 def without_definitions(archive: bytes, dropped: Container[str]) -> bytes:
     """Return a static library whose objects refer to the symbols in `dropped` instead of defining them.
 
@@ -207,13 +199,7 @@ def _read(path: Path, elf: ELFFile) -> SharedObject:
     if elf["e_type"] != "ET_DYN" or not isinstance(dynamic, DynamicSection):
         raise Unreadable(f"{path.name} is an ELF file but not a shared object")
     tags = list(dynamic.iter_tags())
-    undefined: list[Symbol] = []
-    exported: set[str] = set()
-    for symbol in _symbols(elf):
-        if isinstance(symbol, Symbol):
-            undefined.append(symbol)
-        else:
-            exported.add(symbol)
+    undefined, exported = _symbols(elf)
     strings = elf.get_section(dynamic["sh_link"])
     assert isinstance(strings, StringTableSection)
     texts = [(tag.entry.d_tag, strings.get_string(tag.entry.d_val)) for tag in tags if tag.entry.d_tag in _TEXTS]
@@ -235,24 +221,24 @@ def _read(path: Path, elf: ELFFile) -> SharedObject:
     )
 
 
-def _symbols(elf: ELFFile) -> Iterator[Symbol | str]:
-    """The undefined dynamic symbols as `Symbol`, the exported ones by name."""
+def _symbols(elf: ELFFile) -> tuple[list[Symbol], set[str]]:
+    """Return the undefined dynamic symbols, and the names of the exported ones."""
+    undefined: list[Symbol] = []
+    exported: set[str] = set()
     table = elf.get_section_by_name(".dynsym")
-    if not isinstance(table, SymbolTableSection):
-        return
     needs = elf.get_section_by_name(".gnu.version_r")
     names = {}
     if isinstance(needs, GNUVerNeedSection):
         names = {version["vna_other"]: version.name for _, versions in needs.iter_versions() for version in versions}
     indices = elf.get_section_by_name(".gnu.version")
-    for index, symbol in enumerate(table.iter_symbols()):
+    for index, symbol in enumerate(table.iter_symbols() if isinstance(table, SymbolTableSection) else ()):
         binding = symbol["st_info"]["bind"]
         if not symbol.name or binding == "STB_LOCAL":
             continue
-        if symbol["st_shndx"] != "SHN_UNDEF":
-            yield symbol.name
-            continue
-        version = None
-        if isinstance(indices, GNUVerSymSection):
-            version = names.get(indices.get_symbol(index)["ndx"])
-        yield Symbol(symbol.name, version, weak=binding == "STB_WEAK")
+        if symbol["st_shndx"] == "SHN_UNDEF":
+            number = indices.get_symbol(index)["ndx"] if isinstance(indices, GNUVerSymSection) else None
+            version = names.get(number)
+            undefined.append(Symbol(symbol.name, version, weak=binding == "STB_WEAK"))
+        else:
+            exported.add(symbol.name)
+    return undefined, exported

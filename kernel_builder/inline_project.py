@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernel_builder.config.project import python_name
+from kernel_builder.scaffold import render
 from kernel_format.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parent / "templates" / "inline"
@@ -17,7 +18,9 @@ def backend_of(source: str) -> str:
     return "cuda" if re.search(r"__global__|<<<", source) else "cpu"
 
 
-def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: str = "apache-2.0") -> dict[str, str]:
+def files(
+    repo_id: str, source: str, functions: Sequence[str], *, stem: str, license_name: str = "apache-2.0"
+) -> dict[str, str]:
     """Return the files of the project: path -> content.
 
     Args:
@@ -26,6 +29,7 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: 
         functions: Their names: C++ functions at file scope whose arguments and results are `Tensor`, `double`,
             `int64_t`, `bool`, `std::string`, or `std::optional` or `std::vector` of these. The function may write to
             arguments of type `Tensor&`. A function may return a `std::tuple`, or nothing.
+        stem: The name of the file with the functions, without a suffix.
         license_name: The SPDX name of the license.
 
     Raises:
@@ -40,53 +44,20 @@ def files(repo_id: str, source: str, functions: Sequence[str], *, license_name: 
             raise ConfigError(f"the source defines no function {function!r}", where="functions")
     name = repo_id.rpartition("/")[2]
     package, backend = python_name(name), backend_of(source)
-    suffix = "cu" if backend == "cuda" else "cpp"
-    define = "\n".join(f"  KERNEL_BUILDER_DEFINE(ops, {function});" for function in functions)
-    implement = "\n".join(f"  KERNEL_BUILDER_IMPLEMENT(ops, {function});" for function in functions)
-    names = ", ".join(f'"{function}"' for function in functions)
-    return {
-        "build.toml": f"""[general]
-name = "{name}"
-version = 1
-edition = 6
-license = "{license_name}"
-backends = ["{backend}"]
-
-[general.hub]
-repo-id = "{repo_id}"
-
-[torch]
-stable-abi = "2.10"
-src = ["torch-ext/torch_binding.cpp"]
-
-[kernel.{package}_{backend}]
-language = "cpp-{backend}"
-depends = ["torch"]
-include = ["."]
-src = ["inline.h", "{package}.{suffix}", "{package}_functions.h"]
-""",
-        "inline.h": (_TEMPLATES / "inline.h").read_text(encoding="utf-8"),
-        f"{package}_functions.h": source,
-        f"{package}.{suffix}": f"""// Makes operators of the functions in {package}_functions.h.
-#include "inline.h"
-
-#include "{package}_functions.h"
-
-void define_operators(torch::stable::detail::StableLibrary& ops) {{
-{define}
-}}
-
-void implement_operators(torch::stable::detail::StableLibrary& ops) {{
-{implement}
-}}
-""",
-        "torch-ext/torch_binding.cpp": (_TEMPLATES / "torch_binding.cpp").read_text(encoding="utf-8"),
-        f"torch-ext/{package}/__init__.py": f'''"""The operators of {name}."""
-
-from ._ops import ops
-
-{chr(10).join(f"{function} = ops.{function}.default" for function in functions)}
-
-__all__ = [{names}]
-''',
-    }
+    return render(
+        _TEMPLATES,
+        {
+            "name": name,
+            "python_name": package,
+            "repo_id": repo_id,
+            "license": license_name,
+            "backend": backend,
+            "key": backend.upper(),
+            "file_name": f"{stem}.{'cu' if backend == 'cuda' else 'cpp'}",
+            "source": source.rstrip(),
+            "define": "\n".join(f"  KERNEL_BUILDER_DEFINE(ops, {function});" for function in functions),
+            "implement": "\n".join(f"  KERNEL_BUILDER_IMPLEMENT(ops, {function});" for function in functions),
+            "assign": "\n".join(f"{function} = ops.{function}.default" for function in functions),
+            "names": ", ".join(f'"{function}"' for function in functions),
+        },
+    )

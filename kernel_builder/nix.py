@@ -23,24 +23,16 @@ from kernel_builder.package.foreign_files import check_replaced
 from kernel_builder.package.swap import publish, staging
 from kernel_builder.steps.ninja_run import default_jobs
 from kernel_builder.steps.provenance import builder_origin
-from kernel_builder.toolchain import Toolchains, lock, tree_files
+from kernel_builder.toolchain import Toolchains, archives, lock
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.wheels import CorruptDownload
-from kernel_format.errors import BuildError, FetchError, KernelBuilderError
+from kernel_format.errors import BuildError, KernelBuilderError
 
 Spec = Mapping[str, Any]
 
 
 def fetch(spec: Spec, out: Path) -> None:
     """Write the needed ranges of a pinned file, one after the other, as one file."""
-    pin = lock.load_file(spec["pin"])
-    index = Index()
-    with out.open("wb") as stream:
-        for number, (start, stop) in enumerate(pin.ranges):
-            part = Path(f"{number}.part")
-            index.fetch(pin, start, stop, part, lambda done: None)
-            stream.write(part.read_bytes())
-            part.unlink()
+    Index().fetch(lock.load_file(spec["pin"]), out)
 
 
 def unpack(spec: Spec, out: Path) -> None:
@@ -48,15 +40,7 @@ def unpack(spec: Spec, out: Path) -> None:
     tree = next(tree for tree in _toolchains(spec).pinned() if tree.kind == spec["kind"])
     out.mkdir()
     for pin, fetched in zip(tree.files, spec["fetched"], strict=True):
-        data = tree_files.map_file(Path(fetched))
-        slices, position = [], 0
-        for start, stop in pin.ranges:
-            slices.append(data[position : position + stop - start])
-            position += stop - start
-        try:
-            tree_files.unpack(pin, slices, out)
-        except CorruptDownload as error:
-            raise FetchError(f"differs from the lock: {error}", where=pin.file) from error
+        archives.unpack(pin, Path(fetched), out)
 
 
 def sysroot(spec: Spec, out: Path) -> None:

@@ -142,11 +142,25 @@ def _render(repo_id: str, name: str, wanted: Sequence[str], license_name: str, o
         "operator": operator,
         **_description(operator),
     }
+    files = render(_TEMPLATES / "init", values, wanted)
+    for path in re.findall(r'"(kit/[^"]+)"', files["build.toml"]):
+        files[path] = (_TEMPLATES / path).read_text(encoding="utf-8")
+    files["benchmarks/workload.py"] = (_TEMPLATES / "kit" / "workload.py").read_text(encoding="utf-8")
+    return files
+
+
+def render(tree: Path, values: Mapping[str, str], wanted: Sequence[str] = ()) -> dict[str, str]:
+    """Return the files of a template directory with values in place of their variables: path -> content.
+
+    Args:
+        wanted: The back ends; files for others are left out.
+    """
     # Variables in paths are written without `${}`, which would confuse formatters and linters.
-    in_paths = {"python_name": package, "operator": operator, "gitignore": ".gitignore"}
+    in_paths = {name: values[name] for name in ("python_name", "operator", "file_name") if name in values}
+    in_paths["gitignore"] = ".gitignore"
     files: dict[str, str] = {}
-    for template in sorted((_TEMPLATES / "init").rglob("*")):
-        path = template.relative_to(_TEMPLATES / "init").as_posix()
+    for template in sorted(tree.rglob("*")):
+        path = template.relative_to(tree).as_posix()
         of_backend = re.search(r"_(cpu|cuda)[/.]", path)
         if template.is_dir() or "__pycache__" in path or (of_backend and of_backend[1] not in wanted):
             continue
@@ -154,9 +168,6 @@ def _render(repo_id: str, name: str, wanted: Sequence[str], license_name: str, o
         path = re.sub("|".join(in_paths), lambda match: in_paths[match[0]], path)
         content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
         files[path] = files.get(path, "") + content
-    for path in re.findall(r'"(kit/[^"]+)"', files["build.toml"]):
-        files[path] = (_TEMPLATES / path).read_text(encoding="utf-8")
-    files["benchmarks/workload.py"] = (_TEMPLATES / "kit" / "workload.py").read_text(encoding="utf-8")
     return files
 
 

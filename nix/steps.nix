@@ -130,7 +130,7 @@ let
   } (when (isPatched name) (patched { buildCommand = "python3 -m kernel_builder.nix unpack $specPath $out"; })))
     lock.components;
   # As in kernel_builder/backends/cuda/toolkits.py: clang compiles for the releases of its major release without an nvcc.
-  clang = "clang-22"; # as CLANG in kernel_builder/backends/compiled.py
+  clang = "clang-22"; # as CLANG in kernel_builder/backends/__init__.py
   ofClang = ofCuda.clang.cuda;
   isByClang = release: release != null && !(lock.components ? "cuda-${release}" && release != ofClang)
     && head (splitVersion release) == head (splitVersion ofClang);

@@ -6,11 +6,12 @@ or tokens for directories that the compiler maps out of `__FILE__`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_builder.backends.tools import HostCompiler, Toolkit
+from kernel_builder.config.project import Kernel
 
 # Where clang lists the headers that the compilation for each architecture reads. Its -MD lists those of host code only.
 HEADERS_PRINTED = "headers-printed"
@@ -39,9 +40,6 @@ class Compiler:
     to_assembler: str | None = "-Wa,--MD,{}"
     environment: Mapping[str, str] | None = None  # variables, with tokens
     hint: str | None = None  # the remedy for a rejected source for which no other hint fits
-    # Returns the command that tools for editors understand: (command with paths, roots, source); None if they
-    # understand its own.
-    for_editors: Callable[[Sequence[str], Mapping[str, Path], str], list[str]] | None = None
 
 
 GXX = Compiler("g++")
@@ -49,16 +47,19 @@ GXX = Compiler("g++")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """The common options of all compilers' commands."""
+    """A source, and the common options of all compilers' commands."""
 
+    project: Path  # the directory of the project
+    kernel: Kernel  # the table of `build.toml` that lists the source
+    where: str  # that table, for errors
     source: str  # the source, relative to the project
+    files: tuple[str, ...]  # the source and the project's files that it includes, relative to the project
     # The name that the compilers get instead of the source's path. They derive names of internal symbols from it, so it
     # is different for each use of a source.
     alias: str
     standard: int  # the C++ standard, for example 17
     defines: tuple[str, ...]  # `-D` options
     includes: tuple[str, ...]  # `-I` and `-isystem` options
-    cxx_flags: tuple[str, ...]  # the project's flags for C++ sources
     roots: Mapping[str, Path]  # token -> the directory it stands for
 
 
@@ -73,7 +74,7 @@ def gxx(host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions) ->
         *options.defines,
         *options.includes,
         *(system_includes(token(toolkit.name), toolkit.root, toolkit.include) if toolkit else ()),
-        *options.cxx_flags,
+        *options.kernel.cxx_flags,
         *path_maps(options.roots),
         f"-frandom-seed={options.alias}",
     )

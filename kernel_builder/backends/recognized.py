@@ -3,32 +3,25 @@
 To compile for one, replace its value by a `CompiledBackend` in a file of its own.
 """
 
-from kernel_builder.config import toml_schema
 from kernel_builder.config.project import Backend
-from kernel_builder.config.toml_schema import Key
 
 _NOT_COMPILED = "build.toml has no compiled kernels for it"
-_texts = Key(toml_schema.list_of(toml_schema.text))
 
 CANN = Backend(name="cann", title="CANN", prefix="cann", why_not=_NOT_COMPILED)
 METAL = Backend(
     name="metal",
     title="Metal",
-    kernel_keys={},
     why_not=(
         "Metal's compiler is Apple's and runs on macOS only; Python with torch.mps.compile_shader in a [torch-noarch] "
         "project needs none"
     ),
 )
-NEURON = Backend(name="neuron", title="Neuron", python_depends=("nki",), kernel_depends=True, why_not=_NOT_COMPILED)
-TPU = Backend(name="tpu", title="TPU", python_depends=(), why_not=_NOT_COMPILED)
+NEURON = Backend(name="neuron", title="Neuron", why_not=_NOT_COMPILED)
+TPU = Backend(name="tpu", title="TPU", why_not=_NOT_COMPILED)
 XPU = Backend(
     name="xpu",
     title="XPU",
     prefix="xpu",
     torch_version="xpu",
-    kernel_keys={"sycl-flags": _texts},
-    python_depends=("onednn",),
-    kernel_depends=True,
     why_not="the package index has Intel's runtime and no SYCL compiler",
 )

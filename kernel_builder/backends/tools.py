@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 from kernel_builder.probe_cache import ProbeCache
 from kernel_format.release import Release
 
-Subset = Literal["stable", "full"]
+Subset = Literal["stable", "full"]  # the headers of Torch's stable ABI and those that they include, or all
 CudaCompiler = Literal["nvcc", "clang"]
 
 
@@ -25,7 +25,7 @@ class HostCompiler(NamedTuple):
     platform: str
     version: str  # for example `12.2.0`
     identity: str  # digest of its version output and of the programs that it runs
-    headers: tuple[str, ...]  # extended regular expressions for the paths of its own headers and of the C library's
+    headers: tuple[str, ...]  # regular expressions for the paths of its own headers and of the C library's
     install: Path  # the directory of its own headers and start files
     cxx_include: tuple[str, ...]  # where it searches for the headers of its C++ library
     c_include: tuple[str, ...]  # where it searches for those of the C library, after its own
@@ -51,20 +51,10 @@ class Toolkit:
     identity: str  # digest of its content, equal on every machine
 
 
-class TorchHeaders(NamedTuple):
-    """The C++ headers of one Torch release."""
-
-    release: Release
-    version: str  # the version of the wheel, for example `2.10.0`
-    subset: Subset  # `stable` for the headers of the stable ABI and those that they include, `full` for all
-    include: tuple[Path, ...]  # include directories in the order that a compiler searches them
-    identity: str
-
-
 class HeaderLibrary(NamedTuple):
-    """Headers that a source needs besides those of Torch and the CUDA compiler."""
+    """Headers that a source needs besides those of its compiler."""
 
-    name: str  # for example `cutlass_3_8` or `cuda-libraries-13.0`
+    name: str  # for example `torch`, `cutlass_3_8` or `cuda-libraries-13.0`
     root: Path  # the directory that holds all include directories
     include: tuple[Path, ...]  # include directories in the order that a compiler searches them
     identity: str

@@ -2,7 +2,7 @@
 
     report = checks.run(Path("kernels/rmsnorm/build/torch-stable-abi210-cpu-x86_64-linux"))
 
-A check is a function from a package to findings, in a file of its own. Its reference is data.
+A check is a function from a package, or from a package and one of its binaries, to findings. Its reference is data.
 """
 
 from __future__ import annotations
@@ -12,26 +12,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from kernel_builder.checks.binary import check_binary
-from kernel_builder.checks.device_code import check_device_code
-from kernel_builder.checks.digest import check_digest
+from kernel_builder.checks import binaries, layout, ops, python_rules, symbols
 from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
-from kernel_builder.checks.layout import check_layout
 from kernel_builder.checks.load import Loaders, check_load, loading
-from kernel_builder.checks.manylinux import check_manylinux
-from kernel_builder.checks.needed_libraries import check_dependencies
-from kernel_builder.checks.op_namespace import check_op_namespace
-from kernel_builder.checks.ops import check_ops
 from kernel_builder.checks.probe_process import ProbeProcess
-from kernel_builder.checks.process_end import check_process_end
-from kernel_builder.checks.python_abi import check_python_abi
-from kernel_builder.checks.python_imports import check_python_imports
-from kernel_builder.checks.python_source import check_python_source
-from kernel_builder.checks.run_path import check_run_path
-from kernel_builder.checks.torch_stable_abi import check_torch_stable_abi
-from kernel_builder.checks.undefined import check_undefined
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
+from kernel_builder.elf import SharedObject
 from kernel_builder.package.records import NO_LOAD
 from kernel_format.errors import ConfigError, VariantError
 from kernel_format.metadata import PackageMetadata
@@ -52,23 +39,37 @@ __all__ = [
     "run_all",
 ]
 
-CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
-    "layout": check_layout,
-    "digest": check_digest,
-    "python-source": check_python_source,
-    "python-imports": check_python_imports,
-    "op-namespace": check_op_namespace,
-    "binary": check_binary,
-    "manylinux": check_manylinux,
-    "python-abi": check_python_abi,
-    "torch-stable-abi": check_torch_stable_abi,
-    "undefined": check_undefined,
-    "dependencies": check_dependencies,
-    "run-path": check_run_path,
-    "process-end": check_process_end,
-    "device-code": check_device_code,
+Check = Callable[[CheckedPackage], Iterable[Finding]]
+
+
+def _of_binaries(check: Callable[[CheckedPackage, SharedObject], Iterable[Finding]]) -> Check:
+    """Return the check of all binaries of a package."""
+
+    def check_binaries(package: CheckedPackage) -> Iterator[Finding]:
+        for binary in package.binaries:
+            for finding in check(package, binary):
+                yield replace(finding, path=binary.name)
+
+    return check_binaries
+
+
+CHECKS: Mapping[str, Check] = {
+    "layout": layout.check_layout,
+    "digest": layout.check_digest,
+    "python-source": python_rules.check_python_source,
+    "python-imports": python_rules.check_python_imports,
+    "op-namespace": python_rules.check_op_namespace,
+    "binary": binaries.check_file,
+    "manylinux": _of_binaries(binaries.check_manylinux),
+    "python-abi": _of_binaries(binaries.check_python_abi),
+    "torch-stable-abi": _of_binaries(symbols.check_torch_stable_abi),
+    "undefined": _of_binaries(symbols.check_undefined),
+    "dependencies": _of_binaries(binaries.check_dependencies),
+    "run-path": _of_binaries(binaries.check_run_path),
+    "process-end": _of_binaries(binaries.check_process_end),
+    "device-code": _of_binaries(binaries.check_device_code),
     "load": check_load,
-    "ops": check_ops,
+    "ops": ops.check_ops,
 }
 ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
 
@@ -161,13 +162,14 @@ def _report(
     allowed: list[str] = []
     for name in names:
         try:
-            of_check = list(CHECKS[name](package))
+            of_check = [replace(finding, check=name) for finding in CHECKS[name](package)]
         except NotApplicable as reason:
             skipped[name] = str(reason)
             continue
         except RecursionError:
             problem = "statements or expressions are nested too deeply to be checked"
-            of_check = [Finding(name, "*.py", problem, "split a long chain of operators, calls or elif")]
+            hint = "split a long chain of operators, calls or elif"
+            of_check = [Finding(problem, hint, path="*.py", check=name)]
         if name in allow and any(finding.severity == "error" for finding in of_check):
             allowed.append(name)
             of_check = [replace(finding, severity="warning") for finding in of_check]

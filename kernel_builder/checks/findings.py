@@ -32,16 +32,16 @@ class Finding:
     """One problem with one file, and its repair.
 
     Attributes:
-        check: The name of the check.
-        path: The file, relative to the package, with `/`.
         severity: Only errors make a check fail.
+        path: The file, relative to the package, with `/`.
+        check: The name of the check; empty until the check has ended.
     """
 
-    check: str
-    path: str
     message: str
     hint: str
     severity: Literal["error", "warning"] = "error"
+    path: str = ""
+    check: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,8 @@ class CheckedPackage:
 
     @property
     def known_backends(self) -> tuple[CompiledBackend, ...]:
-        """The back ends whose libraries are known: the built-in ones, and the package's."""
-        variant = self.variant
-        return tuple(backends.every(variant.backend if variant and variant.platform else None))
+        """The back ends whose libraries are known."""
+        return backends.every()
 
     @property
     def backends(self) -> tuple[CompiledBackend, ...]:

@@ -1,17 +1,16 @@
-"""Check that the package has the layout of the Kernel Hub, and metadata that agrees with its variant."""
+"""Check that the package has the layout and the metadata of the Kernel Hub, and the files of its digest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import kernels_data
+from kernels_data import Digest, DigestValidationError, DigestViolation, Metadata
 
-from kernel_builder.checks.findings import CheckedPackage, Finding
-from kernel_builder.config.variant import Noarch, Variant
+from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.config.variant import Noarch
 from kernel_format.metadata import PackageMetadata
 
-NAME = "layout"
 _REBUILD = "build the package again"
 
 
@@ -31,7 +30,7 @@ def check_layout(package: CheckedPackage) -> Iterator[Finding]:
 
 
 def _finding(path: str, message: str, hint: str = _REBUILD) -> Finding:
-    return Finding(NAME, path, message, hint)
+    return Finding(message, hint, path=path)
 
 
 def _required(package: CheckedPackage) -> Iterator[Finding]:
@@ -84,43 +83,50 @@ def _is_object_code(path: Path) -> bool:
 
 
 def _metadata(package: CheckedPackage, metadata: PackageMetadata) -> Iterator[Finding]:
-    if metadata.faults:
-        for fault in metadata.faults:
-            yield _finding("metadata.json", fault)
+    name, variant = "metadata.json", package.variant
+    try:
+        Metadata.read_from_file(package.directory / name)
+    except ValueError as error:
+        reason = str(error).splitlines()[0].partition("`: ")[2] or str(error)
+        yield _finding(name, f"the package `kernels-data` cannot read it: {reason}")
         return
-    yield from _readable(package.directory / "metadata.json")
-    if package.variant is not None:
-        yield from _agreement(package.variant, metadata)
+    if variant and metadata.backend != variant.backend.name:
+        yield _finding(name, f"`backend.type` is {metadata.backend!r}, the variant is for {variant.backend}")
+    if variant and variant.platform and variant.backend.has_archs and not metadata.archs:
+        reason = "the client could not refuse a device that it does not support"
+        yield _finding(name, f"`backend.archs` is missing or empty: {reason}")
     identifier = metadata.id or ""
     start = f"_{metadata.python_name}_{metadata.backend}_"
     if not identifier.startswith(start) or identifier == start or not identifier.isidentifier():
-        yield _finding(
-            "metadata.json",
-            f"`id` is {identifier!r}, expected {start}<unique>; two kernels with one id cannot be loaded together",
-        )
+        reason = "two kernels with one id cannot be loaded together"
+        yield _finding(name, f"`id` is {identifier!r}, expected {start}<unique>; {reason}")
     ops = package.directory / "_ops.py"
     if ops.is_file() and identifier not in ops.read_text(encoding="utf-8", errors="replace"):
         yield _finding("_ops.py", f"does not register operators under the `id` of metadata.json, {identifier}")
 
 
-def _agreement(variant: Variant, metadata: PackageMetadata) -> Iterator[Finding]:
-    if metadata.backend != variant.backend.name:
-        yield _finding("metadata.json", f"`backend.type` is {metadata.backend!r}, the variant is for {variant.backend}")
-    backend = variant.backend
-    if variant.platform and backend.has_archs and not metadata.archs:
-        yield _finding(
-            "metadata.json",
-            "`backend.archs` is missing or empty: the client could not refuse a device that it does not support",
-        )
-
-
-def _readable(path: Path) -> Iterator[Finding]:
-    """Report a file that the public packages `kernels-data` or `kernels`, which may differ in age, cannot read."""
-    import kernels
-
-    for reader, metadata in (("kernels-data", kernels_data.Metadata), ("kernels", kernels.Metadata)):
-        try:
-            metadata.read_from_file(path)
-        except ValueError as error:
-            yield _finding(path.name, f"the package `{reader}` cannot read it: {str(error).splitlines()[0]}")
-            return
+def check_digest(package: CheckedPackage) -> Iterator[Finding]:
+    """Check that the files of a package match the digest in its metadata."""
+    if package.known_metadata.digest is None:
+        yield _finding("metadata.json", "has no `digest` of the package's files")
+        return
+    try:
+        expected = Metadata.read_from_file(package.directory / "metadata.json").digest
+    except ValueError as error:
+        raise NotApplicable(str(error)) from error
+    assert expected is not None
+    try:
+        expected.validate(Digest.hash_variant(expected.algorithm, package.directory))
+    except DigestValidationError as error:
+        for violation in error.violations:
+            match violation:
+                case DigestViolation.MissingFile():
+                    message = "is in the digest of metadata.json but not in the package"
+                case DigestViolation.UnknownFile():
+                    message = "is in the package but not in the digest of metadata.json"
+                case DigestViolation.HashMismatch():
+                    message = "has another SHA-256 than the digest of metadata.json"
+                case _:
+                    message = str(violation)
+            hint = "build the package again, and do not edit its files"
+            yield _finding(getattr(violation, "path", "metadata.json"), message, hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,14 +14,12 @@ from typing import Any
 
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.checks.probe_process import SECONDS, ProbeProcess
-from kernel_builder.checks.python_imports import always_present, imported_roots
+from kernel_builder.checks.python_rules import always_present, imported_roots
 from kernel_builder.checks.torch_build import may_load
 from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_format.errors import VariantError
 from kernel_format.metadata import PackageMetadata
-
-NAME = "load"
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         foreign = _foreign(package, answer.get("missing", ()))
         if foreign:
             raise NotApplicable(f"this machine has no {', '.join(foreign)}, which the package imports")
-        yield Finding(NAME, "__init__.py", f"the client cannot load the package: {text}", _hint(text))
+        yield Finding(f"the client cannot load the package: {text}", _hint(text), path="__init__.py")
 
 
 def _foreign(package: CheckedPackage, missing: Sequence[str]) -> list[str]:
@@ -94,9 +92,8 @@ def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[
     elsewhere = [path for path, variant in variants.items() if variant.platform not in (None, this_platform())]
     for process, group in ((loaders.probe, here), (loaders.cross_probe, elsewhere)):
         if process and group:
-            seen = {directory: process.show(directory) for directory in group}
-            fitting = {repo_id: _fitting(process, packages) for repo_id, packages in loaders.others.items()}
-            local = {repo_id: str(process.show_kernel(packages)) for repo_id, packages in fitting.items() if packages}
+            seen = {directory: process.show([directory]) / directory.name for directory in group}
+            local = {repo_id: str(process.show(packages)) for repo_id, packages in loaders.others.items() if packages}
             wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
             started.append((process.ask("load", str(SECONDS), json.dumps(local), wanted), seen))
 
@@ -107,19 +104,13 @@ def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[
             answer = wait(SECONDS * (len(seen) + 1))
             for directory, copy in seen.items():
                 if isinstance(answer, dict):
-                    outcomes[str(directory)] = _of_package(answer[str(copy)], copy, directory)
+                    text = answer[str(copy)]["text"].replace(str(copy), str(directory))
+                    outcomes[str(directory)] = {**answer[str(copy)], "text": text}
                 else:
                     outcomes[str(directory)] = {"outcome": answer[0], "text": answer[1]}
         return outcomes
 
     yield answers
-
-
-def _fitting(process: ProbeProcess, packages: Sequence[Path]) -> list[Path]:
-    """Return the packages that the client of a process does not reject."""
-    answer = process.ask("fits", _requests(package.name for package in packages))(SECONDS)
-    rejected = answer if isinstance(answer, dict) else {}
-    return [package for package in packages if not rejected.get(package.name)]
 
 
 def asked_for(variant: str) -> tuple[str | None, str]:
@@ -128,15 +119,6 @@ def asked_for(variant: str) -> tuple[str | None, str]:
     if backend is None:
         return None, ""
     return backend.name if backend.in_every_torch else None, backend.dispatch_key
-
-
-def _requests(variants: Iterable[str]) -> str:
-    return json.dumps({variant: asked_for(variant)[0] for variant in variants})
-
-
-def _of_package(answer: Mapping[str, Any], copy: Path, package: Path) -> Mapping[str, Any]:
-    """Return an answer about a copy of a package with the package's own path in its words."""
-    return {**answer, "text": answer["text"].replace(str(copy), str(package))}
 
 
 def _variant(directory: Path) -> Variant | None:
@@ -156,11 +138,11 @@ def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping
         python: The interpreter whose client and Torch are asked.
     """
     known = _known_rejections(python)
-    if unknown := [variant for variant in variants if variant not in known]:
-        answer = probe("fits", _requests(unknown), python=python)
-        known |= (
-            answer if isinstance(answer, dict) else dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}")
-        )
+    if unknown := {variant: asked_for(variant)[0] for variant in variants if variant not in known}:
+        with ProbeProcess(python) as process:
+            answer = process.ask("fits", json.dumps(unknown))(SECONDS)
+        failed = dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}") if isinstance(answer, tuple) else {}
+        known |= failed or answer
     return known
 
 
@@ -168,12 +150,6 @@ def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping
 def _known_rejections(python: str) -> dict[str, str | None]:
     """Return the answers of an interpreter so far."""
     return {}
-
-
-def probe(question: str, *arguments: str, python: str = sys.executable, seconds: float = SECONDS) -> Any:
-    """Ask one question of `probe` in a new process; see `ProbeProcess.ask`."""
-    with ProbeProcess(python) as process:
-        return process.ask(question, *arguments)(seconds)
 
 
 # The message of a failed load -> the hint.

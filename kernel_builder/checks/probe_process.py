@@ -59,21 +59,13 @@ class ProbeProcess:
         self._stop()
         self._opened.close()
 
-    def show(self, package: Path) -> Path:
-        """Return where the process sees a package: in a sandbox, that is a copy."""
-        if self._copies is None:
-            return package
-        copy = self._copies / str(len(self._shown)) / package.name
-        shutil.copytree(package, copy, symlinks=True)
-        self._shown[package] = copy
-        return copy
-
-    def show_kernel(self, packages: Sequence[Path]) -> Path:
-        """Return a directory in which the process sees packages of one kernel beside each other."""
+    def show(self, packages: Sequence[Path]) -> Path:
+        """Return a directory in which the process sees packages: in a sandbox, they are copies."""
         if self._copies is None:
             return packages[0].parent
         directory = Path(tempfile.mkdtemp(dir=self._copies))
         for package in packages:
+            self._shown[package] = directory / package.name
             shutil.copytree(package, directory / package.name, symlinks=True)
         return directory
 
@@ -82,17 +74,13 @@ class ProbeProcess:
         copy = self._shown.get(package)
         return copy is not None and not is_unchanged(copy, contents(package))
 
-    def start(self) -> None:
-        """Start the process, unless it runs already."""
-        self._ready()
-
     def ask(self, question: str, *arguments: str) -> Callable[[float], Any]:
         """Send a question of `probe`, and return a function that waits some seconds for its answer.
 
         The function returns `("failed", reason)` if the process died or did not answer in time. It waits for the last
         question only.
         """
-        running = self._ready()
+        running = self.start()
         running.is_asked = True
         with suppress(OSError):  # it has died, which `wait` reports
             running.connection.send_bytes(json.dumps([question, *arguments]).encode())
@@ -109,8 +97,8 @@ class ProbeProcess:
 
         return wait
 
-    def _ready(self) -> _Running:
-        """Return a process that is not busy with a question."""
+    def start(self) -> _Running:
+        """Start the process, unless one runs that is not busy with a question."""
         if self._running and (self._running.is_asked or self._running.process.poll() is not None):
             self._stop()
         if self._running is None:

@@ -9,20 +9,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 import kernel_builder
 from kernel_builder.cli.plugins import PluginGroup
-from kernel_builder.config.notices import notices, summarized
+from kernel_builder.config.build_toml import FILE
+from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
 from kernel_builder.config.toml_schema import nearest
-from kernel_format.errors import BuildError, KernelBuilderError, ToolchainError
+from kernel_builder.plural import some_of
+from kernel_format.errors import BuildError, ConfigError, KernelBuilderError
 
 # Help section -> command -> its function in `kernel_builder.cli.<module>`.
 _SECTIONS: dict[str, dict[str, str]] = {
@@ -50,7 +51,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "Develop": {
         "devshell": "develop_command.devshell",
         "testshell": "develop_command.testshell",
-        "emulate": "emulate_command.emulate",
+        "emulate": "develop_command.emulate",
         "compile-commands": "develop_command.compile_commands",
         "create-pyproject": "pyproject_command.create_pyproject",
     },
@@ -65,13 +66,14 @@ _SECTIONS: dict[str, dict[str, str]] = {
 _HIDDEN = {
     "build-and-copy": "build_command.build_and_copy",
     "build-and-upload": "upload_command.build_and_upload",
-    "clean-pyproject": "pyproject_command.clean_pyproject",
     "completions": "completions_command.completions",
     "hash": "check_command.hash_builds",
 }
 _PLUGIN_SECTION = "Agents"
+_Result = TypeVar("_Result")
 
 _OUTPUT_LINES = 40  # of a compiler, before its log is named
+_NAMES = 4  # of paths in a message
 
 
 def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
@@ -96,24 +98,31 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
         click.echo(error.hint, err=True)
 
 
-def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> None:
-    """Print the notices of projects on stderr, and the paths of a command that are no projects."""
+def print_notices(projects: Sequence[Project]) -> None:
+    """Print the notices of projects on stderr."""
     for line in notices(projects):
         click.secho(f"warning: {line}", fg="yellow", err=True)
+
+
+def of_each(directories: Sequence[Path], read: Callable[[Path], _Result]) -> dict[Path, _Result | ConfigError]:
+    """Return the results for project directories (default: here), or their errors; of a single one, raise its error.
+
+    A shell expands `kernels-repo/*` to files and to directories without a `build.toml` too, which are left out.
+    """
+    paths = list(directories or [Path()])
+    others = [path for path in paths if path.exists() and not (path / FILE).exists()] if len(paths) > 1 else []
     if others:
-        names = [path.name for path in others]
-        click.secho(f"skipped, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
-
-
-@contextmanager
-def torch_required(reason: str) -> Iterator[None]:
-    """Turn a failed import of Torch into an error with a reason, such as `the command loads kernels`."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ToolchainError(f"Torch is not installed, and {reason}", hint="pip install torch") from error
+        names = some_of([path.name for path in others], _NAMES)
+        click.secho(f"skipped, without a build.toml: {names}", fg="yellow", err=True)
+    results: dict[Path, _Result | ConfigError] = {}
+    for path in (path for path in paths if path not in others):
+        try:
+            results[path] = read(path)
+        except ConfigError as error:
+            if len(paths) == len(others) + 1:
+                raise
+            results[path] = error
+    return results
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
@@ -170,12 +179,6 @@ class MainGroup(PluginGroup):
         ctx.exit(error.exit_code)
 
 
-def _show_version(ctx: click.Context, _parameter: click.Parameter, is_set: bool) -> None:
-    if is_set:
-        click.echo(f"kernel-builder, version {kernel_builder.__version__}")
-        ctx.exit()
-
-
 @click.group(
     cls=MainGroup,
     own={command: target for commands in _SECTIONS.values() for command, target in commands.items()},
@@ -183,14 +186,7 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, is_set: bool)
     entry_points="kernel_builder.commands",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the version and exit.",
-)
+@click.version_option(kernel_builder.__version__, prog_name="kernel-builder")
 def main() -> None:
     """Build, check and publish compute kernels for PyTorch.
 

@@ -12,8 +12,7 @@ from dataclasses import asdict
 import click
 
 from kernel_builder.checks import CHECKS
-from kernel_builder.checks.process_end import NAME as ENDS
-from kernel_builder.cli.shared_options import json_option, printable, table
+from kernel_builder.cli.shared_options import json_option, origins, printable, table
 from kernel_builder.hub.audit import Audit, AuditedVariant
 from kernel_builder.hub.audit import audit as describe
 from kernel_builder.plural import counted
@@ -66,7 +65,9 @@ def audit(
             "there is no such variant", where=f"--variant {variant}",
             hint=f"expected one of {', '.join(audited.variant for audited in result.variants)}",
         )  # fmt: skip
-    errors = {f.check for each in result.variants for f in each.findings if f.severity == "error" or f.check == ENDS}
+    errors = {
+        f.check for each in result.variants for f in each.findings if f.severity == "error" or f.check == "process-end"
+    }
     ok = errors <= set(allow) and bool(result.loads or _UNSELECTED in allow)
     if as_json:
         click.echo(json.dumps({"ok": ok, **asdict(result)}, indent=2))
@@ -79,7 +80,12 @@ def _print(result: Audit, selected: str | None) -> None:
     downloaded = f", {result.downloaded / 1e6:.2f} MB downloaded" if result.downloaded else ""
     printable(f"{result.name}: {counted(len(result.variants), 'variant')}{downloaded}")
     printable(f"here: {result.environment}")
-    printable(f"loads here: {f'yes, {result.loads}' if result.loads else 'no'}\n")
+    nearest = min(result.variants, key=lambda audited: len(audited.changes))
+    missing = f"no; nearest: {nearest.variant}, which needs {' and '.join(nearest.changes)}"
+    printable(f"loads here: {f'yes, {result.loads}' if result.loads else missing}")
+    if result.client:
+        printable(f"transformers uses kernels with {result.client} only: pip install '{result.client}'")
+    printable("")
     titles = list(dict.fromkeys(title for audited in result.variants for title in audited.requires))
     rows = [["variant", *titles, "size", "to load it here"]]
     for audited in result.variants:
@@ -101,10 +107,10 @@ def _print(result: Audit, selected: str | None) -> None:
 def _details(audited: AuditedVariant) -> None:
     printable(f"\n{audited.variant}")
     if audited.device_code:
-        rows = [["  architecture", "SASS", "PTX", "sources"]]
+        rows = [["  architecture", "SASS", "PTX"]]
         for arch, row in audited.device_code.items():
             sizes = [f"{row[kind] / 1e6:.2f} MB" if row[kind] else "-" for kind in ("sass", "ptx")]
-            rows.append([f"  {arch}", *sizes, f"{row['sources']} of {audited.sources}"])
+            rows.append([f"  {arch}", *sizes])
         table(rows)
         _kernels(audited)
     printable(f"  libraries   {', '.join(audited.libraries) or 'none'}")
@@ -112,11 +118,8 @@ def _details(audited: AuditedVariant) -> None:
         f"  symbols     {', '.join(f'{number} of {title}' for title, number in audited.symbols.items()) or 'none'}"
     )
     printable(f"  signature   {audited.signature}")
-    for part, label in (("kernel", "sources"), ("kernel-builder", "builder")):
-        origin = audited.provenance[part]
-        state = [str(origin[key]) for key in ("version", "commit") if key in origin]
-        state += ["with uncommitted changes"] * bool(origin.get("dirty"))
-        printable(f"  {label:<11} {' '.join(state) or 'not recorded'}")
+    for line in origins(audited.provenance):
+        printable(line)
     printable(f"  rebuild     {audited.rebuild}")
     _section(
         "ops", [f"{op['schema']}{'' if op['fake'] else '  (no fake in Python)'}" for op in audited.ops] or ["none"]

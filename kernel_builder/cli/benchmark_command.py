@@ -5,16 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from kernel_builder.cli import torch_required
 from kernel_builder.cli.shared_options import directory_argument
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import BenchmarkReport
-from kernel_builder.measure.selection import DTYPES
-from kernel_builder.measure.workloads import DEVICES
+from kernel_builder.measure.workloads import DEVICES, DTYPES
 from kernel_builder.progress import shown
+from kernel_format.errors import ToolchainError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -52,13 +52,14 @@ def _print(report: BenchmarkReport) -> None:
 @click.option(
     "--shapes",
     callback=_items,
+    default="",
     metavar="SHAPE,...",
     help="1x4096x2048 is one shape, declared or not; *x2048 is the declared shapes that match. [default: declared]",
 )
 @click.option(
     "--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), default=("bfloat16",), help="[default: bfloat16]"
 )
-@click.option("--backend", type=click.Choice(DEVICES), help="[default: cuda if there is a GPU]")
+@click.option("--backend", "device", type=click.Choice(DEVICES), help="[default: cuda if there is a GPU]")
 @click.option("--rounds", type=click.IntRange(min=3), default=21, show_default=True, help="Samples of each time.")
 @click.option(
     "--only",
@@ -73,18 +74,7 @@ def _print(report: BenchmarkReport) -> None:
     metavar="FILE",
     help="Plot the shares of copy speed; the suffix selects the format (.svg, .png, .pdf).",
 )
-def benchmark(
-    directory: Path,
-    against: tuple[str, ...] | None,
-    operations: tuple[str, ...],
-    shapes: tuple[str, ...] | None,
-    dtypes: tuple[str, ...],
-    backend: str | None,
-    rounds: int,
-    only: str | None,
-    json_file: Path | None,
-    plot_file: Path | None,
-) -> None:
+def benchmark(directory: Path, json_file: Path | None, plot_file: Path | None, **options: Any) -> None:
     """Measure a built kernel and compare it with its peers.
 
     DIR is the project (default: here), and DIR/benchmarks/benchmark.py declares the operations and shapes. Each result
@@ -104,22 +94,16 @@ def benchmark(
     if plot_file:
         with plot.reproducible(str(plot_file)):
             pass
-    with torch_required("kernels run in it"):
-        from kernel_builder.measure.run import BenchmarkRequest, run
-    request = BenchmarkRequest(
-        project=directory,
-        command=shlex.join(["kernel-builder", *sys.argv[1:]]),
-        device=backend,
-        operations=operations,
-        shapes=shapes or (),
-        dtypes=dtypes,
-        against=against,
-        rounds=rounds,
-        only=only,
-        json=json_file,
-    )
+    try:
+        from kernel_builder.measure.run import run
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = "Torch is not installed, and kernels run in it"
+        raise ToolchainError(message, hint="pip install torch") from error
+    command = shlex.join(["kernel-builder", *sys.argv[1:]])
     with shown(sys.stderr) as progress:
-        report = run(request, progress)
+        report = run(directory, command=command, json_file=json_file, progress=progress, **options)
     _print(report)
     if plot_file:
         plot.save(report, plot_file)

@@ -22,6 +22,7 @@ from kernel_builder.cli.shared_options import (
     load_option,
     owner_option,
     public_build_options,
+    table,
     toolchain_options,
     variants_option,
     whole_option,
@@ -33,11 +34,9 @@ from kernel_builder.plural import counted, some_of
 from kernel_builder.progress import Progress, shown
 from kernel_builder.toolchain import Toolchains
 from kernel_format.cache_directory import shared_cache
-from kernel_format.errors import BuildError, KernelBuilderError
 
 _ERRORS = 5  # printed in full
 _NAMED = 3  # variants named in a message; the rest is counted
-_SHORT = 100  # characters of a reason in the table
 
 
 def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
@@ -50,8 +49,8 @@ def print_summary(summary: BuildSummary) -> None:
     """Print the result of a build: warnings, errors, then one table."""
     reports: dict[str, dict[str, CheckReport]] = {}
     for built in summary.packages:
-        if built.report:
-            reports.setdefault(built.project, {})[built.variant] = built.report
+        if built.checks:
+            reports.setdefault(built.project, {})[built.variant] = built.checks
     for project, project_reports in reports.items():
         for line in checks_summary.lines(
             project_reports, "warning", f"`kernel-builder check-builds {project}` lists all"
@@ -92,7 +91,7 @@ def _print_skipped(summary: BuildSummary) -> None:
     """Print why packages were not loaded, once for each reason. Other skipped checks do not apply to the package."""
     reasons: dict[str, list[str]] = {}
     for built in summary.packages:
-        if reason := built.skipped.get("load"):
+        if reason := built.skipped_checks.get("load"):
             reasons.setdefault(reason, []).append(built.variant)
     for reason, names in reasons.items():
         click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {reason}", fg="yellow")
@@ -103,33 +102,14 @@ def _print_skipped(summary: BuildSummary) -> None:
 def _print_table(summary: BuildSummary) -> None:
     rows = [("project", "variant", "status", "size", "checks", "binary shared with")]
     for built in summary.packages:
-        passed = f"{len(built.passed)} passed"
-        if "load" in built.skipped:
-            passed += ", load skipped"
-        shares = f"{len(built.shares)} more" if len(built.shares) > 1 else "".join(built.shares)
-        rows.append((built.project, built.variant, built.status, f"{built.size / 1024:.0f} KiB", passed, shares))
+        passed = f"{len(built.passed_checks)} passed{', load skipped' if 'load' in built.skipped_checks else ''}"
+        others = built.shares_binary_with
+        shares = f"{len(others)} more" if len(others) > 1 else "".join(others)
+        rows.append((built.project, built.variant, built.status, f"{built.bytes / 1024:.0f} KiB", passed, shares))
     for failed in summary.failures:
-        old = "; the package of an earlier build is outdated" if failed.outdated else ""
-        rows.append((failed.project, failed.variant or "-", f"failed: {_short(failed.errors[0])}{old}", "", "", ""))
-    if len({row[0] for row in rows[1:]}) < 2:
-        rows = [("", *row[1:]) for row in rows]
-    # Reasons can be long: only rows with a short status align the columns after it.
-    short = [row for row in rows if row[3]]
-    widths = [max(len(row[column]) for row in (rows if column < 2 else short)) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width]
-        click.echo("  ".join(cells).rstrip())
-
-
-def _short(error: KernelBuilderError) -> str:
-    """Return an error as one short line."""
-    place = Path(error.where).name if isinstance(error, BuildError) and error.where else ""
-    return _cut(f"{place}: {error.message}" if place else error.message)
-
-
-def _cut(text: str) -> str:
-    line = text.splitlines()[0].removesuffix(":")
-    return line if len(line) <= _SHORT else f"{line[: _SHORT - 3]}..."
+        state = "failed; the package of an earlier build is outdated" if failed.outdated else "failed"
+        rows.append((failed.project, failed.variant or "-", state, "", "", ""))
+    table(rows if len({row[0] for row in rows[1:]}) > 1 else [row[1:] for row in rows])
 
 
 @click.command()

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from kernel_builder import checks
-from kernel_builder.checks.manylinux import policy_names
+from kernel_builder.checks.binaries import policy_names
 from kernel_builder.cli.shared_options import ReleaseType, allow_option, cross_python_option, json_option
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
@@ -23,12 +23,6 @@ _DIRECTORY = click.argument(
 )
 
 
-def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if value not in policy_names():
-        raise click.BadParameter(f"{value!r} is not one of {', '.join(policy_names())}", ctx, param)
-    return value
-
-
 @click.command()
 @_DIRECTORY
 @click.option(
@@ -36,7 +30,7 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
     "--manylinux",
     default=checks.AbiPolicy.manylinux,
     show_default=True,
-    callback=_manylinux,
+    type=click.Choice(policy_names()),
     metavar="POLICY",
     help="The oldest C and C++ runtime to load on.",
 )

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from kernel_builder import toml_file
-from kernel_builder.backends.tools import Obstacle
-from kernel_builder.cli import print_notices, report_error
-from kernel_builder.cli.shared_options import json_option
-from kernel_builder.config import build_toml, conversion
+from kernel_builder.cli import of_each, print_notices, report_error
+from kernel_builder.cli.shared_options import json_option, table
+from kernel_builder.config import build_toml, editions
 from kernel_builder.config.build_toml import FILE
-from kernel_builder.config.project import Backend, Project
-from kernel_builder.config.project_files import read_project, sort_projects
+from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project
+from kernel_builder.json_value import json_value
 from kernel_builder.plural import counted
 from kernel_builder.steps import compile_steps
-from kernel_builder.steps.buildable import missing_dependency
-from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.files import write_atomically
-from kernel_format.release import Release, Version
 
 _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 
@@ -37,53 +32,36 @@ _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=
 def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     """Validate the build.toml of every DIR (default: here), and list the projects in a table.
 
-    The files that it names must exist, and `build` must accept its flags and sources. Nothing has to be buildable here;
-    a library in `depends` that no package index has is a warning. --json prints every value, with defaults filled in.
-    Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
+    The files that it names must exist, and `build` must accept its flags and sources. Nothing has to be buildable here.
+    --json prints every value, with defaults filled in. Of several DIR, those without a build.toml are left out; a
+    mistake in one does not stop the others.
 
     \b
     kernel-builder check-config kernels/rmsnorm
     kernel-builder check-config kernels/*
     """
-    paths, others = sort_projects(directories or (Path(),))
-    results: dict[Path, Project | ConfigError] = {}
-    for path in paths:
-        try:
-            results[path] = project = read_project(path)
-            compile_steps.check(project)
-        except ConfigError as error:
-            if len(paths) == 1:
-                raise
-            results[path] = error
+    results = of_each(directories, _read)
     projects = [project for project in results.values() if isinstance(project, Project)]
     ok = len(projects) == len(results)
     if as_json:
         listed = [
-            {"directory": str(path), "ok": True, "project": _plain(result)}
+            {"directory": str(path), "ok": True, "project": json_value(result, "_")}
             if isinstance(result, Project)
             else {"directory": str(path), "ok": False, "error": result.as_dict()}
             for path, result in results.items()
         ]
-        click.echo(json.dumps({"ok": ok, "projects": listed, "left-out": [str(path) for path in others]}))
+        click.echo(json.dumps({"ok": ok, "projects": listed}))
     else:
-        print_notices(projects, others)
+        print_notices(projects)
         _print_table(results)
-        _print_missing(projects)
     if not ok:
         raise SystemExit(ConfigError.exit_code)
 
 
-def _print_missing(projects: Sequence[Project]) -> None:
-    """Print a warning for each header library that projects need and no package index has, once for all projects."""
-    toolchains = Toolchains()
-    needing: dict[Obstacle, dict[str, None]] = {}
-    for project in projects:
-        for backend in project.backends:
-            missing = missing_dependency(project, backend, toolchains) if backend.compiles else None
-            if missing:
-                needing.setdefault(missing, {})[project.name] = None
-    for obstacle, names in needing.items():
-        click.secho(f"warning: {', '.join(names)}: {obstacle.reason}; {obstacle.hint}", fg="yellow", err=True)
+def _read(path: Path) -> Project:
+    project = read_project(path)
+    compile_steps.check(project)
+    return project
 
 
 def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
@@ -97,9 +75,7 @@ def _print_table(results: Mapping[Path, Project | ConfigError]) -> None:
         else:
             report_error(result, as_json=False)
             rows.append((path.name, "error", "", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    table(rows)
     accepted = sum(isinstance(result, Project) for result in results.values())
     click.echo(f"{accepted} of {counted(len(results), 'project')} accepted")
 
@@ -119,21 +95,14 @@ def update_build(directories: tuple[Path, ...], check: bool, license: str | None
     kernel-builder update-build kernels/* --check
     kernel-builder update-build old-kernel --license apache-2.0
     """
-    paths, others = sort_projects(directories or (Path(),))
-    changed, failed = [], []
-    for directory in paths:
-        try:
-            if _update(directory / FILE, license, write=not check):
-                changed.append(directory)
-        except ConfigError as error:
-            if len(paths) == 1:
-                raise
-            report_error(error, as_json=False)
-            failed.append(directory)
-    print_notices((), others)
+    results = of_each(directories, lambda directory: _update(directory / FILE, license, write=not check))
+    failed = [error for error in results.values() if isinstance(error, ConfigError)]
+    for error in failed:
+        report_error(error, as_json=False)
+    changed = [path for path, result in results.items() if result is True]
     done = "would be converted" if check else "converted"
     click.echo(
-        f"{len(changed)} of {counted(len(paths), 'file')} {done}" + (f", {len(failed)} failed" if failed else "")
+        f"{len(changed)} of {counted(len(results), 'file')} {done}" + (f", {len(failed)} failed" if failed else "")
     )
     if failed:
         raise SystemExit(ConfigError.exit_code)
@@ -144,7 +113,7 @@ def update_build(directories: tuple[Path, ...], check: bool, license: str | None
 def _update(path: Path, license: str | None, *, write: bool) -> bool:
     """Show the changes of a file, and write it. Return whether it changes."""
     old = build_toml.read_text(path)
-    new = conversion.converted(old, path, license)
+    new = editions.converted(old, path, license)
     build_toml.from_document(toml_file.parse(new, str(path)), str(path), path.parent)
     if old == new:
         return False
@@ -160,14 +129,3 @@ def _show_difference(old: Sequence[str], new: Sequence[str], name: str) -> None:
     colours = {"+": "green", "-": "red"}
     for line in difflib.unified_diff(old, new, name, name, lineterm=""):
         click.secho(line, fg=colours.get(line[0]))
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
-    if isinstance(value, (Backend, Release, Version, Path)):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

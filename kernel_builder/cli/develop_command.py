@@ -1,4 +1,4 @@
-"""`kernel-builder devshell`, `testshell` and `compile-commands`."""
+"""`kernel-builder devshell`, `testshell`, `compile-commands` and `emulate`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from kernel_builder.cli.shared_options import directory_argument, public_shell_o
 from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.develop import choice, interpreter, shells
+from kernel_builder.develop import choice, shells
 from kernel_builder.develop import compile_commands as editor
+from kernel_builder.develop import emulate as emulator
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 from kernel_builder.toolchain import Toolchains
@@ -72,9 +73,8 @@ def devshell(directory: Path, variant: str | None, command: tuple[str, ...]) -> 
 def testshell(directory: Path, variant: str | None, command: tuple[str, ...]) -> None:
     """Start a shell to test a built variant, or run COMMAND in it.
 
-    DIR is the project (default: here). The shell is $SHELL. Its `python` has a Torch that loads the variant, `kernels`
-    and pytest: it is the interpreter of kernel-builder if its Torch loads the variant, or else a virtual environment in
-    the cache. `get_kernel` loads the package in DIR/build in place of the published one.
+    DIR is the project (default: here). The shell is $SHELL. Its `python` is the interpreter of kernel-builder, whose
+    Torch must load the variant. `get_kernel` loads the package in DIR/build in place of the published one.
 
     \b
     kernel-builder testshell kernels/rmsnorm
@@ -82,9 +82,8 @@ def testshell(directory: Path, variant: str | None, command: tuple[str, ...]) ->
     """
     project = _read(directory)
     chosen = choice.built(project, variant)
-    with shown(sys.stderr) as progress:
-        python = interpreter.find(project, chosen, default_cache(), progress)
-    _enter(f"{python} with {project.name} {chosen.name}", shells.testing(project, chosen, python), command)
+    choice.require_loadable(chosen)
+    _enter(f"{sys.executable} with {project.name} {chosen.name}", shells.testing(project, chosen), command)
 
 
 def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) -> NoReturn:
@@ -116,3 +115,37 @@ def compile_commands(directory: Path, variant: str | None) -> None:
         file = project.root / editor.NAME
         count = editor.write(project, variants, toolchains, file)
     click.echo(f"{file}: {counted(count, 'file')}, as compiled for {', '.join(compiled.name for compiled in variants)}")
+
+
+@click.command()
+@directory_argument
+@click.option(
+    "--warp-size",
+    type=click.Choice(["32", "64"]),
+    default="32",
+    show_default=True,
+    help="Threads in a warp. 64 is for ROCm kernels.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["cuda", "rocm"]),
+    help="The kernels to emulate. [default: rocm if there are any, else cuda]",
+)
+@click.argument("pytest_arguments", metavar="[-- PYTEST_OPTION...]", nargs=-1, type=click.UNPROCESSED)
+def emulate(directory: Path, warp_size: str, backend: str | None, pytest_arguments: tuple[str, ...]) -> None:
+    """Run the tests of a project's CUDA or ROCm kernels on the CPU.
+
+    DIR is the project (default: here). g++ compiles its kernels for the CPU, with an emulator that runs the threads of
+    a block in turn. Tests get tensors on the CPU; the project's own conditions skip tests that need a GPU. Barriers
+    that not all threads reach, indices out of bounds, lanes outside a mask and similar faults are errors that name
+    the kernel, the block and the thread; docs/emulator.md lists the faults that are found and those that are not.
+
+    \b
+    kernel-builder emulate kernels/geglu
+    kernel-builder emulate kernels/geglu --warp-size 64 -- -k forward
+    """
+    project = read_project(directory)
+    target = emulator.default_directory(project, backend, int(warp_size), default_cache())
+    emulator.emulated(project, backend, int(warp_size), target)
+    click.echo(f"{project.name}, emulated in {target}", err=True)
+    sys.exit(emulator.run_tests(target, pytest_arguments))

@@ -16,8 +16,6 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.hub.project_sources import published_files
 from kernel_format.errors import ConfigError
 
-CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
-
 
 @click.command()
 @click.argument("path", metavar="[PATH|ORG/NAME]", required=False)
@@ -92,18 +90,8 @@ def init(
     click.echo(f"Created {created}; its README.md describes the files, the benchmark and the publication. Next:")
     click.echo(f"  kernel-builder build {shown}")
     click.echo(f"  pytest {shlex.quote(str(created / 'tests'))}")
-    _print_missing()
-
-
-def _print_missing() -> None:
-    """Print the distributions that tests and benchmarks need and this environment lacks."""
-    missing = [name for name in ("torch", "pytest") if find_spec(name) is None]
-    if missing:
-        click.echo(
-            f"Tests and benchmarks need distributions that are not installed:\n  pip install {' '.join(missing)}"
-        )
-    if "torch" in missing:
-        click.echo(f"Without a GPU add {CPU_INDEX}, whose Torch has no CUDA and is smaller.")
+    if missing := [name for name in ("torch", "pytest") if find_spec(name) is None]:
+        click.echo(f"Tests and benchmarks need more distributions:\n  pip install {' '.join(missing)}")
 
 
 def _copy(source: Path, path: str | None, name: str | None, *, overwrite: bool) -> None:
@@ -123,7 +111,8 @@ def _create_from_source(
     source: Path, functions: Sequence[str], directory: Path | None, repo_id: str, license_name: str, *, overwrite: bool
 ) -> None:
     name = scaffold.kernel_name(repo_id)
-    written = inline_project.files(repo_id, source.read_text(encoding="utf-8"), functions, license_name=license_name)
+    text = source.read_text(encoding="utf-8")
+    written = inline_project.files(repo_id, text, functions, stem=source.stem, license_name=license_name)
     directory = directory or Path(name)
     scaffold.write({path: text.encode() for path, text in written.items()}, directory, overwrite=overwrite)
     click.echo(f"Created {directory} from {source}. Next:\n  kernel-builder build {shlex.quote(str(directory))}")

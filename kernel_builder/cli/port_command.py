@@ -60,9 +60,9 @@ def _print(ported: Port, setup: str, written: Sequence[str]) -> None:
         click.echo(f"{setup}:{kernel.line}: {kernel.name}, {kernel.backend}, sources: {len(kernel.src)}")
     remarks = {
         "failed": list(ported.failed),
-        "left out": [f"{setup}:{remark.line}: {remark.text}" for remark in ported.left_out],
-        "assumed": [f"{setup}:{remark.line}: {remark.text}" for remark in ported.assumed],
-        "to change": [f"{rewrite.path}:{rewrite.line}: {rewrite.text}" for rewrite in ported.rewrites],
+        "left out": list(map(str, ported.left_out)),
+        "assumed": list(map(str, ported.assumed)),
+        "to change": list(map(str, ported.rewrites)),
         "to do": list(ported.notes),
     }
     for kind, lines in remarks.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,9 +78,6 @@ cuda_compiler_option = click.option(
     type=click.Choice(["nvcc", "clang"]),
     help="Compile every CUDA variant with it. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
 )
-index_url_option = click.option(
-    "--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"
-)
 offline_option = click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
 # Arguments of `Toolchains`.
 toolchain_options = together(cuda_home_option, cuda_compiler_option, offline_option)
@@ -109,3 +106,13 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 def printable(text: str) -> None:
     """Print text of other publishers without the escapes of terminals."""
     click.echo("".join(character for character in text if character.isprintable() or character == "\n"))
+
+
+def origins(provenance: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the lines that state where a package's sources and its builder come from."""
+    lines = []
+    for part, label in (("kernel", "sources"), ("kernel-builder", "builder")):
+        state = [str(provenance[part][key]) for key in ("version", "commit") if key in provenance[part]]
+        state += ["with uncommitted changes"] * bool(provenance[part].get("dirty"))
+        lines.append(f"  {label:<11} {' '.join(state) or 'not recorded'}")
+    return lines

@@ -12,7 +12,7 @@ import click
 from kernel_builder.cli.check_command import packages_of
 from kernel_builder.cli.shared_options import directory_argument, json_option
 from kernel_builder.hub.signing import sign as write_signatures
-from kernel_format.key_signatures import read_private_key
+from kernel_format.signatures import read_private_key
 
 
 @click.command()
@@ -22,7 +22,7 @@ from kernel_format.key_signatures import read_private_key
     "key_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Sign with this private key instead of Sigstore: Ed25519 or ECDSA P-256, from ssh-keygen or openssl.",
+    help="Sign with this private key instead of Sigstore: Ed25519, from ssh-keygen or openssl.",
 )
 @json_option
 def sign(directory: Path, key_file: Path | None, as_json: bool) -> None:

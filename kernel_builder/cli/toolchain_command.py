@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import click
 
 from kernel_builder.backends.cuda import CUDA
-from kernel_builder.cli.shared_options import index_url_option, json_option
 from kernel_builder.config.variant import PLATFORMS, this_platform
-from kernel_builder.develop.interpreter import TORCH_INDEX
+from kernel_builder.develop.choice import TORCH_INDEX
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 from kernel_builder.toolchain import Toolchains, components
-from kernel_builder.toolchain import lock as locks
-from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import Tree
-from kernel_builder.toolchain.resolve import resolve
-from kernel_builder.upkeep.update import find
+from kernel_builder.upkeep import find
 from kernel_format.errors import ToolchainError
 
 
@@ -39,7 +32,7 @@ def toolchain() -> None:
     \b
     kernel-builder toolchain list
     kernel-builder toolchain fetch cuda-13.0 torch-2.10-stable
-    kernel-builder toolchain clean --older-than 90
+    kernel-builder toolchain clean
     """
 
 
@@ -52,9 +45,7 @@ def toolchain() -> None:
     multiple=True,
     help="Fetch for builds for this platform; may be repeated. [default: this machine's]",
 )
-@index_url_option
-@json_option
-def fetch(names: tuple[str, ...], platforms: tuple[str, ...], index_url: str | None, as_json: bool) -> None:
+def fetch(names: tuple[str, ...], platforms: tuple[str, ...]) -> None:
     """Download components into the store: by default all but the complete headers of Torch.
 
     NAME is a component as `toolchain list` shows it: cuda-13.0 is nvcc, cuda-libraries-13.0 the headers of CUDA's
@@ -67,7 +58,7 @@ def fetch(names: tuple[str, ...], platforms: tuple[str, ...], index_url: str | N
     kernel-builder toolchain fetch --platform x86_64-linux --platform aarch64-linux
     """
     with shown(sys.stderr) as progress:
-        toolchains = Toolchains(index_url=index_url, progress=progress)
+        toolchains = Toolchains(progress=progress)
         trees: dict[str, Tree] = {}
         for platform in platforms or (this_platform(),):
             pinned = {tree.kind: tree for tree in toolchains.pinned(platform)}
@@ -82,130 +73,47 @@ def fetch(names: tuple[str, ...], platforms: tuple[str, ...], index_url: str | N
                     )
                 trees[pinned[name].name] = pinned[name]
         fetched = [(tree, toolchains.store.find(tree.name) is None, toolchains.fetch(tree)) for tree in trees.values()]
-    if as_json:
-        report = [
-            {"name": tree.name, "title": tree.title, "downloaded": tree.download if new else 0, "path": str(path)}
-            for tree, new, path in fetched
-        ]
-        click.echo(json.dumps(report, indent=2))
-        return
     for tree, new, path in fetched:
         click.echo(f"{tree.title}: {_megabytes(tree.download) + ' downloaded' if new else 'already there'}: {path}")
 
 
 @toolchain.command("list")
-@json_option
-def list_toolchains(as_json: bool) -> None:
+def list_toolchains() -> None:
     """List the components that are pinned for this platform and those in the store, with sizes."""
     toolchains = Toolchains()
-    stored = {tree.name: tree for tree in toolchains.store.trees()}
-    rows: list[dict[str, Any]] = [
-        {
-            "name": tree.name,
-            "component": tree.kind,
-            "title": tree.title,
-            "pinned": True,
-            "download": tree.download,
-            "stored": stored.pop(tree.name).bytes if tree.name in stored else None,
-        }
-        for tree in toolchains.pinned()
-    ]
-    rows += [
-        {
-            "name": tree.name,
-            "component": None,
-            "title": tree.title,
-            "pinned": False,
-            "download": None,
-            "stored": tree.bytes,
-        }
-        for tree in stored.values()
-    ]
-    if as_json:
-        click.echo(json.dumps({"store": str(toolchains.store.root), "toolchains": rows}, indent=2))
-        return
-    for row in rows:
-        state = f"in the store, {_megabytes(row['stored'])}" if row["stored"] is not None else "not in the store"
-        origin = f"{_megabytes(row['download'])} to download" if row["pinned"] else "not in the lock"
-        click.echo(f"{row['component'] or '':<20} {row['title']:<32} {origin:<24} {state}")
+    stored = toolchains.store.trees()
+    pinned = {tree.name: tree for tree in toolchains.pinned()}
+    for name in {**pinned, **stored}:
+        kind, title = (pinned[name].kind, pinned[name].title) if name in pinned else ("", stored[name].title)
+        state = f"in the store, {_megabytes(stored[name].bytes)}" if name in stored else "not in the store"
+        origin = f"{_megabytes(pinned[name].download)} to download" if name in pinned else "not in the lock"
+        click.echo(f"{kind:<20} {title:<32} {origin:<24} {state}")
     click.echo(f"store: {toolchains.store.root}")
 
 
 @toolchain.command()
-@click.option("--remove", is_flag=True, help="Remove damaged toolchains; the next use downloads them again.")
-@json_option
-def verify(remove: bool, as_json: bool) -> None:
+def verify() -> None:
     """Hash every file in the store, and list the files that have changed since they were downloaded."""
-    toolchains = Toolchains()
-    store = toolchains.store
-    names = store.names()
-    damages = [damage for name in names for damage in store.verify(name)]
-    if remove:
-        for name in {damage.tree for damage in damages}:
-            store.remove(name)
-    if as_json:
-        rows = [{"tree": damage.tree, "path": str(damage.path), "problem": damage.problem} for damage in damages]
-        click.echo(json.dumps({"checked": names, "damages": rows}, indent=2))
-    else:
-        for damage in damages:
-            click.echo(f"{damage.path} {damage.problem}")
-        click.echo(f"{counted(len(names), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
-        if damages and not remove:
-            click.echo("`kernel-builder toolchain verify --remove` removes the damaged ones", err=True)
-    if damages and not remove:
+    store = Toolchains().store
+    trees = store.trees()
+    damages = [damage for name in trees for damage in store.damages(name)]
+    for path, problem in damages:
+        click.echo(f"{path} {problem}")
+    click.echo(f"{counted(len(trees), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
+    if damages:
+        click.echo("`kernel-builder toolchain clean` removes all toolchains; builds download them again", err=True)
         sys.exit(ToolchainError.exit_code)
 
 
 @toolchain.command()
-@click.option("--all", "everything", is_flag=True, help="Remove every toolchain.")
-@click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Remove toolchains not used for DAYS.")
-@json_option
-def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
-    """Remove incomplete downloads, and the toolchains that the options select.
-
-    \b
-    kernel-builder toolchain clean --older-than 90
-    kernel-builder toolchain clean --all
-    """
-    store = Toolchains().store
-    limit = time.time() - older_than * 86400 if older_than is not None else None
-    doomed = [tree for tree in store.trees() if everything or (limit is not None and tree.used <= limit)]
-    removed = [tree for tree in doomed if store.remove(tree.name)]
-    freed = store.remove_leftovers() + sum(tree.bytes for tree in removed)
-    if as_json:
-        click.echo(json.dumps({"removed": [tree.name for tree in removed], "freed": freed}, indent=2))
-        return
-    for tree in removed:
-        click.echo(f"removed {tree.title}")
-    click.echo(f"{_megabytes(freed)} freed")
-
-
-@toolchain.command()
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="The file to write. [default: stdout]",
-)
-@index_url_option
-def lock(output: Path | None, index_url: str | None) -> None:
-    """Write a new lock from the index, with the newest patch of every release in the matrix.
-
-    \b
-    kernel-builder toolchain lock --output kernel_builder/toolchain/lock.json
-    """
-    with shown(sys.stderr) as progress:
-        text = locks.dumps(resolve(Index(index_url), components.known().values(), progress))
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        output.write_text(text, encoding="utf-8")
+def clean() -> None:
+    """Remove the toolchains and incomplete downloads; builds download them again."""
+    click.echo(f"{_megabytes(Toolchains().store.clear())} freed")
 
 
 @toolchain.command()
 @click.argument("checkout", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
-@index_url_option
-def update(checkout: Path, index_url: str | None) -> None:
+def update(checkout: Path) -> None:
     """Add the index's new releases to the tables of the builder.
 
     DIR is a checkout of kernel-builder's repository (default: here). A new Torch release is added to the matrix, with
@@ -223,7 +131,7 @@ def update(checkout: Path, index_url: str | None) -> None:
         if component.name not in own and not component.name.startswith("torch-")
     ]
     with shown(sys.stderr) as progress:
-        newer = find(checkout, others, index_url=index_url, torch_index=TORCH_INDEX, progress=progress)
+        newer = find(checkout, others, index_url=None, torch_index=TORCH_INDEX, progress=progress)
     newer.write(checkout)
     for line in newer.changes:
         click.echo(f"- {line}")

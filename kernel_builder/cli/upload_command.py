@@ -93,7 +93,7 @@ def upload(directory: Path, build: bool, quiet: bool, as_json: bool, output_json
     if build:
         built = sorted(path.parent.name for path in directory.glob("build/[!.]*/metadata.json"))
         here = tuple(name for name in built if not name.endswith("-linux") or name.endswith(this_platform()))
-        _build(request, here, quiet=quiet or as_json or output_json == Path())
+        _build(request, variants=here, quiet=quiet or as_json or output_json == Path())
     _upload(request, quiet=quiet, as_json=as_json, output_json=output_json)
 
 
@@ -104,17 +104,7 @@ def upload(directory: Path, build: bool, quiet: bool, as_json: bool, output_json
 @whole_option
 @build_jobs_option
 @public_build_options
-def build_and_upload(
-    directory: Path,
-    quiet: bool,
-    as_json: bool,
-    output_json: Path | None,
-    variants: tuple[str, ...],
-    backends: tuple[str, ...],
-    whole: bool,
-    jobs: int | None,
-    **options: Any,
-) -> None:
+def build_and_upload(quiet: bool, as_json: bool, output_json: Path | None, **options: Any) -> None:
     """Run `build`, then `upload`.
 
     DIR is the project (default: here). Other packages in DIR/build, such as the variants of another machine, are
@@ -123,18 +113,17 @@ def build_and_upload(
     \b
     kernel-builder build-and-upload kernels/rmsnorm --backend cuda
     """
-    request = PublishRequest(directory, **options)
-    silent = quiet or as_json or output_json == Path()
-    _build(request, variants, quiet=silent, backends=backends, whole=whole, jobs=jobs)
+    for_build = {name: options.pop(name) for name in ("variants", "backends", "whole", "jobs")}
+    request = PublishRequest(**options)
+    _build(request, quiet=quiet or as_json or output_json == Path(), **for_build)
     _upload(request, quiet=quiet, as_json=as_json, output_json=output_json)
 
 
-def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, **options: Any) -> None:
+def _build(request: PublishRequest, *, quiet: bool, **options: Any) -> None:
     """Build variants of the project, and exit if one of them fails."""
     summary = run(
         pipeline.BuildRequest(
             directories=(request.directory,),
-            variants=variants,
             owner=request.new_owner,
             load=request.load,
             allow=request.allowed_checks,

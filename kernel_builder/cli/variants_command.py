@@ -6,31 +6,29 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kernel_builder.cli import print_notices, report_error
-from kernel_builder.cli.shared_options import cuda_compiler_option, cuda_home_option, whole_option
+from kernel_builder.cli import of_each, print_notices, report_error
+from kernel_builder.cli.shared_options import whole_option
 from kernel_builder.config import changed, offered
-from kernel_builder.config.notices import summarized
+from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
-from kernel_builder.config.project_files import read_project, sort_projects
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
+from kernel_builder.plural import some_of
 from kernel_builder.steps.buildable import obstacle
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 
-if TYPE_CHECKING:
-    from kernel_builder.backends.tools import CudaCompiler
+_NAMES = 3  # of variants in a message
 
 
 @click.command()
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--arch", is_flag=True, help="Only variants for this machine's platform, and Python-only ones.")
 @whole_option
-@cuda_home_option
-@cuda_compiler_option
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with the obstacle of each.")
 @click.option("--runners", is_flag=True, help="Print the share of each CI runner, as JSON on one line.")
 @click.option(
@@ -47,8 +45,6 @@ def list_variants(
     directories: tuple[Path, ...],
     arch: bool,
     whole: bool,
-    cuda_home: Path | None,
-    cuda_compiler: CudaCompiler | None,
     as_json: bool,
     runners: bool,
     changed_since: str | None,
@@ -61,18 +57,16 @@ def list_variants(
     With --runners, the output is the matrix of a GitHub workflow: one entry for each project, platform and
     backend, to be built by `kernel-builder build PROJECT --backend BACKEND` on a runner of that platform.
     """
-    paths, others = sort_projects(directories or (Path(),))
     if changed_since is not None:
-        paths = tuple(changed.touched(paths, changed_since, shared))
-    projects: dict[Path, Project] = {}
-    for directory in paths:
-        try:
-            projects[directory] = read_project(directory)
-        except ConfigError as error:
-            if len(paths) == 1:
-                raise
-            report_error(error, as_json=False)
-    print_notices(list(projects.values()), others)
+        several = len(directories) > 1
+        paths = [path for path in directories or [Path()] if (path / FILE).exists() or not (several and path.exists())]
+        directories = tuple(changed.touched(paths, changed_since, shared))
+    results = of_each(directories, read_project) if directories or changed_since is None else {}
+    projects = {path: project for path, project in results.items() if isinstance(project, Project)}
+    failed = [error for error in results.values() if isinstance(error, ConfigError)]
+    for error in failed:
+        report_error(error, as_json=False)
+    print_notices(list(projects.values()))
     if runners:
         parts = [
             part
@@ -81,13 +75,13 @@ def list_variants(
         ]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
     else:
-        toolchains = Toolchains(cuda_home=cuda_home, cuda_compiler=cuda_compiler)
+        toolchains = Toolchains()
         rows = [row for project in projects.values() for row in _rows(project, toolchains, arch=arch, whole=whole)]
         if as_json:
             click.echo(json.dumps(rows, indent=2))
         else:
-            _print(rows, several=len(paths) > 1)
-    if len(projects) < len(paths):
+            _print(rows, several=len(results) > 1)
+    if failed:
         raise SystemExit(ConfigError.exit_code)
 
 
@@ -120,4 +114,4 @@ def _print(rows: Sequence[Mapping[str, Any]], *, several: bool) -> None:
             click.secho("  (not here)", fg="yellow")
             missing.setdefault((row["reason"], row["hint"]), []).append(name)
     for (reason, hint), names in missing.items():
-        click.secho(f"not here: {summarized(names, 'variants')}: {reason}; {hint}", fg="yellow", err=True)
+        click.secho(f"not here: {some_of(names, _NAMES)}: {reason}; {hint}", fg="yellow", err=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kernel_builder.cli.shared_options import json_option
+from kernel_builder.cli.shared_options import json_option, origins
 from kernel_builder.hub.verification import VariantVerdict
 from kernel_builder.hub.verification import verify as check
 from kernel_builder.progress import shown
@@ -35,7 +34,7 @@ from kernel_format.errors import VerificationError
 )
 @click.option("--require-signature", is_flag=True, help="Fail if a variant has no signature.")
 @json_option
-def verify(name: str, source: Path | None, signers: tuple[str, ...], require_signature: bool, as_json: bool) -> None:
+def verify(name: str, as_json: bool, **options: Any) -> None:
     """Check a published kernel.
 
     The command downloads the packages, compares every file with the digest in the metadata, checks the signature as the
@@ -48,9 +47,7 @@ def verify(name: str, source: Path | None, signers: tuple[str, ...], require_sig
     kernel-builder verify my-org/rmsnorm@v1 --signer signing.pub --require-signature
     """
     with shown(sys.stderr) as progress:
-        verification = check(
-            name, source=source, signers=signers, require_signature=require_signature, progress=progress
-        )
+        verification = check(name, progress=progress, **options)
     if as_json:
         click.echo(json.dumps(verification.as_dict(), indent=2))
     else:
@@ -66,12 +63,7 @@ def _print(verdict: VariantVerdict) -> None:
     click.echo(f"{good}  {verdict.variant}")
     click.echo(f"  digest      {'; '.join(verdict.digest) or 'every file matches'}")
     click.echo(f"  signature   {verdict.signature}")
-    for part, label in (("kernel", "sources"), ("kernel-builder", "builder")):
-        click.echo(f"  {label:<10}  {_state(verdict.provenance[part])}")
+    for line in origins(verdict.provenance):
+        click.echo(line)
     if verdict.rebuilt is not None:
         click.echo(f"  rebuilt     {verdict.rebuilt}{': ' if verdict.differing else ''}{', '.join(verdict.differing)}")
-
-
-def _state(state: Mapping[str, Any]) -> str:
-    parts = [state[key] for key in ("version", "commit") if key in state]
-    return " ".join(parts + ["with uncommitted changes"] * bool(state.get("dirty"))) or "not recorded"

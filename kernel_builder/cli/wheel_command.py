@@ -17,7 +17,7 @@ from kernel_builder.cli.shared_options import (
     owner_option,
 )
 from kernel_builder.progress import Lines, Silent
-from kernel_builder.wheel.project_wheels import WheelRequest, write_wheels
+from kernel_builder.wheel import write_wheels
 
 
 @click.command()
@@ -48,7 +48,7 @@ def wheel(directory: Path, as_json: bool, **options: Any) -> None:
     kernel-builder wheel kernels/rmsnorm --version 1.3
     pip install --no-deps kernels/rmsnorm/dist/rmsnorm-1.3-py3-none-manylinux_2_28_x86_64.whl
     """
-    written = write_wheels(WheelRequest(directory, **options), Silent() if as_json else Lines(sys.stderr))
+    written = write_wheels(directory, Silent() if as_json else Lines(sys.stderr), **options)
     if as_json:
         click.echo(json.dumps({"wheels": [archive.as_dict() for archive in written]}, indent=2))
     else:

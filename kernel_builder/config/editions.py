@@ -1,17 +1,21 @@
-"""The edition of a parsed `build.toml`.
+"""Editions of `build.toml` before 6: `as_current` reads them, `converted` rewrites a file.
 
 Files before edition 5 have no `edition`. Edition 4 is read, as by the public parser: edition 5 is a superset of it.
-`conversion` converts edition 3. Editions 1 and 2 are refused.
+Edition 3 is only converted. Editions 1 and 2 are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeGuard
 
-from kernel_builder.config import known_backends, toml_schema
-from kernel_builder.config.toml_schema import TomlPlace
+import tomlkit
+from tomlkit import items
+
+from kernel_builder import toml_file
+from kernel_builder.config import known_backends
+from kernel_builder.config.toml_schema import TomlPlace, nearest
 from kernel_format.errors import ConfigError
 
 EDITION = 6
@@ -26,14 +30,22 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
 
     The document is not validated further.
     """
-    general = document.get("general")
-    if not isinstance(general, dict) or general.get("edition") == EDITION:
+    general, kernels = document.get("general"), document.get("kernel", {})
+    tables = {name: table for name, table in kernels.items() if isinstance(table, dict)} if _is_table(kernels) else {}
+    if not _is_table(general):
         return document, ()
-    at = replace(place, table="general", key="edition")
-    refuse_unknown(general, at)
+    if general.get("edition") == EDITION:
+        for name in (name for name, table in tables.items() if "backend" in table):
+            raise ConfigError(
+                f"unknown key; edition {EDITION} has `language` in its place",
+                where=str(TomlPlace(place.file, f"kernel.{name}", "backend")),
+                hint=f'write language = "cpp-{tables[name]["backend"]}"',
+            )
+        return document, ()
+    at = TomlPlace(place.file, "general", "edition")
+    _refuse_unknown(general, at)
     license, option = ("", "") if "license" in general else ("; `license` is missing too", " --license NAME")
     hint = f"`kernel-builder update-build DIR{option}` converts the file to edition {EDITION}"
-    warnings: tuple[str, ...] = ()
     if "edition" in general:
         if not _is_integer(general["edition"]):
             return document, ()  # the reader of [general] reports it
@@ -44,21 +56,21 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
         missing = "`version`" if "version" not in general else f"[{'], ['.join(FRAMEWORKS)}]"
         message = f"is missing, and so is {missing}, as in edition 3; expected edition {EDITION}{license}"
         raise ConfigError(message, where=str(at), hint=hint)
-    else:
-        warnings = (NO_EDITION,)
-    _refuse_newer(document, general, place)
+    _refuse_newer(document, general, place.file)
     converted = {**document, "general": {**general, "edition": EDITION}}
-    if isinstance(kernels := document.get("kernel"), dict):
-        converted["kernel"] = dict(kernels)
-        for name, table in kernels.items():
-            if isinstance(table, dict):  # else the reader of [kernel] reports it
-                others = {key: value for key, value in table.items() if key != "backend"}
-                named = language(table, TomlPlace(place.file, f"kernel.{name}"))
-                converted["kernel"][name] = {"language": named, **others}
-    return converted, warnings
+    if tables:
+        renamed = {
+            name: {
+                "language": _language(table, TomlPlace(place.file, f"kernel.{name}")),
+                **{key: value for key, value in table.items() if key != "backend"},
+            }
+            for name, table in tables.items()
+        }
+        converted["kernel"] = {**kernels, **renamed}
+    return converted, () if "edition" in general else (NO_EDITION,)
 
 
-def refuse_unknown(general: Mapping[str, Any], place: TomlPlace) -> None:
+def _refuse_unknown(general: Mapping[str, Any], place: TomlPlace) -> None:
     """Raise an error for an edition that is not read or converted."""
     edition = general.get("edition")
     if _is_integer(edition) and not 3 <= edition <= EDITION:
@@ -72,25 +84,97 @@ def refuse_unknown(general: Mapping[str, Any], place: TomlPlace) -> None:
         )
 
 
-def language(kernel: Mapping[str, Any], place: TomlPlace) -> str:
+def _refuse_newer(document: Mapping[str, Any], general: Mapping[str, Any], file: str) -> None:
+    """Raise an error for values that older editions do not have."""
+    if isinstance(general.get("upstream"), list):
+        message = f"expected a string, got an array, which is of {_SINCE}"
+        raise ConfigError(message, where=str(TomlPlace(file, "general", "upstream")), hint=_UPDATE)
+    if _is_table(tvm_ffi := document.get("tvm-ffi")) and "src" not in tvm_ffi:
+        message = f"is missing; it is optional since {_SINCE}"
+        raise ConfigError(message, where=str(TomlPlace(file, "tvm-ffi", "src")), hint=f"add it, or {_UPDATE}")
+
+
+def _language(kernel: Mapping[str, Any], place: TomlPlace) -> str:
     """Return the `language` of a `[kernel.<name>]` table at `place`, by the `backend` that older editions have."""
     if "language" in kernel:
         raise ConfigError(f"unknown key, which is of {_SINCE}", where=str(place.at("language")), hint=_UPDATE)
     if "backend" not in kernel:
         raise ConfigError("is missing", where=str(place.at("backend")), hint='add it, for example backend = "cuda"')
-    names = [backend.name for backend in known_backends.known() if backend.kernel_keys is not None]
-    one_of = toml_schema.one_of(names, "a backend with compiled kernels")
-    return f"cpp-{one_of(kernel['backend'], place.at('backend'))}"
+    backend = kernel["backend"]
+    if backend not in (names := known_backends.WITH_KERNELS):
+        meant = nearest(str(backend), names)
+        raise ConfigError(
+            f"{backend!r} is not a backend with compiled kernels; expected one of {', '.join(f'`{n}`' for n in names)}",
+            where=str(place.at("backend")),
+            hint=f"did you mean `{meant}`?" if meant else "choose one from the list",
+        )
+    return f"cpp-{backend}"
 
 
-def _refuse_newer(document: Mapping[str, Any], general: Mapping[str, Any], place: TomlPlace) -> None:
-    """Raise an error for values that older editions do not have."""
-    if isinstance(general.get("upstream"), list):
-        message = f"expected a string, got an array, which is of {_SINCE}"
-        raise ConfigError(message, where=str(replace(place, table="general", key="upstream")), hint=_UPDATE)
-    if isinstance(tvm_ffi := document.get("tvm-ffi"), dict) and "src" not in tvm_ffi:
-        message = f"is missing; it is optional since {_SINCE}"
-        raise ConfigError(message, where=str(replace(place, table="tvm-ffi", key="src")), hint=f"add it, or {_UPDATE}")
+def converted(text: str, path: Path, license: str | None = None) -> str:
+    """Return the text of a `build.toml` in the current edition, with its comments and its order of keys.
+
+    Args:
+        license: The SPDX name of the license of a file without one.
+    """
+    general = toml_file.parse(text, str(path)).get("general")
+    if not _is_table(general) or general.get("edition") == EDITION:
+        return text
+    _refuse_unknown(general, TomlPlace(str(path), "general", "edition"))
+    if license is None and "license" not in general:
+        raise ConfigError(
+            "is missing, and the current edition needs it",
+            where=str(TomlPlace(str(path), "general", "license")),
+            hint=f"run `kernel-builder update-build {path.parent} --license NAME`, with the license's SPDX name",
+        )
+    try:
+        document = tomlkit.parse(text.replace("\r\n", "\n"))
+    except ValueError as error:  # Python's parser accepts more
+        raise ConfigError(f"cannot be converted: {error}", where=str(path), hint="simplify this part") from error
+    table = document["general"]
+    assert isinstance(table, dict)
+    for key, value in (("version", 1), ("edition", EDITION), ("license", license)):
+        if key == "edition" and key in table:
+            table[key] = value
+        elif value is not None and key not in table:
+            _add(table, key, value)
+    if isinstance(upstream := table.get("upstream"), str):
+        table["upstream"] = [str(upstream)]
+    _rename(document.body, (), str(path))
+    if not any(name in document for name in FRAMEWORKS):
+        document["torch-noarch"] = tomlkit.table()
+    new = document.as_string()
+    return new.replace("\n", "\r\n") if "\r\n" in text else new
+
+
+def _add(table: dict[str, Any], key: str, value: Any) -> None:
+    """Add a key after the last value of a table; tomlkit adds it after the comment of the next table."""
+    if not isinstance(table, items.Table):
+        table[key] = value
+        return
+    body = table.value.body
+    values = [number for number, (name, item) in enumerate(body) if name and not isinstance(item, items.Table)]
+    item = tomlkit.item(value)
+    item.trivia.trail = "\n"
+    body.insert(values[-1] + 1, (tomlkit.key(key), item))
+
+
+def _rename(body: list[Any], path: tuple[str, ...], file: str) -> None:
+    """Write `language` in place of the `backend` of each kernel, in whatever form the table is written."""
+    for number, (key, item) in enumerate(body):
+        inner = (*path, key.key) if key else path
+        if inner[:1] == ("kernel",) and inner[2:] == ("backend",):
+            language = _language({"backend": item.unwrap()}, TomlPlace(file, ".".join(path)))
+            new = tomlkit.value(item.as_string().replace(item.unwrap(), language))
+            new.trivia.__dict__.update(vars(item.trivia))
+            written = key.as_string().replace("backend", "language")
+            body[number] = (items.SingleKey("language", key.t, key.sep, written), new)
+        elif key and isinstance(item, (items.Table, items.InlineTable)):
+            _rename(item.value.body, inner, file)
+
+
+def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
 
 
 def _is_integer(value: Any) -> TypeGuard[int]:

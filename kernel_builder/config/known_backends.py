@@ -25,6 +25,8 @@ _PLACES: Mapping[str, tuple[str, str]] = {
 }
 NAMES = tuple(_PLACES)
 COMPILED = ("cpu", "cuda", "rocm")
+# Those of `[kernel.<name>]` tables.
+WITH_KERNELS = ("cpu", "cuda", "metal", "rocm", "xpu")
 
 
 @cache

@@ -9,7 +9,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.plural import some_of
 
 # Names of projects in one line; the others are counted.
-_NAMES = 4
+_NAMES = 3
 
 
 def of_project(project: Project) -> Iterator[str]:
@@ -30,11 +30,4 @@ def notices(projects: Sequence[Project]) -> list[str]:
     for project in projects:
         for notice in of_project(project):
             about.setdefault(notice, []).append(project.name)
-    return [f"{summarized(names)}: {notice}" for notice, names in about.items()]
-
-
-def summarized(names: Sequence[str], noun: str = "projects") -> str:
-    """Return a few names as they are, and of many their number and the first ones."""
-    if len(names) <= _NAMES:
-        return ", ".join(names)
-    return f"{len(names)} {noun} ({some_of(names, _NAMES - 1)})"
+    return [f"{some_of(names, _NAMES)}: {notice}" for notice, names in about.items()]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kernel_builder.config.toml_schema import Key
 from kernel_format import variant
 from kernel_format.release import Release, Version
 
@@ -28,12 +27,6 @@ class Backend(variant.Backend):
 
     Attributes:
         suffixes: Endings of sources that its own compiler compiles, besides those of C++.
-        kernel_keys: The keys of a `[kernel.<name>]` table besides those of all back ends; None if it can have none.
-        noarch_keys: The keys of `[torch-noarch]` that are its own, which the public parser spells with underscores.
-        general_keys: The keys of `[general.<name>]` besides `python-depends`.
-        python_depends: Packages that a kernel may import besides those of all back ends; None if `[general]` has no
-            table for it.
-        kernel_depends: Whether `[general.<name>]` may list other kernels.
         has_archs: Whether the metadata of its binaries lists architectures.
         dispatch_key: With which Torch dispatches to its ops, such as `CUDA`; empty if the checks know of none.
         in_every_torch: Whether each build of Torch has it. Where Torch has another one too, the client loads packages
@@ -47,11 +40,6 @@ class Backend(variant.Backend):
     compiles: ClassVar[bool] = False
 
     suffixes: frozenset[str] = frozenset()
-    kernel_keys: Mapping[str, Key] | None = None
-    noarch_keys: Mapping[str, Key] = field(default_factory=dict)
-    general_keys: Mapping[str, Key] = field(default_factory=dict)
-    python_depends: tuple[str, ...] | None = None
-    kernel_depends: bool = False
     has_archs: bool = False
     dispatch_key: str = ""
     in_every_torch: bool = False

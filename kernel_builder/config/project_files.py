@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -46,18 +46,6 @@ def read_project(directory: Path, owner: str | None = None, repo_id: str | None 
     package = directory / framework.package_directory / project.python_name
     project = replace(project, python_files=_python_files(project.root, package, framework.pyext))
     return owned_by(project, owner, repo_id)
-
-
-def sort_projects(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the paths of a command that are projects, and the other paths.
-
-    A shell expands `kernels-repo/*` to files and to directories without a `build.toml` too, which are left out. A
-    missing path is kept, and so is a single path: reading it reports the error.
-    """
-    if len(paths) < 2:
-        return tuple(paths), ()
-    others = tuple(path for path in paths if path.exists() and not (path / build_toml.FILE).exists())
-    return tuple(path for path in paths if path not in others), others
 
 
 def _check_backends(project: Project, place: TomlPlace) -> None:

@@ -57,19 +57,16 @@ class Variant(variant.Variant):
             VariantError: If the name does not follow the grammar, or names a framework, back end or platform that the
                 builder does not build.
         """
-        parts = variant.split_name(name)
-        if parts.platform is None:
-            backend, release = known_backends.find(parts.backend), None
-        else:
-            _, _, system = parts.platform.rpartition("-")
+        parsed = variant.parse(name)
+        backend = known_backends.get(parsed.backend.name)
+        if parsed.platform is not None:
+            _, _, system = parsed.platform.rpartition("-")
             if reason := _NOT_COMPILED_FOR.get(system):
                 raise VariantError(
                     f"this builder does not compile for {system}: {reason}",
                     where=name,
                     hint=f"it compiles for {' and '.join(PLATFORMS)}",
                 )
-            backend = parts.find(known_backends.compiled_for()) if parts.platform in PLATFORMS else None
-            release = backend.release_of(parts.backend) if backend else None
-        if backend is None:
-            raise variant.not_a_variant(name)
-        return Variant(parts.framework, backend, release, parts.platform)
+            if parsed.platform not in PLATFORMS or backend not in known_backends.compiled_for():
+                raise variant.not_a_variant(name)
+        return Variant(parsed.framework, backend, parsed.release, parsed.platform)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from kernel_builder.checks.load import rejections
 from kernel_builder.config.project import Project
-from kernel_builder.config.variant import Noarch, Release, Variant, this_platform
+from kernel_builder.config.variant import FullAbi, Noarch, Release, Variant, this_platform
 from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
 from kernel_format import metadata
-from kernel_format.errors import PackageError, VariantError
+from kernel_format.errors import PackageError, ToolchainError, VariantError
 
+TORCH_INDEX = "https://download.pytorch.org/whl"
 _NONE = Release(0, 0)
 
 
@@ -73,10 +74,23 @@ def built_variants(directory: Path) -> list[Variant]:
     return variants
 
 
-def loadable(variants: Sequence[Variant], python: str = sys.executable) -> list[Variant]:
-    """Return the variants that the client would load into the Torch of an interpreter."""
-    rejected = rejections([variant.name for variant in variants], python)
+def loadable(variants: Sequence[Variant]) -> list[Variant]:
+    """Return the variants that the client would load into the Torch of this interpreter."""
+    rejected = rejections([variant.name for variant in variants])
     return [variant for variant in variants if rejected[variant.name] is None]
+
+
+def require_loadable(variant: Variant) -> None:
+    """Raise a ToolchainError unless the client would load a variant into the Torch of this interpreter."""
+    if loadable([variant]):
+        return
+    torch = f"torch=={variant.framework.release}.*" if isinstance(variant.framework, FullAbi) else "torch"
+    raise ToolchainError(
+        "this interpreter has no Torch that loads the variant",
+        where=f"{variant.name}, {sys.executable}",
+        hint=f"install kernel-builder in an environment with one: pip install '{torch}' "
+        f"--index-url {TORCH_INDEX}/{variant.backend.torch_index(variant.release)}",
+    )
 
 
 def newest(variants: Sequence[Variant]) -> Variant:

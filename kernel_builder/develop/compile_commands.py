@@ -1,16 +1,18 @@
 """Writes the compile commands of a build plan to `compile_commands.json`, for clangd and other editor tools.
 
-Commands of g++ keep their options. Editor tools use clang, so a back end translates its own compiler's commands.
+Commands of g++ keep their options. Editor tools use clang, which knows few options of nvcc, and which may be older than
+the builder's: a command for device code becomes one of clang with the same headers, definitions and standard.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.backends.host_code import GXX, token
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, Variant
 from kernel_builder.steps import crates
@@ -27,6 +29,12 @@ _TEMPLATES = str(Path(__file__).parents[1] / "templates")
 
 # Options that make a step's output reproducible; with them an editor tool would report wrong file names.
 _DROPPED = re.compile(r"-c$|-frandom-seed=|-fmacro-prefix-map=")
+
+
+# The options that decide the meaning of a source: its headers, definitions and standard.
+_KEPT = re.compile(r"-D|-U|-I|-isystem|-?-std=")
+# As nvcc and clang have it.
+_ARCH = re.compile(r"(?:arch=compute_|--offload-arch=(?:sm_)?)(\w+)")
 
 
 def write(project: Project, variants: Sequence[Variant], toolchains: Toolchains, output: Path) -> int:
@@ -49,8 +57,8 @@ def entry(step: CompileStep) -> dict[str, Any]:
     """Return the entry of a step, with absolute paths."""
     argv = [_located(argument, step.project) for argument in with_paths(step.argv, step.roots)]
     source = str(step.project / step.source)
-    for_editors = step.compiler.for_editors
-    command = for_editors(argv, step.roots, source) if for_editors else _gxx(argv)
+    of_gxx = [argument for argument in argv if not _DROPPED.match(argument)]
+    command = of_gxx if step.compiler is GXX else [*_of_clang(argv, step.roots), source]
     return {"directory": str(step.project), "file": source, "arguments": command}
 
 
@@ -60,5 +68,18 @@ def _located(argument: str, project: Path) -> str:
     return f"-I{_TEMPLATES}" if located == "-Ibuilder" else located
 
 
-def _gxx(argv: Sequence[str]) -> list[str]:
-    return [argument for argument in argv if not _DROPPED.match(argument)]
+def _of_clang(argv: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
+    """Return the command for device code, without the source."""
+    arch = [match[1] for argument in argv if (match := _ARCH.search(argument))][-1]
+    kept: list[str] = []
+    rest = iter(argv)
+    for argument in rest:
+        option = argument.removeprefix("-Xcompiler=")
+        if _KEPT.match(option):
+            kept += [option, next(rest)] if option in {"-D", "-U", "-I", "-isystem"} else [option]
+    if rocm := roots.get(token("rocm")):
+        return ["clang++", "-x", "hip", f"--rocm-path={rocm}", "-nogpulib", f"--offload-arch={arch}", *kept]
+    cuda = roots[token("cuda")]
+    command = ["clang++", "-x", "cuda", f"--cuda-path={cuda}", f"--cuda-gpu-arch=sm_{arch}", *kept]
+    command += ["-Wno-unknown-cuda-version", "-isystem", f"{cuda}/include/cccl"]
+    return [*command, "-idirafter", f"{_TEMPLATES}/clang", "-include", "host_math.h"]

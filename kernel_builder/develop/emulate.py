@@ -113,16 +113,22 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
     every = [known for known in backends.every() if known.warp_sizes]
     able = [known for known in every if warp_size in known.warp_sizes]
     named = [known for known in able if backend in (None, known.name)]
-    if backend and not named:
+    if not named:
         known = next(known for known in every if known.name == backend)
         raise ConfigError(
             f"a warp of {known.title} has {' or '.join(map(str, known.warp_sizes))} threads",
             where=f"--warp-size {warp_size}",
             hint=f"remove --backend, or use --backend {' or '.join(known.name for known in able)}",
         )
-    for emulating, written_for in _candidates(project, named):
-        if kernels := [kernel for kernel in project.kernels if kernel.backend is written_for]:
-            return [replace(kernel, backend=emulating) for kernel in kernels]
+    for known in sorted(named, key=lambda known: known.translates is None):
+        kernels = [kernel for kernel in project.kernels if kernel.backend is known]
+        if (
+            not kernels and known.translates
+        ):  # its sources replace those of the back end, as hipify would translate them
+            sources = [kernel for kernel in project.kernels if kernel.backend is known.translates]
+            kernels = sources if len(named) == 1 or _has_plain_bodies(project.root, sources, known) else []
+        if kernels:
+            return [replace(kernel, backend=known) for kernel in kernels]
     raise ConfigError(
         f"the project has no kernel for {backend or ' or '.join(known.name for known in every)} to emulate",
         where=where,
@@ -130,22 +136,10 @@ def _kernels(project: Project, backend: str | None, warp_size: int) -> list[Kern
     )
 
 
-def _candidates(project: Project, able: Sequence[CompiledBackend]) -> Iterator[tuple[CompiledBackend, CompiledBackend]]:
-    """Yield (back end to emulate, back end of the kernels) in the order of preference.
-
-    Sources of another back end may replace its own, as hipify would translate them.
-    """
-    for known in sorted(able, key=lambda known: known.translates is None):
-        yield known, known
-        if known.translates and (len(able) == 1 or _has_plain_bodies(project, known)):
-            yield known, known.translates
-
-
-def _has_plain_bodies(project: Project, backend: CompiledBackend) -> bool:
-    """Return whether sources that a back end translates have code for it beside inline assembly, as the kit has."""
-    kernels = (kernel for kernel in project.kernels if kernel.backend is backend.translates)
-    files = (project.root / name for kernel in kernels for name in kernel.src)
-    text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+def _has_plain_bodies(root: Path, kernels: Sequence[Kernel], backend: CompiledBackend) -> bool:
+    """Return whether sources have code for a back end beside inline assembly, as the kit has."""
+    paths = (root / name for kernel in kernels for name in kernel.src)
+    text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)
     return f"USE_{backend.name.upper()}" in text and re.search(r"\basm\b", text) is not None
 
 

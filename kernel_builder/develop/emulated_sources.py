@@ -34,8 +34,6 @@ _SIMPLE = (
     (re.compile(r"(\.|->)is_cuda\(\)"), r"\1is_cpu()"),
     (re.compile(r"\bDeviceType::CUDA\b"), "DeviceType::CPU"),
     (re.compile(r"\b__noinline__\b(?!\s*\))"), "__attribute__((noinline))"),
-    # The emulator needs the types of the kernel's parameters at the launch.
-    (re.compile(r"\breinterpret_cast\s*<\s*(?:const\s+)?void\s*(?:const\s*)?\*\s*>\s*\("), "emulator::erase("),
 )
 
 

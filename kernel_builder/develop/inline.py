@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kernel_builder import inline_project
 from kernel_builder.backends.cuda.releases import capability_key, runs_on
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Fake(Protocol):
-    """Takes the arguments of a function, and returns empty tensors with the shapes of its results."""
-
-    def __call__(self, *arguments: Any, **by_name: Any) -> Tensor | Sequence[Tensor]: ...
+Fake = Callable[..., "Tensor | Sequence[Tensor]"]
+"""Takes the arguments of a function, and returns empty tensors with the shapes of its results."""
 
 
 def load(
@@ -61,7 +59,7 @@ def load(
     by_name = {names[0]: fakes} if callable(fakes) else dict(fakes or {})
     if unknown := [name for name in by_name if name not in names]:
         raise ConfigError(f"{unknown[0]!r} is not one of the loaded functions ({', '.join(names)})", where="fakes")
-    package = _package(text, names)
+    package = _package(f"#line 1\n{text}", names)  # the compiler's messages have the lines of the source
     _register_fakes(package, by_name)
     loaded = {name: getattr(package, name) for name in names}
     return loaded[functions] if isinstance(functions, str) else SimpleNamespace(**loaded)
@@ -71,7 +69,7 @@ def _package(source: str, functions: Sequence[str]) -> Any:
     """Return the package of the source, and build it first if the cache does not have it."""
     from kernels import get_local_kernel
 
-    content = inline_project.files("local/inline", source, functions)
+    content = inline_project.files("local/inline", source, functions, stem="inline")
     backend = inline_project.backend_of(source)
     capabilities = known_backends.get(backend).current_archs()
     digest = hashlib.sha256(json.dumps([content, capabilities], sort_keys=True).encode()).hexdigest()[:16]

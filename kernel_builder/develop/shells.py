@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,7 @@ from typing import NoReturn
 from kernel_builder import backends
 from kernel_builder.config.project import Project, TorchNoarch
 from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant
-from kernel_builder.steps import commands
-from kernel_builder.toolchain import Toolchains
+from kernel_builder.toolchain import Toolchains, components
 from kernel_format.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
     assert not isinstance(project.framework, TorchNoarch)
     host = toolchains.host()
     if isinstance(variant.framework, TvmFfiAbi):
-        include: list[object] = [toolchains.component(commands.tvm_ffi_headers(variant.framework)).root / "include"]
+        include: list[object] = [toolchains.component(components.tvm_ffi_headers(variant.framework)).root / "include"]
     else:
         stable = variant.stable_abi(project.framework)
         torch = toolchains.torch(stable or variant.framework.release, "stable" if stable else "full")
@@ -52,16 +52,14 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
     return {**os.environ, **changed}
 
 
-def testing(project: Project, variant: Variant, python: Path) -> dict[str, str]:
-    """Return the environment to test the package of a variant with an interpreter that has Torch and the client.
+def testing(project: Project, variant: Variant) -> dict[str, str]:
+    """Return the environment to test the package of a variant with this interpreter.
 
     `import` finds the package by its Python name, and `get_kernel` by the repository's.
     """
     package = project.root / "build" / variant.name
-    changed = _local_kernels(project, package)
-    if (python.parent.parent / "pyvenv.cfg").is_file():
-        changed["VIRTUAL_ENV"] = str(python.parent.parent)
-    return {**os.environ, **changed, "PYTHONPATH": str(package), "PATH": _joined([python.parent], "PATH")}
+    path = _joined([Path(sys.executable).parent], "PATH")
+    return {**os.environ, **_local_kernels(project, package), "PYTHONPATH": str(package), "PATH": path}
 
 
 def enter(environment: Mapping[str, str], command: Sequence[str]) -> NoReturn:

@@ -19,15 +19,14 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.develop import choice
 from kernel_builder.package import wheel_archive
-from kernel_builder.package.wheel_archive import WheelFile
 from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
 from kernel_format import files
-from kernel_format.errors import ConfigError, ToolchainError
+from kernel_format.errors import ConfigError
 
 NAME = "pyproject.toml"
 CONTENT = f"""\
-# Written by `kernel-builder create-pyproject`; `kernel-builder clean-pyproject` removes it. Do not commit it.
+# Written by `kernel-builder create-pyproject`. Do not commit it.
 [build-system]
 requires = ["torch-kernel-builder"]
 build-backend = "{__name__}"
@@ -43,20 +42,6 @@ def create(directory: Path, *, overwrite: bool = False) -> Path:
     if file.exists() and file.read_text() != CONTENT and not overwrite:
         raise ConfigError("the file exists, with other content", where=str(file), hint="use --force to replace it")
     files.write_atomically(file, CONTENT)
-    return file
-
-
-def clean(directory: Path, *, overwrite: bool = False, dry_run: bool = False) -> Path | None:
-    """Remove the `pyproject.toml` that `create` has written, and return it; None if there is none."""
-    file = read_project(directory).root / NAME
-    if not file.exists():
-        return None
-    if file.read_text() != CONTENT and not overwrite:
-        raise ConfigError(
-            "the file has other content than create-pyproject writes", where=str(file), hint="use --force to remove it"
-        )
-    if not dry_run:
-        file.unlink()
     return file
 
 
@@ -85,12 +70,7 @@ def _build(settings: Mapping[str, Any]) -> tuple[Project, Path]:
     toolchains = Toolchains()
     project = read_project(Path())
     variant = choice.to_develop(project, settings.get("variant"), toolchains)
-    if not choice.loadable([variant]):
-        raise ToolchainError(
-            "this interpreter has no Torch that loads the variant",
-            where=f"{variant.name}, {sys.executable}",
-            hint="install Torch and kernel-builder, then run pip with --no-build-isolation",
-        )
+    choice.require_loadable(variant)
     request = pipeline.BuildRequest((project.root,), variants=(variant.name,))
     summary = pipeline.build(request, toolchains, Lines(sys.stderr))
     summary.raise_error()
@@ -100,5 +80,4 @@ def _build(settings: Mapping[str, Any]) -> tuple[Project, Path]:
 
 def _write(directory: str, project: Project, platform: str, content: Mapping[str, bytes]) -> str:
     about = Metadata.from_raw({"metadata_version": "2.1", "name": project.name, "version": str(project.version)})
-    modes = {name: WheelFile(data, name.endswith(".so")) for name, data in content.items()}
-    return wheel_archive.write(Path(directory), about, platform, modes).name
+    return wheel_archive.write(Path(directory), about, platform, content).name

@@ -13,10 +13,9 @@ from typing import Any
 
 from kernel_builder import backends, checks, elf
 from kernel_builder.backends import DeviceCode
-from kernel_builder.checks.device_code import architectures
+from kernel_builder.checks.binaries import architectures, oldest_python
 from kernel_builder.checks.findings import CheckReport, Finding
-from kernel_builder.checks.python_abi import oldest_python
-from kernel_builder.checks.undefined import library_of
+from kernel_builder.checks.symbols import library_of
 from kernel_builder.demangle import demangle
 from kernel_builder.hub import card, fit
 from kernel_builder.hub.packages import HubPackage
@@ -28,7 +27,7 @@ from kernel_format.files import file_digest, temporary_directory
 from kernel_format.metadata import PackageMetadata
 from kernel_format.signatures import read_signers, signature_verdict
 from kernel_format.tree_digest import SIGNATURE
-from kernel_format.variant import Variant, parse
+from kernel_format.variant import parse
 
 # Of a partly downloaded package, these need whole files.
 _WHOLE_FILES = frozenset({"digest", "load", "ops"})
@@ -44,7 +43,7 @@ class AuditedVariant:
     Attributes:
         requires: Its requirements, such as `torch` and `glibc`, as text.
         changes: The changes of this environment that make it load; empty if it loads.
-        device_code: For each architecture: bytes of `sass` and of `ptx`, and the number of `sources` that have it.
+        device_code: For each architecture the bytes of `sass` and of `ptx`.
         kernels: The device functions by declaration, with their architectures; no architectures where the code is
             compressed, so that only the library's are known.
         symbols: The number of undefined symbols by library.
@@ -58,7 +57,6 @@ class AuditedVariant:
     changes: tuple[str, ...]
     archs: tuple[str, ...]
     device_code: Mapping[str, Mapping[str, int]]
-    sources: int
     kernels: Mapping[str, tuple[str, ...]]
     libraries: tuple[str, ...]
     symbols: Mapping[str, int]
@@ -77,6 +75,7 @@ class Audit:
         name: The directory, or the repository with its revision.
         downloaded: Bytes; 0 for a directory.
         environment: This environment, in one line.
+        client: The releases of the client that the installed transformers accepts, if it does not accept this one.
         loads: The variant that the client selects here; None if there is none.
         api_changes: The differences in API from the earlier version.
     """
@@ -84,6 +83,7 @@ class Audit:
     name: str
     downloaded: int
     environment: str
+    client: str | None
     loads: str | None
     variants: tuple[AuditedVariant, ...]
     api_changes: tuple[str, ...] | None = None
@@ -117,7 +117,8 @@ def audit(
     with ExitStack() as stack:
         opened = _open(name, stack, whole=load, endpoint=endpoint, token=token)
         packages = [HubPackage(directory) for directory in opened.packages]
-        reports = list(_reports(opened, load))
+        names = [name for name in checks.CHECKS if opened.files is None or name not in _WHOLE_FILES]
+        reports = checks.run_all(opened.packages, only=names, load=load)
         variants = tuple(
             _audited(package, report, opened, signature_verdict(package.directory, trusted), environment)
             for package, report in zip(packages, reports, strict=True)
@@ -130,10 +131,12 @@ def audit(
             )  # fmt: skip
             changes = _api_changes(list(map(HubPackage, earlier.packages)), packages)
             opened.downloaded += earlier.downloaded
-        loadable = {found.variant for found in variants if not found.changes}
-        chosen = fit.choose((parsed for each in variants if (parsed := _parsed(each.variant))), environment)
-        loads = chosen.name if chosen and chosen.name in loadable else None
-        return Audit(opened.name, opened.downloaded, environment.text, loads, variants, changes)
+        changed = {audited.variant for audited in variants if audited.changes}
+        chosen = fit.choose((parse(audited.variant) for audited in variants), environment)
+        loads = chosen.name if chosen and chosen.name not in changed else None
+        return Audit(
+            opened.name, opened.downloaded, environment.text, environment.client_conflict, loads, variants, changes
+        )
 
 
 @dataclass
@@ -177,21 +180,16 @@ def _open(name: str, stack: ExitStack, *, whole: bool, endpoint: str | None, tok
 
 
 def _packages(directory: Path) -> list[Path]:
-    if _parsed(directory.name):
+    """Return the package in a directory, or the packages below it."""
+    if _is_variant(directory.name):
         return [directory]
-    return sorted(path for path in directory.glob("[!.]*") if path.is_dir() and _parsed(path.name))
+    return sorted(path for path in directory.glob("[!.]*") if path.is_dir() and _is_variant(path.name))
 
 
-def _parsed(name: str) -> Variant | None:
-    try:
-        return parse(name)
-    except VariantError:
-        return None
-
-
-def _reports(opened: _Opened, load: bool) -> Iterator[CheckReport]:
-    names = [name for name in checks.CHECKS if opened.files is None or name not in _WHOLE_FILES]
-    return checks.run_all(opened.packages, only=names, load=load)
+def _is_variant(name: str) -> bool:
+    with suppress(VariantError):
+        return bool(parse(name))
+    return False
 
 
 def _audited(
@@ -217,14 +215,13 @@ def _audited(
         requires={**card.requirements(package.variant), **_oldest_runtimes(binaries)},
         changes=fit.changes(parse(package.variant), package.metadata, environment),
         archs=package.metadata.archs,
-        device_code=_by_architecture(code),
-        sources=len({(path, part.source) for path, parts in code.items() for part in parts}),
+        device_code=_by_architecture([part for parts in code.values() for part in parts]),
         kernels={name: archs for path, parts in code.items() if parts for name, archs in _kernels(path, parts)},
         libraries=tuple(sorted({library for binary in binaries for library in binary.needed})),
         symbols=dict(Counter(library_of(report.package, symbol) for symbol in undefined)),
         ops=tuple({"schema": schema, "fake": name in fakes} for name, schema in ops.items()),
         signature=signature,
-        provenance={part: package.metadata.origin(part) for part in ("kernel", "kernel-builder")},
+        provenance=package.provenance,
         rebuild=_rebuild(package.metadata),
         findings=(*report.findings, *digest),
     )
@@ -244,16 +241,12 @@ def _oldest_runtimes(binaries: Sequence[elf.SharedObject]) -> dict[str, str]:
     }
 
 
-def _by_architecture(code: Mapping[Path, Sequence[DeviceCode]]) -> dict[str, dict[str, int]]:
-    parts = [(path, part) for path, of_path in code.items() for part in of_path]
+def _by_architecture(parts: Sequence[DeviceCode]) -> dict[str, dict[str, int]]:
     rows = {}
-    for arch in architectures(part for _, part in parts):
-        own = [(path, part) for path, part in parts if part.arch == arch.removesuffix("+PTX")]
-        rows[arch.removesuffix("+PTX")] = {
-            "sass": sum(part.size for _, part in own if not part.is_ptx),
-            "ptx": sum(part.size for _, part in own if part.is_ptx),
-            "sources": len({(path, part.source) for path, part in own}),
-        }
+    for arch in (arch.removesuffix("+PTX") for arch in architectures(parts)):
+        own = [part for part in parts if part.arch == arch]
+        sizes = {is_ptx: sum(part.size for part in own if part.is_ptx is is_ptx) for is_ptx in (False, True)}
+        rows[arch] = {"sass": sizes[False], "ptx": sizes[True]}
     return rows
 
 
@@ -285,13 +278,14 @@ def _listed_digest(package: HubPackage, files: Mapping[str, RemoteFile]) -> Iter
         remote = listed.get(path)
         if remote is None or path not in recorded:
             place = "the digest of metadata.json" if remote is None else "the package"
-            yield Finding("digest", path, f"is only in {place}", _UNCHANGED)
+            yield Finding(f"is only in {place}", _UNCHANGED, path=path, check="digest")
         elif remote.sha256 or remote.size <= SMALL:
             with suppress(ValueError):
                 actual = remote.sha256 or file_digest(package.directory / path)
                 if base64.b64decode(str(recorded[path])).hex() == actual:
                     continue
-            yield Finding("digest", path, "has another SHA-256 than the digest of metadata.json", _UNCHANGED)
+            message = "has another SHA-256 than the digest of metadata.json"
+            yield Finding(message, _UNCHANGED, path=path, check="digest")
 
 
 def _rebuild(metadata: PackageMetadata) -> str:

@@ -140,52 +140,35 @@ def requirements(name: str) -> dict[str, str]:
 def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], note: str | None) -> str:
     builds: dict[tuple[str, ...], list[str]] = {}
     for name, package in sorted(packages.items()):
-        builds.setdefault((*_origin(package), package.compiler or _NONE), []).append(name)
-    lines = [f"## Build\n\nLicense: {project.license}."]
-    for label, address in (*(("Upstream", url) for url in project.upstream), ("Source", project.source)):
-        if address:
-            lines.append(f"{label}: <{address}>.")
-    lines += [
+        sources, builder = package.provenance["kernel"], package.provenance["kernel-builder"]
+        origin = _commit(sources) or _NONE, _commit(builder) or builder.get("version") or _NONE
+        builds.setdefault((*origin, package.compiler or _NONE), []).append(name)
+    links = [*(("Upstream", url) for url in project.upstream), ("Source", project.source)]
+    lines = [
+        f"## Build\n\nLicense: {project.license}.",
+        *(f"{label}: <{address}>." for label, address in links if address),
         "",
         "| variants | sources | builder | host compiler |",
         "| --- | --- | --- | --- |",
         *(f"| {_list(names)} | {' | '.join(origin)} |" for origin, names in builds.items()),
     ]
-    by_name = sorted(packages.items())
-    unknown = [name for name, package in by_name if not package.metadata.has_commit]
-    for text, names in (
-        (
-            "The sources or the builder had uncommitted changes",
-            [name for name, package in by_name if package.metadata.is_dirty],
+    metadata = {name: package.metadata for name, package in sorted(packages.items())}
+    unknown = [name for name, about in metadata.items() if not about.has_commit]
+    remarks = {
+        "The sources or the builder had uncommitted changes": [n for n, about in metadata.items() if about.is_dirty],
+        "These cannot be verified, because no commit has their sources": unknown,
+        "Findings of these checks were allowed when the packages were built": sorted(
+            {name for about in metadata.values() for name in about.allowed_checks}
         ),
-        ("These cannot be verified, because no commit has their sources", unknown),
-        (
-            "Findings of these checks were allowed when the packages were built",
-            sorted({name for package in packages.values() for name in package.metadata.allowed_checks}),
-        ),
-    ):
-        if names:
-            lines += ["", f"{text}: {_list(names)}."]
+    }
+    lines += [f"\n{text}: {_list(names)}." for text, names in remarks.items() if names]
     if note and (sentence := " ".join(note.split())):
-        lines += ["", sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."]
-    if len(unknown) == len(packages):
-        return "\n".join(lines)
-    lines += [
-        "",
-        "The same sources, builder and compiler give the same files, byte for byte. To rebuild and compare:",
-        "",
-        "```",
-        *([f"git clone {project.source} {project.name} && cd {project.name}"] if project.source else []),
-        f"kernel-builder verify {repo_id}@v{project.version} --source .",
-        "```",
-    ]
+        lines.append(f"\n{sentence if sentence.endswith(('.', '!', '?')) else f'{sentence}.'}")
+    if len(unknown) < len(packages):
+        lines.append("\nThe same sources, builder and compiler give the same files, byte for byte. To rebuild:\n\n```")
+        lines += [f"git clone {project.source} {project.name} && cd {project.name}"] * bool(project.source)
+        lines.append(f"kernel-builder verify {repo_id}@v{project.version} --source .\n```")
     return "\n".join(lines)
-
-
-def _origin(package: HubPackage) -> tuple[str, str]:
-    """Return the commit of a package's sources, and its builder."""
-    builder = package.metadata.origin("kernel-builder")
-    return _commit(package.metadata.origin("kernel")) or _NONE, _commit(builder) or builder.get("version") or _NONE
 
 
 def _commit(state: Mapping[str, Any]) -> str:

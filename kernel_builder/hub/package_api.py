@@ -5,7 +5,6 @@ The files are parsed and not loaded, so this works for packages of other machine
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -129,7 +128,11 @@ def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple
             continue
         docs = target.docstring.value.strip().partition("\n")[0] if target.docstring else ""
         if isinstance(target, griffe.Function):
-            yield f"{prefix}{name}", ApiMember("function", _call(target), _signature(target), docs)
+            bare = griffe.Parameters(
+                *(griffe.Parameter(p.name, kind=p.kind, default=p.default) for p in target.parameters)
+            )
+            call = griffe.Function("", parameters=bare).signature()
+            yield f"{prefix}{name}", ApiMember("function", call, target.signature(return_type=True, name=""), docs)
         elif isinstance(target, (griffe.Module, griffe.Class)):
             yield f"{prefix}{name}", ApiMember("module" if isinstance(target, griffe.Module) else "class", "", "", docs)
             yield from _members(target, f"{prefix}{name}.")
@@ -159,40 +162,6 @@ def _is_own(owner: griffe.Module | griffe.Class, member: griffe.Object | griffe.
         return owner.is_class or not member.is_module
     except griffe.GriffeError:  # the submodule does not define it: it is made at run time
         return True
-
-
-_KINDS = {
-    kind.description: kind
-    for kind in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.VAR_POSITIONAL,
-        inspect.Parameter.KEYWORD_ONLY,
-        inspect.Parameter.VAR_KEYWORD,
-    )
-}
-
-
-def _call(function: griffe.Function) -> str:
-    parameters = []
-    for parameter in function.parameters:
-        kind = _KINDS[parameter.kind.value if parameter.kind else "positional or keyword"]
-        starred = kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        default = inspect.Parameter.empty if starred or parameter.default is None else _Source(str(parameter.default))
-        parameters.append(inspect.Parameter(parameter.name, kind, default=default))
-    return str(inspect.Signature(parameters))
-
-
-class _Source(str):
-    """An expression that `inspect.Signature` shows as it is."""
-
-    __repr__ = str.__str__
-
-
-def _signature(function: griffe.Function) -> str:
-    result = f" -> {function.returns}" if function.returns is not None else ""
-    parameters = function.signature(return_type=False).partition("(")[2]
-    return f"({parameters}{result}"
 
 
 def _schemas(package: Path) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from kernel_builder import checks, elf
 from kernel_builder.checks import summary
@@ -54,9 +55,20 @@ class HubPackage:
         return known_backends.find(self.metadata.backend or "") or named_backend(self.variant)
 
     @property
+    def provenance(self) -> dict[str, Mapping[str, Any]]:
+        """The origin of the sources (`kernel`) and of the builder (`kernel-builder`)."""
+        return {part: self.metadata.origin(part) for part in ("kernel", "kernel-builder")}
+
+    @property
     def size(self) -> int:
         """The size of all files in bytes."""
         return sum(path.stat().st_size for path in self.files.values())
+
+    @cached_property
+    def digest_differences(self) -> tuple[str, ...]:
+        """The differences between the files and the digest in the metadata, or the reason why they are not known."""
+        report = checks.run(self.directory, only=("digest",))
+        return tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
 
     @cached_property
     def api(self) -> package_api.Api:
@@ -79,9 +91,9 @@ class HubPackage:
         """The name and version of the host compiler, from the binary's `.comment` section."""
         for binary in sorted(self.directory.rglob("*.so")):
             with suppress(elf.Unreadable):
-                for text in elf.compilers(binary):
-                    if text.startswith(("GCC", "clang")):
-                        return text
+                for text in (elf.section(binary, ".comment") or b"").split(b"\0"):
+                    if text.startswith((b"GCC", b"clang")):
+                        return text.decode("utf-8", "replace")
         return None
 
 

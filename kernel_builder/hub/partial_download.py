@@ -52,7 +52,7 @@ class PartialFile:
             return os.pread(file.fileno(), max(stop - offset, 0), offset)
 
     def _download(self, start: int, stop: int) -> None:
-        start, data = self._repository.read_range(self._revision, self._path, start, stop, self._size)
+        data = self._repository.read_range(self._revision, self._path, start, stop)
         with self._copy.open("r+b") as file, self._lock:
             os.pwrite(file.fileno(), data, start)
             self._present |= {*range(start // _BLOCK, -(-(start + len(data)) // _BLOCK))}
@@ -69,7 +69,7 @@ def download(repository: RemoteRepository, revision: str, files: Mapping[str, Re
     """
     by_content: dict[str, list[str]] = {}
     for path, remote in files.items():
-        by_content.setdefault(remote.sha256 or remote.blob, []).append(path)
+        by_content.setdefault(remote.identity, []).append(path)
 
     def fetch(paths: list[str]) -> int:
         size = files[paths[0]].size

@@ -8,9 +8,9 @@ again, so a repeated command completes an interrupted publication.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
 
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
@@ -24,13 +24,12 @@ from kernel_builder.hub.publication import (
     Published,
     PublishRequest,
 )
-from kernel_builder.hub.remote_repository import Conflict, Content, RemoteFile, RemoteRepository
+from kernel_builder.hub.remote_repository import Conflict, Content, RemoteFile, RemoteRepository, retried
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_format.errors import ConfigError, HubError
 from kernel_format.tree_digest import SIGNATURE
 
-_ATTEMPTS = 5
 # Files that a Hub creates in a repository.
 _CREATED_BY_HUB = (".gitattributes",)
 
@@ -62,8 +61,8 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
     """
     work = _prepared(request, progress or Silent())
     created = _ensure_branch(work)
-    builds, removed, changes = _retried(work, work.branch, _write_builds)
-    main, kept, note = _retried(work, "main", _write_main)
+    builds, removed, changes = retried(partial(_write_builds, work), work.progress)
+    main, kept, note = retried(partial(_write_main, work), work.progress)
     everything = {**work.packages, **kept}
     return Published(
         repo_id=work.repository.repo_id,
@@ -145,20 +144,6 @@ def _ensure_branch(work: _Publication) -> bool:
     return private is None
 
 
-_Result = TypeVar("_Result")
-
-
-def _retried(work: _Publication, branch: str, write: Callable[[_Publication], _Result]) -> _Result:
-    """Call `write` again as long as another publisher moves the branch during the call."""
-    for _ in range(_ATTEMPTS):
-        try:
-            return write(work)
-        except Conflict as error:
-            conflict = error
-            work.progress.say(f"another publisher has changed {branch}; reading it again")
-    raise conflict
-
-
 def _write_builds(work: _Publication) -> tuple[BranchResult, tuple[str, ...], tuple[str, ...]]:
     """Update the branch of the builds.
 
@@ -228,15 +213,15 @@ def _write_branch(
         raise Conflict("the branch was deleted during the publication", where=f"{repository.repo_id}@{branch}")
     work.progress.say(f"{branch}: sending {counted(len(add), 'file')}, {size / 2**20:.1f} MiB")
     commit = repository.commit(branch, head, add=add, delete=delete, message=message, create_pr=request.create_pr)
-    there = {} if request.create_pr else repository.files(commit.revision)
+    there = {} if request.create_pr else repository.files(commit.oid)
     lost = [path for path, content in add.items() if not (request.create_pr or content.is_in(there.get(path)))]
     if lost:
         raise HubError(
             f"the commit lacks {len(lost)} of the files sent, the first is {lost[0]}",
-            where=f"{repository.repo_id}@{commit.revision}",
+            where=f"{repository.repo_id}@{commit.oid}",
             hint="delete the .gitignore of the repository, if it has one, and run the same command again",
         )
-    return replace(result, revision=commit.revision, url=commit.url, pull_request=commit.pull_request)
+    return replace(result, revision=commit.oid, url=commit.commit_url, pull_request=commit.pr_url)
 
 
 def _check_version(work: _Publication, revision: str, there: Mapping[str, RemoteFile]) -> tuple[str, ...]:

@@ -6,27 +6,32 @@ import errno
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import huggingface_hub
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_session, hf_hub_url
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    get_session,
+    hf_hub_url,
 )
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import HFValidationError, build_hf_headers, hf_raise_for_status, validate_repo_id
 from packaging.version import Version
 
 from kernel_builder import toml_file
+from kernel_builder.progress import Progress
 from kernel_format.errors import HubError, VerificationError
 from kernel_format.files import size_limit
 from kernel_format.untrusted_paths import UnsafePath, checked_text, checked_tree
@@ -36,6 +41,13 @@ _WRITES_KERNELS = Version("2.3")
 # Exceptions of HTTP libraries if no server listens, or the name does not resolve.
 _UNREACHED = ("ConnectError", "ConnectTimeout")
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
+_AGAIN = "run the same command again: uploaded files are kept, and nothing is published partially"
+_HINTS = {
+    401: "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN",
+    403: "use a token with write access to this organization, or --create-pr",
+    404: "check the name and the revision, and the token with `hf auth whoami`",
+}
+_ATTEMPTS = 5  # to commit to a branch that another publisher moves
 REDIRECT = "kernel-status.toml"  # in a revision: redirects the client to another repository
 MAX_FILES = 100_000  # in one revision
 _TRANSFER_BYTES = 128 << 20  # size of the client's temporary files beside a download
@@ -55,6 +67,11 @@ class RemoteFile:
     size: int
     blob: str
     sha256: str | None
+
+    @property
+    def identity(self) -> str:
+        """A digest that is equal for two files with equal content on Hubs that store it in the same way."""
+        return self.sha256 or self.blob
 
 
 class Content:
@@ -81,15 +98,6 @@ class Content:
         if remote is None or remote.size != self.size:
             return False
         return remote.sha256 == self.sha256 if remote.sha256 is not None else remote.blob == self.blob
-
-
-@dataclass(frozen=True)
-class RemoteCommit:
-    """A new commit. `pull_request` is the address of the pull request that it opened, if any."""
-
-    revision: str
-    url: str
-    pull_request: str | None
 
 
 def _check_headers(response: Any) -> None:
@@ -128,8 +136,6 @@ class RemoteRepository:
                 hint="expected a name such as my-org/my-kernel in --repo-id, or in [general.hub] of build.toml",
             ) from error
         self.repo_id = repo_id
-        # (revision, path) -> the address that the Hub redirects requests for the file to.
-        self._locations: dict[tuple[str, str], str] = {}
         self.api: HfApi = HfApi(endpoint=endpoint, token=token, library_name="kernel-builder")
 
     @property
@@ -192,39 +198,28 @@ class RemoteRepository:
             for entry in entries
         }
 
-    def read_range(self, revision: str, path: str, start: int, stop: int, size: int) -> tuple[int, bytes]:
-        """Return the bytes of a file between two offsets, and the offset of the first.
-
-        A Hub that ignores ranges sends the whole file.
-
-        Args:
-            size: The size that the Hub lists for the file.
-        """
-        url = self._locations.get((revision, path)) or hf_hub_url(
-            self.repo_id, path, repo_type=_TYPE, revision=revision, endpoint=self.api.endpoint
-        )
-        # The token is for the Hub, not for storage elsewhere that it redirects to.
-        headers = build_hf_headers(token=self.api.token) if url.startswith(f"{self.api.endpoint}/") else {}
+    def read_range(self, revision: str, path: str, start: int, stop: int) -> bytes:
+        """Return the bytes of a file between two offsets."""
+        url = hf_hub_url(self.repo_id, path, repo_type=_TYPE, revision=revision, endpoint=self.api.endpoint)
+        headers = build_hf_headers(token=self.api.token)
         headers |= {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        data = bytearray()
         with (
             self._translated_errors(f"read {path} of {revision}"),
             get_session().stream("GET", url, headers=headers) as response,
         ):
             hf_raise_for_status(response)
-            if response.history:
-                self._locations[revision, path] = str(response.url)
-            first, last = (start, stop) if response.status_code == 206 else (0, size)
-            data = bytearray()
             for part in response.iter_bytes():
                 data += part
-                if len(data) > last - first:
+                if len(data) > stop - start:
                     break
-        if len(data) != last - first:
+        if len(data) != stop - start:
             raise VerificationError(
-                f"the Hub sends another number of bytes than it lists for {path}",
+                f"the Hub sends other bytes of {path} than requested",
                 where=f"{self.repo_id}@{revision} on {self.api.endpoint}",
+                hint="if it does not support ranges, `audit --load` downloads whole files",
             )
-        return first, bytes(data)
+        return bytes(data)
 
     def download(self, revision: str, patterns: Sequence[str]) -> Path:
         """Download the files of a revision that match into the Hub's cache, and return their directory."""
@@ -279,7 +274,7 @@ class RemoteRepository:
         delete: Sequence[str],
         message: str,
         create_pr: bool = False,
-    ) -> RemoteCommit:
+    ) -> CommitInfo:
         """Upload files and make one commit with all changes, or none.
 
         Equal contents are uploaded once. Contents that an earlier attempt has uploaded are not uploaded again.
@@ -294,7 +289,7 @@ class RemoteRepository:
         """
         with self._translated_errors(f"commit to {branch}"):
             self._choose_transfer()
-            additions = _additions(add)
+            additions = [_addition(path, content) for path, content in sorted(add.items())]
             distinct = {addition.upload_info.sha256: addition for addition in reversed(additions)}
             self.api.preupload_lfs_files(
                 self.repo_id,
@@ -304,7 +299,7 @@ class RemoteRepository:
                 create_pr=create_pr,
                 free_memory=False,
             )
-            commit = self.api.create_commit(
+            return self.api.create_commit(
                 self.repo_id,
                 [*additions, *(CommitOperationDelete(path, is_folder=False) for path in sorted(delete))],
                 repo_type=_TYPE,
@@ -313,7 +308,6 @@ class RemoteRepository:
                 commit_message=message,
                 create_pr=create_pr,
             )
-        return RemoteCommit(commit.oid, commit.commit_url, commit.pr_url if create_pr else None)
 
     def merge_pull_request(self, number: int) -> str:
         """Merge a pull request, and return the commit that its branch then points to.
@@ -338,45 +332,43 @@ class RemoteRepository:
         """Turn exceptions of the Hub's client into errors with a hint."""
         # The base class of the HTTP library that this version of the client uses.
         network: type[Exception] = HfHubHTTPError.__bases__[0]
-        where = f"{self.repo_id} on {self.api.endpoint}"
         hooks = get_session().event_hooks
         if _check_headers not in hooks["response"]:
             get_session().event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
         try:
             yield
-        except RepositoryNotFoundError as error:
-            raise HubError(
-                f"cannot {action}: the repository does not exist, or the token has no access to it",
-                where=where,
-                hint="check the name, and the token with `hf auth whoami`",
-            ) from error
-        except RevisionNotFoundError as error:
-            raise HubError(f"cannot {action}: the revision does not exist", where=where) from error
-        except HfHubHTTPError as error:
-            raise _refused(error.response.status_code, error, action, where) from error
         except (network, ConnectionError, LocalEntryNotFoundError, RuntimeError, ValueError) as error:
-            cause = error.__cause__ or error
-            if isinstance(cause, ConnectionError) or type(cause).__name__ in _UNREACHED:
-                raise HubError(
-                    f"cannot {action}: no connection to {self.api.endpoint}",
-                    where=self.repo_id,
-                    hint="check that the Hub is running, or set $HF_ENDPOINT to another one; then run the same command "
-                    "again: uploaded files are kept",
-                ) from error
-            status = getattr(getattr(cause, "response", None), "status_code", None)
-            if status is not None:
-                raise _refused(status, cause, action, where) from error
-            if not self.api.endpoint.startswith(("http://", "https://")):
-                raise HubError(
-                    f"cannot {action}: {self.api.endpoint!r} is not an address of a Hub",
-                    where=self.repo_id,
-                    hint="start $HF_ENDPOINT with http:// or https://",
-                ) from error
-            raise HubError(
-                f"cannot {action}: {_first_line(cause)}",
-                where=where,
-                hint="run the same command again: uploaded files are kept, and nothing is published partially",
-            ) from error
+            # A response has the Hub's message; its cause, the HTTP library's error, has not.
+            has_response = getattr(error, "response", None) is not None
+            raise self._translated(action, error if has_response else error.__cause__ or error) from error
+
+    def _translated(self, action: str, error: BaseException) -> HubError:
+        where = f"{self.repo_id} on {self.api.endpoint}"
+        message = getattr(error, "server_message", None) or _first_line(error)
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in _STALE:
+            return Conflict(f"cannot {action}: {message}", where=where, hint=f"another publisher moved it; {_AGAIN}")
+        if status is not None:
+            hint = _HINTS.get(status, _AGAIN if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None)
+            return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=hint)
+        if isinstance(error, ConnectionError) or type(error).__name__ in _UNREACHED:
+            message = f"no connection to {self.api.endpoint}"
+        hint = f"check that $HF_ENDPOINT, if set, is the address of a running Hub; then {_AGAIN}"
+        return HubError(f"cannot {action}: {message}", where=where, hint=hint)
+
+
+_Result = TypeVar("_Result")
+
+
+def retried(action: Callable[[], _Result], progress: Progress) -> _Result:
+    """Call an action again as long as another publisher moves its branch meanwhile."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return action()
+        except Conflict as error:
+            conflict = error
+            progress.say("another publisher has changed the branch; reading it again")
+    raise conflict
 
 
 def refuse_redirect(repository: RemoteRepository, commit: str, files: Mapping[str, RemoteFile]) -> None:
@@ -385,7 +377,7 @@ def refuse_redirect(repository: RemoteRepository, commit: str, files: Mapping[st
     if status is None:
         return
     where = f"{repository.repo_id}@{commit} on {repository.api.endpoint}"
-    _, data = repository.read_range(commit, REDIRECT, 0, status.size, status.size)
+    data = repository.read_range(commit, REDIRECT, 0, status.size)
     content = toml_file.parse(toml_file.decode(data, f"{where}: {REDIRECT}"), f"{where}: {REDIRECT}")
     try:
         destination, revision = checked_text(content.get("destination")), checked_text(content.get("revision", "main"))
@@ -398,35 +390,16 @@ def refuse_redirect(repository: RemoteRepository, commit: str, files: Mapping[st
     )
 
 
-def _additions(add: Mapping[str, Content]) -> list[CommitOperationAdd]:
-    """Return the client's operations that write files. The client hashes each file again."""
-    additions = []
-    for path, content in sorted(add.items()):
-        source = content.source if isinstance(content.source, bytes) else str(content.source)
-        addition = CommitOperationAdd(path, source)
-        if addition.upload_info.sha256.hex() != content.sha256:
-            raise HubError(
-                "the file has changed since the checks; nothing has been published",
-                where=str(content.source),
-                hint="if a build is running, wait for its end and run the same command again",
-            )
-        additions.append(addition)
-    return additions
-
-
-def _refused(status: int, error: BaseException, action: str, where: str) -> HubError:
-    message = getattr(error, "server_message", None) or _first_line(error)
-    if status in _STALE:
-        return Conflict(
-            f"cannot {action}: {message}",
-            where=where,
-            hint="another publisher has changed the branch; run the same command again",
+def _addition(path: str, content: Content) -> CommitOperationAdd:
+    """Return the client's operation that writes a file. The client hashes the file again."""
+    addition = CommitOperationAdd(path, content.source if isinstance(content.source, bytes) else str(content.source))
+    if addition.upload_info.sha256.hex() != content.sha256:
+        raise HubError(
+            "the file has changed since the checks; nothing has been published",
+            where=str(content.source),
+            hint="if a build is running, wait for its end and run the same command again",
         )
-    hint = {
-        401: "the Hub does not accept the token: run `hf auth login`, or set HF_TOKEN",
-        403: "use a token with write access to this organization, or --create-pr",
-    }.get(status, "run the same command again: uploaded files are kept" if status >= 500 else None)
-    return HubError(f"cannot {action}: {message} (status {status})", where=where, hint=hint)
+    return addition
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import Path
 
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, paginate
-from kernels_data import Digest, DigestValidationError, Metadata
 
-from kernel_builder.hub.remote_repository import Conflict, Content, RemoteFile, RemoteRepository
+from kernel_builder.hub.packages import HubPackage
+from kernel_builder.hub.remote_repository import Content, RemoteFile, RemoteRepository, retried
 from kernel_builder.progress import Progress
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
 
 MAX_BYTES = 10 * 10**9
-_ATTEMPTS = 5  # to commit to a branch that another publisher moves
 
 
 @dataclass(frozen=True)
@@ -101,32 +100,44 @@ def _copy(source: RemoteRepository, target: RemoteRepository, max_bytes: int, pr
     if not (branches := source.branches()):
         raise HubError("there is no such repository, or it is private", where=source.url)
     commits = dict(target.branches())
-    changes: dict[str, Mapping[str, Content | RemoteFile]] = {}
+    listed = {name: source.files(commit) for name, commit in branches.items()}
+    fetched: dict[str, dict[str, Content]] = {}  # of the branches that differ
     with temporary_directory() as temporary:
-        contents = temporary / "contents"
-        contents.mkdir()
-        for name in sorted(branches, key=lambda name: (name != "main", name)):
-            listed = source.files(branches[name])
+        for number, name in enumerate(sorted(branches, key=lambda name: (name != "main", name))):
             present = target.files(commits[name]) if name in commits else {}
-            needed = _needed(listed, present)
-            if name not in commits or needed or present.keys() - listed.keys():
+            needed = _needed(listed[name], present)
+            if name not in commits or needed or present.keys() - listed[name].keys():
                 progress.say(f"{source.repo_id}@{name} ({branches[name][:12]})")
-                changes[name] = {**listed, **_fetch(source, name, branches[name], needed, contents, max_bytes)}
-        if changes:
+                known = sum(content.size for contents in fetched.values() for content in contents.values())
+                size = known + sum(remote.size for remote in needed.values())
+                _require_space(size, max_bytes, f"{source.repo_id}@{name}")
+                fetched[name] = _fetch(source, name, branches[name], needed, temporary / str(number))
+        if fetched:
             target.require_write()
             target.create(private=False)
         updated = []
-        for name, wanted in changes.items():
+        for name, contents in fetched.items():
             message = f"{source.repo_id}@{name} at {branches[name][:12]}, from {source.api.endpoint}"
-            commits[name], is_new = _publish_branch(target, name, wanted, message)
+            publish = partial(_publish_branch, target, name, listed[name], contents, message)
+            commits[name], is_new = retried(publish, progress)
             updated += [name] if is_new else []
-        files, size = len(list(contents.iterdir())), _size_of(contents)
-    return Transferred(target.repo_id, {name: commits[name] for name in branches}, updated, files, size)
+    sizes = {content.sha256: content.size for contents in fetched.values() for content in contents.values()}
+    heads = {name: commits[name] for name in branches}
+    return Transferred(target.repo_id, heads, updated, len(sizes), sum(sizes.values()))
+
+
+def _require_space(size: int, most: int, where: str) -> None:
+    if size > most:
+        raise VerificationError(
+            f"there are {size / 1e9:.1f} GB; at most {most / 1e9:.1f} GB are transferred without asking",
+            where=where,
+            hint=f"--max-size {math.ceil(size / 1e9)} permits them, if the disk has the space",
+        )
 
 
 def _needed(listed: Mapping[str, RemoteFile], present: Mapping[str, RemoteFile]) -> dict[str, RemoteFile]:
     """Return the files to download: those that differ, and all files of their packages, which are verified whole."""
-    differing = {path for path in listed.keys() | present.keys() if not _is_there(listed.get(path), present.get(path))}
+    differing = {path for path in {*listed, *present} if not _is_equal(listed.get(path), present.get(path))}
     packages = {package for path in differing if (package := _package_of(path)) is not None}
     return {path: remote for path, remote in listed.items() if path in differing or _package_of(path) in packages}
 
@@ -136,94 +147,53 @@ def _package_of(path: str) -> str | None:
     return parts[1] if parts[0] == "build" and len(parts) > 2 else None
 
 
-def _is_there(wanted: Content | RemoteFile | None, present: RemoteFile | None) -> bool:
-    if isinstance(wanted, Content):
-        return wanted.is_in(present)
-    if wanted is None or present is None or wanted.size != present.size:
-        return False
-    if wanted.sha256 is None and present.sha256 is None:
-        return wanted.blob == present.blob
-    return wanted.sha256 == present.sha256
+def _is_equal(one: RemoteFile | None, other: RemoteFile | None) -> bool:
+    return one is not None and other is not None and (one.size, one.identity) == (other.size, other.identity)
 
 
 def _fetch(
-    repository: RemoteRepository,
-    branch: str,
-    commit: str,
-    listed: Mapping[str, RemoteFile],
-    contents: Path,
-    max_bytes: int,
+    repository: RemoteRepository, branch: str, commit: str, listed: Mapping[str, RemoteFile], directory: Path
 ) -> dict[str, Content]:
-    """Download listed files and verify them and their packages; move them to `contents`, named by their SHA-256."""
+    """Download listed files, and compare them with the listing and their packages with their digests."""
     where = f"{repository.repo_id}@{branch}"
-    size = sum(remote.size for remote in listed.values()) + _size_of(contents)
-    if size > max_bytes:
-        raise VerificationError(
-            f"there are {size / 1e9:.1f} GB; at most {max_bytes / 1e9:.1f} GB are transferred without asking",
-            where=where,
-            hint=f"--max-size {math.ceil(size / 1e9)} permits them, if the disk has space for twice as much",
-        )
-    fetched: dict[str, Content] = {}
-    with tempfile.TemporaryDirectory(dir=contents.parent) as temporary:
-        directory = Path(temporary)
-        repository.download_into(directory, commit, listed)
-        for path, remote in listed.items():
-            content = fetched[path] = Content(directory / path)
-            if not content.is_in(remote):
-                raise VerificationError("does not match the Hub's listing", where=f"{where}: {path}")
-        _verify_packages(directory, listed, where)
-        for path, content in fetched.items():
-            content.source = (directory / path).replace(contents / content.sha256)
-    return fetched
-
-
-def _size_of(contents: Path) -> int:
-    return sum(content.stat().st_size for content in contents.iterdir())
-
-
-def _verify_packages(directory: Path, files: Iterable[str], where: str) -> None:
-    """Compare every package with the digest in its metadata, if there is one."""
-    for path in files:
-        parts = PurePosixPath(path).parts
-        if len(parts) != 3 or parts[0] != "build" or parts[2] != "metadata.json":
-            continue
-        try:
-            metadata = Metadata.read_from_file(directory / path)
-            if metadata.digest is not None:
-                package = directory / "build" / parts[1]
-                metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, package))
-        except (ValueError, DigestValidationError) as error:
+    repository.download_into(directory, commit, listed)
+    contents = {path: Content(directory / path) for path in listed}
+    for path, remote in listed.items():
+        if not contents[path].is_in(remote):
+            raise VerificationError("does not match the Hub's listing", where=f"{where}: {path}")
+    for name in sorted({name for path in listed if (name := _package_of(path))}):
+        package = HubPackage(directory / "build" / name)
+        if package.metadata.digest is not None and (differences := package.digest_differences):
             raise VerificationError(
-                f"the files do not match the metadata: {error}",
-                where=f"{where}: build/{parts[1]}",
+                f"the files do not match the metadata: {differences[0]}",
+                where=f"{where}: build/{name}",
                 hint="publish the kernel again",
-            ) from error
+            )
+    return contents
 
 
 def _publish_branch(
-    target: RemoteRepository, name: str, wanted: Mapping[str, Content | RemoteFile], message: str
+    target: RemoteRepository,
+    name: str,
+    listed: Mapping[str, RemoteFile],
+    fetched: Mapping[str, Content],
+    message: str,
 ) -> tuple[str, bool]:
     """Commit the files that differ to a branch, and return its commit, and whether the branch has changed.
 
-    Files that are not a `Content` were equal before; if another publisher has changed one, the copy fails.
+    Files that were not fetched were equal before; if another publisher has changed one, the copy fails.
     """
-    created = False
-    for _ in range(_ATTEMPTS):
-        head = target.branches().get(name)
-        if head is None:
-            target.create_branch(name)
-            created = True
-            continue
-        present = target.files(head)
-        add = {path: content for path, content in wanted.items() if not _is_there(content, present.get(path))}
-        delete = [path for path in present if path not in wanted]
-        if not add and not delete:
-            return head, created
-        contents = {path: content for path, content in add.items() if isinstance(content, Content)}
-        if len(contents) < len(add):
-            break
-        try:
-            return target.commit(name, head, add=contents, delete=delete, message=message).revision, True
-        except Conflict:
-            continue
-    raise Conflict(f"another publisher changes the branch {name}", where=target.url, hint="run the same command again")
+    created = name not in target.branches()
+    if created:
+        target.create_branch(name)
+    head = target.branches()[name]
+    present = target.files(head)
+    add = {path: content for path, content in fetched.items() if not content.is_in(present.get(path))}
+    delete = [path for path in present if path not in listed]
+    others = listed.keys() - fetched.keys()
+    if not all(_is_equal(listed[path], present.get(path)) for path in others):
+        hint = "run the same command again"
+        raise HubError(f"another publisher changes the branch {name}", where=target.url, hint=hint)
+    if not add and not delete:
+        return head, created
+    return target.commit(name, head, add=add, delete=delete, message=message).oid, True

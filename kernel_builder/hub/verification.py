@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kernel_builder import checks, pipeline
 from kernel_builder.checkouts import check_out, git_output
-from kernel_builder.config import offered
+from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.config.variant import Variant, this_platform
+from kernel_builder.config.variant import this_platform
+from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.plural import counted
-from kernel_builder.progress import Progress
-from kernel_builder.steps.buildable import obstacle
+from kernel_builder.progress import Progress, Silent
+from kernel_builder.steps import buildable
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
@@ -121,7 +122,8 @@ def verify(
             )
         verdicts = [_verdict(package, trusted, require_signature) for package in packages]
         if source is not None:
-            verdicts = _rebuild(verdicts, root / "build", source, repo_id.partition("/")[0], temporary, progress)
+            owner = repo_id.partition("/")[0]
+            verdicts = _rebuild(verdicts, root / "build", source, owner, temporary, progress or Silent())
     return Verification(repo_id, revision, tuple(verdicts))
 
 
@@ -140,15 +142,12 @@ def newest_commit(repository: RemoteRepository, revision: str | None) -> str:
     return branches.get(revision, revision)
 
 
-def _verdict(package: Path, signers: Signers, require_signature: bool) -> VariantVerdict:
-    report = checks.run(package, only=("digest",))
-    differences = tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
-    metadata = PackageMetadata.read(package) or PackageMetadata()
-    recorded = {part: metadata.origin(part) for part in ("kernel", "kernel-builder")}
-    signature = signature_verdict(package, signers)
+def _verdict(directory: Path, signers: Signers, require_signature: bool) -> VariantVerdict:
+    package = HubPackage(directory)
+    signature = signature_verdict(directory, signers)
     if signature == "none" and require_signature:
         signature = "missing, but required"
-    return VariantVerdict(package.name, differences, signature, recorded)
+    return VariantVerdict(package.variant, package.digest_differences, signature, package.provenance)
 
 
 def _rebuild(
@@ -157,7 +156,7 @@ def _rebuild(
     source: Path,
     owner: str,
     temporary: Path,
-    progress: Progress | None,
+    progress: Progress,
 ) -> list[VariantVerdict]:
     """Rebuild the variants that this machine can build, with an empty cache, and compare them."""
     groups: dict[str | None, list[VariantVerdict]] = {}
@@ -167,18 +166,17 @@ def _rebuild(
         groups.setdefault(commit if repository else None, []).append(verdict)
     results: dict[str, VariantVerdict] = {}
     for number, (commit, group) in enumerate(groups.items()):
-        directory = source
-        if progress:
-            at = f" at commit {commit[:12]}" if commit else ""
-            progress.say(f"[{number + 1}/{len(groups)}] rebuilding {counted(len(group), 'variant')}{at}")
-        if repository and commit:
-            try:
-                directory = _checkout(repository, commit, temporary / f"source-{number}")
-            except VerificationError as error:
-                results |= {verdict.variant: replace(verdict, rebuilt=f"not built: {error}") for verdict in group}
-                continue
-        compared = _build_and_compare(group, published, directory, owner, temporary / f"built-{number}", progress)
-        results |= {verdict.variant: verdict for verdict in compared}
+        at = f" at commit {commit[:12]}" if commit else ""
+        progress.say(f"[{number + 1}/{len(groups)}] rebuilding {counted(len(group), 'variant')}{at}")
+        scratch = temporary / f"rebuilt-{number}"
+        scratch.mkdir()
+        try:
+            directory = _checkout(repository, commit, scratch / "source") if repository and commit else source
+        except VerificationError as error:
+            results |= {verdict.variant: replace(verdict, rebuilt=f"not built: {error}") for verdict in group}
+            continue
+        for verdict in _build_and_compare(group, published, directory, owner, scratch, progress):
+            results[verdict.variant] = verdict
     return [results[verdict.variant] for verdict in verdicts]
 
 
@@ -208,68 +206,48 @@ def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
 
 
 def _build_and_compare(
-    verdicts: Sequence[VariantVerdict],
-    published: Path,
-    source: Path,
-    owner: str,
-    target: Path,
-    progress: Progress | None,
-) -> list[VariantVerdict]:
-    fresh = _toolchains_with_empty_cache(target / "cache", progress)
-    reasons: dict[str, str] = {}
-    project = read_project(source)
-    for verdict in verdicts:
-        name = (PackageMetadata.read(published / verdict.variant) or PackageMetadata()).python_name
-        if name and name != project.python_name:
-            reasons[verdict.variant] = f"not built: --source has the kernel {project.python_name}, not {name}"
-            continue
-        try:
-            variant = Variant.parse(verdict.variant)
-            offered.check_offered(project, variant)
-        except KernelBuilderError as error:
-            reasons[verdict.variant] = f"not built: {error}"
-            continue
-        if missing := obstacle(project, variant, fresh):
-            reasons[verdict.variant] = f"not built: {missing.reason}"
-        elif reason := _cross_compilation_difference(published / verdict.variant, variant):
-            reasons[verdict.variant] = f"not built: {reason}"
-    names = tuple(verdict.variant for verdict in verdicts if verdict.variant not in reasons)
-    if names:
-        # The comparison does not need the packages to load on this machine.
-        metadata = [PackageMetadata.read(published / name) or PackageMetadata() for name in names]
-        allow = tuple(
-            {check for package in metadata for check in package.allowed_checks}.intersection(checks.ALLOWABLE)
-        )
+    verdicts: Sequence[VariantVerdict], published: Path, source: Path, owner: str, scratch: Path, progress: Progress
+) -> Iterator[VariantVerdict]:
+    project, fresh = read_project(source), _toolchains_with_empty_cache(scratch / "cache", progress)
+    metadata = {verdict.variant: HubPackage(published / verdict.variant).metadata for verdict in verdicts}
+    reasons = {name: reason for name, about in metadata.items() if (reason := _obstacle(project, name, about, fresh))}
+    built = {name: about for name, about in metadata.items() if name not in reasons}
+    if built:
         # A package that loads other kernels of its owner was built for that owner.
-        loaded = {depend.get("repo-id") for package in metadata for depend in package.kernel_depends}
+        loaded = {depend.get("repo-id") for about in built.values() for depend in about.kernel_depends}
+        allowed = {check for about in built.values() for check in about.allowed_checks}
         request = pipeline.BuildRequest(
             directories=(source,),
-            variants=names,
-            out=target / "build",
+            variants=tuple(built),
+            out=scratch / "build",
             owner=owner if loaded & set(read_project(source, owner).renamed.values()) else None,
-            load=False,
-            allow=allow,
+            load=False,  # the comparison does not need the packages to load on this machine
+            allow=tuple(allowed.intersection(checks.ALLOWABLE)),
         )
         pipeline.build(request, fresh, progress).raise_error()
-    return [
-        replace(verdict, rebuilt=reasons[verdict.variant])
-        if verdict.variant in reasons
-        else _compared(verdict, published / verdict.variant, target / "build" / verdict.variant)
-        for verdict in verdicts
-    ]
+    for verdict in verdicts:
+        if reason := reasons.get(verdict.variant):
+            yield replace(verdict, rebuilt=f"not built: {reason}")
+        else:
+            yield _compared(verdict, published / verdict.variant, scratch / "build" / verdict.variant)
 
 
-def _cross_compilation_difference(package: Path, variant: Variant) -> str | None:
-    """Return why a rebuild here has other bytes: only one of the two builds is cross-compiled."""
-    was_crossed = (PackageMetadata.read(package) or PackageMetadata()).is_cross_compiled
-    if was_crossed == (variant.platform not in (None, this_platform())):
+def _obstacle(project: Project, name: str, metadata: PackageMetadata, toolchains: Toolchains) -> str | None:
+    """Return why this machine cannot rebuild a package from a project, or why a rebuild would have other bytes."""
+    if metadata.python_name not in (None, project.python_name):
+        return f"--source has the kernel {project.python_name}, not {metadata.python_name}"
+    try:
+        (variant,) = buildable.named(project, [name], toolchains)
+    except KernelBuilderError as error:
+        return str(error)
+    if metadata.is_cross_compiled == (variant.platform not in (None, this_platform())):
         return None
-    if was_crossed:
+    if metadata.is_cross_compiled:
         return f"it was cross-compiled, and this machine is {this_platform()}; verify it on another platform"
     return f"it was compiled on {variant.platform}; verify it on that platform"
 
 
-def _toolchains_with_empty_cache(cache: Path, progress: Progress | None) -> Toolchains:
+def _toolchains_with_empty_cache(cache: Path, progress: Progress) -> Toolchains:
     """Return the user's toolchains with an empty build cache."""
     store = Toolchains().store.root
     store.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +13,7 @@ from kernel_builder.measure.accuracy import deviation, fault
 from kernel_builder.measure.estimates import estimate
 from kernel_builder.measure.poison import poisoned
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row
-from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, on_one_core, sets_needed
+from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, sets_needed
 from kernel_format.errors import MeasureError
 
 
@@ -68,7 +68,7 @@ class Case:
 
     def exact(self) -> Tensors:
         """Return the same as `results`, computed by the eager code in float64."""
-        inputs = [tensor.detach().double() for tensor in self.inputs]
+        inputs = [given.detach().double() if given.is_floating_point() else given for given in self.inputs]
         return self._results(self.workload.eager, inputs, [grad.double() for grad in self.grads])
 
     def _results(self, function: Function, inputs: Tensors, grads: Tensors) -> Tensors:
@@ -183,8 +183,9 @@ def measure_host(workload: Any, host: HostOverhead, functions: Mapping[str, Func
         except Exception as problem:
             host.faults[name] = _message(problem, name, host.point, workload.device)
             runs.pop(name, None)
-    # On the CPU the operation itself needs the other cores.
-    with on_one_core() if workload.device == "cuda" else contextlib.nullcontext():
+    # Backward passes run in this thread. In autograd's own they also pay for waking a core, which on a virtual machine
+    # costs several times as much as the computation.
+    with torch.autograd.set_multithreading_enabled(False):
         host.times = {name: estimate(taken) for name, taken in interleaved(runs, rounds).items()}
 
 
@@ -271,23 +272,13 @@ def copies(moved: int, sets: int, device: str, clock: Clock) -> tuple[Run, str]:
     """
     half = moved // 2
     size = half // 4096 * 4096 or half
-    pairs = [_pair(size, device) for _ in range(sets)]
-    run, method = clock.series([_copy(*pair) for pair in pairs])
+    pairs = []
+    for _ in range(sets):
+        source = torch.empty(size, dtype=torch.uint8, device=device).random_(256)
+        pairs.append((source, torch.empty_like(source)))
+    run, method = clock.series([partial(target.copy_, source) for source, target in pairs])
     if device == "cuda" and size % 4096 == 0:
-        plain, _ = clock.series([_move(*pair) for pair in pairs])
+        words = [(source.view(torch.bfloat16), target.view(torch.bfloat16)) for source, target in pairs]
+        plain, _ = clock.series([partial(torch.neg, source, out=target) for source, target in words])
         run = min(run, plain, key=lambda candidate: min(candidate() for _ in range(3)))
     return lambda: run() * half / size, method
-
-
-def _copy(source: torch.Tensor, target: torch.Tensor) -> Call:
-    return lambda: target.copy_(source)
-
-
-def _move(source: torch.Tensor, target: torch.Tensor) -> Call:
-    words, to = source.view(torch.bfloat16), target.view(torch.bfloat16)
-    return lambda: torch.neg(words, out=to)
-
-
-def _pair(size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.empty(size, dtype=torch.uint8, device=device).random_(256)
-    return source, torch.empty_like(source)

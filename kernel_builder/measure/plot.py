@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder.measure import tables
-from kernel_builder.measure.results import COMPILE, EAGER, OURS, BenchmarkReport, shape_name
+from kernel_builder.measure.results import COMPILE, EAGER, OURS, BenchmarkReport
 from kernel_format.errors import MeasureError
 
 if TYPE_CHECKING:
@@ -49,35 +49,25 @@ def reproducible(where: str) -> Iterator[None]:
 
 
 def draw(report: BenchmarkReport) -> Figure:
-    """Return the figure: a group for each operation and pass, a line for each shape, a dot for each share.
-
-    All groups are in one pair of axes: matplotlib takes a tenth of a second for each pair.
-    """
+    """Return the figure: a line for each point, a dot for each share."""
     from matplotlib.figure import Figure
 
     rows = [row for row in report.rows if OURS in row.shares]
-    groups = tables.groups(rows)
-    figure = Figure(figsize=(_WIDTH, _HEAD + _ROW * (len(rows) + 2 * len(groups))), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, _HEAD + _ROW * len(rows)), layout="constrained")
     figure.suptitle(
         f"{report.kernel}: share of copy speed\n{tables.device(report)}, {report.date[:10]}", fontsize="medium"
     )
-    if not groups:
+    if not rows:
         return figure
     axis = figure.subplots()
     axis.axvline(1.0, color="black", linewidth=1, label="copy")
-    heights: list[int] = []  # of the rows, downwards
-    height = 0
-    for heading, members in groups:
-        axis.text(0.02, height, heading, verticalalignment="center", fontsize="medium")
-        heights += range(height + 1, height + 1 + len(members))
-        height += len(members) + 2
     names = [name for name in tables.implementations(rows) if any(name in row.shares for row in rows)]
     colours = dict(zip((name for name in names if name not in _COLOURS), PALETTE * len(names), strict=False)) | _COLOURS
-    for name in reversed(names):  # the kernel last, on top of its peers
-        dots = [(row.shares[name].median, at) for at, row in zip(heights, rows, strict=True) if name in row.shares]
-        axis.plot(*zip(*dots, strict=True), "o", color=colours[name], markersize=7 if name == OURS else 5, label=name)
-    axis.set_yticks(heights, [shape_name(row.point.shape) for row in rows])
-    axis.set_ylim(height - 1, -1)
+    for height, name in enumerate(reversed(names)):  # the kernel on top of its peers
+        dots = [(row.shares[name].median, at) for at, row in enumerate(rows) if name in row.shares]
+        axis.plot(*zip(*dots, strict=True), "o", color=colours[name], zorder=3 + height, label=name)
+    axis.set_yticks(range(len(rows)), [str(row.point) for row in rows])
+    axis.invert_yaxis()
     axis.set_xlim(left=0)
     axis.tick_params(labeltop=True, top=True)
     axis.grid(alpha=0.3)

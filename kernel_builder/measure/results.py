@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -114,26 +113,16 @@ class BenchmarkReport:
 
     def save(self, path: Path) -> None:
         """Write the report as JSON, atomically."""
-        document = dataclasses.asdict(self)
-        for part in (*document["rows"], *document["hosts"]):
-            part.update(part.pop("point")._asdict())
-            for times in ("times", "shares", "ratios"):
-                if times in part:
-                    part[times] = {name: [_short(v) for v in estimate] for name, estimate in part[times].items()}
-            if "errors" in part:
-                part["errors"] = {
-                    name: [[_short(v) for v in deviation] for deviation in deviations]
-                    for name, deviations in part["errors"].items()
-                }
-        write_atomically(path, as_json(document))
+        lists = {name: [_entry(measured) for measured in getattr(self, name)] for name in ("rows", "hosts")}
+        write_atomically(path, as_json(_rounded({**vars(self), **lists})))
 
     @staticmethod
     def read(path: Path) -> BenchmarkReport:
         """Read a report that `save` wrote."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            rows = [_row(entry) for entry in document.pop("rows")]
-            hosts = [_host(entry) for entry in document.pop("hosts")]
+            rows = [Row(**_fields(entry)) for entry in document.pop("rows")]
+            hosts = [HostOverhead(**_fields(entry)) for entry in document.pop("hosts")]
             return BenchmarkReport(**document, rows=rows, hosts=hosts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
@@ -152,26 +141,26 @@ def as_json(document: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(f" {json.dumps(key)}: {formatted(value)}" for key, value in document.items()) + "\n}\n"
 
 
-def _point(entry: dict[str, Any]) -> Point:
-    return Point(entry.pop("operation"), entry.pop("passes"), tuple(entry.pop("shape")), entry.pop("dtype"))
+def _entry(measured: Row | HostOverhead) -> dict[str, Any]:
+    """Return the JSON object of a row or of a host overhead, which has the fields of its point."""
+    fields = {name: value for name, value in vars(measured).items() if name != "point"}
+    return {**fields, **measured.point._asdict()}
 
 
-def _estimates(entry: Mapping[str, Any]) -> dict[str, Estimate]:
-    return {name: Estimate(*values) for name, values in entry.items()}
+def _fields(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the row or the host overhead that an object describes."""
+    operation, passes, shape, dtype = (entry.pop(name) for name in Point._fields)
+    for name in {"times", "shares", "ratios"} & entry.keys():
+        entry[name] = {key: Estimate(*values) for key, values in entry[name].items()}
+    if "errors" in entry:
+        entry["errors"] = {key: [Deviation(*each) for each in listed] for key, listed in entry["errors"].items()}
+    return {**entry, "point": Point(operation, passes, tuple(shape), dtype)}
 
 
-def _row(entry: dict[str, Any]) -> Row:
-    point = _point(entry)
-    errors = {name: [Deviation(*values) for values in listed] for name, listed in entry.pop("errors").items()}
-    times, shares, ratios = (_estimates(entry.pop(name)) for name in ("times", "shares", "ratios"))
-    return Row(point, errors=errors, times=times, shares=shares, ratios=ratios, **entry)
-
-
-def _host(entry: dict[str, Any]) -> HostOverhead:
-    point = _point(entry)
-    return HostOverhead(point, times=_estimates(entry.pop("times")), **entry)
-
-
-def _short(value: float) -> float:
-    """Round to four significant digits, more than any measurement has."""
-    return float(f"{value:.4g}")
+def _rounded(value: Any) -> Any:
+    """Round all numbers to four significant digits, more than any measurement has."""
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -11,7 +11,6 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ import kernels
 import torch
 
 from kernel_builder.config.project_files import read_project
-from kernel_builder.measure import workloads as declarations
+from kernel_builder.measure import workloads
 from kernel_builder.measure.case import Function, measure, measure_host
 from kernel_builder.measure.compiled import compile_ahead, compiled
 from kernel_builder.measure.results import COMPILE, COPY, EAGER, OURS, BenchmarkReport, HostOverhead, Point, Row
-from kernel_builder.measure.selection import operations, points
 from kernel_builder.measure.timing import clock
 from kernel_builder.progress import Progress, Silent
 from kernel_format.errors import ConfigError, VariantError
@@ -34,63 +32,71 @@ NAIVE = "naive"
 _PACKAGES = ("torch", "kernels", "triton", "liger-kernel", "quack-kernels")
 
 
-@dataclass(frozen=True)
-class BenchmarkRequest:
-    """The selection and the settings of a measurement."""
-
-    project: Path
-    command: str = ""
-    """The command line to record, so that a reader can repeat the run."""
-    device: str | None = None
-    """"cuda" or "cpu"; None for "cuda" if there is a GPU, else "cpu"."""
-    operations: Sequence[str] = ()
-    shapes: Sequence[str] = ()
-    dtypes: Sequence[str] = ("bfloat16",)
-    against: Sequence[str] | None = None
-    """Names of peers; None for eager PyTorch, torch.compile and every peer that the project declares."""
-    rounds: int = 21
-    """Samples of each time."""
-    only: str | None = None
-    """"device" leaves out host overhead; "host" measures nothing else, without correctness; None does both."""
-    json: Path | None = None
-    """Where to save the report after each row."""
-
-
 _SILENT = Silent()
+# The implementations of an operation: the naive kernel's package, a peer's function, or None for eager and compile.
+Peers = Mapping[str, Any]
 
 
-def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkReport:
-    """Measure every selected point, and the host overhead of every selected operation."""
-    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = operations(declarations.load(request.project), request.operations)
-    todo = points(chosen, device, shapes=request.shapes, dtypes=request.dtypes)
-    kernel = _load(request.project, device)
-    peers = _Peers(request, chosen, device)
-    report = _report(request, device, kernel, peers.absent)
-    costs = _host_points(todo, chosen) if request.only != "device" else []
-    todo = todo if request.only != "host" else []
+def run(
+    project: Path,
+    *,
+    device: str | None = None,
+    operations: Sequence[str] = (),
+    shapes: Sequence[str] = (),
+    dtypes: Sequence[str] = ("bfloat16",),
+    against: Sequence[str] | None = None,
+    rounds: int = 21,
+    only: str | None = None,
+    command: str = "",
+    json_file: Path | None = None,
+    progress: Progress = _SILENT,
+) -> BenchmarkReport:
+    """Measure every selected point, and the host overhead of every selected operation.
+
+    Args:
+        project: The directory of a built project.
+        device: "cuda" or "cpu"; None for "cuda" if there is a GPU, else "cpu".
+        operations: The selection, with `shapes` and `dtypes`, as `workloads.points` describes it.
+        against: Names of peers; None for eager PyTorch, torch.compile and every peer that the project declares.
+        rounds: Samples of each time.
+        only: "device" leaves out host overhead; "host" measures nothing else, without correctness; None does both.
+        command: The command line to record, so that a reader can repeat the run.
+        json_file: Where to save the report after each row.
+        progress: Receives each point.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = workloads.selected(workloads.load(project), operations)
+    todo = workloads.points(chosen, device, shapes=shapes, dtypes=dtypes)
+    kernel = _load(project, device)
+    absent: dict[str, str] = {}
+    peers = _peers(project, chosen, against, device, absent)
+    report = _report(kernel, device, command, rounds, absent)
+    costs = _host_points(todo, chosen) if only != "device" else []
+    todo = todo if only != "host" else []
     jobs = len(os.sched_getaffinity(0))
-    if peers.compile and jobs > 1:
+    names = {name for each in peers.values() for name in each}
+    if COMPILE in names and jobs > 1:
         ahead = [*costs, *todo]
-        for done, _ in enumerate(compile_ahead(request.project, ahead, peers.importable, device, jobs), 1):
+        for done, _ in enumerate(compile_ahead(project, ahead, names, device, jobs), 1):
             progress.advance("compiling peers", done, len(ahead))
     gc.freeze()  # otherwise every graph capture collects garbage over all imported modules
     timer = clock(device)
-    for done, point in enumerate(todo, 1):
-        row = Row(point)
-        with _functions(chosen, point, kernel, device, peers) as (workload, functions):
-            measure(workload, row, functions, timer, request.rounds)
-        report.rows.append(row)
-        progress.advance("measuring", done, len(todo), detail=f"{point}: {_verdict(row)}")
-        if request.json:
-            report.save(request.json)
-    for point in costs:
-        host = HostOverhead(point)
-        with _functions(chosen, point, kernel, device, peers) as (workload, functions):
-            measure_host(workload, host, functions, request.rounds)
-        report.hosts.append(host)
-        if request.json:
-            report.save(request.json)
+    for done, point in enumerate([*todo, *costs], 1):
+        torch.manual_seed(42)
+        workload = workloads.make(chosen[point.operation], kernel, device, point.dtype)
+        with _functions(workload, point, peers[point.operation]) as functions:
+            if done <= len(todo):
+                report.rows.append(row := Row(point))
+                measure(workload, row, functions, timer, rounds)
+                progress.advance("measuring", done, len(todo), detail=f"{point}: {_verdict(row)}")
+            else:
+                report.hosts.append(host := HostOverhead(point))
+                measure_host(workload, host, functions, rounds)
+        gc.collect()  # frees CUDA graphs, and with them this point's tensors
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        if json_file:
+            report.save(json_file)
     return report
 
 
@@ -102,73 +108,58 @@ def _verdict(row: Row) -> str:
     return f"{row.times[OURS].median * 1e6:.3g} us, a copy {row.times[COPY].median * 1e6:.3g} us"
 
 
-class _Peers:
-    """The implementations that the kernel is measured against.
-
-    Attributes:
-        eager, compile: Whether eager PyTorch and torch.compile are among them.
-        declared: Operation -> name -> function, of the peers that the project declares.
-        importable: The names of declared peers that can be imported.
-        naive: The naive kernel, if it was loaded.
-        absent: Name -> why a declared peer cannot be imported, or how the naive kernel is built.
-    """
-
-    def __init__(self, request: BenchmarkRequest, chosen: Mapping[str, type[Any]], device: str) -> None:
-        naive = [NAIVE] if any(hasattr(workload, NAIVE) for workload in chosen.values()) else []
-        declared = dict.fromkeys(name for workload in chosen.values() for name in workload.peers)
-        names = [*naive, EAGER, *declared, COMPILE]
-        for name in request.against or ():
-            if name not in names:
-                raise ConfigError(f"{name!r} is none of {', '.join(names)}", where="--against")
-        wanted = names if request.against is None else request.against
-        self.eager = EAGER in wanted
-        self.compile = COMPILE in wanted
-        self.absent: dict[str, str] = {}
-        self.naive: Any = self._load_naive(request.project / NAIVE, device) if NAIVE in wanted else None
-        self.declared: dict[str, dict[str, Function]] = {operation: {} for operation in chosen}
-        self.importable: set[str] = set()
-        for operation, workload in chosen.items():
-            for name, factory in workload.peers.items():
-                if name not in wanted:
-                    continue
-                try:
-                    self.declared[operation][name] = factory()
-                    self.importable.add(name)
-                except Exception as error:  # a library may raise anything on a machine that it does not support
-                    self.absent[name] = f"{type(error).__name__}: {error}"
-
-    def _load_naive(self, project: Path, device: str) -> Any:
-        if device not in map(str, read_project(project).backends):
-            return None
+def _peers(
+    project: Path,
+    chosen: Mapping[str, type[Any]],
+    against: Sequence[str] | None,
+    device: str,
+    absent: dict[str, str],
+) -> dict[str, Peers]:
+    """Return operation -> its peers, and add the reason of each peer that cannot be loaded to `absent`."""
+    has_naive = any(hasattr(workload, NAIVE) for workload in chosen.values())
+    declared = dict.fromkeys(name for workload in chosen.values() for name in workload.peers)
+    names = [*([NAIVE] if has_naive else []), EAGER, *declared, COMPILE]
+    for name in against or ():
+        if name not in names:
+            raise ConfigError(f"{name!r} is none of {', '.join(names)}", where="--against")
+    wanted = names if against is None else against
+    naive = None
+    if NAIVE in wanted and device in map(str, read_project(project / NAIVE).backends):
         try:
-            return _load(project, device)
+            naive = _load(project / NAIVE, device)
         except VariantError as error:
-            self.absent[NAIVE] = f"not built; {error.hint}"
-            return None
+            absent[NAIVE] = f"not built; {error.hint}"
+    peers: dict[str, Peers] = {}
+    for operation, workload in chosen.items():
+        own: dict[str, Any] = {NAIVE: naive} if naive and hasattr(workload, NAIVE) else {}
+        own |= {EAGER: None} if EAGER in wanted else {}
+        for name, factory in workload.peers.items():
+            if name in wanted:
+                try:
+                    own[name] = factory()
+                except Exception as error:  # a library may raise anything on a machine that it does not support
+                    absent[name] = f"{type(error).__name__}: {error}"
+        peers[operation] = own | ({COMPILE: None} if COMPILE in wanted else {})
+    return peers
 
 
 @contextlib.contextmanager
-def _functions(
-    chosen: Mapping[str, type[Any]], point: Point, kernel: Any, device: str, peers: _Peers
-) -> Iterator[tuple[Any, dict[str, Function]]]:
-    """Make the workload of a point, and the functions that compute its operation, by name."""
-    torch.manual_seed(42)
-    workload = declarations.make(chosen[point.operation], kernel, device, point.dtype)
+def _functions(workload: Any, point: Point, peers: Peers) -> Iterator[dict[str, Function]]:
+    """Yield the functions that compute the operation of a workload, by name."""
     functions: dict[str, Function] = {OURS: workload.ours}
-    if peers.naive and point.passes == "forward" and hasattr(workload, NAIVE):
-        workload.naive_kernel = peers.naive
-        functions[NAIVE] = workload.naive
-    if peers.eager:
-        functions[EAGER] = workload.eager
-    functions |= peers.declared[point.operation]
     with contextlib.ExitStack() as stack:
-        if peers.compile:
-            functions[COMPILE] = stack.enter_context(compiled(workload.eager))
-        yield workload, functions
+        for name, peer in peers.items():
+            if name == EAGER:
+                functions[name] = workload.eager
+            elif name == COMPILE:
+                functions[name] = stack.enter_context(compiled(workload.eager))
+            elif name != NAIVE:
+                functions[name] = peer
+            elif point.passes == "forward":
+                workload.naive_kernel = peer
+                functions[name] = workload.naive
+        yield functions
     functions.clear()
-    gc.collect()  # frees CUDA graphs, and with them this point's tensors
-    if device == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _host_points(todo: Sequence[Point], chosen: Mapping[str, type[Any]]) -> list[Point]:
@@ -191,7 +182,7 @@ def _load(project: Path, device: str) -> Any:
         ) from error
 
 
-def _report(request: BenchmarkRequest, device: str, kernel: Any, absent: dict[str, str]) -> BenchmarkReport:
+def _report(kernel: Any, device: str, command: str, rounds: int, absent: dict[str, str]) -> BenchmarkReport:
     package = Path(kernel.__file__).parent
     build = json.loads((package / "metadata.json").read_text(encoding="utf-8"))
     size = sum(file.stat().st_size for file in package.rglob("*") if file.is_file() and file.suffix != ".pyc")
@@ -202,10 +193,10 @@ def _report(request: BenchmarkRequest, device: str, kernel: Any, absent: dict[st
         variant=package.name,
         build={"id": build.get("id"), "commit": commit, "bytes": size},
         device=device,
-        command=request.command,
+        command=command,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         machine=_machine(device),
-        rounds=request.rounds,
+        rounds=rounds,
         absent=absent,
     )
 

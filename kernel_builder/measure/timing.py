@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 import time
-import timeit
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,27 +29,6 @@ _TIMES_THE_CACHE = 4
 _HOST_CALLS = 300
 MOST_SETS = 512
 """With small tensors, even this many sets fit into the cache; then a series uses each once, after a flush."""
-
-
-class Clock(Protocol):
-    """Times series of calls on one device.
-
-    Attributes:
-        cache: Bytes of the device's last-level cache.
-    """
-
-    cache: int
-
-    def context(self) -> AbstractContextManager[Any]:
-        """Return the context in which tensors and graphs must be made: autograd records the current stream."""
-
-    def series(self, calls: Sequence[Call]) -> tuple[Run, str]:
-        """Return a run that cycles through the calls, and the name of the timing method. Call it within `context`."""
-
-
-def clock(device: str) -> Clock:
-    """Return the clock for "cpu" or "cuda"."""
-    return CudaClock() if device == "cuda" else CpuClock()
 
 
 def sets_needed(cache: int, moved: int) -> int:
@@ -201,7 +178,7 @@ def _last_cache() -> int:
 def host_series(call: Call, device: str) -> Run:
     """Return a run that measures the host overhead of a call, in seconds.
 
-    The device must finish each call sooner than the host issues the next. For a GPU, run it within `on_one_core`.
+    The device must finish each call sooner than the host issues the next.
     """
 
     def run() -> float:
@@ -217,35 +194,14 @@ def host_series(call: Call, device: str) -> Run:
     return run
 
 
-@contextmanager
-def on_one_core() -> Iterator[None]:
-    """Pin all threads of this process to one core, the one that is fastest at the moment.
+Clock = CudaClock | CpuClock
+"""Times series of calls on one device.
 
-    Autograd runs backward passes in another thread. On one core a call costs only its threads' computation; on several
-    it also pays for waking a core, which on a virtual machine can cost several times as much.
-    """
-    before = {}
-    for thread in _threads():
-        with suppress(ProcessLookupError):
-            before[thread] = os.sched_getaffinity(thread)
-    core = min(os.sched_getaffinity(0), key=_seconds_on)
-    for thread in before:
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(thread, {core})
-    try:
-        yield
-    finally:
-        everywhere = set().union(*before.values())
-        for thread in _threads():  # a thread started meanwhile has inherited the pinned core
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, before.get(thread, everywhere))
+`cache` is the number of bytes of the device's last-level cache. Tensors and graphs must be made within `context`, since
+autograd records the current stream; `series` returns a run that cycles through calls, and the name of the method.
+"""
 
 
-def _seconds_on(core: int) -> float:
-    """Time a fixed loop on a core. On a virtual machine, a core that others use takes twice as long."""
-    os.sched_setaffinity(0, {core})
-    return timeit.timeit("sum(range(1000))", number=200)
-
-
-def _threads() -> list[int]:
-    return [int(thread.name) for thread in Path("/proc/self/task").iterdir()]
+def clock(device: str) -> Clock:
+    """Return the clock for "cpu" or "cuda"."""
+    return CudaClock() if device == "cuda" else CpuClock()

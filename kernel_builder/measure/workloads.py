@@ -1,16 +1,21 @@
-"""Load the workloads that a project declares in `benchmarks/benchmark.py`."""
+"""The workloads that a project declares in `benchmarks/benchmark.py`, and the points that a run measures."""
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.measure.results import Point, shape_name
+from kernel_builder.plural import some_of
 from kernel_format.errors import ConfigError
 
 DEVICES = ("cpu", "cuda")  # as Torch calls them: those that there is a clock for
+DTYPES = ("bfloat16", "float16", "float32")
 PASSES = ("forward", "backward", "forward + backward")
 _NEEDED = ("title", "small", "inputs", "ours", "eager")
 
@@ -76,3 +81,74 @@ def _import(path: Path) -> Any:
     except Exception as error:
         raise ConfigError(f"cannot be imported: {type(error).__name__}: {error}", where=str(path)) from error
     return module
+
+
+def selected(workloads: Mapping[str, type[Any]], wanted: Sequence[str]) -> dict[str, type[Any]]:
+    """Return the workloads of the wanted operations, or all if none is named."""
+    for name in wanted:
+        if name not in workloads:
+            raise ConfigError(f"{name!r} is none of {', '.join(workloads)}", where="--operation")
+    return {name: workload for name, workload in workloads.items() if not wanted or name in wanted}
+
+
+def points(
+    workloads: Mapping[str, type[Any]],
+    device: str,
+    *,
+    shapes: Sequence[str] = (),
+    dtypes: Sequence[str] = ("bfloat16",),
+) -> list[Point]:
+    """Return the points to measure, in the order of the declarations.
+
+    Args:
+        workloads: Operation -> its workload.
+        device: "cuda" or "cpu".
+        shapes: A shape such as `1x4096x2048` is measured for each operation that takes as many sizes. A pattern such
+            as `*x2048` selects the declared shapes that match. Empty for all that are declared.
+        dtypes: Names of Torch dtypes.
+    """
+    for text in shapes:
+        if not re.fullmatch(r"(\*|[1-9]\d*)(x(\*|[1-9]\d*))*", text):
+            raise ConfigError(
+                f"{text!r} is not a shape; expected sizes joined by x, like 1x4096x2048; * is any size",
+                where="--shapes",
+            )
+    unused = dict.fromkeys(shapes)
+    selected: dict[Point, None] = {}
+    for operation, workload in workloads.items():
+        for name, declared in workload.shapes.items():
+            chosen = here = [tuple(shape) for shape in declared.get(device, ())]
+            if shapes:
+                fitting = {text: _fitting(text, here, len(workload.small)) for text in shapes}
+                chosen = [shape for each in fitting.values() for shape in each]
+                unused = {text: None for text in unused if not fitting[text]}
+            for dtype in dtypes:
+                selected.update({Point(operation, name, shape, dtype): None for shape in chosen})
+    if unused:
+        sizes = sorted({len(workload.small) for workload in workloads.values()})
+        raise ConfigError(
+            f"{next(iter(unused))!r} fits no operation on {device}; they take {' or '.join(map(str, sizes))} sizes, "
+            f"and declare {_some(workloads, device)}",
+            where="--shapes",
+        )
+    if not selected:
+        raise ConfigError(f"no shape is declared for {device}", where="benchmarks/benchmark.py")
+    return list(selected)
+
+
+def _fitting(text: str, declared: Sequence[tuple[int, ...]], sizes: int) -> list[tuple[int, ...]]:
+    """Return the declared shapes that match a pattern, or a shape itself if the operation takes as many sizes."""
+    if "*" in text:
+        return [shape for shape in declared if fnmatch.fnmatch(shape_name(shape), text)]
+    shape = tuple(map(int, text.split("x")))
+    return [shape] if len(shape) == sizes else []
+
+
+def _some(workloads: Mapping[str, type[Any]], device: str) -> str:
+    shapes = {
+        shape_name(shape): None
+        for workload in workloads.values()
+        for declared in workload.shapes.values()
+        for shape in declared.get(device, ())
+    }
+    return some_of(list(shapes), 6) or "none"

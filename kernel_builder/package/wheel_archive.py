@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,16 +21,8 @@ from kernel_format import files
 _TIME = datetime(1980, 1, 1, tzinfo=timezone.utc)
 
 
-@dataclass(frozen=True)
-class WheelFile:
-    """The content of an installed file."""
-
-    content: bytes
-    executable: bool = False  # whether the file may be executed, as shared objects usually may
-
-
-def write(directory: Path, metadata: Metadata, platform: str, content: Mapping[str, WheelFile]) -> Path:
-    """Write a wheel into a directory, and return its path."""
+def write(directory: Path, metadata: Metadata, platform: str, content: Mapping[str, bytes]) -> Path:
+    """Write a wheel of these files into a directory, and return its path."""
     stem, tag = f"{canonicalize_name(metadata.name).replace('-', '_')}-{metadata.version}", f"py3-none-{platform}"
     purelib = "true" if platform == "any" else "false"
     info = {
@@ -40,16 +31,14 @@ def write(directory: Path, metadata: Metadata, platform: str, content: Mapping[s
     }
     with files.temporary_directory() as temporary:
         tree = temporary / "tree"
-        everything = {**content, **{f"{stem}.dist-info/{name}": WheelFile(data) for name, data in info.items()}}
-        for name, file in everything.items():
+        for name, data in {**content, **{f"{stem}.dist-info/{name}": data for name, data in info.items()}}.items():
             path = tree / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(file.content)
+            path.write_bytes(data)
         rewrite_record(tree)
         # The archive records modes, which otherwise follow from the umask.
         for path in tree.rglob("*"):
-            executable = (entry := everything.get(path.relative_to(tree).as_posix())) and entry.executable
-            path.chmod(0o755 if path.is_dir() or executable else 0o644)
+            path.chmod(0o755 if path.is_dir() or path.suffix == ".so" else 0o644)
         archive = temporary / "archive"
         dir2zip(tree, archive, zlib.Z_BEST_COMPRESSION, _TIME)
         wheel = directory / f"{stem}-{tag}.whl"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 from kernel_builder import checks
 from kernel_builder.checks import CheckReport, ProbeProcess
@@ -26,7 +25,7 @@ from kernel_builder.pipeline.summary import BuildSummary, BuiltPackage, FailedVa
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.steps import confinement, ninja_run, provenance, recorded_sources
-from kernel_builder.steps.cache import binary_path
+from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.graph import Graph, Outcome, PlannedVariant
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
@@ -57,19 +56,6 @@ class Target:
     def path(self) -> Path:
         return self.selection.destination / self.name
 
-    def failed(self, *errors: KernelBuilderError, report: CheckReport | None = None) -> FailedVariant:
-        return self.selection.failed(self.name, *errors, report=report)
-
-
-class RebuildResult(NamedTuple):
-    """A build's packages, its failures, and the steps that ran."""
-
-    targets: Sequence[Target] = ()
-    failures: Sequence[FailedVariant] = ()
-    outcome: Outcome = Outcome()
-    # The sandbox of the `steps` and of the `load` check; None for no sandbox, or if nothing ran.
-    sandbox: Mapping[str, str | None] = {"steps": None, "load": None}
-
 
 def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | None = None) -> BuildSummary:
     """Build the requested variants of every project.
@@ -81,7 +67,8 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
     progress, cache = progress or Silent(), toolchains.cache
     checks.require_allowable(request.allow)
     selected = select(request, toolchains)
-    warnings = notices([selection.project for selection in selected.selections])
+    projects = [selection.project for selection in selected.selections]
+    warnings = notices(projects)
     for warning in warnings:
         progress.say(f"warning: {warning}")
     shared = request.shared_cache
@@ -93,33 +80,28 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
     with ExitStack() as stack:
         for destination in sorted(selection.destination for selection in selected.selections):
             stack.enter_context(_locked(destination, cache, progress))
-        planned = [
-            result for selection in selected.selections for result in _plan_targets(selection, request, toolchains)
-        ]
-        targets, unplanned = _split(planned)
+        run = _Run(request, toolchains, progress, selected.selections, list(selected.failures))
+        targets = [target for selection in selected.selections for target in run.plan(selection)]
         graph = Graph(tuple(target.planned for target in targets))
         progress.say(f"{counted(len(graph.variants), 'variant')}, {counted(len(graph.binaries), 'binary')}")
         stale = [target for target in targets if not _is_current(target.record, request)]
-        rebuilt = RebuildResult()
-        if stale or request.sandbox == "require":
-            rebuilt = _rebuild(stale, request, selected.selections, cache, progress)
-        failures = (*selected.failures, *unplanned, *rebuilt.failures)
-        failed = {(failure.project, failure.variant) for failure in failures}
-        results = {target.key: target for target in (*targets, *rebuilt.targets) if target.key not in failed}
+        rebuilt = run.rebuild(stale) if stale or request.sandbox == "require" else []
+        failed = {(failure.project, failure.variant) for failure in run.failures}
+        results = {target.key: target for target in (*targets, *rebuilt) if target.key not in failed}
         packages = tuple(_package(target, list(results.values())) for target in results.values())
     skipped = {selection.name: offered.skipped_backends(selection.project) for selection in selected.selections}
     return BuildSummary(
         packages=packages,
-        failures=failures,
+        failures=tuple(run.failures),
         unavailable=selected.unavailable,
-        skipped={name: tuple(map(str, backends)) for name, backends in skipped.items() if backends},
-        steps=rebuilt.outcome.steps,
-        compiles=rebuilt.outcome.compiles,
-        cpu_seconds=rebuilt.outcome.cpu_seconds,
-        seconds=time.monotonic() - started,
-        warnings=rebuilt.outcome.warnings,
+        skipped_backends={name: tuple(map(str, backends)) for name, backends in skipped.items() if backends},
+        steps=run.outcome.steps,
+        compiles=run.outcome.compiles,
+        cpu_seconds=round(run.outcome.cpu_seconds, 2),
+        seconds=round(time.monotonic() - started, 3),
+        warnings=run.outcome.warnings,
         notices=tuple(warnings),
-        sandbox=rebuilt.sandbox,
+        sandbox=run.sandbox,
     )
 
 
@@ -145,45 +127,6 @@ def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None
         yield
 
 
-def _split(results: Iterable[Target | FailedVariant]) -> tuple[list[Target], list[FailedVariant]]:
-    """Return the targets to go on with, and the failures."""
-    listed = list(results)
-    failures = [result for result in listed if isinstance(result, FailedVariant)]
-    return [result for result in listed if isinstance(result, Target)], failures
-
-
-def _by_project(targets: Iterable[Target]) -> list[list[Target]]:
-    return [list(group) for _, group in groupby(targets, key=lambda target: target.selection.name)]
-
-
-def _plan_targets(
-    selection: Selection, request: BuildRequest, toolchains: Toolchains
-) -> Iterator[Target | FailedVariant]:
-    """Plan the variants of a project."""
-    plans: list[PlannedVariant] = []
-    unfetched: dict[tuple[object, object], FetchError] = {}
-    for variant in selection.variants:
-        tools = (variant.backend, variant.release)
-        try:
-            if tools in unfetched:  # ask the index once for files that it does not have
-                raise unfetched[tools]
-            plans += plan([(selection.project, [variant])], toolchains).variants
-        except StoreError:  # stops the build
-            raise
-        except KernelBuilderError as error:
-            if isinstance(error, FetchError):
-                unfetched[tools] = error
-            yield selection.failed(variant.name, error)
-    sources = {name for planned in plans for name in planned.sources[recorded_sources.FILES]}
-    recorded = dict(request.provenance or provenance.provenance(selection.project, sources))
-    if request.allow:
-        recorded["allowed-checks"] = sorted(set(request.allow))
-    for planned in plans:
-        complete = replace(planned, provenance={**recorded, **planned.provenance})
-        path = selection.destination / complete.variant.name
-        yield Target(selection, complete, records.read(complete, path, toolchains.cache))
-
-
 def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bool:
     """Return whether a package matches its inputs and has passed its checks.
 
@@ -194,94 +137,115 @@ def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bo
     return record.skipped.get("load") != records.NO_LOAD and record.conditions == records.load_conditions()
 
 
-def _rebuild(
-    targets: Sequence[Target],
-    request: BuildRequest,
-    selections: tuple[Selection, ...],
-    cache: Path,
-    progress: Progress,
-) -> RebuildResult:
-    """Build the packages of some targets, and publish those that pass their checks, all of a project in one step."""
-    sandbox = confinement.for_steps(request.sandbox, [target.planned for target in targets], progress)
-    with ProbeProcess(confinement=sandbox) as probe:
-        checker = _Checker(request, progress, probe, selections)
-
-        def start_probe() -> None:
-            if request.load and any(may_load(target.planned.variant) for target in targets):
-                probe.start()
-
-        outcome = ninja_run.run(
-            Graph(tuple(target.planned for target in targets)),
-            cache,
-            jobs=request.jobs or ninja_run.default_jobs(),
-            shared=request.shared_cache,
-            confinement=sandbox,
-            progress=progress,
-            idle=start_probe,  # imports Torch beside the last steps, and not if they fail
-        )
-        linked, unlinked = _split(_link_result(target, outcome) for target in targets)
-        if linked:
-            start_probe()
-        packaged, refused = _split(
-            result for project in _by_project(linked) for result in _publish(project, cache, checker)
-        )
-    return RebuildResult(packaged, (*unlinked, *refused), outcome, sandbox.described())
-
-
-def _link_result(target: Target, outcome: Outcome) -> Target | FailedVariant:
-    errors = outcome.errors_of(target.planned.binary) if target.planned.binary else []
-    return target.failed(*errors) if errors else target
-
-
-def _publish(targets: Sequence[Target], cache: Path, checker: _Checker) -> list[Target | FailedVariant]:
-    """Assemble and check packages of one project, and publish those that pass."""
-    selection = targets[0].selection
-    results: list[Target | FailedVariant] = list(targets)
-    try:
-        with staging(selection.destination) as staged:
-            assembled, failures = _split(_assembled(target, cache, staged) for target in targets)
-            results = [*failures, *checker.packages(assembled, staged)]
-            passed, _ = _split(results)
-            names = [target.name for target in passed]
-            for path in [path for path in staged.iterdir() if path.name not in names]:
-                # Without a sandbox, a package can also write beside itself when it is loaded.
-                files.remove_tree(path)
-            if passed:
-                foreign_files.check_replaced(selection.destination, names)  # may have changed since the selection
-                is_whole = not (checker.request.variants or checker.request.backends)
-                publish(staged, selection.destination, outdated=selection.outdated() if is_whole else [])
-    except StoreError:  # stops the build
-        raise
-    except KernelBuilderError as error:
-        return [result.failed(error) if isinstance(result, Target) else result for result in results]
-    for target in passed:
-        assert target.record
-        records.write(target.planned, target.record, cache)
-    return results
-
-
-def _assembled(target: Target, cache: Path, staged: Path) -> Target | FailedVariant:
-    binary = target.planned.binary
-    try:
-        assemble(target.planned, binary_path(cache, binary) if binary else None, staged / target.name)
-    except KernelBuilderError as error:
-        return target.failed(error)
-    return target
-
-
-@dataclass(frozen=True)
-class _Checker:
-    """The checks of one build's packages."""
+@dataclass
+class _Run:
+    """One build, and its failures so far. Each step returns the targets to go on with."""
 
     request: BuildRequest
+    toolchains: Toolchains
     progress: Progress
-    probe: ProbeProcess
     selections: tuple[Selection, ...]
+    failures: list[FailedVariant]
+    outcome: Outcome = field(default_factory=Outcome)
+    # The sandbox of the `steps` and of the `load` check; None for no sandbox, or if nothing ran.
+    sandbox: Mapping[str, str | None] = field(default_factory=lambda: {"steps": None, "load": None})
 
-    def packages(self, targets: Sequence[Target], staged: Path) -> list[Target | FailedVariant]:
-        """Run all checks on the staged packages of a project."""
-        if not targets:
+    def fail(self, target: Target, *errors: KernelBuilderError, report: CheckReport | None = None) -> None:
+        self.failures.append(target.selection.failed(target.name, *errors, report=report))
+
+    def plan(self, selection: Selection) -> list[Target]:
+        """Plan the variants of a project."""
+        plans: list[PlannedVariant] = []
+        unfetched: dict[tuple[object, object], FetchError] = {}
+        for variant in selection.variants:
+            tools = (variant.backend, variant.release)
+            try:
+                if tools in unfetched:  # ask the index once for files that it does not have
+                    raise unfetched[tools]
+                plans += plan([(selection.project, [variant])], self.toolchains).variants
+            except StoreError:  # stops the build
+                raise
+            except KernelBuilderError as error:
+                if isinstance(error, FetchError):
+                    unfetched[tools] = error
+                self.failures.append(selection.failed(variant.name, error))
+        sources = {name for planned in plans for name in planned.sources[recorded_sources.FILES]}
+        recorded = dict(self.request.provenance or provenance.provenance(selection.project, sources))
+        if self.request.allow:
+            recorded["allowed-checks"] = sorted(set(self.request.allow))
+        complete = [replace(planned, provenance={**recorded, **planned.provenance}) for planned in plans]
+        places = [selection.destination / planned.variant.name for planned in complete]
+        return [
+            Target(selection, planned, records.read(planned, path, self.toolchains.cache))
+            for planned, path in zip(complete, places, strict=True)
+        ]
+
+    def rebuild(self, targets: Sequence[Target]) -> list[Target]:
+        """Build packages, and publish those that pass their checks, all of a project in one step."""
+        sandbox = confinement.for_steps(self.request.sandbox, [target.planned for target in targets], self.progress)
+        self.sandbox = sandbox.described()
+        with ProbeProcess(confinement=sandbox) as probe:
+
+            def start_probe() -> None:
+                if self.request.load and any(may_load(target.planned.variant) for target in targets):
+                    probe.start()
+
+            self.outcome = ninja_run.run(
+                Graph(tuple(target.planned for target in targets)),
+                self.toolchains.cache,
+                jobs=self.request.jobs or ninja_run.default_jobs(),
+                shared=self.request.shared_cache,
+                confinement=sandbox,
+                progress=self.progress,
+                idle=start_probe,  # imports Torch beside the last steps, and not if they fail
+            )
+            linked = []
+            for target in targets:
+                if errors := self.outcome.errors_of(target.planned.binary) if target.planned.binary else []:
+                    self.fail(target, *errors)
+                else:
+                    linked.append(target)
+            if linked:
+                start_probe()
+            by_project = [list(group) for _, group in groupby(linked, key=lambda target: target.selection.name)]
+            return [target for project in by_project for target in self.publish(project, probe)]
+
+    def publish(self, targets: Sequence[Target], probe: ProbeProcess) -> list[Target]:
+        """Assemble and check packages of one project, and publish those that pass."""
+        selection, cache = targets[0].selection, self.toolchains.cache
+        passed = list(targets)
+        try:
+            with staging(selection.destination) as staged:
+                for target in targets:
+                    binary = target.planned.binary
+                    try:
+                        output = output_path(cache, binary) if binary else None
+                        assemble(target.planned, output, staged / target.name)
+                    except KernelBuilderError as error:
+                        self.fail(target, error)
+                        passed.remove(target)
+                passed = self.check(passed, staged, probe) if passed else []
+                names = [target.name for target in passed]
+                for path in [path for path in staged.iterdir() if path.name not in names]:
+                    # Without a sandbox, a package can also write beside itself when it is loaded.
+                    files.remove_tree(path)
+                if passed:
+                    foreign_files.check_replaced(selection.destination, names)  # may have changed since the selection
+                    is_whole = not (self.request.variants or self.request.backends)
+                    publish(staged, selection.destination, outdated=selection.outdated() if is_whole else [])
+        except StoreError:  # stops the build
+            raise
+        except KernelBuilderError as error:
+            for target in passed:
+                self.fail(target, error)
             return []
+        for target in passed:
+            assert target.record
+            records.write(target.planned, target.record, cache)
+        return passed
+
+    def check(self, targets: Sequence[Target], staged: Path, probe: ProbeProcess) -> list[Target]:
+        """Run all checks on the staged packages of a project."""
         selection = targets[0].selection
         paths = [staged / target.name for target in targets]
         before = [contents(path) for path in paths]
@@ -291,40 +255,40 @@ class _Checker:
             load=self.request.load,
             allow=self.request.allow,
             project=selection.project,
-            loaders=checks.Loaders(self.probe, others=others),
+            loaders=checks.Loaders(probe, others=others),
         )
-        reports, failures, intact = [], [], []
+        reports = []
         for number, target in enumerate(targets, 1):
             title = f"checking {selection.name} {target.name}"
             self.progress.advance("checking", number, len(targets), detail=title)
             reports.append(next(checked))
+        intact = []
         for target, path, content, report in zip(targets, paths, before, reports, strict=True):
             # Loading a package runs its code, which can write to it.
-            if is_unchanged(path, content) and not self.probe.has_changed(path):
-                intact.append(replace(target, report=report, record=self._record(target, content[0], report)))
+            if is_unchanged(path, content) and not probe.has_changed(path):
+                # The conditions do not cover the kernels of the Hub's cache that a package may depend on.
+                needs_others = report.package.metadata and report.package.metadata.kernel_depends
+                conditions = None if needs_others else records.load_conditions()
+                sandbox = probe.confinement.described()
+                record = records.CheckRecord(content[0], report.passed, report.skipped, conditions, sandbox)
+                intact.append(replace(target, report=report, record=record))
                 continue
             error = PackageError(
                 f"the files of {target.name} changed while it was checked",
                 where=str(selection.project.root),
                 hint="its Python must not write into its own directory when it is imported",
             )
-            failures.append(target.failed(error))
-        return [*failures, *_passing(intact, [target.report for target in intact if target.report])]
-
-    def _record(self, target: Target, tree: str, report: CheckReport) -> records.CheckRecord:
-        # The conditions do not cover the kernels of the Hub's cache that a package may depend on.
-        needs_others = report.package.metadata and report.package.metadata.kernel_depends
-        conditions = None if needs_others else records.load_conditions()
-        sandbox = self.probe.confinement.described()
-        return records.CheckRecord(tree, report.passed, report.skipped, conditions, sandbox)
+            self.fail(target, error)
+        refused = {target.name: target.report for target in intact if target.report and not target.report.ok}
+        if refused:
+            refusal = _refusal(selection, refused, len(intact))
+            for target in (target for target in intact if target.name in refused):
+                self.fail(target, refusal, report=target.report)
+        return [target for target in intact if target.name not in refused]
 
 
-def _passing(targets: Sequence[Target], reports: Sequence[CheckReport]) -> list[Target | FailedVariant]:
-    """Return the variants of a project that pass their checks, and failures with one error for all others."""
-    refused = {target.name: report for target, report in zip(targets, reports, strict=True) if not report.ok}
-    if not refused:
-        return list(targets)
-    selection = targets[0].selection
+def _refusal(selection: Selection, refused: Mapping[str, CheckReport], number: int) -> CheckError:
+    """Return one error for the packages of a project, of so many, that do not pass their checks."""
     kept = sum((selection.destination / name).exists() for name in refused)
     state = f"{counted(kept, 'earlier package')} unchanged" if kept else "no refused package is"
     names = {finding.check for report in refused.values() for finding in report.findings if finding.severity == "error"}
@@ -333,15 +297,12 @@ def _passing(targets: Sequence[Target], reports: Sequence[CheckReport]) -> list[
         advice = f"correct the project, or turn its errors into warnings by {options}"
     else:
         advice = "correct the project, and build again"
-    error = CheckError(
-        f"checks refuse {len(refused)} of {counted(len(reports), 'package')} ({', '.join(sorted(names))}):\n  "
+    return CheckError(
+        f"checks refuse {len(refused)} of {counted(number, 'package')} ({', '.join(sorted(names))}):\n  "
         + "\n  ".join(checks_summary.lines(refused, "error", "`--json` lists all")),
         where=str(selection.project.root),
         hint=f"{state} in {selection.destination}; {advice}",
     )
-    return [
-        target.failed(error, report=refused[target.name]) if target.name in refused else target for target in targets
-    ]
 
 
 def _package(target: Target, targets: Sequence[Target]) -> BuiltPackage:
@@ -353,15 +314,15 @@ def _package(target: Target, targets: Sequence[Target]) -> BuiltPackage:
         path=target.path,
         module=planned.module,
         status="built" if target.report else "unchanged",
-        shares=tuple(
+        shares_binary_with=tuple(
             other.name
             for other in targets
             if planned.binary and other.planned.binary and other.planned.binary.key == planned.binary.key
             if other.key != target.key
         ),
-        size=sum(file.stat().st_size for file in target.path.rglob("*") if file.is_file()),
-        passed=record.passed,
-        skipped=record.skipped,
+        bytes=sum(file.stat().st_size for file in target.path.rglob("*") if file.is_file()),
+        passed_checks=record.passed,
+        skipped_checks=record.skipped,
         sandbox=record.sandbox,
-        report=target.report,
+        checks=target.report,
     )

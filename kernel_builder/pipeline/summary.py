@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kernel_builder.checks import CheckReport
+from kernel_builder.json_value import by_field
 from kernel_builder.steps.buildable import UnavailableVariant
 from kernel_format.errors import BuildError, KernelBuilderError, SeveralErrors
 
@@ -21,30 +22,14 @@ class BuiltPackage:
     path: Path
     module: str
     status: str  # `built`, or `unchanged` if the package existed
-    shares: tuple[str, ...]  # the other variants of this build with the same binary
-    size: int  # bytes of all files
-    passed: tuple[str, ...]  # the checks that passed, in this build or in the earlier one that built the package
-    skipped: Mapping[str, str]  # skipped check -> reason
+    shares_binary_with: tuple[str, ...]  # the other variants of this build with the same binary
+    bytes: int  # of all files
+    passed_checks: tuple[str, ...]  # the checks that passed, in this build or in the earlier one that built the package
+    skipped_checks: Mapping[str, str]  # skipped check -> reason
     # The sandbox of the `steps` and of the `load` check of the build that built the package; None for no sandbox. Steps
     # whose outputs are in the cache do not run.
     sandbox: Mapping[str, str | None]
-    report: CheckReport | None  # the check results; None for an unchanged package, which an earlier build checked
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the package as `--json` prints it."""
-        return {
-            "project": self.project,
-            "variant": self.variant,
-            "path": str(self.path),
-            "module": self.module,
-            "status": self.status,
-            "shares-binary-with": list(self.shares),
-            "bytes": self.size,
-            "passed-checks": list(self.passed),
-            "skipped-checks": dict(self.skipped),
-            "sandbox": dict(self.sandbox),
-            "checks": self.report.as_dict() if self.report else None,
-        }
+    checks: CheckReport | None  # the results; None for an unchanged package, which an earlier build checked
 
 
 @dataclass(frozen=True)
@@ -54,18 +39,8 @@ class FailedVariant:
     project: str  # the project's name, or its directory if `build.toml` cannot be read
     variant: str | None  # none if the project as a whole failed
     errors: tuple[KernelBuilderError, ...]  # the reasons; variants that fail alike have equal errors
-    report: CheckReport | None = None  # the check results, if checks failed
+    checks: CheckReport | None = None  # the results, if checks failed
     outdated: bool = False  # whether the destination has the package of an earlier build
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the failure as `--json` prints it."""
-        return {
-            "project": self.project,
-            "variant": self.variant,
-            "errors": [error.as_dict() for error in self.errors],
-            "checks": self.report.as_dict() if self.report else None,
-            "outdated": self.outdated,
-        }
 
 
 @dataclass(frozen=True)
@@ -76,7 +51,7 @@ class BuildSummary:
     failures: tuple[FailedVariant, ...]
     # Variants that this machine cannot build; an empty variant name stands for the whole project.
     unavailable: tuple[UnavailableVariant, ...]
-    skipped: Mapping[str, tuple[str, ...]]  # project name -> valid backends that the builder does not compile for
+    skipped_backends: Mapping[str, tuple[str, ...]]  # project name -> backends that are not compiled for
     steps: int  # number of steps that ran
     compiles: int  # number of compile steps among them
     cpu_seconds: float  # processor time of the compilers
@@ -110,17 +85,4 @@ class BuildSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as `--json` prints it; after a failure, with the keys of an error."""
-        return {
-            **(self.error.as_dict() if self.error else {}),
-            "packages": [built.as_dict() for built in self.packages],
-            "failures": [failed.as_dict() for failed in self.failures],
-            "unavailable": [asdict(variant) for variant in self.unavailable],
-            "skipped-backends": {name: list(backends) for name, backends in self.skipped.items()},
-            "steps": self.steps,
-            "compiles": self.compiles,
-            "cpu-seconds": round(self.cpu_seconds, 2),
-            "seconds": round(self.seconds, 3),
-            "warnings": dict(self.warnings),
-            "notices": list(self.notices),
-            "sandbox": dict(self.sandbox),
-        }
+        return {**(self.error.as_dict() if self.error else {}), **by_field(self)}

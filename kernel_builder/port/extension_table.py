@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config import compiler_flags, kernel_sources, known_backends
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel
 from kernel_builder.port.setup_runs import SetupRun
+from kernel_builder.steps import include_scan
 from kernel_format.errors import ConfigError
 
 SOURCES = (".cc", ".cpp", ".cxx", ".cu")
 _HEADERS = tuple(HEADER_SUFFIXES)
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 # Options that the builder sets itself, or that only concern one machine's build.
 _OWN_FLAGS = re.compile(
     r"-O[23]|-fPIC|-t[ \d]*|--threads([= ].*)?|-v|-w|-s|--ptxas-options=-v|-DTORCH_(EXTENSION_NAME|API_INCLUDE).*"
@@ -39,10 +39,14 @@ _WITHOUT_KEY = {
 
 @dataclass(frozen=True)
 class Remark:
-    """A line of setup.py and a message about it."""
+    """A message about a line of a file, by default of setup.py."""
 
     line: int
     text: str
+    path: str = "setup.py"
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -113,13 +117,12 @@ class TableReader:
             self._capabilities.setdefault(number.replace(".", ""), bool(ptx))
         if self._own:
             self._leave_out(f"{', '.join(self._own)}: set by the builder, or without effect on the binary")
-        headers = _headers(self.root, src, include)
         return PortedExtension(
             name=_kernel_name(name),
             backend=self.backend,
             line=self.line,
             src=src,
-            headers=tuple(sorted(path for path in headers if path.endswith(_HEADERS))),
+            headers=tuple(sorted({path for source in src for path in self._headers(source, include)})),
             include=tuple(dict.fromkeys(include)),
             cxx_flags=cxx,
             cuda_flags=nvcc,
@@ -154,6 +157,15 @@ class TableReader:
             elif not path.endswith((*SOURCES, *_HEADERS)):
                 self._leave_out(f"sources: {path!r} is not a C++ or CUDA source")
         return tuple(path for path in listed if path.endswith(SOURCES))
+
+    def _headers(self, source: str, include: Sequence[str]) -> Iterator[str]:
+        """Yield the project's headers that a source includes, directly or through others."""
+        try:
+            reached = include_scan.scan(self.root, source, (*include, "csrc")).files
+        except ConfigError as error:
+            self._leave_out(f"sources: {error}")
+            return
+        yield from (path for path, _ in reached if path.endswith(_HEADERS))
 
     def _paths(self, key: str, value: Any, exists: Any) -> Iterator[str]:
         """Yield the existing paths of a value, relative to the project."""
@@ -232,21 +244,3 @@ def _kernel_name(module: str) -> str:
     """Return a name for messages: `scatter` for `torch_scatter.scatter`, and `xformers_C` for `xformers._C`."""
     last = module.rpartition(".")[2].strip("_")
     return re.sub(r"\W+", "_", last if len(last) > 1 else module.replace("._", ".")).strip("_") or "extension"
-
-
-def _headers(root: Path, src: Iterable[str], include: Sequence[str]) -> set[str]:
-    """Return the project's files that sources include, directly or through others."""
-    included: set[str] = set()
-    waiting = list(src)
-    while waiting:
-        current = waiting.pop()
-        for name in _INCLUDE.findall((root / current).read_bytes()):
-            for directory in (str(Path(current).parent), *include, "csrc"):
-                path = posixpath.normpath(posixpath.join(directory, name.decode(errors="replace")))
-                if path.startswith("..") or posixpath.isabs(path) or not (root / path).is_file():
-                    continue
-                if path not in included:
-                    included.add(path)
-                    waiting.append(path)
-                break
-    return included - set(src)

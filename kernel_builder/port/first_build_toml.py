@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kernel_builder import toml_file
 from kernel_builder.config import build_toml
 from kernel_builder.config.project import distribution_name, python_name
 from kernel_builder.config.project_files import submodules
+from kernel_builder.json_value import by_field
 from kernel_builder.port.extension_table import PortedExtension, Remark, TableReader
 from kernel_builder.port.setup_runs import SetupRun, run_setup
 from kernel_builder.steps.confinement import SandboxMode
@@ -43,15 +44,6 @@ _INCLUDED_SOURCE = re.compile(rb'#[ \t]*include[ \t]*"([^"\n]+\.(?:cc|cpp|cxx|c|
 
 
 @dataclass(frozen=True)
-class SourceRemark:
-    """A line of a source, and its necessary change."""
-
-    path: str
-    line: int
-    text: str
-
-
-@dataclass(frozen=True)
 class Port:
     """A first `build.toml`, and its gaps.
 
@@ -72,13 +64,12 @@ class Port:
     failed: tuple[str, ...]
     left_out: tuple[Remark, ...]
     assumed: tuple[Remark, ...]
-    rewrites: tuple[SourceRemark, ...]
+    rewrites: tuple[Remark, ...]
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as `--json` prints it."""
-        plain = {key.replace("_", "-"): value for key, value in asdict(self).items()}
-        return {**plain, "directory": str(self.directory)}
+        return {key.replace("_", "-"): value for key, value in by_field(self, "_").items()}
 
     def write(self) -> list[str]:
         """Write the files, all or none; return their names."""
@@ -103,14 +94,7 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
     runs = run_setup(setup, words, sandbox)
     root = setup.resolve().parent
     failed = tuple(f"as on {run.machine.title}: {setup.name} ends at {run.error}" for run in runs if run.error)
-    left_out = [
-        *(Remark(0, f"the extension {name} is not of setuptools or Torch") for run in runs for name in run.others),
-        *(
-            Remark(0, f"cmdclass {name!r} is a class of the project and is not run")
-            for r in runs
-            for name in r.commands
-        ),
-    ]
+    left_out = [Remark(*entry) for run in runs for entry in run.left_out]
     kernels: list[PortedExtension] = []
     for (run, extension), backend, has_other in _chosen(runs, left_out):
         reader = TableReader(root, run, extension, backend, has_other=has_other)
@@ -124,10 +108,7 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
     for kernel in (kernel for kernel in kernels if kernel.stable_abi and kernel.backend not in stable):
         text = f"TORCH_TARGET_VERSION differs between the extensions for {kernel.backend}: {kernel.stable_abi} here"
         left_out.append(Remark(kernel.line, text))
-    absent = [f"{module} is not installed here; a placeholder replaces it" for run in runs for module in run.absent]
-    assumed = _distinct(
-        [*(Remark(0, text) for text in absent), *(Remark(*entry) for run in runs for entry in run.remarks)]
-    )
+    assumed = _distinct(Remark(*entry) for run in runs for entry in run.assumed)
     if not kernels:
         reasons = dict.fromkeys([*failed, *(f"line {entry.line}: {entry.text}" for entry in (*left_out, *assumed))])
         raise ConfigError(
@@ -161,7 +142,7 @@ def _chosen(runs: Sequence[SetupRun], left_out: list[Remark]) -> list[tuple[_Dec
     Arguments that depend on the machine are added to `left_out` where the chosen run does not have them.
     """
     chosen = []
-    with_gpu, without_gpu, cpu = (_declared(run, left_out) for run in runs)
+    with_gpu, without_gpu, cpu = map(_numbered, runs)
     for key in dict.fromkeys([*with_gpu, *without_gpu, *cpu]):
         # Scripts ask a GPU for its capability, so a machine without one has the arguments for all.
         found = [
@@ -181,18 +162,12 @@ def _chosen(runs: Sequence[SetupRun], left_out: list[Remark]) -> list[tuple[_Dec
     return sorted(chosen, key=lambda entry: entry[1] == "cpu")
 
 
-def _declared(run: SetupRun, left_out: list[Remark]) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """Return the extensions of a run that are for CUDA or the CPU, by their name and its number."""
+def _numbered(run: SetupRun) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """Return the extensions of a run by their name and its number."""
     extensions: dict[tuple[str, int], Mapping[str, Any]] = {}
-    has_setup = any(extension["declared"] for extension in run.extensions)
     for extension in run.extensions:
         name = str(extension["arguments"]["name"])
-        if extension["kind"] == "xpu":
-            left_out.append(Remark(extension["line"], f"the extension {name!r} is for XPU: the builder compiles none"))
-        elif has_setup and not extension["declared"]:
-            left_out.append(Remark(extension["line"], f"the extension {name!r} is not in ext_modules"))
-        else:
-            extensions[name, sum(key[0] == name for key in extensions)] = extension
+        extensions[name, sum(key[0] == name for key in extensions)] = extension
     return extensions
 
 
@@ -277,29 +252,22 @@ def _render(
     kernels: Sequence[PortedExtension],
     left_out: Sequence[Remark],
 ) -> str:
-    document = tomlkit.document()
-    document.add(tomlkit.comment("Written by `kernel-builder port` from setup.py. The next steps are in docs/port.md."))
-    if left_out:
-        document.add(tomlkit.comment("Not carried over:"))
-    for remark in _distinct(left_out):
-        document.add(tomlkit.comment(f"  setup.py:{remark.line}: {' '.join(remark.text.split())[:140]}"))
-    backends = list(dict.fromkeys(kernel.backend for kernel in kernels))
-    general = tomlkit.table()
-    general.update({"name": name, "version": 1, "edition": 6, "license": license or "other", "backends": backends})
+    lines = ["Written by `kernel-builder port` from setup.py. The next steps are in docs/port.md."]
+    lines += ["Not carried over:"] if left_out else []
+    lines += [f"  {str(remark)[:160]}" for remark in _distinct(left_out)]
+    general: dict[str, Any] = {"name": name, "version": 1, "edition": 6, "license": license or "other"}
+    general["backends"] = list(dict.fromkeys(kernel.backend for kernel in kernels))
     if python_depends:
-        general.add("python-depends", list(python_depends))
-    document.add("general", general)
+        general["python-depends"] = list(python_depends)
     if repo_id:
-        general.add("hub", tomlkit.item({"repo-id": repo_id}))
-    framework = tomlkit.table()
-    if stable := _stable_abi(kernels):
-        framework.add("stable-abi", stable)
-    document.add("torch", framework)
-    tables = tomlkit.table(is_super_table=True)
-    for table_name, kernel in _distinctly_named(kernels):
-        tables.add(table_name, _table(kernel))
-    document.add("kernel", tables)
-    return tomlkit.dumps(document)
+        general["hub"] = {"repo-id": repo_id}
+    stable = _stable_abi(kernels)
+    document = {
+        "general": general,
+        "torch": {"stable-abi": stable} if stable else {},
+        "kernel": {table_name: _table(kernel) for table_name, kernel in _distinctly_named(kernels)},
+    }
+    return "".join(f"# {' '.join(line.split())}\n" for line in lines) + tomlkit.dumps(document)
 
 
 def _stable_abi(kernels: Iterable[PortedExtension]) -> dict[str, str]:
@@ -312,9 +280,8 @@ def _stable_abi(kernels: Iterable[PortedExtension]) -> dict[str, str]:
     }
 
 
-def _table(kernel: PortedExtension) -> Any:
-    table = tomlkit.table()
-    table.update({"language": f"cpp-{kernel.backend}", "depends": ["torch"]})
+def _table(kernel: PortedExtension) -> dict[str, Any]:
+    table: dict[str, Any] = {"language": f"cpp-{kernel.backend}", "depends": ["torch"]}
     lists = {
         "include": kernel.include,
         "src": (*kernel.src, *kernel.headers),
@@ -324,23 +291,23 @@ def _table(kernel: PortedExtension) -> Any:
     }
     for key, values in lists.items():
         if values:
-            array = tomlkit.array()
-            array.extend(values)
-            table.add(key, array.multiline(sum(map(len, values)) > 80))
+            table[key] = tomlkit.array()
+            table[key].extend(values)
+            table[key].multiline(sum(map(len, values)) > 80)
     return table
 
 
-def _rewrites(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[SourceRemark]:
+def _rewrites(root: Path, kernels: Sequence[PortedExtension]) -> Iterator[Remark]:
     """Yield the lines of sources and headers that have to change."""
     for path in dict.fromkeys(path for kernel in kernels for path in (*kernel.src, *kernel.headers)):
         content = (root / path).read_bytes()
         for pattern, text in _REWRITES:
             for match in re.finditer(pattern, content, re.MULTILINE):
-                yield SourceRemark(path, content.count(b"\n", 0, match.start() + 1) + 1, text)
+                yield Remark(content.count(b"\n", 0, match.start() + 1) + 1, text, path)
         for name in _INCLUDED_SOURCE.findall(content):
             number = content.count(b"\n", 0, content.index(name)) + 1
             text = f"includes {name.decode(errors='replace')}: rename it to .inl or .h, and list it in `src`"
-            yield SourceRemark(path, number, text)
+            yield Remark(number, text, path)
 
 
 def _python_depends(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -283,22 +283,36 @@ def main() -> None:
     listed = settings.pop("ext_modules", None) or []
     declared = listed if isinstance(listed, (list, tuple)) else [listed]
     commands = settings.pop("cmdclass", None) or {}
+    left_out = [
+        (0, f"the extension {getattr(entry, 'name', entry)} is not of setuptools or Torch")
+        for entry in declared
+        if not isinstance(entry, Extension)
+    ]
+    left_out += [
+        (0, f"cmdclass {name!r} is a class of the project and is not run")
+        for name, command in commands.items()
+        if isinstance(command, type)
+    ]
+    in_setup = [extension for extension in extensions if any(extension is entry for entry in declared)]
+    kept = []
+    for extension in extensions:
+        arguments = plain({name: value for name, value in vars(extension).items() if name[0] != "_"})
+        if extension._kind == "xpu":
+            reason = "is for XPU: the builder compiles none"
+        elif in_setup and extension not in in_setup:
+            reason = "is not in ext_modules"
+        else:
+            kept.append({"line": extension._line, "kind": extension._kind, "arguments": arguments})
+            continue
+        left_out.append((extension._line, f"the extension {str(arguments['name'])!r} {reason}"))
     record = {
         "error": error,
         "settings": plain(settings),
         "architectures": os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
-        "extensions": [
-            {
-                "line": extension._line,
-                "kind": extension._kind,
-                "declared": any(extension is entry for entry in declared),
-                "arguments": plain({name: value for name, value in vars(extension).items() if name[0] != "_"}),
-            }
-            for extension in extensions
-        ],
-        "others": [str(getattr(entry, "name", entry)) for entry in declared if not isinstance(entry, Extension)],
-        "commands": [name for name, command in commands.items() if isinstance(command, type)],
-        "remarks": list(remarks),
+        "extensions": kept,
+        "left_out": left_out,
+        "assumed": [(0, f"{name} is not installed here; a placeholder replaces it") for name in environment["absent"]]
+        + list(remarks),
     }
     os.write(out, json.dumps(record).encode())
     os._exit(0)

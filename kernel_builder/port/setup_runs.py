@@ -57,22 +57,19 @@ class SetupRun:
 
     Attributes:
         error: The exception that ended the script, with its line; None for none.
-        absent: Modules that are not installed here and had placeholders.
         root: The directory of the script in the sandbox.
         home: The directory of the CUDA toolkit and of Torch in the sandbox.
     """
 
     machine: Machine
     error: str | None
-    absent: tuple[str, ...]
     root: str
     home: str
     settings: Mapping[str, Any]
     architectures: str
     extensions: Sequence[Mapping[str, Any]]
-    others: Sequence[str]
-    commands: Sequence[str]
-    remarks: Sequence[tuple[int, str]]
+    left_out: Sequence[tuple[int, str]]
+    assumed: Sequence[tuple[int, str]]
 
 
 def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "require") -> list[SetupRun]:
@@ -150,7 +147,7 @@ def _run(
         if missing is None or missing[1] in absent:
             break
         absent.append(missing[1])
-    return SetupRun(machine, absent=tuple(absent), root=request["root"], home=home, **record)
+    return SetupRun(machine, root=request["root"], home=home, **record)
 
 
 def _record(command: Sequence[str], environment: Mapping[str, str], scratch: Path) -> dict[str, Any]:
@@ -171,5 +168,4 @@ def _record(command: Sequence[str], environment: Mapping[str, str], scratch: Pat
         error = f"line 0: the process ended with status {done.returncode}" + (f": {lines[-1]}" if lines else "")
     except subprocess.TimeoutExpired:
         error = f"line 0: no result after {_SECONDS} s"
-    nothing = dict.fromkeys(("extensions", "others", "commands", "remarks"), ())
-    return {"error": error, "settings": {}, "architectures": "", **nothing}
+    return {"error": error, "settings": {}, "architectures": "", "extensions": (), "left_out": (), "assumed": ()}

@@ -11,9 +11,9 @@ from kernel_builder.config import kernel_sources, known_backends, matrix, offere
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
 from kernel_builder.plural import listed
-from kernel_builder.steps import commands, crates
-from kernel_builder.toolchain import Toolchains
-from kernel_format.errors import VariantError
+from kernel_builder.steps import crates
+from kernel_builder.toolchain import Toolchains, components
+from kernel_format.errors import ToolchainError, VariantError
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,18 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
     # A missing header library comes first: another CUDA toolkit does not help.
     if missing := missing_dependency(project, variant.backend, toolchains):
         return missing
-    if unusable := toolchains.host_obstacle(variant.platform):
-        return unusable
+    if variant.platform != this_platform():  # without one for this platform, the build is an error
+        try:
+            toolchains.host(variant.platform)
+        except ToolchainError as error:
+            return Obstacle(f"this machine has no compiler for {variant.platform}: {error}", error.hint or "")
     kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
     if any(kernel.cargo_manifest for kernel in kernels) and (unusable := crates.obstacle(variant)):
         return unusable
     backend = backends.compiled(variant.backend)
     unusable = backend.obstacle(toolchains, variant.release)
     if unusable is None and isinstance(variant.framework, TvmFfiAbi):
-        headers = toolchains.component_obstacle(commands.tvm_ffi_headers(variant.framework))
+        headers = toolchains.component_obstacle(components.tvm_ffi_headers(variant.framework))
         return headers or backend.obstacle_without_torch(toolchains, variant.release)
     return unusable
 

@@ -1,7 +1,7 @@
 """The builder's cache of objects and binaries, and the directory in which a build works.
 
-Outputs are named by content. An output takes its name by a rename, when it is whole. Its digest is beside it, so that
-an output which a crash or a bad disk damages later is built again.
+Outputs are named by content. An output takes its name when it is whole. Its digest is beside it, so that an output
+which a crash or a bad disk damages later is built again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,12 @@ from kernel_format.files import debugging, discard, locked, remove_tree, write_a
 
 # Outputs that no build has used for this long are removed; they can be built again.
 _KEEP_SECONDS = 30 * 24 * 3600
-_KEPT_LOGS = 100
 
 
-def object_path(cache: Path, step: CompileStep) -> Path:
-    """Return where the object of a compile step is kept."""
-    return cache / "objects" / step.key[:2] / f"{step.key}.o"
-
-
-def binary_path(cache: Path, binary: Binary) -> Path:
-    """Return where a linked binary is kept."""
-    return cache / "binaries" / binary.key[:2] / f"{binary.key}.so"
+def output_path(cache: Path, step: CompileStep | Binary) -> Path:
+    """Return where the object or the binary of a step is kept."""
+    folder, suffix = ("objects", "o") if isinstance(step, CompileStep) else ("binaries", "so")
+    return cache / folder / step.key[:2] / f"{step.key}.{suffix}"
 
 
 def digest_path(output: Path) -> Path:
@@ -41,41 +36,23 @@ def digest_path(output: Path) -> Path:
 
 
 def put(file: Path, output: Path) -> None:
-    """Move a whole file into the cache."""
+    """Copy a whole file into the cache."""
+    _store(file.read_bytes(), output)
+
+
+def _store(content: bytes, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(digest_path(output), hashlib.sha256(file.read_bytes()).hexdigest())
-    file.replace(output)
-
-
-def _has(output: Path) -> bool:
-    """Return whether the cache has an output. Removes a damaged one, which a crash or a bad disk can leave."""
-    try:
-        content = output.read_bytes()
-    except FileNotFoundError:
-        return False
-    try:
-        whole = digest_path(output).read_text().split()[:1] == [hashlib.sha256(content).hexdigest()]
-    except FileNotFoundError:
-        whole = False
-    if not whole:
-        output.unlink(missing_ok=True)
-    return whole
-
-
-def _copied(shared: Path, output: Path) -> bool:
-    """Copy an output of the shared cache, and return whether that has it with the right digest."""
-    if not shared.is_file() or not digest_path(shared).is_file():
-        return False
-    try:
-        content, expected = shared.read_bytes(), digest_path(shared).read_text().split()[:1]
-    except (OSError, UnicodeDecodeError):
-        return False
-    if expected != [hashlib.sha256(content).hexdigest()]:
-        return False
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(digest_path(output), expected[0])
+    write_atomically(digest_path(output), hashlib.sha256(content).hexdigest())
     write_atomically(output, content)
-    return True
+
+
+def _read(output: Path) -> bytes | None:
+    """Return an output; None if it is missing, or damaged by a crash or a bad disk."""
+    try:
+        content, expected = output.read_bytes(), digest_path(output).read_text().split()[:1]
+    except (OSError, UnicodeDecodeError):
+        return None
+    return content if expected == [hashlib.sha256(content).hexdigest()] else None
 
 
 def missing(graph: Graph, cache: Path, shared: Path | None = None) -> tuple[list[CompileStep], list[Binary]]:
@@ -85,12 +62,18 @@ def missing(graph: Graph, cache: Path, shared: Path | None = None) -> tuple[list
         shared: A second cache, which is only read. Its outputs are copied into the cache.
     """
 
-    def has(output: Path) -> bool:
-        return _has(output) or (shared is not None and _copied(shared / output.relative_to(cache), output))
+    def has(step: CompileStep | Binary) -> bool:
+        output = output_path(cache, step)
+        if _read(output) is not None:
+            return True
+        content = _read(output_path(shared, step)) if shared else None
+        if content is not None:
+            _store(content, output)
+        return content is not None
 
-    binaries = [binary for binary in graph.binaries if not has(binary_path(cache, binary))]
+    binaries = [binary for binary in graph.binaries if not has(binary)]
     needed = {step.key: step for binary in binaries for step in binary.objects}
-    return [step for step in needed.values() if not has(object_path(cache, step))], binaries
+    return [step for step in needed.values() if not has(step)], binaries
 
 
 def check_path(directory: Path) -> None:
@@ -142,31 +125,14 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def prune(graph: Graph, cache: Path) -> None:
-    """Remove outputs that no build has used for a month; the outputs of the graph count as used now."""
-    used = [object_path(cache, step) for step in graph.compiles]
-    used += [binary_path(cache, binary) for binary in graph.binaries]
+    """Remove outputs and logs that no build has used for a month; the outputs of the graph count as used now."""
+    steps: list[CompileStep | Binary] = [*graph.compiles, *graph.binaries]
+    used = [output_path(cache, step) for step in steps]
     for path in (*used, *map(digest_path, used)):
         with suppress(FileNotFoundError):
             os.utime(path)
     oldest = time.time() - _KEEP_SECONDS
-    for folder in ("objects", "binaries", "packages", "translations"):
+    for folder in ("objects", "binaries", "packages", "translations", "logs"):
         for path in (cache / folder).rglob("*"):
             if path.is_file() and path.stat().st_mtime < oldest:
                 path.unlink(missing_ok=True)
-
-
-def write_log(cache: Path, key: str, text: str) -> Path | None:
-    """Write the command and the output of a failed step; return the file, or None if it cannot be written.
-
-    Only the newest hundred logs are kept.
-    """
-    logs = cache / "logs"
-    path = logs / f"{key}.log"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="surrogateescape")
-        for old in sorted(logs.iterdir(), key=lambda log: log.stat().st_mtime)[:-_KEPT_LOGS]:
-            old.unlink(missing_ok=True)
-    except OSError:
-        return None
-    return path

@@ -12,9 +12,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernel_builder import backends
-from kernel_builder.backends import CompiledBackend, CompileOptions, DeviceCommand, DeviceSource, Toolkit, gxx, token
-from kernel_builder.backends.host_code import CXX_SUFFIXES, GXX, system_includes, without_programs
-from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, TorchHeaders
+from kernel_builder.backends import CompiledBackend, DeviceCommand
+from kernel_builder.backends.host_code import (
+    CXX_SUFFIXES,
+    GXX,
+    CompileOptions,
+    gxx,
+    system_includes,
+    token,
+    without_programs,
+)
+from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, Toolkit
 from kernel_builder.config import compiler_flags, kernel_sources, matrix
 from kernel_builder.config.project import (
     Backend,
@@ -26,10 +34,9 @@ from kernel_builder.config.project import (
     TvmFfi,
 )
 from kernel_builder.config.variant import Abi, Noarch, Release, TvmFfiAbi, Variant, this_platform
-from kernel_builder.steps import commands, crates, include_scan
-from kernel_builder.steps.graph import PYTHON, TORCH, CompileStep, digest
-from kernel_builder.toolchain import Toolchains
-from kernel_builder.toolchain.own_headers import escaped
+from kernel_builder.steps import crates, include_scan
+from kernel_builder.steps.graph import PYTHON, RECIPE, CompileStep, digest
+from kernel_builder.toolchain import Toolchains, components
 from kernel_format.errors import ConfigError, ToolchainError
 
 
@@ -40,7 +47,8 @@ class _Tools:
     backend: CompiledBackend
     host: HostCompiler
     toolkit: Toolkit | None
-    torch: Callable[[], TorchHeaders] | None  # none for a project on TVM FFI
+    torch: Callable[[], HeaderLibrary] | None  # none for a project on TVM FFI
+    standard: int  # the C++ standard that Torch's headers need
     toolkit_libraries: Callable[[], HeaderLibrary | None]
     dependency: Callable[[str], HeaderLibrary]
     tvm_ffi: HeaderLibrary | None  # the headers of TVM FFI, which all sources of such a project see
@@ -74,6 +82,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
         None
         if isinstance(abi, TvmFfiAbi)
         else cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
+        matrix.cxx_standard(release),
         cache(lambda: backend.toolkit_libraries(toolchains, toolkit) if toolkit else None),
         cache(toolchains.dependency),
         _tvm_ffi(toolchains, abi) if isinstance(abi, TvmFfiAbi) else None,
@@ -116,7 +125,7 @@ def _check(project: Project, kernel: Kernel, backend: CompiledBackend) -> None:
 
 
 def _tvm_ffi(toolchains: Toolchains, abi: TvmFfiAbi) -> HeaderLibrary:
-    headers = toolchains.component(commands.tvm_ffi_headers(abi))
+    headers = toolchains.component(components.tvm_ffi_headers(abi))
     return HeaderLibrary("tvm-ffi", headers.root, (headers.root / "include",), headers.identity)
 
 
@@ -166,7 +175,7 @@ def _check_source(project: Project, kernel: Kernel, source: str, backend: Compil
             hint=f'move it to a [kernel.*] table with language = "cpp-{owner.name}"',
         )
     if suffix not in CXX_SUFFIXES:
-        known = sorted({suffix for other in backends.every(backend) for suffix in other.suffixes})
+        known = sorted({suffix for other in backends.every() for suffix in other.suffixes})
         raise ConfigError(
             f"{source} is neither a header nor a source that the {backend.name} backend can compile",
             where=where,
@@ -185,40 +194,61 @@ def _draft(
     generated = {"builder/registration.h": header}
     if _REGISTRATION not in dict(scanned.files):
         generated[f"src/{_REGISTRATION}"] = header
-    outside = _outside(project, kernel, source, scanned, tools)
-    if scanned.torch and tools.torch:
-        kernel = _without_older_standards(kernel, outside.standard)
+    includes = _own_includes(kernel, scanned)
+    identities = [tools.host.identity]  # of the compilers and headers, for the step's key
+    roots: dict[str, Path] = {}  # placeholder in commands -> directory
+    readable = tools.host.headers
+    torch = tools.torch() if scanned.torch and tools.torch else None
+    of_toolkit = tools.toolkit_libraries() if scanned.toolkit_libraries else None
+    libraries = (tools.dependency(name) for name in kernel.depends if name != "torch")
+    for library in filter(None, [torch, tools.tvm_ffi, *libraries, of_toolkit]):
+        place = token(library.name)
+        identities.append(library.identity)
+        roots[place] = library.root
+        includes += system_includes(place, library.root, library.include)
+    if torch:
+        kernel = _without_older_standards(kernel, tools.standard)
+    if scanned.python:
+        identities.append(sys.version)
+        python = roots[PYTHON] = _python_include(project, source, tools.host.platform)
+        includes += ["-isystem", PYTHON]
+        # Debian has pyconfig.h in a directory of the architecture.
+        configuration = f"{re.escape(str(python.parent))}/[^/]+/{re.escape(python.name)}/pyconfig[.]h"
+        readable = (*readable, configuration)
+    if tools.toolkit:
+        identities.append(tools.toolkit.identity)
+        roots[token(tools.toolkit.name)] = tools.toolkit.root
     is_for_device = PurePosixPath(source).suffix in tools.backend.suffixes
     if is_for_device:
-        outside.roots.update(tools.backend.device_roots(tools.toolkit))
+        roots.update(tools.backend.device_roots(tools.toolkit))
     options = CompileOptions(
+        project=project.root,
+        kernel=kernel,
+        where=f"{project.root / 'build.toml'}: [{_table(kernel)}]",
         source=source,
+        files=tuple(name for name, _ in scanned.files),
         alias=_alias(project, kernel, source),
-        standard=outside.standard,
+        standard=tools.standard if torch else 17,
         defines=defines,
-        includes=(*_own_includes(kernel, scanned), *outside.includes),
-        cxx_flags=kernel.cxx_flags,
-        roots=outside.roots,
+        includes=tuple(includes),
+        roots=roots,
     )
     if is_for_device:
-        names = tuple(name for name, _ in scanned.files)
-        where = f"{project.root / 'build.toml'}: [{_table(kernel)}]"
-        device = DeviceSource(project.root, where, kernel, names, tools.host.platform)
-        command = tools.backend.device_command(device, tools.host, tools.toolkit, options)
+        command = tools.backend.device_command(tools.host, tools.toolkit, options)
         generated.update(command.generated)
     else:
         command = DeviceCommand(gxx(tools.host, tools.toolkit, options), GXX, {})
     portable = without_programs(command.argv, tools.host)
     return CompileStep(
-        key=digest("compile", commands.RECIPE, portable, outside.identities, scanned.files, generated),
+        key=digest("compile", RECIPE, portable, identities, scanned.files, generated),
         project=project.root,
         source=source,
         compiler=command.compiler,
         argv=command.argv,
-        roots=outside.roots,
+        roots=roots,
         files=scanned.files,
         generated=generated,
-        headers=outside.headers,
+        headers=readable,
         uses_namespace=scanned.namespace,
         title=f"{project.name}/{source} ({variant.target})",
     )
@@ -229,47 +259,6 @@ def _own_includes(kernel: Kernel, scanned: include_scan.Scan) -> list[str]:
     has_default = any(name.startswith(f"{_DEFAULT_INCLUDE}/") for name, _ in scanned.files)
     searched = (*kernel.include, _DEFAULT_INCLUDE) if has_default else kernel.include
     return [*(f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in searched), "-Ibuilder"]
-
-
-@dataclass
-class _Outside:
-    """The inputs of a step outside the project."""
-
-    identities: list[str]  # of the compilers and headers, for the step's key
-    roots: dict[str, Path]  # placeholder in commands -> directory
-    includes: list[str]  # options for the compiler
-    headers: tuple[str, ...]  # regular expressions for the paths of headers that are in no root
-    standard: int = 17  # the C++ standard that the headers need
-
-
-def _outside(project: Project, kernel: Kernel, source: str, scanned: include_scan.Scan, tools: _Tools) -> _Outside:
-    outside = _Outside([tools.host.identity], {}, [], tools.host.headers)
-    if tools.backend.recipe:
-        outside.identities.append(tools.backend.recipe)
-    if scanned.torch and tools.torch:
-        torch = tools.torch()
-        outside.standard = matrix.cxx_standard(torch.release)
-        outside.identities.append(torch.identity)
-        outside.roots[TORCH] = torch.include[0]
-        outside.includes += system_includes(TORCH, torch.include[0], torch.include)
-    of_toolkit = tools.toolkit_libraries() if scanned.toolkit_libraries else None
-    libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
-    for library in filter(None, [tools.tvm_ffi, *libraries, of_toolkit]):
-        place = token(library.name)
-        outside.identities.append(library.identity)
-        outside.roots[place] = library.root
-        outside.includes += system_includes(place, library.root, library.include)
-    if scanned.python:
-        outside.identities.append(sys.version)
-        include = outside.roots[PYTHON] = _python_include(project, source, tools.host.platform)
-        outside.includes += ["-isystem", PYTHON]
-        # Debian has pyconfig.h in a directory of the architecture.
-        configuration = f"{escaped(str(include.parent))}/[^/]+/{escaped(include.name)}/pyconfig[.]h"
-        outside.headers = (*outside.headers, configuration)
-    if tools.toolkit:
-        outside.identities.append(tools.toolkit.identity)
-        outside.roots[token(tools.toolkit.name)] = tools.toolkit.root
-    return outside
 
 
 def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:

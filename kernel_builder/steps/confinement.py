@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -124,18 +123,12 @@ def _missing(kind: str) -> str | None:
 
 def _tried(confinement: Confinement, compiler: Path | None) -> str | None:
     """Return why the compiler, or else a shell, does not run in a sandbox; None if it does."""
-    with ExitStack() as stack:
-        try:
-            scratch = str(stack.enter_context(temporary_directory()))
-        except OSError as error:
-            return str(error)
-        command = confinement.around(["sh", "-c", _TRIAL, str(compiler or "true")], Path(scratch))
-        variables = {**environment(), "HOME": scratch, "TMPDIR": scratch}
-        try:
+    try:
+        with temporary_directory() as scratch:
             done = subprocess.run(
-                command,
+                confinement.around(["sh", "-c", _TRIAL, str(compiler or "true")], scratch),
                 cwd=scratch,
-                env=variables,
+                env={**environment(), "HOME": str(scratch), "TMPDIR": str(scratch)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -144,7 +137,7 @@ def _tried(confinement: Confinement, compiler: Path | None) -> str | None:
                 timeout=_TRIAL_SECONDS,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
     output = done.stdout.strip().splitlines()
     return None if done.returncode == 0 else output[0] if output else f"exit status {done.returncode}"

@@ -17,16 +17,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.backends import Compiler, token
+from kernel_builder.backends.host_code import Compiler, token
 from kernel_builder.backends.tools import HostCompiler, Obstacle
-from kernel_builder.config import toml_schema
+from kernel_builder.config import build_toml
 from kernel_builder.config.project import Kernel, Project
 from kernel_builder.config.project_files import check_link
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.probe_cache import output_of
-from kernel_builder.steps import commands
-from kernel_builder.steps.graph import CompileStep, digest
+from kernel_builder.steps.graph import RECIPE, CompileStep, digest
 from kernel_format.errors import ConfigError
 
 CARGO = Compiler(
@@ -92,7 +91,7 @@ def step(project: Project, kernel: Kernel, host: HostCompiler, title: str) -> Co
     library = _library(project, kernel)
     own = [library, kernel.cargo_manifest]
     return CompileStep(
-        key=digest("crate", commands.RECIPE, own, rust.identity, host.identity, hashed, generated),
+        key=digest("crate", RECIPE, own, rust.identity, host.identity, hashed, generated),
         project=project.root,
         source=kernel.cargo_manifest,
         compiler=CARGO,
@@ -173,5 +172,5 @@ def _vendored(root: Path) -> Iterator[str]:
     for name, source in sources.items() if isinstance(sources, dict) else ():
         if isinstance(source, dict) and "directory" in source:
             place = TomlPlace(str(root / _CONFIG), f"source.{name}", "directory")
-            directory = root / toml_schema.inner_path(source["directory"], place)
+            directory = root / build_toml.inner_path(source["directory"], place)
             yield from (path.relative_to(root).as_posix() for path in directory.rglob("*") if path.is_file())

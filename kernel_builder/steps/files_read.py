@@ -1,86 +1,73 @@
-"""The last command of a compile step: moves the object into the cache if its compiler has read nothing else.
+"""The files that a compile step has read, by its compiler's and assembler's own lists, and those that it may read.
 
-    files_read.py OUTPUT DIGEST
-
-It runs in the step's directory, outside of a sandbox, and starts fast: without site-packages. Names of files are bytes,
-in whatever encoding.
+The include scan finds the files before the compiler runs; these lists show afterwards that it has found all. Names of
+files have any encoding, so undecodable bytes become surrogates.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import stat
-import sys
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
 
-# The directory that a compiler can write to. Files are moved out of it before they are read.
-INSIDE = "inside"
-# Lists of the files that the compiler and the assembler have read, as rules of make.
+from kernel_builder.backends.host_code import HEADERS_PRINTED
+from kernel_builder.steps.graph import CompileStep
+
+# Lists of the files that the compiler and the assembler have read, as rules of make. clang lists the headers of host
+# code in the first, and the headers for all architectures in HEADERS_PRINTED, one name per line.
 HEADERS_READ, ASSEMBLED = "headers-read", "assembled"
-# clang lists the headers of host code there, and the headers for all architectures here, one name per line:
-# `backends.host_code.HEADERS_PRINTED`.
-PRINTED = "headers-printed"
-# Regular expressions for the files that a step may read, one per line, and the names of other files that it has read.
-READABLE, FOREIGN = "readable", "foreign"
 
 
-def listed(directory: str) -> list[bytes]:
+def listed(directory: Path) -> list[str]:
     """Return the files that a step has read, without `x/../`. Relative names, from inside, begin with `./`."""
-    names: list[bytes] = []
-    for name in (HEADERS_READ, ASSEMBLED, PRINTED):
-        if name == HEADERS_READ or os.path.lexists(f"{directory}/{name}"):
-            with open(f"{directory}/{name}", "rb") as file:
-                content = file.read()
-            names += content.splitlines() if name == PRINTED else _in_rules(content)
+    names: list[str] = []
+    for name in (HEADERS_READ, ASSEMBLED, HEADERS_PRINTED):
+        if (directory / name).exists():
+            content = os.fsdecode((directory / name).read_bytes())
+            names += content.split("\n") if name == HEADERS_PRINTED else _in_rules(content)
     return list(dict.fromkeys(map(_plain, filter(None, names))))
 
 
-def _in_rules(rules: bytes) -> Iterator[bytes]:
+def _in_rules(rules: str) -> Iterator[str]:
     """Yield the files on which rules of make say that `out.o` depends."""
-    for word in re.findall(rb"(?:\\ |[^ \t\n])+", re.sub(rb"(?m)^out[.]o ?:(?= |$)|\\$", b"", rules)):
-        yield word.replace(b"\\ ", b" ").replace(b"\\#", b"#").replace(b"$$", b"$")
+    for word in re.findall(r"(?:\\ |[^ \t\n])+", re.sub(r"(?m)^out[.]o ?:(?= |$)|\\$", "", rules)):
+        yield word.replace("\\ ", " ").replace("\\#", "#").replace("$$", "$")
 
 
-def _plain(name: bytes) -> bytes:
+def _plain(name: str) -> str:
     name = os.path.normpath(name)
-    return b"/" + name.lstrip(b"/") if name.startswith(b"/") else b"./" + name
+    return "/" + name.lstrip("/") if name.startswith("/") else "./" + name
 
 
-def foreign(names: Iterable[bytes], readable: bytes) -> list[bytes]:
+def foreign(names: Iterable[str], readable: Iterable[str]) -> list[str]:
     """Return the names that match none of the expressions."""
-    known = re.compile(b"|".join(b"(?:%s)" % expression for expression in readable.split(b"\n")))
+    known = re.compile("|".join(f"(?:{expression})" for expression in readable))
     return [name for name in names if not known.fullmatch(name)]
 
 
-def main() -> None:
-    """Check the lists of a step, and move its object."""
-    output, digest_path = sys.argv[1:]
-    for name in ("out.o", HEADERS_READ, ASSEMBLED, PRINTED):
-        if os.path.lexists(f"{INSIDE}/{name}"):
-            os.replace(f"{INSIDE}/{name}", name)
-            if not stat.S_ISREG(os.lstat(name).st_mode):  # a link or a pipe leads anywhere
-                sys.exit(f"{name} is not a file")
-    names = listed(".")
-    if not names:
-        sys.exit("the compiler did not list the files that it has read")
-    with open(READABLE, "rb") as file:
-        refused = foreign(names, file.read())
-    if refused:
-        with open(FOREIGN, "wb") as file:
-            file.writelines(name + b"\n" for name in refused)
-        sys.exit(1)
-    with open("out.o", "rb") as file:
-        digest = hashlib.sha256(file.read()).hexdigest()
-    with open("digest", "w") as file:
-        file.write(digest)
-    os.replace("digest", digest_path)
-    os.replace("out.o", output)
+def readable(step: CompileStep, inside: Path) -> list[str]:
+    """Return expressions for the paths of all files that a compiler may read in a step."""
+    roots = {str(place) for root in step.roots.values() for place in places(root)}
+    return [
+        r"\./(src|builder)/.*",
+        *(f"{re.escape(root)}/.*" for root in sorted(roots)),
+        *step.headers,
+        # The assembler's input, and the names in it of the files that it was generated from.
+        rf"{re.escape(str(inside / 'tmp'))}/(cc\w+|[^/]+-[0-9a-f]+)\.s",
+        r"\./[^/]+\.(c|cc|cpp|cu|cxx|ii)",
+        rf"\./[^/]+{re.escape(Path(step.source).suffix)}",
+    ]
 
 
-if __name__ == "__main__":
-    try:
-        main()
-    except OSError as error:
-        sys.exit(str(error))
+@lru_cache(maxsize=64)
+def places(root: Path) -> frozenset[Path]:
+    """Return the real directories of a tree's files, by which g++ names headers: a toolkit may consist of links."""
+    found = {root, root.resolve()}
+    for directory in (root, root / "include"):
+        for entry in os.scandir(directory) if directory.is_dir() else ():
+            if entry.is_symlink():
+                real = Path(entry.path).resolve()
+                found.add(real if real.is_dir() else real.parent)
+    return frozenset(found)

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.backends import Compiler, LinkedIfCalled, token
+from kernel_builder.backends import LinkedIfCalled
+from kernel_builder.backends.host_code import Compiler, token
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_format.errors import BuildError
 
-TORCH, PYTHON, SYSROOT = token("torch"), token("python"), token("sysroot")
+# Increment when a change to the builder changes the output of an equal command.
+RECIPE = 1
+
+PYTHON, SYSROOT = token("python"), token("sysroot")
 
 
 def digest(*parts: object) -> str:
@@ -37,7 +41,7 @@ class CompileStep:
     roots: Mapping[str, Path]  # token -> directory
     files: tuple[tuple[str, str], ...]  # project-relative path -> SHA-256 of every file that the step can read
     generated: Mapping[str, str]  # path in the step's directory -> content of files that the builder adds
-    # Extended regular expressions for the machine's headers that it may read: of the compiler and the C library.
+    # Regular expressions for the machine's headers that it may read: of the compiler and the C library.
     headers: tuple[str, ...]
     uses_namespace: bool  # the files mention the macro of the op namespace, so the command has to define it
     title: str  # the step's name in progress reports and errors

@@ -103,11 +103,6 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
     )
 
 
-def _facts(path: Path) -> _File:
-    status = path.stat()
-    return _read(path, status.st_size, status.st_mtime_ns)
-
-
 def _inside(root: Path, candidate: str) -> str | None:
     """Resolve `..`, and return the project-relative name of a file; None if the project has no such file."""
     parts: list[str] = []
@@ -153,7 +148,8 @@ def scan(
         name = queue.pop()
         if name in digests:
             continue
-        facts = _facts(root / name)
+        status = (root / name).stat()
+        facts = _read(root / name, status.st_size, status.st_mtime_ns)
         digests[name] = facts.digest
         namespace = namespace or facts.namespace
         if facts.assembled:

@@ -18,19 +18,12 @@ import ninja
 from ninja import ninja_syntax
 
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.steps.cache import (
-    binary_path,
-    check_path,
-    missing,
-    object_path,
-    prune,
-    put,
-    work_directory,
-)
+from kernel_builder.steps.cache import check_path, missing, output_path, prune, put, work_directory
 from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.failures import check_symbols, failure
+from kernel_builder.steps.files_read import foreign, listed, readable
 from kernel_builder.steps.graph import Binary, CompileStep, Graph, Outcome
-from kernel_builder.steps.step_scripts import linked, stage_compile, stage_link
+from kernel_builder.steps.step_scripts import INSIDE, stage_compile, stage_link
 from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import BuildError, StoreError, ToolchainError
 
@@ -44,11 +37,10 @@ def default_jobs() -> int:
     """Return the number of compilers to run at a time, by processors and free memory."""
     processors = len(os.sched_getaffinity(0))
     try:
-        meminfo = Path("/proc/meminfo").read_text()
-        match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.M)
-        memory = int(match[1]) * 1024 if match else _STEP_MEMORY
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
     except OSError:
-        memory = _STEP_MEMORY
+        match = None
+    memory = int(match[1]) * 1024 if match else _STEP_MEMORY
     return max(1, min(processors, int(memory / _STEP_MEMORY)))
 
 
@@ -82,8 +74,8 @@ def run(
             return Outcome()
         check_path(cache)
         with work_directory(cache) as work:
-            running = _Run(graph, cache, work, jobs, confinement or Confinement(), progress or Silent(), idle)
-            running.all(compiles, binaries)
+            running = _Run(graph, cache, work, jobs, progress or Silent(), idle)
+            running.all(compiles, binaries, confinement or Confinement())
     except OSError as error:
         raise StoreError(
             f"the cache cannot be written: {error.strerror}",
@@ -93,8 +85,8 @@ def run(
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     prune(graph, cache)
     return Outcome(
-        steps=running.steps,
-        compiles=running.compiles,
+        steps=len(running.ended),
+        compiles=sum(isinstance(step, CompileStep) for step in running.ended),
         cpu_seconds=(after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime),
         warnings=running.warnings,
         failures=running.failures,
@@ -109,67 +101,71 @@ class _Run:
     cache: Path
     work: Path
     jobs: int
-    confinement: Confinement
     progress: Progress
     idle: Callable[[], None]
-    steps: int = 0
-    compiles: int = 0
+    pending: list[CompileStep | Binary] = field(default_factory=list)  # steps that ninja runs, objects first
+    ended: list[CompileStep | Binary] = field(default_factory=list)  # those whose outputs are in the cache
     warnings: dict[str, str] = field(default_factory=dict)
     failures: dict[str, BuildError] = field(default_factory=dict)
 
-    def all(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:
+    def all(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary], confinement: Confinement) -> None:
         """Run these steps, except links whose objects have failed."""
-        threads = self._threads(compiles)
-        compiles = [step for step in compiles if self._is_staged(step, threads)]
-        binaries = [binary for binary in binaries if not self._has_failed(binary)]
-        for binary in binaries:
-            stage_link(binary, self.work / binary.key, self.cache, self.confinement)
-        steps: list[CompileStep | Binary] = [*compiles, *binaries]
-        if not steps:
-            return
-        _write_build_file(compiles, binaries, self.work, device_depth=max(1, self.jobs // threads))
-        printed = self._ninja()
-        for step in steps:
-            if not isinstance(step, Binary) or not self._has_failed(step):
-                self._end(step, printed)
-
-    def _threads(self, compiles: Sequence[CompileStep]) -> int:
         device_steps = sum(step.compiler.threads is not None for step in compiles)
-        return max(1, self.jobs // device_steps) if device_steps else 1
-
-    def _is_staged(self, step: CompileStep, threads: int) -> bool:
-        output = object_path(self.cache, step)
-        try:
-            stage_compile(step, self.work / step.key, output, threads=threads, confinement=self.confinement)
-        except BuildError as error:
-            self.failures[step.key] = error
-            return False
-        return True
-
-    def _has_failed(self, binary: Binary) -> bool:
-        return any(key in self.failures for key in (binary.key, *(step.key for step in binary.objects)))
-
-    def _end(self, step: CompileStep | Binary, printed: str) -> None:
-        """Count a step and put a linked binary into the cache, or record its error."""
-        directory = self.work / step.key
-        if not (directory / "done").exists():
-            self.failures[step.key] = failure(self.graph, step, directory, printed, self.cache)
+        threads = max(1, self.jobs // device_steps) if device_steps else 1
+        for step in compiles:
+            try:
+                stage_compile(step, self.work / step.key, threads=threads, confinement=confinement)
+                self.pending.append(step)
+            except BuildError as error:
+                self.failures[step.key] = error
+        staged = {step.key for step in self.pending}
+        for binary in binaries:
+            if not self._lacks_objects(binary):
+                objects = [
+                    self.work / of.key / "out.o" if of.key in staged else output_path(self.cache, of)
+                    for of in binary.objects
+                ]
+                stage_link(binary, self.work / binary.key, objects, confinement)
+                self.pending.append(binary)
+        if not self.pending:
             return
-        self.steps += 1
-        if isinstance(step, CompileStep):
-            self.compiles += 1
-            if text := (directory / "log").read_text(errors="replace").strip():
-                self.warnings[step.title] = text
+        _write_build_file(self.pending, self.work, device_depth=max(1, self.jobs // threads))
+        printed = self._ninja()
+        for failed in self.pending:
+            if not isinstance(failed, Binary) or not self._lacks_objects(failed):
+                self.failures[failed.key] = failure(self.graph, failed, self.work / failed.key, printed, self.cache)
+
+    def _lacks_objects(self, binary: Binary) -> bool:
+        return any(step.key in self.failures for step in binary.objects)
+
+    def _take_outputs(self) -> None:
+        """Put the outputs of the steps that have ended into the cache, or record their errors."""
+        for step in [step for step in self.pending if (self.work / step.key / "done").exists()]:
+            if isinstance(step, Binary) and self._lacks_objects(step):
+                continue
+            self.pending.remove(step)
+            directory = self.work / step.key
+            try:
+                self._check(step, directory)
+            except BuildError as error:
+                self.failures[step.key] = error
+                continue
+            put(directory / ("out.so" if isinstance(step, Binary) else "out.o"), output_path(self.cache, step))
+            self.ended.append(step)
+
+    def _check(self, step: CompileStep | Binary, directory: Path) -> None:
+        """Raise a BuildError if an object is of other files than its key covers, or a binary needs a newer system."""
+        if isinstance(step, Binary):
+            objects = {of.source: output_path(self.cache, of) for of in step.objects}
+            check_symbols(step, directory / "out.so", objects, self.graph)
             return
-        try:
-            check_symbols(step, linked(directory), self.graph, self.cache)
-        except BuildError as error:
-            self.failures[step.key] = error
-            return
-        put(linked(directory), binary_path(self.cache, step))
+        if refused := foreign(listed(directory), readable(step, directory / INSIDE)):
+            raise failure(self.graph, step, directory, "", self.cache, refused)
+        if text := (directory / "log").read_text(errors="replace").strip():
+            self.warnings[step.title] = text
 
     def _ninja(self) -> str:
-        """Run the build file, and return ninja's output."""
+        """Run the build file, take the outputs, and return ninja's own output."""
         libc = ctypes.CDLL(None)
         process = subprocess.Popen(
             [str(find_ninja()), "-C", str(self.work), "-j", str(self.jobs), "-k", "0"],
@@ -187,10 +183,10 @@ class _Run:
             for line in process.stdout:
                 lines.append(line)
                 if match := re.match(r"\[(\d+)/(\d+)\] (.*)", line):
-                    ended, total = int(match[1]), int(match[2])
-                    self.progress.advance("building", ended, total, detail=match[3])
-                    has_failed = len(list(self.work.glob("*/done"))) < ended
-                    if total - ended <= self.jobs and not has_failed:
+                    finished, total = int(match[1]), int(match[2])
+                    self.progress.advance("building", finished, total, detail=match[3])
+                    self._take_outputs()
+                    if total - finished <= self.jobs and len(self.ended) >= finished:
                         self.idle()
         except BaseException:
             process.terminate()
@@ -201,29 +197,22 @@ class _Run:
         return "".join(lines)
 
 
-def _write_build_file(
-    compiles: Sequence[CompileStep], binaries: Sequence[Binary], work: Path, *, device_depth: int
-) -> None:
-    """Write `build.ninja`. A step's output is the file `done` in its directory.
-
-    Ninja removes the outputs of steps that it stops; outputs in the cache could belong to another build by then.
-    """
+def _write_build_file(steps: Sequence[CompileStep | Binary], work: Path, *, device_depth: int) -> None:
+    """Write `build.ninja`. A step's output is the file `done` in its directory."""
     text = io.StringIO()
     writer = ninja_syntax.Writer(text, width=1000)  # type: ignore[arg-type]  # any text stream
     writer.variable("builddir", ninja_syntax.escape_path(str(work)))
     writer.pool("device", device_depth)
     writer.rule("run", command="sh $script", description="$title")
-    staged = {step.key for step in compiles}
-
-    def add(step: CompileStep | Binary, title: str, pool: str | None = None, inputs: Sequence[str] = ()) -> None:
+    staged = {step.key for step in steps}
+    for step in steps:
+        objects, pool, title = [], None, step.title
+        if isinstance(step, Binary):
+            objects, title = [f"{of.key}/done" for of in step.objects if of.key in staged], f"link {title}"
+        elif step.compiler.threads:
+            pool = "device"
         variables = {"script": f"{step.key}/run.sh", "title": ninja_syntax.escape(title)}
-        writer.build([f"{step.key}/done"], "run", list(inputs), pool=pool, variables=variables)
-
-    for step in compiles:
-        add(step, step.title, pool="device" if step.compiler.threads else None)
-    for binary in binaries:
-        objects = [f"{step.key}/done" for step in binary.objects if step.key in staged]
-        add(binary, f"link {binary.title}", inputs=objects)
+        writer.build([f"{step.key}/done"], "run", objects, pool=pool, variables=variables)
     (work / "build.ninja").write_bytes(os.fsencode(text.getvalue()))
 
 

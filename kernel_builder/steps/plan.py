@@ -18,17 +18,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernel_builder import backends
-from kernel_builder.backends import token
+from kernel_builder.backends import CompiledBackend
+from kernel_builder.backends.host_code import token
 from kernel_builder.config import kernel_sources
 from kernel_builder.config.project import Backend, Project, TorchNoarch
-from kernel_builder.config.variant import Noarch, TvmFfiAbi, Variant, this_platform
-from kernel_builder.steps import commands, compile_steps, crates, recorded_sources
-from kernel_builder.steps.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
+from kernel_builder.config.variant import Abi, Noarch, TvmFfiAbi, Variant, this_platform
+from kernel_builder.steps import compile_steps, crates, recorded_sources
+from kernel_builder.steps.graph import RECIPE, SYSROOT, Binary, Graph, PlannedVariant, digest
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError
 from kernel_format.metadata import CROSS_COMPILER
 
 _UNIQUE_LENGTH = 13
+_LINK_FLAGS = (
+    "-shared",
+    "-nodefaultlibs",
+    "-Wl,--build-id=none",
+    "-Wl,--strip-all",
+    "-Wl,--gc-sections",
+    "-Wl,-z,noexecstack,-z,relro,-z,now",
+    "-Wl,--version-script=exports.map",
+    f"-L{SYSROOT}/lib",
+)
 
 
 def plan(
@@ -86,9 +97,17 @@ def _module_name(project: Project, backend: Backend, python: Mapping[str, str], 
     The Python files are among them: two versions of a kernel that share a binary still register different fakes and
     gradients, so they need different namespaces to be loaded into one process.
     """
-    content = digest(commands.RECIPE, project.name, project.version, backend.name, dict(python), *inputs)
+    content = digest(RECIPE, project.name, project.version, backend.name, dict(python), *inputs)
     unique = base64.b32encode(hashlib.sha256(content.encode()).digest()).decode().lower()
     return f"_{project.python_name}_{backend}_{unique[:_UNIQUE_LENGTH]}"
+
+
+def framework_libraries(framework: Abi, backend: CompiledBackend, *, stable: bool) -> tuple[str, ...]:
+    """Return the libraries of Torch or TVM FFI that a binary needs."""
+    if isinstance(framework, TvmFfiAbi):
+        return ("libtvm_ffi.so",)
+    host = ("libtorch_cpu.so",) if stable else ("libc10.so", "libtorch_cpu.so", "libtorch.so")
+    return (*host, *backend.torch_libraries(stable=stable))
 
 
 def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolchains: Toolchains) -> Binary:
@@ -103,12 +122,12 @@ def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolc
         )
     stable = variant.stable_abi(framework) is not None
     backend = backends.compiled(variant.backend)
-    libraries = commands.framework_libraries(variant.framework, backend, stable=stable)
+    libraries = framework_libraries(variant.framework, backend, stable=stable)
     host = toolchains.host(variant.platform)
     sysroot = toolchains.sysroot(variant.platform, tuple(backend.linked_libraries.union(libraries))).root
     # The store names a sysroot by its recipe and the host compiler.
     tools = [host.identity, sysroot.name, sysroot.parent.name]
-    argv: tuple[str, ...] = commands.LINK_FLAGS
+    argv: tuple[str, ...] = _LINK_FLAGS
     roots = {SYSROOT: sysroot}
     toolkit = backend.toolkit(toolchains, variant.release) if isinstance(variant.framework, TvmFfiAbi) else None
     if toolkit and (runtime := backend.static_runtime(toolkit)):
@@ -117,11 +136,13 @@ def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolc
         roots[place] = toolkit.root
         argv = (*argv, f"-L{place}/{runtime.parent.relative_to(toolkit.root)}")
         libraries = (*libraries, runtime.name)
+    # The initializer of a Python module, or the functions that TVM FFI looks up.
+    exported = "__tvm_ffi_*" if isinstance(variant.framework, TvmFfiAbi) else "PyInit_*"
     inputs = [tools, [draft.key for draft in drafts], argv, libraries]
     module = _module_name(project, variant.backend, python, inputs)
     objects = tuple(compile_steps.with_namespace(draft, module, variant.framework) for draft in drafts)
     return Binary(
-        key=digest("link", commands.RECIPE, module, [step.key for step in objects], inputs),
+        key=digest("link", RECIPE, module, [step.key for step in objects], inputs),
         module=module,
         platform=host.platform,
         objects=objects,
@@ -130,6 +151,6 @@ def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolc
         libraries=libraries,
         linked_if_called=backend.linked_if_called,
         roots=roots,
-        generated={"exports.map": commands.exports(variant.framework)},
+        generated={"exports.map": f"{{ global: {exported}; local: *; }};\n"},
         title=f"{project.name} {variant.target}",
     )

@@ -31,7 +31,14 @@ def differences(project: Project, variant: Variant, recorded: Mapping[str, Any],
     Args:
         recorded: The result of `record`; empty for packages of other tools, whose Python files alone are compared.
     """
-    yield from compiled_differences(project, variant, recorded)
+    if recorded.get(SETTINGS, settings := _settings(project, variant)) != settings:
+        yield f"the settings of its {variant.backend} variants in build.toml have changed"
+    files = recorded.get(FILES)
+    for name, sha256 in (files if isinstance(files, dict) else {}).items():
+        if not (project.root / name).is_file():
+            yield f"{name} is gone"
+        elif hashlib.sha256((project.root / name).read_bytes()).hexdigest() != sha256:
+            yield f"{name} has changed"
     own = {name for name, _ in project.python_files}
     for name, path in project.python_files:
         if not (package / name).is_file():
@@ -44,18 +51,6 @@ def differences(project: Project, variant: Variant, recorded: Mapping[str, Any],
             name = path.relative_to(package).as_posix()
             if name not in own and name not in ("_ops.py", f"{compatibility}/__init__.py"):
                 yield f"{project.framework.package_directory}/{compatibility}/{name} is gone"
-
-
-def compiled_differences(project: Project, variant: Variant, recorded: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the differences of a project's settings and compiled files from a record."""
-    if recorded.get(SETTINGS, settings := _settings(project, variant)) != settings:
-        yield f"the settings of its {variant.backend} variants in build.toml have changed"
-    files = recorded.get(FILES)
-    for name, sha256 in (files if isinstance(files, dict) else {}).items():
-        if not (project.root / name).is_file():
-            yield f"{name} is gone"
-        elif hashlib.sha256((project.root / name).read_bytes()).hexdigest() != sha256:
-            yield f"{name} has changed"
 
 
 def _settings(project: Project, variant: Variant) -> str:

@@ -1,7 +1,7 @@
 """Components of toolchains: the parts of the package index's files that compilers and headers consist of.
 
 `matrix.toml` and the tables of back ends have a table `[component.NAME]` for each, `dependencies.toml` has the header
-libraries, and each Torch release has two components with its headers. `toolchain lock` pins them all in the same way.
+libraries, and each Torch release has two components with its headers. `toolchain update` pins them all in the same way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kernel_builder.backends.tools import Subset
 from kernel_builder.config import matrix
 from kernel_builder.toolchain import dependencies
 from kernel_format.release import Release
+from kernel_format.variant import TvmFfiAbi
 
 TORCH_PREFIX = "torch/include/"
 # All headers, and the headers of the stable ABI with every header that they include.
@@ -62,20 +63,18 @@ class Component:
         title: The name in messages.
         version: None for the version of the package that requires the files, or else of the last file.
         files: Empty if no index has it.
-        license: The SPDX name of a header library's license.
     """
 
     name: str
     title: str
     files: tuple[ComponentFile, ...]
     version: str | None = None
-    license: str | None = None
 
 
 def in_table(table: Mapping[str, Any]) -> Iterator[Component]:
     """Yield the components of the matrix or of a back end's table."""
     for name, entry in table.get("component", {}).items():
-        files = tuple(_file(file, entry.get("required-by")) for file in entry["files"])
+        files = tuple(_file(file, entry.get("required-by")) for file in entry.get("files", ()))
         yield Component(name=name, title=entry["title"], version=entry.get("version"), files=files)
 
 
@@ -107,24 +106,14 @@ def torch_headers(release: Release, subset: Subset) -> str:
     return f"torch-{release}-{subset}"
 
 
-def header_libraries() -> Iterator[Component]:
-    """Yield the header libraries that `depends` can name."""
-    for name, entry in dependencies.known().items():
-        yield Component(
-            name=name,
-            title=f"CUTLASS {entry['version']} headers",
-            version=entry["version"],
-            license=entry["license"],
-            files=tuple(_file(file, None) for file in entry.get("files", ())),
-        )
+def tvm_ffi_headers(framework: TvmFfiAbi) -> str:
+    """Return the name of the component with the headers of a release of TVM FFI."""
+    return f"tvm-ffi-{framework.release}"
 
 
 def known() -> dict[str, Component]:
     """Return all components by name."""
     tables = [{"component": matrix.load().component}, *(backend.data for backend in backends.every())]
-    every = [
-        *(component for table in tables for component in in_table(table)),
-        *of_torch(matrix.torch_releases()),
-        *header_libraries(),
-    ]
-    return {component.name: component for component in every}
+    tables.append({"component": dependencies.known()})
+    every = [component for table in tables for component in in_table(table)]
+    return {component.name: component for component in [*every, *of_torch(matrix.torch_releases())]}

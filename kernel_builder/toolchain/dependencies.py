@@ -22,7 +22,8 @@ _INCLUDE = ("include", "tools/util/include")
 @cache
 def known() -> Mapping[str, Mapping[str, Any]]:
     """Return the table of every header library by name; `version` is that of the public builder."""
-    return toml_file.read(Path(__file__).with_name("dependencies.toml"))
+    table: Mapping[str, Mapping[str, Any]] = toml_file.read(Path(__file__).with_name("dependencies.toml"))["component"]
+    return table
 
 
 def include_directories(root: Path) -> tuple[Path, ...]:
@@ -30,60 +31,52 @@ def include_directories(root: Path) -> tuple[Path, ...]:
     return tuple(path for path in (root / part for part in _INCLUDE) if path.is_dir())
 
 
-def parse_given(text: str, where: str) -> tuple[str, Path]:
-    """Return name and directory of a text `NAME=DIR`.
-
-    Args:
-        where: The option or variable, for errors.
-    """
-    name, equals, directory = text.partition("=")
-    if not equals or not directory or name not in known():
-        raise ToolchainError(
-            f"{text!r} is not NAME=DIR with one of the names {', '.join(known())}",
-            where=where,
-            hint="write for example cutlass_3_9=/opt/cutlass, a directory with include/cutlass/cutlass.h",
-        )
-    return name, Path(directory)
-
-
-def given_by_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
+def given() -> dict[str, Path]:
     """Return the directories that KERNEL_BUILDER_DEPENDENCIES names: `NAME=DIR`, separated by colons."""
-    texts = environment.get(VARIABLE, "").split(os.pathsep)
-    return dict(parse_given(text, VARIABLE) for text in texts if text)
+    directories = {}
+    for text in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        name, _, directory = text.partition("=")
+        if not directory or name not in known():
+            raise ToolchainError(
+                f"{text!r} is not NAME=DIR with one of the names {', '.join(known())}",
+                where=VARIABLE,
+                hint="write for example cutlass_3_9=/opt/cutlass, a directory with include/cutlass/cutlass.h",
+            )
+        directories[name] = Path(directory)
+    return directories
 
 
-def check_directory(name: str, directory: Path) -> Path:
-    """Return the absolute path of a directory that the user names for a library."""
+def check_directory(name: str, directory: Path) -> None:
+    """Raise a ToolchainError unless a directory has the headers of a library, in its release."""
     version = known()[name]["version"]
     expected = version.rpartition(".")[0]
-    root = directory.absolute()
     where = f"{name}={directory}"
-    if not (root / "include/cutlass/cutlass.h").is_file():
+    if not (directory / "include/cutlass/cutlass.h").is_file():
         raise ToolchainError(
             "is not a directory of CUTLASS: it has no include/cutlass/cutlass.h",
             where=where,
             hint=f"name a checkout of CUTLASS {version}",
         )
-    if re.search(r"[\s,]", str(root)):
+    if re.search(r"[\s,]", str(directory.absolute())):
         raise ToolchainError(
             "nvcc does not accept white space and commas in the path", where=where, hint="give a link to the directory"
         )
-    stated = stated_version(root)
+    stated = _stated_version(directory)
     if stated and not stated.startswith(f"{expected}."):
         raise ToolchainError(
             f"is CUTLASS {stated}, expected {expected}", where=where, hint=f"check out the tag v{version}"
         )
-    return root
 
 
 def in_directory(name: str, directory: Path) -> HeaderLibrary:
     """Return a library in a directory that the user names, identified by the content of its headers."""
-    root = check_directory(name, directory)
+    check_directory(name, directory)
+    root = directory.absolute()
     directories = include_directories(root)
     return HeaderLibrary(name, root, directories, digest_files(root, directories))
 
 
-def stated_version(root: Path) -> str | None:
+def _stated_version(root: Path) -> str | None:
     """Return the version that cutlass/version.h states. Releases before 3.0 do not have this file."""
     path = root / "include/cutlass/version.h"
     if not path.is_file():

@@ -1,4 +1,9 @@
-"""Finds the user's g++ for a platform, checks that it can be used, and identifies it by its content."""
+"""Finds the user's g++ for a platform, checks that it can be used, and identifies it by its content.
+
+The identity of a host compiler stands for its own headers and those of the C library, and no others. /usr/include also
+has headers of other packages, which differ from machine to machine, so the C library's are known by their names. A
+header of such a name in /usr/local would take the place of the C library's, so none of that directory is accepted.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,14 @@ import os
 import platform as _platform
 import re
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.config.variant import this_platform
 from kernel_builder.probe_cache import ProbeCache, output_of
-from kernel_builder.toolchain import own_headers
 from kernel_format.errors import ToolchainError
 
 # Environment variables that the compilers get from the user. All others may change the output of g++, ld or nvcc
@@ -39,17 +45,16 @@ _CROSS_HINT = (
 )
 
 
-def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCompiler:
+def find(probes: ProbeCache, platform: str) -> HostCompiler:
     """Return the compiler for a platform.
 
-    Args:
-        named: The program. Defaults to CXX, or else g++, for this machine's platform, and to GNU's name of the cross
-            compiler, such as aarch64-linux-gnu-g++, for another one.
+    It is CXX, or else g++, for this machine's platform, and has GNU's name of the cross compiler for another one, such
+    as aarch64-linux-gnu-g++.
     """
     if platform == this_platform():
-        program, hint = named or os.environ.get("CXX") or "g++", _HINT
+        program, hint = os.environ.get("CXX") or "g++", _HINT
     else:
-        program = named or f"{platform}-gnu-g++"
+        program = f"{platform}-gnu-g++"
         hint = _CROSS_HINT.format(platform=platform, gnu=f"{platform}-gnu".replace("_", "-"))
     executable = shutil.which(program)
     if executable is None:
@@ -87,13 +92,13 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
         platform=platform,
         version=version,
         identity=identity,
-        headers=own_headers.patterns(search, install, version),
+        headers=_readable(search, install, version),
         install=Path(install),
-        cxx_include=tuple(directory for directory in search if own_headers.is_of_cxx(directory, version)),
+        cxx_include=tuple(directory for directory in search if _is_of_cxx(directory, version)),
         c_include=tuple(
             directory
             for directory in search
-            if not own_headers.is_of_cxx(directory, version) and not own_headers.is_inside(directory, install)
+            if not _is_of_cxx(directory, version) and not _is_inside(directory, install)
         ),
     )
 
@@ -138,3 +143,48 @@ def environment() -> dict[str, str]:
     for name in ("NIX_DONT_SET_RPATH", f"NIX_DONT_SET_RPATH_{_platform.machine()}_unknown_linux_gnu"):
         kept[name] = "1"
     return kept
+
+
+def _is_of_cxx(directory: str, version: str) -> bool:
+    """Return whether a directory that g++ searches is one of its C++ library, by the version in its path."""
+    return re.search(rf"/c\+\+/{version.partition('.')[0]}\b", directory) is not None
+
+
+def _is_inside(directory: str, install: str) -> bool:
+    """Return whether a directory is inside the one of g++'s own headers and start files."""
+    installed = (os.path.normpath(install), os.path.realpath(install))
+    names = (os.path.normpath(directory), os.path.realpath(directory))
+    return any(f"{name}/".startswith(f"{own}/") for name in names for own in installed)
+
+
+def _readable(search: Sequence[str], install: str, version: str) -> tuple[str, ...]:
+    """Return regular expressions for the paths of the headers that belong to g++ and the C library.
+
+    Args:
+        search: The directories that g++ searches.
+        install: The directory of its own programs and headers.
+        version: Its version, which is in the paths of the C++ library.
+    """
+    whole: list[str] = []
+    by_name: list[str] = []
+    for directory in dict.fromkeys(
+        name for path in search for name in (os.path.normpath(path), os.path.realpath(path))
+    ):
+        if _is_of_cxx(directory, version) or _is_inside(directory, install):
+            whole.append(f"{re.escape(directory)}/.*")
+        elif not directory.endswith("/local/include"):
+            by_name += _of_c_library(directory)
+    return tuple(dict.fromkeys([*whole, *by_name]))
+
+
+def _of_c_library(directory: str) -> Iterator[str]:
+    table = toml_file.read(Path(__file__).with_name("glibc_headers.toml"))
+    top, directories = re.escape(directory), table["directories"]
+    for below, names in table["files"].items():
+        yield rf"{top}/{below}({'|'.join(map(re.escape, names.split()))})\.h"
+    yield f"{top}/({'|'.join((*directories['glibc'], *directories['kernel']))})/.*"
+    # Where each package has a directory of its own, as with Nix, the kernel's headers are behind links.
+    for name in directories["kernel"]:
+        real = os.path.realpath(f"{directory}/{name}")
+        if os.path.isdir(real) and real != f"{directory}/{name}":  # noqa: PTH112
+            yield f"{re.escape(real)}/.*"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit, urlunsplit
 
 import requests
@@ -25,10 +26,10 @@ from pypi_simple import (
     UnsupportedContentTypeError,
     UnsupportedRepoVersionError,
 )
-from remotezip import RangeNotSupported, RemoteZip, RemoteZipError
+from remotezip import RemoteZip, RemoteZipError
 from requests import RequestException
 from requests.adapters import HTTPAdapter
-from requests.auth import AuthBase, HTTPBasicAuth
+from requests.auth import HTTPBasicAuth
 from requests.exceptions import ChunkedEncodingError
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError, MaxRetryError
@@ -83,7 +84,11 @@ class Index:
         self._session = requests.Session()
         self._session.headers["User-Agent"] = f"kernel-builder/{VERSION}"
         if "@" in parts.netloc:
-            self._session.auth = _auth_for(parts.hostname, requests.utils.get_auth_from_url(parts.geturl()))
+            basic = HTTPBasicAuth(*requests.utils.get_auth_from_url(parts.geturl()))
+            # To one host only; an index may keep its files on another one.
+            self._session.auth = lambda request: (
+                basic(request) if urlsplit(request.url or "").hostname == parts.hostname else request
+            )
         adapter = HTTPAdapter(max_retries=self._retries)
         self._session.mount("https://", adapter)
         self._session.mount("http://", adapter)
@@ -104,7 +109,7 @@ class Index:
                 with self._reaching(wanted or project):
                     self._known[project] = self._pages.get_project_page(project, timeout=_TIMEOUT).packages
             except NoSuchProjectError:
-                raise self._lacks(wanted or project) from None
+                raise self.lacks(wanted or project) from None
             except (UnsupportedContentTypeError, UnsupportedRepoVersionError) as error:
                 raise FetchError(
                     f"is not a package index: {error}",
@@ -113,8 +118,19 @@ class Index:
                 ) from error
         return self._known[project]
 
-    def fetch(self, pin: PinnedFile, start: int, stop: int, into: Path, report: Callable[[int], None]) -> None:
-        """Download bytes `start` to `stop` of a pinned file, continuing after the bytes that `into` already has.
+    def file(self, project: str, name: str) -> DistributionPackage:
+        """Return a file of a project.
+
+        Raises:
+            FetchError: If the index cannot be reached or does not have the file.
+        """
+        packages = self.packages(project, wanted=name)
+        if package := next((package for package in packages if package.filename == name), None):
+            return package
+        raise self.lacks(name)
+
+    def fetch(self, pin: PinnedFile, into: Path, report: Callable[[int], None] = lambda done: None) -> None:
+        """Download the ranges of a pinned file, one after the other, continuing after the bytes that `into` has.
 
         Bytes that have arrived stay in the file after an error, so that the next call continues from there.
 
@@ -125,26 +141,47 @@ class Index:
             FetchError: If the index cannot be reached, or has a different file of this name.
             OSError: If the file cannot be written.
         """
-        url = self._locate(pin)
-        retries = self._retries
+        package = self.file(pin.project, pin.file)
+        stated = package.digests.get("sha256", pin.sha256)
+        if stated != pin.sha256:
+            raise FetchError(
+                f"the index states SHA-256 {stated}, expected {pin.sha256}",
+                where=f"{pin.file} at {self.url}",
+                hint="this index has a different file of that name; use one that mirrors PyPI",
+            )
+        before = 0
         with into.open("ab") as stream:
-            while (have := stream.tell()) < stop - start:
-                body = self._open(pin, url, start + have, stop)
+            for start, stop in pin.ranges:
+                end = before + stop - start
+                self._append(stream, package, stop - end, end, report)
+                before = end
+
+    def _append(
+        self, stream: BinaryIO, package: DistributionPackage, shift: int, end: int, report: Callable[[int], None]
+    ) -> None:
+        """Append to a stream until its position is `end`. Its position plus `shift` is that in the file."""
+        retries = self._retries
+        while (have := stream.tell()) < end:
+            with self._reaching(package.filename):
+                headers = _range(have + shift, end + shift)
+                response = self._session.get(package.url, headers=headers, timeout=_TIMEOUT, stream=True)
+                response.raise_for_status()
+            skip = 0 if response.status_code == 206 else have + shift  # a server may ignore ranges
+            try:
+                for chunk in _slice(response, skip, end - have):
+                    stream.write(chunk)
+                    report(stream.tell())
+                if stream.tell() == have:
+                    raise ChunkedEncodingError("the file server sent nothing")
+            except RequestException as error:  # the connection broke inside the body
+                stream.flush()
+                if stream.tell() > have:
+                    retries = self._retries
                 try:
-                    for chunk in body:
-                        stream.write(chunk)
-                        report(stream.tell())
-                    if stream.tell() == have:
-                        raise ChunkedEncodingError("the file server sent nothing")
-                except RequestException as error:  # the connection broke inside the body
-                    stream.flush()
-                    if stream.tell() > have:
-                        retries = self._retries
-                    try:
-                        retries = retries.increment("GET", url, error=error)
-                    except (MaxRetryError, RequestException) as last:
-                        raise self._unreachable(pin.file, error) from last
-                    retries.sleep()
+                    retries = retries.increment("GET", package.url, error=error)
+                except (MaxRetryError, RequestException) as last:
+                    raise self._unreachable(package.filename, error) from last
+                retries.sleep()
 
     @contextmanager
     def open(self, wheel: DistributionPackage) -> Iterator[RemoteZip]:
@@ -156,12 +193,6 @@ class Index:
         try:
             with RemoteZip(wheel.url, session=self._session, timeout=_TIMEOUT, headers=_UNCOMPRESSED) as archive:
                 yield archive
-        except RangeNotSupported as error:
-            raise FetchError(
-                "the file server does not answer range requests",
-                where=f"{wheel.filename} at {self.url}",
-                hint="set PIP_INDEX_URL to an index whose file server does",
-            ) from error
         except (RemoteZipError, HTTPError) as error:
             raise self._unreachable(wheel.filename, error) from error
 
@@ -177,28 +208,8 @@ class Index:
             response.raise_for_status()
             return response.content
 
-    def _locate(self, pin: PinnedFile) -> str:
-        for package in self.packages(pin.project, wanted=pin.file):
-            if package.filename != pin.file:
-                continue
-            stated = package.digests.get("sha256", pin.sha256)
-            if stated != pin.sha256:
-                raise FetchError(
-                    f"the index states SHA-256 {stated}, expected {pin.sha256}",
-                    where=f"{pin.file} at {self.url}",
-                    hint="this index has a different file of that name; use one that mirrors PyPI",
-                )
-            return package.url
-        raise self._lacks(pin.file)
-
-    def _open(self, pin: PinnedFile, url: str, start: int, stop: int) -> Iterator[bytes]:
-        with self._reaching(pin.file):
-            response = self._session.get(url, headers=_range(start, stop), timeout=_TIMEOUT, stream=True)
-            response.raise_for_status()
-        skip = 0 if response.status_code == 206 else start  # a server may ignore ranges
-        return _slice(response, skip, stop - start)
-
-    def _lacks(self, wanted: str) -> FetchError:
+    def lacks(self, wanted: str) -> FetchError:
+        """Return the error for a file or component that the index does not have."""
         return FetchError(
             "the index does not have it",
             where=f"{wanted} at {self.url}",
@@ -241,16 +252,3 @@ def _slice(response: requests.Response, skip: int, length: int) -> Iterator[byte
                 yield wanted
             if position >= skip + length:
                 return
-
-
-def _auth_for(host: str | None, credentials: tuple[str, str]) -> requests.auth.AuthBase:
-    """Return credentials that are sent to one host only; an index may keep its files on another one."""
-    basic = HTTPBasicAuth(*credentials)
-
-    class SameHost(AuthBase):
-        def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-            if urlsplit(request.url or "").hostname == host:
-                basic(request)
-            return request
-
-    return SameHost()

@@ -1,9 +1,8 @@
 """The toolchain lock: which files of an index, which byte ranges of them, and the hashes that pin their content.
 
 The lock has one entry for each component. It holds file names and no addresses, so that any index that has the files
-will do. Of each wheel only the byte ranges with the needed files are fetched. One of these is the wheel's `RECORD`,
-which lists the SHA-256 of every other file: pinning the SHA-256 of `RECORD` pins all of them. A source distribution,
-which is one compressed stream, is fetched whole.
+will do. Of each wheel only the byte ranges with the needed files are fetched. A source distribution, which is one
+compressed stream, is fetched whole.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 from kernel_builder.config.variant import Release
 from kernel_format.errors import ToolchainError
 
-SCHEMA = 5
+SCHEMA = 6
 # The platform of a component that is the same on all platforms.
 ANY = "any"
 
@@ -33,27 +32,23 @@ class PinnedFile(NamedTuple):
     Attributes:
         project: The name of the project in the index.
         file: The file name in the index.
-        size: Bytes of the whole file.
         sha256: SHA-256 of the whole file, as the index states it.
-        record: SHA-256 of the wheel's `RECORD`; None for a source distribution.
+        record: SHA-256 of the wheel's `RECORD`, the file's part of a tree's name; None for a source distribution.
         ranges: Byte ranges `(start, stop)` to fetch, ascending and disjoint. Each holds whole zip members.
-        fetched: SHA-256 of the bytes of all ranges in order. Nix needs it before the ranges are unpacked.
+        fetched: SHA-256 of the bytes of all ranges in order.
         prefix: A directory in the file, with a slash at its end. Files outside of it are left out.
         take: The files of `prefix` to keep: names that begin with one of these.
-        unpacked: Bytes of the kept files on disk.
     """
 
     project: str
     version: str
     file: str
-    size: int
     sha256: str
     record: str | None
     ranges: tuple[tuple[int, int], ...]
     fetched: str
     prefix: str
     take: tuple[str, ...]
-    unpacked: int
 
     @property
     def identity(self) -> str:
@@ -77,7 +72,6 @@ class PinnedComponent(NamedTuple):
     title: str
     version: str
     platforms: Mapping[str, tuple[PinnedFile, ...]]
-    license: str | None = None
 
     def tree(self, platform: str) -> Tree | None:
         """Return the directory of the component for a platform, or None if it is not pinned for it."""
@@ -116,11 +110,6 @@ class Tree(NamedTuple):
         """Bytes to download."""
         return sum(file.download for file in self.files)
 
-    @property
-    def unpacked(self) -> int:
-        """Bytes of the files on disk."""
-        return sum(file.unpacked for file in self.files)
-
 
 Lock = Mapping[str, PinnedComponent]
 
@@ -154,7 +143,6 @@ def loads(text: str, where: str) -> Lock:
                 entry["title"],
                 entry["version"],
                 {platform: tuple(map(load_file, files)) for platform, files in entry["platforms"].items()},
-                entry.get("license"),
             )
             for name, entry in data["components"].items()
         }
@@ -162,7 +150,7 @@ def loads(text: str, where: str) -> Lock:
         raise ToolchainError(
             f"is not a toolchain lock: {error!r}",
             where=where,
-            hint="`kernel-builder toolchain lock --output FILE` writes one",
+            hint="`kernel-builder toolchain update DIR` writes that of a checkout",
         ) from error
 
 
@@ -172,7 +160,6 @@ def dumps(lock: Lock) -> str:
         name: {
             "title": pin.title,
             "version": pin.version,
-            **({"license": pin.license} if pin.license else {}),
             "platforms": {
                 platform: [
                     {**file._asdict(), "ranges": [f"{start}-{stop}" for start, stop in file.ranges]} for file in files
@@ -183,17 +170,6 @@ def dumps(lock: Lock) -> str:
         for name, pin in lock.items()
     }
     return json.dumps({"schema": SCHEMA, "components": components}, indent=2) + "\n"
-
-
-def read(path: Path) -> Lock:
-    """Read a lock file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ToolchainError(
-            f"cannot be read: {error}", where=str(path), hint="`kernel-builder toolchain lock --output FILE` writes one"
-        ) from error
-    return loads(text, str(path))
 
 
 @lru_cache(maxsize=1)

@@ -6,21 +6,26 @@ the byte ranges that a build would fetch are downloaded, and each wheel's zip di
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+from pypi_simple import DistributionPackage
 
 from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.progress import Progress
-from kernel_builder.toolchain import dependencies, pins, tree_files
 from kernel_builder.toolchain.components import Component, ComponentFile
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import ANY, Lock, PinnedComponent, PinnedFile
 from kernel_format.errors import ToolchainError
-from kernel_format.files import temporary_directory
+
+# Two ranges closer than this many bytes are fetched as one: a request costs more than the bytes between.
+_NEAR = 32_768
 
 
 def resolve(
@@ -48,76 +53,163 @@ class _Resolver:
         self._required = cache(self._requirements)
 
     def component(self, component: Component, platforms: Sequence[str]) -> PinnedComponent:
-        is_same = all(file.file for file in component.files)
+        first = component.files[0]
         of_platforms = {
-            platform: tuple(self._pin(file, platform) for file in component.files)
-            for platform in ([ANY] if is_same else platforms)
+            platform: tuple(_pin(self._index, self._choose(file, platform), file) for file in component.files)
+            for platform in ([ANY] if all(file.file for file in component.files) else platforms)
         }
-        if component.license:
-            self._check_version(component, of_platforms[ANY])
-        version = (
-            component.version or self._version(component.files[0]) or next(iter(of_platforms.values()))[-1].version
-        )
-        return PinnedComponent(component.name, component.title, version, of_platforms, component.license)
+        version = component.version or (self._required(first.required_by)[0] if first.required_by else None)
+        last = next(iter(of_platforms.values()))[-1]
+        return PinnedComponent(component.name, component.title, version or last.version, of_platforms)
 
-    def _version(self, file: ComponentFile) -> str | None:
-        """Return the version of the package that requires a file; None if the file is selected otherwise."""
-        return self._required(file.required_by)[0] if file.required_by else None
-
-    def _pin(self, file: ComponentFile, platform: str) -> PinnedFile:
+    def _choose(self, file: ComponentFile, platform: str) -> DistributionPackage:
         if file.file:
-            package = pins.named(self._index, file.project, file.file)
-            if package.package_type == "sdist":
-                return pins.pin_sdist(self._index, package, file.prefix, file.take)
-            return pins.pin_wheel(self._index, package, file.prefix, file.take)
-        return pins.pin_part(
-            self._index, file.project, self._specifier(file, platform), platform, file.prefix, file.take
-        )
+            return self._index.file(file.project, file.file)
+        versions = self._versions(file, platform)
+        offered = for_platform(self._index.packages(file.project), platform)
+        offered = [package for package in offered if version_of(package) in versions]
+        if not offered:
+            raise self._index.lacks(f"{file.project}{versions} for {platform}")
+        return max(offered, key=preference)
 
-    def _specifier(self, file: ComponentFile, platform: str) -> SpecifierSet:
+    def _versions(self, file: ComponentFile, platform: str) -> SpecifierSet:
         if file.release:
-            return SpecifierSet(f"=={pins.newest(self._index, file.project, file.release)}")
+            return SpecifierSet(f"=={self._newest(file.project, file.release)}")
         assert file.required_by
         if file.required_by == "torch":
             return self._oldest_of_torch(file.project, platform)
         version, requirements = self._required(file.required_by)
         specifiers = [requirement.specifier for requirement in requirements if requirement.name == file.project]
         if not specifiers:
-            raise pins.lacks(f"{file.project} for {file.required_by}, which {version} does not require", self._index)
+            raise self._index.lacks(f"{file.project} for {file.required_by}, which {version} does not require")
         return SpecifierSet(",".join(map(str, specifiers)))
+
+    def _newest(self, project: str, release: Release) -> Version:
+        offered = of_release(self._index.packages(project), release)
+        if not offered:
+            raise self._index.lacks(f"{project} {release}")
+        return max(map(version_of, offered))
 
     def _requirements(self, required_by: str) -> tuple[str, tuple[Requirement, ...]]:
         project, _, release = required_by.partition(" ")
-        offered = pins.of_release(self._index.packages(project), Release.parse(release))
-        if not offered:
-            raise pins.lacks(required_by, self._index)
-        newest = max(offered, key=pins.version_of)
-        return str(pins.version_of(newest)), tuple(pins.requirements_of(self._index, newest))
+        version = self._newest(project, Release.parse(release))
+        wheels = of_release(self._index.packages(project), Release.parse(release))
+        wheel = next(wheel for wheel in wheels if version_of(wheel) == version)
+        return str(version), tuple(requirements_of(self._index, wheel))
 
     def _oldest_of_torch(self, project: str, platform: str) -> SpecifierSet:
         """Return the oldest version of a package that a Torch release requires."""
         versions = []
         for release in self._torches:
-            newest = pins.newest(self._index, "torch", release)
-            wheels = pins.for_platform(self._index.packages("torch"), platform)
-            wheel = max((wheel for wheel in wheels if pins.version_of(wheel) == newest), key=pins.preference)
-            for requirement in pins.requirements_of(self._index, wheel):
+            newest = self._newest("torch", release)
+            wheels = for_platform(self._index.packages("torch"), platform)
+            wheel = max((wheel for wheel in wheels if version_of(wheel) == newest), key=preference)
+            for requirement in requirements_of(self._index, wheel):
                 exact = (specifier for specifier in requirement.specifier if specifier.operator == "==")
                 versions += [Version(specifier.version) for specifier in exact if requirement.name == project]
         if not versions:
-            raise pins.lacks(f"{project}, which no pinned Torch release requires", self._index)
+            raise self._index.lacks(f"{project}, which no pinned Torch release requires")
         return SpecifierSet(f"=={min(versions)}")
 
-    def _check_version(self, component: Component, files: Sequence[PinnedFile]) -> None:
-        """Raise unless the files of a header library state its version."""
-        with temporary_directory() as directory:
-            for pin in files:
-                package = pins.named(self._index, pin.project, pin.file)
-                slices = [memoryview(self._index.read(package, start, stop)) for start, stop in pin.ranges]
-                tree_files.unpack(pin, slices, directory)
-            stated = dependencies.stated_version(directory)
-        if stated != component.version:
-            raise ToolchainError(
-                f"states version {stated}, expected {component.version}",
-                where=f"{component.name} in dependencies.toml",
-            )
+
+def requirements_of(index: Index, wheel: DistributionPackage) -> list[Requirement]:
+    """Return the requirements in a wheel's metadata."""
+    with index.open(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Metadata.from_email(archive.read(name), validate=False).requires_dist or []
+
+
+def version_of(package: DistributionPackage) -> Version:
+    """Return the version in a file's name; 0 if it has none."""
+    try:
+        return Version(package.version or "")
+    except InvalidVersion:
+        return Version("0")
+
+
+def of_release(packages: Iterable[DistributionPackage], release: Release) -> list[DistributionPackage]:
+    """Return the wheels of a release, without pre-releases and yanked files."""
+    return [
+        package
+        for package in packages
+        if package.package_type == "wheel"
+        and not package.is_yanked
+        and version_of(package).release[:2] == release
+        and not version_of(package).is_prerelease
+    ]
+
+
+def for_platform(packages: Iterable[DistributionPackage], platform: str) -> list[DistributionPackage]:
+    """Return the wheels for a platform, without yanked files."""
+    machine = platform.partition("-")[0]
+    return [
+        package
+        for package in packages
+        if package.package_type == "wheel"
+        and not package.is_yanked
+        and any(
+            tag.platform.startswith("manylinux") and tag.platform.endswith(f"_{machine}")
+            for tag in parse_wheel_filename(package.filename)[3]
+        )
+    ]
+
+
+def preference(package: DistributionPackage) -> tuple[Version, bool, int, tuple[int, str] | tuple[()]]:
+    """Sort key of wheels: version, then the oldest CPython without free threading, then build number."""
+    _, version, build, tags = parse_wheel_filename(package.filename)
+    tag = min(tags, key=str)
+    digits = tag.interpreter.removeprefix("cp")
+    minor = int(digits[1:]) if tag.interpreter.startswith("cp") and digits[1:].isdigit() else 0
+    return version, not tag.abi.endswith("t"), -minor, build
+
+
+def _pin(index: Index, package: DistributionPackage, file: ComponentFile) -> PinnedFile:
+    """Pin part of a file: of a wheel the wanted files and `RECORD`, of a source distribution the whole."""
+    if package.package_type == "wheel":
+        record, ranges = _parts_of_wheel(index, package, file)
+        content = b"".join(index.read(package, start, stop) for start, stop in ranges)
+    else:
+        record, content = None, index.read(package)
+        ranges = [(0, len(content))]
+    fetched = hashlib.sha256(content).hexdigest()
+    return PinnedFile(
+        project=canonicalize_name(package.project or ""),
+        version=str(version_of(package)),
+        file=package.filename,
+        sha256=package.digests.get("sha256", fetched),
+        record=record,
+        ranges=tuple(ranges),
+        fetched=fetched,
+        prefix=file.prefix,
+        take=file.take,
+    )
+
+
+def _parts_of_wheel(
+    index: Index, package: DistributionPackage, file: ComponentFile
+) -> tuple[str, list[tuple[int, int]]]:
+    """Return the SHA-256 of a wheel's RECORD, and the byte ranges of it and of the wanted files."""
+    with index.open(package) as archive:
+        infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
+        ends = [*(info.header_offset for info in infos[1:]), archive.start_dir]
+        record_name = next((i.filename for i in infos if i.filename.endswith(".dist-info/RECORD")), None)
+        if record_name is None or "sha256" not in package.digests:
+            raise ToolchainError("has no RECORD, or the index states no SHA-256 of it", where=package.filename)
+        record = hashlib.sha256(archive.read(record_name)).hexdigest()
+    ranges: list[tuple[int, int]] = []
+    kept = 0
+    for info, end in zip(infos, ends, strict=True):
+        inside = info.filename.removeprefix(file.prefix)
+        is_kept = info.filename.startswith(file.prefix) and not info.is_dir() and inside.startswith(file.take)
+        if not is_kept and info.filename != record_name:
+            continue
+        if info.flag_bits & 0x8:
+            raise ToolchainError(f"{info.filename} has no sizes before its content", where=package.filename)
+        kept += is_kept
+        start = info.header_offset
+        if ranges and start - ranges[-1][1] < _NEAR:
+            start = ranges.pop()[0]
+        ranges.append((start, end))
+    if not kept:
+        raise ToolchainError(f"has none of the files expected under {file.prefix}", where=package.filename)
+    return record, ranges

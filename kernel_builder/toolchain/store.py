@@ -19,8 +19,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kernel_builder.progress import Progress
 from kernel_format.errors import StoreError
@@ -29,24 +29,11 @@ from kernel_format.files import file_digest, locked
 _MANIFEST = "manifest.json"
 
 
-@dataclass(frozen=True)
-class StoredTree:
-    """A complete tree. `bytes` is the sum of its files, `used` the time of its last use in seconds since 1970."""
+class StoredTree(NamedTuple):
+    """A complete tree: its name in messages, and the sum of its files."""
 
-    name: str
     title: str
     bytes: int
-    files: int
-    used: float
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A file that has changed since its tree was made."""
-
-    tree: str
-    path: Path
-    problem: str
 
 
 class _InUse(Exception):
@@ -65,13 +52,9 @@ class Store:
         self._progress = progress
 
     def find(self, name: str) -> Path | None:
-        """Return the directory of a tree's files and mark the tree as used, or return None if it is not there."""
+        """Return the directory of a tree's files, or None if it is not there."""
         home = self._home(name)
-        if not (home / _MANIFEST).exists():
-            return None
-        with suppress(OSError):  # a read-only store can still be read from
-            os.utime(home)
-        return home / "tree"
+        return home / "tree" if (home / _MANIFEST).exists() else None
 
     def obtain(self, name: str, title: str, make: Callable[[Path, Path], None]) -> Path:
         """Return the directory of a tree's files, and make the tree first if it is not there.
@@ -107,67 +90,48 @@ class Store:
                     self._remove(new)
         return home / "tree"
 
-    def trees(self) -> list[StoredTree]:
-        """Return every complete tree, sorted by name."""
-        stored = []
-        for name in self.names():
-            home = self._home(name)
-            manifest = json.loads((home / _MANIFEST).read_text())
-            sizes = [size for _, size in manifest["files"].values()]
-            stored.append(StoredTree(name, manifest["title"], sum(sizes), len(sizes), home.stat().st_mtime))
+    def trees(self) -> dict[str, StoredTree]:
+        """Return name -> complete tree, sorted by name."""
+        stored = {}
+        for path in sorted(self.root.glob(f"trees/[!.]*/{_MANIFEST}")):
+            manifest = json.loads(path.read_text())
+            stored[path.parent.name] = StoredTree(
+                manifest["title"], sum(size for _, size in manifest["files"].values())
+            )
         return stored
 
-    def verify(self, name: str) -> Iterator[Damage]:
-        """Hash every file of a tree again, and yield the files that were altered, removed or added."""
+    def damages(self, name: str) -> Iterator[tuple[Path, str]]:
+        """Hash every file of a tree again; yield the files that were altered, removed or added, and the problems."""
         home = self._home(name)
         try:
             files = json.loads((home / _MANIFEST).read_text())["files"]
         except (OSError, ValueError, KeyError, TypeError):
-            yield Damage(name, home / _MANIFEST, "is missing or cannot be read")
+            yield home / _MANIFEST, "is missing or cannot be read"
             return
         present = set(_files(home / "tree"))
         for path, (sha256, _) in files.items():
             if path not in present:
-                yield Damage(name, home / "tree" / path, "is missing")
+                yield home / "tree" / path, "is missing"
             elif (got := file_digest(home / "tree" / path)) != sha256:
-                yield Damage(name, home / "tree" / path, f"has SHA-256 {got}, expected {sha256}")
+                yield home / "tree" / path, f"has SHA-256 {got}, expected {sha256}"
         for path in sorted(present - files.keys()):
-            yield Damage(name, home / "tree" / path, "was added")
+            yield home / "tree" / path, "was added"
 
-    def names(self) -> list[str]:
-        """Return the names of all complete trees, sorted."""
-        homes = (manifest.parent for manifest in self.root.glob(f"trees/*/{_MANIFEST}"))
-        return sorted(home.name for home in homes if not home.name.startswith("."))
-
-    def remove(self, name: str) -> bool:
-        """Remove a tree unless a process is making it now, and return whether it was removed."""
-        with self._writing():
-            try:
-                with locked(self.root / "locks" / name, waiting=_give_up):
-                    # Rename first: the tree is complete or gone even if this process is killed while removing it.
-                    hidden = self._home(f".{name}.new")
-                    self._remove(hidden)
-                    self._home(name).rename(hidden)
-                    self._remove(hidden)
-            except _InUse:
-                return False
-        return True
-
-    def remove_leftovers(self) -> int:
-        """Remove leftovers of interrupted work, and the cached probes. Return the bytes freed."""
+    def clear(self) -> int:
+        """Remove all trees, incomplete downloads and cached probes, without those in use. Return the bytes freed."""
         freed = 0
-        leftovers = [
-            (path.name.removeprefix(".").removesuffix(".new"), path)
-            for path in [*self.root.glob("trees/.*.new"), *self.root.glob("scratch/*"), *self.root.glob("probes")]
-        ]
         with self._writing():
-            for name, path in leftovers:
-                try:
-                    with locked(self.root / "locks" / name, waiting=_give_up):
-                        freed += _size(path)
-                        self._remove(path)
-                except _InUse:
-                    continue
+            for path in [*self.root.glob("trees/*"), *self.root.glob("scratch/*"), *self.root.glob("probes")]:
+                name = path.name.removeprefix(".").removesuffix(".new")
+                (self.root / "locks").mkdir(exist_ok=True)
+                with suppress(_InUse), locked(self.root / "locks" / name, waiting=_give_up):
+                    freed += _size(path)
+                    # Rename first: a tree is complete or gone even if this process is killed while removing it.
+                    hidden = path.with_name(f".{name}.new")
+                    if path != hidden:
+                        self._remove(hidden)
+                        path.rename(hidden)
+                    self._remove(hidden)
         return freed
 
     def _home(self, name: str) -> Path:

@@ -21,24 +21,21 @@ import json
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
 from kernel_builder.toolchain import host_compiler
-from kernel_builder.toolchain.sysroot import RUNTIME_LIBRARIES, UNVERSIONED_LIBRARIES
 from kernel_format.errors import ToolchainError
 
-# The newest symbol versions of manylinux_2_28, which the Hub requires. GOMP and OMP: the newest of the libgomp.so.1 in
-# Torch's wheels, 2.10 to 2.15.
-CEILINGS: Mapping[str, tuple[int, ...]] = {
-    "GLIBC": (2, 28),
-    "GLIBCXX": (3, 4, 24),
-    "CXXABI": (1, 3, 11),
-    "GCC": (7, 0, 0),
-    "GOMP": (5, 0),
-    "OMP": (5, 0),
-}
+# Increase when `make` changes, so that the sysroot of an older builder is not used.
+RECIPE = 4
+# `runtime`, `unversioned`, `ceilings`, `compat`: described in the file.
+_TABLE: Mapping[str, Any] = toml_file.read(Path(__file__).with_suffix(".toml"))
+UNVERSIONED_LIBRARIES: tuple[str, ...] = tuple(_TABLE["unversioned"]["libraries"])
 
 OPENMP_LIBRARY = "libgomp.so.1"
 
@@ -47,48 +44,59 @@ _FACET_ID = re.compile(r"_Z(?:GV)?NK?St.*2idE")
 
 COMPAT = "lib/libcompat.a"
 
-COMPAT_MEMBERS = (
-    "KB_SINGLE_THREADED",
-    "KB_IOSTREAM_INIT",
-    "KB_ATEXIT",
-    "KB_ISOC23",
-    "KB_STAT",
-)
+
+@dataclass(frozen=True)
+class Sysroot:
+    """A directory of libraries to link against.
+
+    Attributes:
+        root: The directory with `lib/` (the stubs) and `too-new.json`.
+        platform: The platform of the libraries.
+    """
+
+    root: Path
+    platform: str
+
+    @property
+    def runtime_arguments(self) -> list[str]:
+        """The arguments that replace the compiler's default libraries at the end of a link command."""
+        dynamic = [f"-l:{name}" for name in _runtime_libraries(self.platform)]
+        return ["-l:libcompat.a", "-Wl,--as-needed", *dynamic, "-lgcc", "-Wl,--no-as-needed"]
+
+    def too_new(self) -> Mapping[str, str]:
+        """Return symbol -> its oldest version, for symbols that this machine has only above the ceiling."""
+        loaded: dict[str, str] = json.loads((self.root / "too-new.json").read_text())
+        return loaded
 
 
-def _version_key(version: str) -> tuple[str, tuple[int, ...]] | None:
+def _runtime_libraries(platform: str) -> list[str]:
+    return [*_TABLE["runtime"]["every"], *_TABLE["runtime"][platform]]
+
+
+def _version_key(version: str) -> tuple[str, tuple[int, ...]]:
+    """Return family and numbers of a symbol version such as `GLIBC_2.17`; no family for a private version."""
     match = re.fullmatch(r"([A-Z]+)_(\d+(?:\.\d+)*)", version)
-    return (match[1], tuple(int(part) for part in match[2].split("."))) if match else None
+    return (match[1], tuple(map(int, match[2].split(".")))) if match else ("", ())
 
 
-def allowed(version: str) -> bool:
-    """Return whether a symbol version such as `GLIBC_2.17` is at or below the ceiling. Private versions are not."""
-    key = _version_key(version)
-    return key is not None and key[0] in CEILINGS and key[1] <= CEILINGS[key[0]]
-
-
-def split_by_ceiling(symbols: Iterable[DefinedSymbol]) -> tuple[list[DefinedSymbol], dict[str, str]]:
-    """Keep for each name its newest allowed version; name the others with the oldest version they have.
+def _split_by_ceiling(symbols: Iterable[DefinedSymbol]) -> tuple[list[DefinedSymbol], dict[str, str]]:
+    """Keep for each name its newest version at or below the ceiling; name the others with their oldest version.
 
     Returns:
         The kept symbols sorted by name, and `name -> version` of those that exist only above the ceiling.
     """
     kept: dict[str, DefinedSymbol] = {}
     late: dict[str, str] = {}
-    for symbol in symbols:
-        key = _version_key(symbol.version)
-        if key is None:
-            continue
-        if allowed(symbol.version):
-            known = kept.get(symbol.name)
-            if known is None or (_version_key(known.version) or key) < key:
-                kept[symbol.name] = symbol
-        elif symbol.name not in late or key < (_version_key(late[symbol.name]) or key):
-            late[symbol.name] = symbol.version
+    for symbol in sorted(symbols, key=lambda symbol: _version_key(symbol.version)):
+        family, numbers = _version_key(symbol.version)
+        if numbers and numbers <= tuple(_TABLE["ceilings"].get(family, ())):
+            kept[symbol.name] = symbol
+        elif family:
+            late.setdefault(symbol.name, symbol.version)
     return sorted(kept.values(), key=lambda s: s.name), {n: v for n, v in late.items() if n not in kept}
 
 
-def stand_in_source(symbols: Iterable[DefinedSymbol]) -> tuple[str, str]:
+def _stub_source(symbols: Iterable[DefinedSymbol]) -> tuple[str, str]:
     """Return assembly that defines `symbols`, and its version script."""
     lines = [".text"]
     versions = set()
@@ -106,8 +114,7 @@ def stand_in_source(symbols: Iterable[DefinedSymbol]) -> tuple[str, str]:
         ]
         versions.add(symbol.version)
     lines.append('.section .note.GNU-stack,"",@progbits')
-    ordered = sorted(versions, key=lambda version: _version_key(version) or ("", ()))
-    script = "".join(f"{version} {{ }};\n" for version in ordered)
+    script = "".join(f"{version} {{ }};\n" for version in sorted(versions, key=_version_key))
     return "\n".join(lines) + "\n", script
 
 
@@ -124,21 +131,17 @@ def _run(command: list[str], cwd: Path) -> str:
     return done.stdout
 
 
+def _ask(cxx: Path, option: str) -> str:
+    return subprocess.run([str(cxx), option], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def _find(cxx: Path, name: str) -> Path | None:
     """Return the path of a runtime library or object that the compiler links, or None if it has none."""
-    done = subprocess.run([str(cxx), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
-    path = Path(done.stdout.strip())
+    path = Path(_ask(cxx, f"-print-file-name={name}"))
     return path.resolve() if path.is_absolute() else None
 
 
-def _program(cxx: Path, name: str) -> str:
-    """Return the path or name of a program of binutils for the compiler's platform."""
-    return subprocess.run(
-        [str(cxx), f"-print-prog-name={name}"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
-def locate(cxx: Path, name: str) -> Path:
+def _locate(cxx: Path, name: str) -> Path:
     """Return the path of a runtime library or object that the compiler links."""
     path = _find(cxx, name)
     if path is None:
@@ -161,8 +164,8 @@ def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> 
     lib.mkdir(parents=True)
     late: dict[str, str] = {}
     present: set[str] = set()
-    for soname in RUNTIME_LIBRARIES[host.platform]:
-        kept, too_new = split_by_ceiling(defined_symbols(locate(cxx, soname)))
+    for soname in _runtime_libraries(host.platform):
+        kept, too_new = _split_by_ceiling(defined_symbols(_locate(cxx, soname)))
         present.update(symbol.name for symbol in kept)
         late.update(too_new)
         _link_stub(cxx, directory, soname, kept)
@@ -172,7 +175,7 @@ def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> 
         (directory / name).unlink()
     openmp = _find(cxx, OPENMP_LIBRARY)
     if openmp is not None:
-        too_new = split_by_ceiling(defined_symbols(openmp))[1]
+        too_new = _split_by_ceiling(defined_symbols(openmp))[1]
         late.update({name: version for name, version in too_new.items() if version.startswith(("GOMP_", "OMP_"))})
 
     provided = _make_compat(cxx, directory, present | {name for name in late if _FACET_ID.fullmatch(name)})
@@ -185,15 +188,15 @@ def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
     source = Path(__file__).parents[1] / "templates" / "compat.cpp"
     (directory / "compat.cpp").write_text(source.read_text())
     members = []
-    for member in COMPAT_MEMBERS:
+    for member in _TABLE["compat"]["members"]:
         flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", f"-D{member}"]
         _run([str(cxx), *flags, "-c", "compat.cpp", "-o", f"{member}.o"], directory)
         members.append(f"{member}.o")
     own = _defined(cxx, directory, *members)
     # The compilers of RHEL use the system's libstdc++.so.6 and have newer symbols in a library of their own.
-    archive = _find(cxx, "libstdc++_nonshared.a") or locate(cxx, "libstdc++.a")
+    archive = _find(cxx, "libstdc++_nonshared.a") or _locate(cxx, "libstdc++.a")
     (directory / COMPAT).write_bytes(without_definitions(archive.read_bytes(), dropped | own))
-    _run([_program(cxx, "ar"), "rcD", COMPAT, *members], directory)
+    _run([_ask(cxx, "-print-prog-name=ar"), "rcD", COMPAT, *members], directory)
     for name in [*members, "compat.cpp"]:
         (directory / name).unlink()
     return _defined(cxx, directory, COMPAT)
@@ -201,12 +204,14 @@ def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
 
 def _defined(cxx: Path, directory: Path, *files: str) -> set[str]:
     """Return the names of the global symbols that objects or static libraries define."""
-    lines = _run([_program(cxx, "nm"), "--defined-only", "--extern-only", "-P", *files], directory).splitlines()
+    lines = _run(
+        [_ask(cxx, "-print-prog-name=nm"), "--defined-only", "--extern-only", "-P", *files], directory
+    ).splitlines()
     return {line.split()[0] for line in lines if len(line.split()) > 1}
 
 
 def _link_stub(cxx: Path, directory: Path, soname: str, symbols: Iterable[DefinedSymbol]) -> None:
-    assembly, script = stand_in_source(symbols)
+    assembly, script = _stub_source(symbols)
     (directory / "stub.s").write_text(assembly)
     (directory / "stub.map").write_text(script)
     _run([str(cxx), "-c", "stub.s", "-o", "stub.o"], directory)

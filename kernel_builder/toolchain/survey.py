@@ -7,23 +7,19 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
-from kernel_builder.backends.compiled import CLANG
+from kernel_builder.backends import CLANG
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import PLATFORMS, this_platform
-from kernel_builder.toolchain import components
-from kernel_builder.toolchain.lock import Tree
+from kernel_builder.toolchain import components, dependencies
 from kernel_builder.toolchain.toolchains import Toolchains
 from kernel_format.errors import ToolchainError
 
 CPU, CUDA, LOAD = "cpu", "cuda", "load checks"
 BUILDS = (CPU, CUDA)
-
-# Where distributions and NVIDIA's packages install a toolkit.
-_USUAL_CUDA = Path("/usr/local/cuda")
 
 
 @dataclass(frozen=True)
@@ -48,18 +44,35 @@ class Requirement:
 
 def survey(toolchains: Toolchains) -> list[Requirement]:
     """Return everything that a build on this machine may need, the most needed first."""
+    here = this_platform()
+    ninja = "python -m pip install ninja"
     return [
         Requirement("Python", platform.python_version()),
-        _platform(),
-        _host_compiler(toolchains),
-        *_cross_compilers(toolchains),
-        _ninja(),
-        _installed_cuda(toolchains),
+        Requirement(
+            "platform",
+            here if here in PLATFORMS else None,
+            BUILDS,
+            f"kernels are not built for {here}: use a machine that is {' or '.join(PLATFORMS)}",
+        ),
+        _tried("g++", BUILDS, partial(_host, toolchains, here)),
+        # Only `build --platform` needs the compilers for other platforms.
+        *(
+            _tried(f"g++ ({other.partition('-')[0]})", (), partial(_host, toolchains, other))
+            for other in PLATFORMS
+            if other != here
+        ),
+        Requirement("ninja", _version("ninja") or _first_line("ninja", "--version"), BUILDS, ninja),
+        _tried("CUDA toolkit", (), partial(_installed_cuda, toolchains)),
         *_components(toolchains),
-        _python_package("torch", "python -m pip install torch"),
-        _python_package("kernels", "python -m pip install kernels"),
-        _program("git", "apt-get install git, or dnf install git", "--version"),
-        _gpu(),
+        Requirement("torch", _version("torch"), (LOAD,), "python -m pip install torch"),
+        Requirement("kernels", _version("kernels"), (LOAD,), "python -m pip install kernels"),
+        Requirement("git", _first_line("git", "--version"), (), "apt-get install git, or dnf install git"),
+        Requirement(
+            "GPU",
+            _first_line("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+            (),
+            "not needed to build, only to load and measure CUDA kernels",
+        ),
     ]
 
 
@@ -68,106 +81,52 @@ def ready(requirements: list[Requirement], build: str) -> bool:
     return all(requirement.ok for requirement in requirements if build in requirement.needed_for)
 
 
-def _platform() -> Requirement:
-    here = this_platform()
-    return Requirement(
-        "platform",
-        here if here in PLATFORMS else None,
-        BUILDS,
-        f"kernels are not built for {here}: use a machine that is {' or '.join(PLATFORMS)}",
-    )
-
-
-def _host_compiler(toolchains: Toolchains) -> Requirement:
+def _tried(name: str, needed_for: tuple[str, ...], find_out: Callable[[], str]) -> Requirement:
+    """Return a requirement with its value, or with the error as its hint."""
     try:
-        compiler = toolchains.host()
+        return Requirement(name, find_out(), needed_for)
     except ToolchainError as error:
-        return Requirement("g++", None, BUILDS, f"{error}; {error.hint}")
-    return Requirement("g++", f"{compiler.version} at {compiler.path}", BUILDS)
+        return Requirement(name, None, needed_for, f"{error}; {error.hint}")
 
 
-def _cross_compilers(toolchains: Toolchains) -> Iterator[Requirement]:
-    """Yield the compilers for other platforms, which only `build --platform` needs."""
-    for other in PLATFORMS:
-        if other == this_platform():
-            continue
-        name = f"g++ ({other.partition('-')[0]})"
-        try:
-            compiler = toolchains.host(other)
-        except ToolchainError as error:
-            yield Requirement(name, None, (), f"{error}; {error.hint}")
-        else:
-            yield Requirement(name, f"{compiler.version} at {compiler.path}")
+def _host(toolchains: Toolchains, target: str) -> str:
+    compiler = toolchains.host(target)
+    return f"{compiler.version} at {compiler.path}"
 
 
-def _ninja() -> Requirement:
-    hint = "python -m pip install ninja"
-    program = _program("ninja", hint, "--version")
-    return Requirement("ninja", program.value or _python_package("ninja", hint).value, BUILDS, hint)
-
-
-def _installed_cuda(toolchains: Toolchains) -> Requirement:
-    name = "CUDA toolkit"
-    try:
-        if toolkit := toolkits.installed(toolchains):
-            return Requirement(name, f"{toolkit.version} at {toolkit.root}")
-        if (_USUAL_CUDA / "bin/nvcc").exists():
-            version, _ = toolkits.probe(toolchains.probes, _USUAL_CUDA / "bin/nvcc")
-            return Requirement(name, f"{version}, used with `--cuda-home {_USUAL_CUDA}`")
-    except ToolchainError as error:
-        return Requirement(name, None, (CUDA,), f"{error}; {error.hint}")
-    return Requirement(name, None, (), "needed only for CUDA releases that the lock does not have")
+def _installed_cuda(toolchains: Toolchains) -> str:
+    toolkit = toolkits.installed(toolchains)
+    if toolkit is None:
+        raise ToolchainError("not named", hint="needed only for CUDA releases that the lock does not have")
+    return f"{toolkit.version} at {toolkit.root}"
 
 
 def _components(toolchains: Toolchains) -> Iterator[Requirement]:
     """Yield the pinned compilers and headers, without those of Torch."""
     for name, component in components.known().items():
-        if name.startswith("torch-"):
-            continue
-        needed_for = (CUDA,) if _is_cuda_compiler(name) else ()
-        try:
-            is_library = component.license is not None
-            missing = (toolchains.dependency_obstacle if is_library else toolchains.component_obstacle)(name)
-        except ToolchainError as error:
-            yield Requirement(component.title, None, (), f"{error}; {error.hint}")
-            continue
-        if missing:
-            yield Requirement(component.title, None, needed_for, f"{missing.reason}; {missing.hint}")
-        elif name in toolchains.given_dependencies:
-            yield Requirement(component.title, f"at {toolchains.given_dependencies[name]}")
-        else:
-            tree = toolchains.lock[name].tree(this_platform())
-            assert tree
-            yield Requirement(component.title, _state(toolchains, tree), needed_for)
+        if not name.startswith("torch-"):
+            is_compiler = name == CLANG or re.fullmatch(r"cuda-\d+\.\d+", name) is not None
+            yield _tried(component.title, (CUDA,) if is_compiler else (), partial(_component, toolchains, name))
 
 
-def _is_cuda_compiler(name: str) -> bool:
-    return name == CLANG or re.fullmatch(r"cuda-\d+\.\d+", name) is not None
-
-
-def _state(toolchains: Toolchains, tree: Tree) -> str:
+def _component(toolchains: Toolchains, name: str) -> str:
+    is_library = name in dependencies.known()
+    if missing := (toolchains.dependency_obstacle if is_library else toolchains.component_obstacle)(name):
+        raise ToolchainError(missing.reason, hint=missing.hint)
+    if given := toolchains.given_dependencies.get(name):
+        return f"at {given}"
+    tree = toolchains.lock[name].tree(this_platform())
+    assert tree
     stored = toolchains.store.find(tree.name) is not None
     return "in the store" if stored else f"{tree.download / 1e6:.0f} MB to download at first use"
 
 
-def _python_package(name: str, hint: str) -> Requirement:
+def _version(package: str) -> str | None:
+    """Return the version of an installed Python package, or None."""
     try:
-        return Requirement(name, importlib.metadata.version(name))
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return Requirement(name, None, (LOAD,), hint)
-
-
-def _program(name: str, hint: str, *arguments: str) -> Requirement:
-    return Requirement(name, _first_line(name, *arguments), (), hint)
-
-
-def _gpu() -> Requirement:
-    return Requirement(
-        "GPU",
-        _first_line("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
-        (),
-        "not needed to build, only to load and measure CUDA kernels",
-    )
+        return None
 
 
 def _first_line(program: str, *arguments: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +16,12 @@ from kernel_builder.backends.tools import (
     HostCompiler,
     Obstacle,
     Subset,
-    TorchHeaders,
 )
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.progress import Progress, Silent
+from kernel_builder.toolchain import archives, host_compiler, lock, stub_libraries
 from kernel_builder.toolchain import dependencies as header_libraries
-from kernel_builder.toolchain import host_compiler, lock, stub_libraries, sysroot
 from kernel_builder.toolchain.components import torch_headers
 from kernel_builder.toolchain.lock import Lock, Tree
 from kernel_builder.toolchain.store import Store
@@ -35,18 +34,12 @@ if TYPE_CHECKING:
 _UPDATE = "update kernel-builder, or use the lock that comes with it"
 
 
-def _given() -> Mapping[str, Path]:
-    named = os.environ.get("KERNEL_BUILDER_TREES")
-    return {path.name: path.resolve() for path in Path(named).iterdir()} if named else {}
-
-
 class Toolchains:
-    """The toolchains of one invocation.
+    """The toolchains of one invocation. The environment variable CXX names the host compiler, by default g++.
 
     Args:
         cache: The cache directory, which holds the store.
         cuda_home: An installed CUDA toolkit, used in place of the pinned one of its release. Defaults to CUDA_HOME.
-        cxx: The host compiler. Defaults to CXX, or else g++.
         offline: Whether to fail instead of using the network.
         progress: Receives reports of downloads.
         index_url: The package index. Defaults to the one that pip or uv is set to use, or else PyPI.
@@ -55,8 +48,9 @@ class Toolchains:
             Nix. Defaults to the entries of the directory KERNEL_BUILDER_TREES.
         cuda_compiler: The compiler of all CUDA variants. By default nvcc, and clang for a CUDA release that it can
             compile for and of which there is no nvcc.
-        dependencies: Header library, such as `cutlass_3_9` -> a directory to use instead of the pinned one, in addition
-            to those that KERNEL_BUILDER_DEPENDENCIES names.
+
+    Attributes:
+        given_dependencies: Header library, such as `cutlass_3_9` -> the user's directory in place of the pinned one.
     """
 
     def __init__(
@@ -64,14 +58,12 @@ class Toolchains:
         *,
         cache: Path | None = None,
         cuda_home: Path | None = None,
-        cxx: str | None = None,
         offline: bool = False,
         progress: Progress | None = None,
         index_url: str | None = None,
         pinned: Lock | None = None,
         given: Mapping[str, Path] | None = None,
         cuda_compiler: CudaCompiler | None = None,
-        dependencies: Mapping[str, Path] | None = None,
     ) -> None:
         self.cache = cache or default_cache()
         self._progress = progress or Silent()
@@ -80,13 +72,15 @@ class Toolchains:
         self.store = Store(self.store_root, self._progress)
         self.probes = ProbeCache(self.store_root / "probes")
         self.cuda_home, self.cuda_compiler = cuda_home, cuda_compiler
-        self._cxx = cxx
         self._offline, self._index_url = offline, index_url
         self._pinned = pinned
-        self._given = _given() if given is None else given
-        self.given_dependencies = {**header_libraries.given_by_environment(), **(dependencies or {})}
-        self._in_directories: dict[str, HeaderLibrary] = {}
-        self._hosts: dict[str, HostCompiler] = {}
+        if given is None and (named := os.environ.get("KERNEL_BUILDER_TREES")):
+            given = {path.name: path.resolve() for path in Path(named).iterdir()}
+        self._given = given or {}
+        self.given_dependencies = header_libraries.given()
+        # Every variant asks for them.
+        self._in_directory = lru_cache(header_libraries.in_directory)
+        self._find_host = lru_cache(host_compiler.find)
 
     @cached_property
     def lock(self) -> Lock:
@@ -105,21 +99,7 @@ class Toolchains:
         Raises:
             ToolchainError: If there is none, or it cannot be used.
         """
-        target = platform or this_platform()
-        if target not in self._hosts:  # every variant asks for it
-            named = self._cxx if target == this_platform() else None
-            self._hosts[target] = host_compiler.find(self.probes, target, named)
-        return self._hosts[target]
-
-    def host_obstacle(self, platform: str) -> Obstacle | None:
-        """Return why another platform's host code cannot be compiled on this machine, or None if it can. No network."""
-        if platform == this_platform():
-            return None  # an error of the build, not a reason to leave variants out
-        try:
-            self.host(platform)
-        except ToolchainError as error:
-            return Obstacle(f"this machine has no compiler for {platform}: {error}", error.hint or "")
-        return None
+        return self._find_host(self.probes, platform or this_platform())
 
     def component(self, name: str) -> ComponentFiles:
         """Return a component of a back end's toolchain, such as `cuda-13.0`.
@@ -156,7 +136,7 @@ class Toolchains:
         """
         return self.store.obtain(name, title, lambda _, directory: make(directory))
 
-    def torch(self, release: Release, subset: Subset, platform: str | None = None) -> TorchHeaders:
+    def torch(self, release: Release, subset: Subset, platform: str | None = None) -> HeaderLibrary:
         """Return the headers of a Torch release for a platform, by default this machine's.
 
         The stable ABI of a release before the first pinned one is targeted with the headers of the first: with
@@ -180,7 +160,7 @@ class Toolchains:
             )
         root = self.fetch(tree)
         include = (root,) if subset == "stable" else (root, root / "torch/csrc/api/include")
-        return TorchHeaders(release, self.lock[name].version, subset, include, tree.identity)
+        return HeaderLibrary("torch", root, include, tree.identity)
 
     def dependency(self, name: str) -> HeaderLibrary:
         """Return a header library: from the directory that the user gave for it, or else the pinned one.
@@ -192,9 +172,7 @@ class Toolchains:
             StoreError: If it cannot be stored.
         """
         if given := self.given_dependencies.get(name):
-            if name not in self._in_directories:  # its headers are hashed once, not for every variant
-                self._in_directories[name] = header_libraries.in_directory(name, given)
-            return self._in_directories[name]
+            return self._in_directory(name, given)
         if obstacle := self.dependency_obstacle(name):
             raise ToolchainError(obstacle.reason, where=name, hint=obstacle.hint)
         files = self.component(name)
@@ -223,7 +201,7 @@ class Toolchains:
             "copy the headers into the project, and name their directory in `include`",
         )
 
-    def sysroot(self, platform: str | None = None, libraries: Sequence[str] = ()) -> sysroot.Sysroot:
+    def sysroot(self, platform: str | None = None, libraries: Sequence[str] = ()) -> stub_libraries.Sysroot:
         """Return the libraries to link against for a platform, made once for each host compiler.
 
         Args:
@@ -233,15 +211,14 @@ class Toolchains:
             ToolchainError: If there is no usable host compiler, or a runtime library is missing.
         """
         compiler = self.host(platform)
-        more = sorted({*libraries} - {*sysroot.UNVERSIONED_LIBRARIES})
-
+        more = sorted({*libraries} - {*stub_libraries.UNVERSIONED_LIBRARIES})
         of_more = f"-{hashlib.sha256(repr(more).encode()).hexdigest()[:16]}" if more else ""
         root = self.derived(
-            f"sysroot-{sysroot.RECIPE}-{compiler.identity[:16]}{of_more}",
+            f"sysroot-{stub_libraries.RECIPE}-{compiler.identity[:16]}{of_more}",
             f"stub libraries of g++ {compiler.version} for {compiler.platform}",
             lambda directory: stub_libraries.make(compiler, directory, more),
         )
-        return sysroot.Sysroot(root, compiler.platform)
+        return stub_libraries.Sysroot(root, compiler.platform)
 
     def pinned(self, platform: str | None = None) -> list[Tree]:
         """Return every tree of the lock for builds on this machine, by default for its own platform.
@@ -271,8 +248,17 @@ class Toolchains:
             )
 
         def make(scratch: Path, directory: Path) -> None:
-            from kernel_builder.toolchain import tree_files  # imports `index`
+            # With the digest in the name, a partial download of a different file is never continued.
+            downloads = {pin: scratch / f"{pin.project}-{pin.fetched[:16]}.part" for pin in tree.files}
+            before = 0
+            for pin, download in downloads.items():
 
-            tree_files.fill(tree, self._index, scratch, directory, self._progress)
+                def report(done: int, before: int = before) -> None:
+                    self._progress.advance(tree.title, before + done, tree.download, unit="bytes")
+
+                self._index.fetch(pin, download, report)
+                before += pin.download
+            for pin, download in downloads.items():
+                archives.unpack(pin, download, directory)
 
         return self.store.obtain(tree.name, tree.title, make)

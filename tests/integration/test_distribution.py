@@ -10,6 +10,7 @@ import sys
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli
@@ -43,8 +44,8 @@ def git(tree: Path, *arguments: str) -> str:
     return run("git", *identity, *arguments, cwd=tree)
 
 
-def project_table(directory: str) -> dict[str, object]:
-    table: dict[str, object] = tomli.loads((ROOT / directory / "pyproject.toml").read_text())["project"]
+def project_table(directory: str) -> dict[str, Any]:
+    table: dict[str, Any] = tomli.loads((ROOT / directory / "pyproject.toml").read_text())["project"]
     return table
 
 
@@ -74,15 +75,13 @@ def wheels(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("directory", DISTRIBUTIONS)
-def test_all_distributions_have_one_version_and_require_it_of_each_other(directory: str) -> None:
-    table = project_table(directory)
-    assert table["version"] == version("torch-kernel-builder")
-    extras = table.get("optional-dependencies", {})
-    assert isinstance(extras, dict)
-    declared = [*table["dependencies"], *(entry for entries in extras.values() for entry in entries)]  # type: ignore[misc]
-    own = [required for required in map(Requirement, declared) if required.name.startswith("torch-kernel-")]
-    assert all(str(required.specifier) == f"=={table['version']}" for required in own), own
+def test_all_distributions_have_one_version_and_require_it_of_each_other() -> None:
+    for table in map(project_table, DISTRIBUTIONS):
+        assert table["version"] == version("torch-kernel-builder")
+        extras = table.get("optional-dependencies", {})
+        declared = [*table["dependencies"], *(entry for entries in extras.values() for entry in entries)]
+        own = [required for required in map(Requirement, declared) if required.name.startswith("torch-kernel-")]
+        assert all(str(required.specifier) == f"=={table['version']}" for required in own), own
 
 
 def test_packages_name_the_commit_of_a_builder_in_a_checkout(tree: Path, tmp_path: Path) -> None:
@@ -109,8 +108,15 @@ def test_packages_name_the_commit_of_a_builder_in_a_checkout(tree: Path, tmp_pat
     shared.write_text(content)
 
 
-def test_the_wheel_has_every_file_of_the_package(tree: Path, wheels: Path) -> None:
+def test_the_wheels_have_every_file_of_their_packages(tree: Path, wheels: Path) -> None:
     """And the kit, which the repository has only as a symbolic link."""
+    for directory, name in DISTRIBUTIONS.items():
+        if directory != ".":
+            (wheel,) = wheels.glob(f"torch_{name}-*.whl")
+            listed = git(tree, "ls-files", f"{directory}/{name}").split()
+            with zipfile.ZipFile(wheel) as archive:
+                packed = {path for path in archive.namelist() if ".dist-info/" not in path}
+            assert packed == {path.removeprefix(f"{directory}/") for path in listed}
     (wheel,) = wheels.glob("torch_kernel_builder-*.whl")
     link = "kernel_builder/templates/kit"
     assert (tree / link).is_symlink()
@@ -122,15 +128,6 @@ def test_the_wheel_has_every_file_of_the_package(tree: Path, wheels: Path) -> No
         assert {name for name in archive.namelist() if name.startswith("kernel_builder/")} == tracked
         assert {name: archive.read(f"{link}/{name}") for name in kit} == kit
         assert not any(entry.external_attr >> 28 == 0xA for entry in archive.infolist()), "no symbolic links"
-
-
-@pytest.mark.parametrize("directory", [name for name in DISTRIBUTIONS if name != "."])
-def test_the_wheels_of_the_packages_have_their_files(tree: Path, wheels: Path, directory: str) -> None:
-    name = DISTRIBUTIONS[directory]
-    (wheel,) = wheels.glob(f"torch_{name}-*.whl")
-    tracked = {path.removeprefix(f"{directory}/") for path in git(tree, "ls-files", f"{directory}/{name}").split()}
-    with zipfile.ZipFile(wheel) as archive:
-        assert {path for path in archive.namelist() if ".dist-info/" not in path} == tracked
 
 
 def test_the_index_accepts_the_distributions(wheels: Path) -> None:

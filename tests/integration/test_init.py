@@ -78,9 +78,8 @@ def test_missing_distributions_are_printed(monkeypatch: pytest.MonkeyPatch) -> N
     assert "pip install" not in init("me/first").output
     monkeypatch.setattr(init_command, "find_spec", lambda name: None)
     output = init("me/second").output
-    assert "pip install torch pytest" in output and init_command.CPU_INDEX in output
-    readme = Path("second/README.md").read_text()
-    assert "pip install torch pytest" in readme and init_command.CPU_INDEX in readme
+    assert "pip install torch pytest" in output
+    assert "pip install torch pytest" in Path("second/README.md").read_text()
 
 
 def test_an_operator_is_named_once() -> None:

@@ -72,7 +72,7 @@ def test_errors_name_the_mistake() -> None:
         kernel_builder.load(SOURCE, "other")
     with pytest.raises(ConfigError, match="'other' is not one of the loaded functions"):
         kernel_builder.load(SOURCE, "scaled", fakes={"other": torch.empty_like})
-    with pytest.raises(BuildError, match=r"inline_functions\.h:2:.*nothing_like_this"):
+    with pytest.raises(BuildError, match=r"inline\.cpp:2:.*nothing_like_this"):
         kernel_builder.load("\nTensor broken(const Tensor& x) { return nothing_like_this(x); }\n", "broken")
 
 

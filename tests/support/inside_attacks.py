@@ -2,7 +2,6 @@
 
 OUTSIDE is a JSON object with the targets that `Outside` has created. Prints the names of the successful attacks. It
 imports nothing but the standard library, so that it runs as a step, as a package and as a candidate.
-`python -m tests.support.outside KIND DEVICE` carries the attacks out.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 LIBC = ctypes.CDLL(None, use_errno=True)
 _X86 = os.uname().machine == "x86_64"
 _AT_FDCWD = -100
-_TIOCSTI, _FS_IOC_SETFLAGS = 0x5412, 0x40086602
+_TIOCSTI, _FS_IOC_SETFLAGS, _FS_IOC_SETVERSION = 0x5412, 0x40086602, 0x40087602
 _CLONE_NEWUSER, _SIGCHLD = 0x10000000, 17
 _KEY_SPEC_SESSION_KEYRING = -3
 
@@ -93,6 +92,9 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     def marked_immutable() -> None:
         fcntl.ioctl(opened(os.O_RDONLY), _FS_IOC_SETFLAGS, struct.pack("l", 0x40))  # nodump
 
+    def version_of_a_file() -> None:
+        fcntl.ioctl(opened(os.O_RDONLY), _FS_IOC_SETVERSION, bytes(8))
+
     def made_writable() -> None:
         called(442, _AT_FDCWD, os.fsencode(here), 0, struct.pack("QQQQ", 0, 1, 0, 0), 32)  # clear MOUNT_ATTR_RDONLY
         (here / "remounted").write_text("x")
@@ -150,7 +152,9 @@ def attacks(outside: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "utime-now": lambda: os.utime(file),
         "setxattr": lambda: os.setxattr(file, "user.attack", b"x"),
         "chattr": marked_immutable,
+        "file-version": version_of_a_file,
         "device-mode": lambda: os.chmod("/dev/full", 0o640),
+        "kernel-setting": lambda: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),
         "terminal": typed_into_the_terminal,
         "keyring": keyring,
         "shared-memory": shared_memory,

@@ -1,9 +1,4 @@
-"""Targets outside of a sandbox: files, sockets, processes and shared memory for `inside_attacks`.
-
-    python -m tests.support.outside bubblewrap|landlock|none cpu|cuda
-
-prints the names of the attacks that succeed.
-"""
+"""Targets outside of a sandbox: files, sockets, processes and shared memory for `inside_attacks`."""
 
 from __future__ import annotations
 
@@ -19,11 +14,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from kernel_builder.steps.confinement import Confinement, chosen
 from tests.support import inside_attacks
 from tests.support.inside_attacks import LIBC, METADATA, OWN_FILE, called
 
@@ -128,16 +121,3 @@ class Outside:
         cores = os.sched_getaffinity(self._victim.pid)
         mode = Path("/dev/full").stat().st_mode
         return status.st_mode, status.st_uid, int(status.st_mtime), mode, cores, *attributes
-
-
-def main() -> None:
-    kind, device = sys.argv[1:]
-    tools = chosen("auto", None).tools
-    confinement = Confinement(kind, "", tools) if kind != "none" else Confinement()
-    with Outside() as outside, tempfile.TemporaryDirectory() as scratch:
-        around = partial(confinement.around, scratch=Path(scratch), more=[outside.directory], device=device)
-        print(*sorted(outside.reached(around) - {OWN_FILE}), sep="\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import resource
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -42,21 +41,6 @@ class RunningHub:
         """Kill the process with SIGKILL."""
         self.process.kill()
         self.process.join()
-
-    def stop(self) -> None:
-        """Stop the process with SIGTERM, as an operator does."""
-        self.send_signal(signal.SIGTERM)
-        self.wait()
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process."""
-        assert self.process.pid
-        os.kill(self.process.pid, number)
-
-    def wait(self) -> None:
-        """Wait for the end of the process."""
-        self.process.join(20)
-        assert self.process.exitcode is not None
 
 
 _number = count()

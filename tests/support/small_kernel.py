@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
-import requests
 from kernels_data import Digest, DigestAlgorithm
 
 from tests.support.running_hub import RunningHub
@@ -49,23 +47,3 @@ def publish_kernel(
     api.create_repo(repo_id, repo_type="kernel", exist_ok=True, **options)
     api.create_branch(repo_id, branch=branch, repo_type="kernel", exist_ok=True)
     return str(api.upload_folder(repo_id=repo_id, folder_path=directory, repo_type="kernel", revision=branch).oid)
-
-
-def send_large_file(url: str, path: str, data: bytes) -> None:
-    """Publish one large file to KERNEL as the client does, but without retries."""
-    sha256 = hashlib.sha256(data).hexdigest()
-    headers = {"Authorization": "Bearer any"}
-    batch = requests.post(
-        f"{url}/kernels/{KERNEL}.git/info/lfs/objects/batch",
-        json={"operation": "upload", "objects": [{"oid": sha256, "size": len(data)}]},
-        headers=headers,
-        timeout=10,
-    )
-    batch.raise_for_status()
-    requests.put(batch.json()["objects"][0]["actions"]["upload"]["href"], data=data, timeout=10).raise_for_status()
-    lines = [
-        {"key": "header", "value": {"summary": path}},
-        {"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": sha256, "size": len(data)}},
-    ]
-    body = "".join(json.dumps(line) + "\n" for line in lines)
-    requests.post(f"{url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=10).raise_for_status()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import http.server
 import io
 import struct
 import tarfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -22,9 +19,11 @@ from hypothesis import strategies as some
 
 from kernel_builder.hub import package_api, publish, remote_repository
 from kernel_builder.hub.remote_repository import RemoteRepository
-from kernel_builder.toolchain import sdists, wheels
+from kernel_builder.toolchain import archives
+from kernel_builder.toolchain.lock import PinnedFile
 from kernel_format.errors import KernelBuilderError, PackageError, VerificationError
 from kernel_format.untrusted_paths import UnsafePath, checked_path, checked_tree
+from tests.support.loopback import QuietHandler, served
 
 REPOSITORY, COMMIT = "org/kernel", "0" * 40
 PARTS = [".", "..", "", "a", "build", ".git", "con", "\\", "a\0b", "\ud800", "x" * 300, "\x1b[2J", "metadata.json", "~"]
@@ -109,26 +108,6 @@ def test_a_hub_that_sends_more_than_it_lists_is_cut_off(
         repository().download_into(tmp_path, COMMIT, listed)
 
 
-class HostileHeaders(http.server.BaseHTTPRequestHandler):
-    """Answers every request with headers of which the Hub's client makes the name of a file."""
-
-    headers_sent: dict[str, str]
-
-    def do_GET(self) -> None:
-        content = b"hostile"
-        self.send_response(200)
-        for header, value in {"Content-Length": str(len(content)), **self.headers_sent}.items():
-            self.send_header(header, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "none"])
 @pytest.mark.parametrize("cached", [True, False])
 def test_headers_of_a_hub_name_no_file_elsewhere(
@@ -138,10 +117,22 @@ def test_headers_of_a_hub_name_no_file_elsewhere(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "home").mkdir()
     sent = {"ETag": '"0"', "X-Repo-Commit": COMMIT, header: '"../../../home/profile"'}
-    handler = type("Handler", (HostileHeaders,), {"headers_sent": sent})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        repository = RemoteRepository(REPOSITORY, endpoint=f"http://127.0.0.1:{server.server_port}", token="any")
+
+    class HostileHeaders(QuietHandler):
+        """Answers every request with headers of which the Hub's client makes the name of a file."""
+
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            for name, value in {"Content-Length": "7", **sent}.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(b"hostile")
+
+    with served(HostileHeaders) as url:
+        repository = RemoteRepository(REPOSITORY, endpoint=url, token="any")
         monkeypatch.setattr(
             repository.api,
             "snapshot_download",
@@ -155,7 +146,6 @@ def test_headers_of_a_hub_name_no_file_elsewhere(
                 repository.download(COMMIT, ["a"])
             else:
                 repository.download_into(tmp_path / "local", COMMIT, files)
-        server.shutdown()
     assert not list((tmp_path / "home").iterdir())
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"hostile"]
     assert bool(written) == (header == "none")
@@ -179,7 +169,7 @@ def test_names_lead_nowhere(
     def refused(consume: Callable[[], object]) -> None:
         try:
             consume()
-        except (KernelBuilderError, wheels.CorruptDownload, UnsafePath) as error:
+        except (KernelBuilderError, UnsafePath) as error:
             str(error).encode()
 
     content = b"x"
@@ -187,9 +177,13 @@ def test_names_lead_nowhere(
     refused(lambda: repository().download_into(inside / "files", COMMIT, repository().files(COMMIT)))
     refused(_read_variants)
     for number, name in enumerate(names):
-        for read in (_from_wheel, _from_sdist):
-            tree = inside / f"{read.__name__}-{number}"
-            refused(lambda name=name, read=read, tree=tree: _written(read(name, content), tree))  # type: ignore[misc]
+        for kind, archive in (("wheel", _wheel), ("sdist", _sdist)):
+            download, tree = inside / f"{kind}-{number}.part", inside / f"{kind}-{number}"
+            download.write_bytes(data := archive(name, content))
+            digest = hashlib.sha256(data).hexdigest()
+            record = digest if kind == "wheel" else None
+            pin = PinnedFile("p", "1", "p", digest, record, ((0, len(data)),), digest, "p/", ("",))
+            refused(lambda pin=pin, download=download, tree=tree: archives.unpack(pin, download, tree))  # type: ignore[misc]
     assert [path.name for path in root.iterdir()] in (["inside", "outside"], ["outside", "inside"])
     assert (outside / "file").read_text() == "the user's" and len(list(outside.iterdir())) == 1
     with suppress(UnsafePath):
@@ -205,38 +199,21 @@ def _read_variants() -> None:
         assert not set(name) & set("*?[]|`<>&\\/ \n")
 
 
-def _written(files: Iterator[tuple[str, bytes]], directory: Path) -> None:
-    for name, content in files:
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_bytes(content)
+def _wheel(name: str, content: bytes) -> bytes:
+    """Return a member of a wheel, of any name."""
+    encoded = f"p/{name}".encode(errors="surrogatepass")[:65535]
+    sizes = (len(content), len(content), len(encoded), 0)
+    return struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 0, 0, 0, 0, *sizes) + encoded + content
 
 
-def _from_wheel(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Read a wheel whose RECORD lists a file of any name."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    quoted = name.replace('"', '""').replace("\0", "")
-    record = f'"p/{quoted}",sha256={digest},{len(content)}\n'.encode(errors="surrogatepass")
-    members = b"".join(
-        struct.pack("<4s5H3L2H", b"PK\x03\x04", 20, 0, 0, 0, 0, 0, len(data), len(data), len(encoded), 0)
-        + encoded
-        + data
-        for encoded, data in (
-            (f"p/{name}".encode(errors="surrogatepass")[:65535], content),
-            (b"p-1.dist-info/RECORD", record),
-        )
-    )
-    return wheels.checked([memoryview(members)], hashlib.sha256(record).hexdigest(), "p/", lambda _: True)
-
-
-def _from_sdist(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
+def _sdist(name: str, content: bytes) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         member = tarfile.TarInfo("p/" + name.replace("\0", ""))
         member.size = len(content)
         with suppress(UnicodeEncodeError):
             tar.addfile(member, io.BytesIO(content))
-    data = buffer.getvalue()
-    return sdists.checked(memoryview(data), hashlib.sha256(data).hexdigest(), "p/", lambda _: True)
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(

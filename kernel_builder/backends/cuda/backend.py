@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from kernel_builder import toml_file
-from kernel_builder.backends.compiled import (
+from kernel_builder.backends import (
     CompiledBackend,
     DeviceCode,
     DeviceCommand,
-    DeviceSource,
     LinkedIfCalled,
     ReadAt,
     SymbolFamily,
 )
-from kernel_builder.backends.cuda import clang_flags, commands, fatbin, libraries, toolkits
+from kernel_builder.backends.cuda import commands, fatbin, libraries, toolkits
 from kernel_builder.backends.cuda.releases import (
     TABLE,
     capabilities,
@@ -31,9 +29,8 @@ from kernel_builder.backends.cuda.releases import (
 from kernel_builder.backends.cuda.toolkits import CudaToolkit, as_cuda
 from kernel_builder.backends.host_code import CompileOptions
 from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, Obstacle, ToolchainSource, Toolkit
-from kernel_builder.config import compiler_flags, toml_schema
+from kernel_builder.config import compiler_flags
 from kernel_builder.config.project import Kernel, Project, TorchNoarch
-from kernel_builder.config.toml_schema import Key
 from kernel_format.errors import ConfigError
 from kernel_format.release import Release, is_within
 from kernel_format.variant import Abi
@@ -42,8 +39,6 @@ from kernel_format.variant import Abi
 
 # Characters that nvcc's shell changes, in names of sources and of directories with headers.
 _OF_THE_SHELL = {"src": r'[,"$`\\]', "include": r"""[,"'$`\\]"""}
-# Of a source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
-_LONGEST_NAME = 220
 
 
 @cache
@@ -154,12 +149,6 @@ class _Cuda(CompiledBackend):
 
     def check_source(self, project: Path, table: str, kernel: Kernel, source: str) -> None:
         where = f"{project / 'build.toml'}: [{table}]"
-        if len(os.fsencode(PurePosixPath(source).name)) > _LONGEST_NAME:
-            raise ConfigError(
-                f"nvcc cannot compile {source}: names of its intermediate files would be longer than 255 bytes",
-                where=f"{where} src",
-                hint=f"rename the file, to at most {_LONGEST_NAME} bytes",
-            )
         for key, name in [("src", source), *(("include", entry) for entry in kernel.include)]:
             if re.search(_OF_THE_SHELL[key], name):
                 raise ConfigError(
@@ -173,15 +162,10 @@ class _Cuda(CompiledBackend):
         clang = as_cuda(toolkit).clang
         return {commands.CLANG: clang.root} if clang else {}
 
-    def device_command(
-        self, source: DeviceSource, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions
-    ) -> DeviceCommand:
-        cuda, kernel = as_cuda(toolkit), source.kernel
-        archs = capabilities(kernel, cuda.release, source.platform)
-        if cuda.clang is None:
-            return commands.by_nvcc(host, cuda, options, archs, kernel.cuda_flags)
-        flags = clang_flags.of_clang(kernel.cuda_flags, f"{source.where} cuda-flags")
-        return commands.by_clang(host, options, archs, flags, source.platform)
+    def device_command(self, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions) -> DeviceCommand:
+        cuda = as_cuda(toolkit)
+        archs = capabilities(options.kernel, cuda.release, host.platform)
+        return (commands.by_clang if cuda.clang else commands.by_nvcc)(host, cuda, options, archs)
 
     def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
         return ("libtorch_cuda.so",) if stable else ("libc10_cuda.so", "libtorch_cuda.so")
@@ -229,26 +213,11 @@ class _Cuda(CompiledBackend):
         return shutil.which("nvidia-smi") is not None
 
 
-_capability = toml_schema.matching(
-    r"[0-9]+\.[0-9][af]?(?:\+PTX)?",
-    'a CUDA capability like "9.0"; a suffix `a` or `f` (as in "9.0a") and `+PTX` may follow',
-)
-_capabilities = Key(toml_schema.list_of(_capability, least=1, hint="leave the key out to compile for every capability"))
-
 CUDA = _Cuda(
     name="cuda",
     title="CUDA",
     prefix="cu",
     suffixes=frozenset({".cu"}),
-    kernel_keys={
-        "cuda-capabilities": _capabilities,
-        "cuda-flags": Key(toml_schema.list_of(toml_schema.text)),
-        "cuda-minver": Key(toml_schema.version),
-    },
-    noarch_keys={"cuda_capabilities": _capabilities},
-    general_keys={"minver": Key(toml_schema.version), "maxver": Key(toml_schema.version)},
-    python_depends=("nvidia-cutlass-dsl",),
-    kernel_depends=True,
     table=TABLE,
     preference=3,
     defines=("-DUSE_CUDA",),

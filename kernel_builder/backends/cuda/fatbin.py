@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernel_builder import elf
-from kernel_builder.backends.compiled import DeviceCode, ReadAt
+from kernel_builder.backends import DeviceCode, ReadAt
 
 _SECTION = ".nv_fatbin"
 # The section with a pointer to each container, and the dynamic linker's table of their values. With them, containers

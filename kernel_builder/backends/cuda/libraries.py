@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.backends.compiled import SymbolFamily
+from kernel_builder.backends import SymbolFamily
 from kernel_builder.backends.cuda.releases import TABLE, data
 from kernel_format.release import Release
 from kernel_format.variant import Abi, FullAbi, StableAbi, TvmFfiAbi

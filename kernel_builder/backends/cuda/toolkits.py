@@ -14,9 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kernel_builder.backends.compiled import CLANG
+from kernel_builder.backends import CLANG
 from kernel_builder.backends.cuda.releases import data, known_capabilities, releases
-from kernel_builder.backends.tools import ComponentFiles, HeaderLibrary, Obstacle, ToolchainSource, Toolkit
+from kernel_builder.backends.tools import (
+    ComponentFiles,
+    CudaCompiler,
+    HeaderLibrary,
+    Obstacle,
+    ToolchainSource,
+    Toolkit,
+)
 from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.plural import listed
 from kernel_builder.probe_cache import ProbeCache, output_of
@@ -28,6 +35,7 @@ from kernel_format.release import Release
 _PROGRAMS = ("bin/nvcc", "bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc")
 _READ = ("bin/nvcc.profile", "nvvm/libdevice", "include")
 
+_INSTALL = "install the CUDA toolkit {0} and name its directory, e.g. `--cuda-home /usr/local/cuda-{0}`"
 _HINT = "name the directory with bin/nvcc, with `--cuda-home` or CUDA_HOME; or unset CUDA_HOME to use pinned wheels"
 
 
@@ -51,54 +59,46 @@ def as_cuda(toolkit: Toolkit | None) -> CudaToolkit:
     return toolkit
 
 
-def components(toolchains: ToolchainSource, release: Release) -> tuple[str, ...]:
-    """Return the names of the pinned components that a CUDA release is compiled with."""
-    if _is_by_clang(toolchains, release):
-        used = _clang_release()
-        return (CLANG, f"cuda-{used}", f"cuda-libraries-{used}")
-    return (f"cuda-{release}", f"cuda-libraries-{release}")
-
-
 def toolkit(toolchains: ToolchainSource, release: Release) -> CudaToolkit:
     """Return the toolkit that compiles for a CUDA release."""
     if unusable := obstacle(toolchains, release):
         raise ToolchainError(unusable.reason, where=f"CUDA {release}", hint=unusable.hint)
-    if _is_by_clang(toolchains, release):
-        return _clang_toolkit(toolchains)
-    system = installed(toolchains)
-    if system and system.release == release:
-        return system
-    files = toolchains.component(f"cuda-{release}")
-    nvcc = files.root / "bin/nvcc"
-    version, capabilities = probe(toolchains.probes, nvcc)
+    compiler = _choose(toolchains, release)
+    if isinstance(compiler, CudaToolkit):
+        return compiler
+    clang = toolchains.component(CLANG) if compiler == "clang" else None
+    used = _clang_release() if clang else release
+    files = toolchains.component(f"cuda-{used}")
+    version, identity, capabilities = files.version, files.identity, known_capabilities().get(used, ())
+    if clang:
+        identity = hashlib.sha256(f"{clang.identity} {identity}".encode()).hexdigest()
+    else:
+        version, capabilities = probe(toolchains.probes, files.root / "bin/nvcc")
     return CudaToolkit(
         root=files.root,
-        release=release,
+        release=used,
         version=version,
-        nvcc=nvcc,
+        nvcc=None if clang else files.root / "bin/nvcc",
         include=include_directories(files.root),
         lib=files.root / "lib",
-        identity=files.identity,
+        identity=identity,
         origin="index",
         capabilities=capabilities,
-    )
-
-
-def _clang_toolkit(toolchains: ToolchainSource) -> CudaToolkit:
-    release = _clang_release()
-    clang, files = toolchains.component(CLANG), toolchains.component(f"cuda-{release}")
-    return CudaToolkit(
-        root=files.root,
-        release=release,
-        version=files.version,
-        nvcc=None,
-        include=include_directories(files.root),
-        lib=files.root / "lib",
-        identity=hashlib.sha256(f"{clang.identity} {files.identity}".encode()).hexdigest(),
-        origin="index",
-        capabilities=known_capabilities()[release],
         clang=clang,
     )
+
+
+def _choose(toolchains: ToolchainSource, release: Release) -> CudaToolkit | CudaCompiler | None:
+    """Return what compiles for a release: an installed toolkit, a pinned `nvcc`, or `clang`; None if nothing does."""
+    choice, major = toolchains.cuda_compiler, _clang_release().major
+    if choice != "clang":
+        system = installed(toolchains)
+        if system and system.release == release:
+            return system
+        if _has_pinned_nvcc(toolchains, release):
+            return "nvcc"
+    is_fit = release.major >= major if choice == "clang" else release.major == major and choice is None
+    return "clang" if is_fit and _has_clang(toolchains) else None
 
 
 def include_directories(root: Path) -> tuple[Path, ...]:
@@ -117,7 +117,7 @@ def library_headers(toolchains: ToolchainSource, toolkit: CudaToolkit) -> Header
 
 def obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
     """Return why this machine cannot compile for a CUDA release, or None if it can. No network."""
-    if _is_by_clang(toolchains, release):
+    if _choose(toolchains, release):
         return None
     clang, choice = _clang_release(), toolchains.cuda_compiler
     if choice == "clang":
@@ -125,30 +125,27 @@ def obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
             f"needs CUDA {release}; clang compiles for CUDA {clang.major} and later on {' and '.join(PLATFORMS)}",
             "leave out `--cuda-compiler clang`",
         )
-    if _has_nvcc(toolchains, release):
-        return None
-    with_nvcc = [known for known in releases() if _has_pinned_nvcc(toolchains, known)]
+    with_compiler = [known for known in releases() if _has_pinned_nvcc(toolchains, known)]
     hint = ""
     if _has_clang(toolchains) and choice is None:
-        with_nvcc.append(clang)
+        with_compiler.append(clang)
     elif _has_clang(toolchains) and release.major == clang.major:
         hint = "leave out `--cuda-compiler nvcc`, since clang compiles for it, or "
     system = installed(toolchains)
     has = f", and {system.root} is CUDA {system.release}" if system else ""
     return Obstacle(
-        f"needs CUDA {release}; this builder has {listed(sorted(with_nvcc)) if with_nvcc else 'none'}{has}",
-        f"{hint}install the CUDA toolkit {release} and name its directory, e.g. "
-        f"`--cuda-home /usr/local/cuda-{release}`",
+        f"needs CUDA {release}; this builder has {listed(sorted(with_compiler)) if with_compiler else 'none'}{has}",
+        f"{hint}{_INSTALL.format(release)}",
     )
 
 
 def static_runtime_obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
     """Return why a binary for a CUDA release cannot contain the CUDA runtime, or None if it can. No network."""
-    if not _is_by_clang(toolchains, release):
+    if _choose(toolchains, release) != "clang":
         return None
     return Obstacle(
         f"needs the static runtime of CUDA {release}, since it does not link Torch, and no package index has it",
-        f"install the CUDA toolkit {release} and name its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
+        _INSTALL.format(release),
     )
 
 
@@ -158,27 +155,11 @@ def _clang_release() -> Release:
 
 
 def _has_clang(toolchains: ToolchainSource) -> bool:
-    needed = (CLANG, f"cuda-{_clang_release()}")
-    return not any(map(toolchains.component_obstacle, needed))
+    return not any(map(toolchains.component_obstacle, (CLANG, f"cuda-{_clang_release()}")))
 
 
 def _has_pinned_nvcc(toolchains: ToolchainSource, release: Release) -> bool:
     return release != _clang_release() and toolchains.component_obstacle(f"cuda-{release}") is None
-
-
-def _has_nvcc(toolchains: ToolchainSource, release: Release) -> bool:
-    system = installed(toolchains)
-    return _has_pinned_nvcc(toolchains, release) or (system is not None and system.release == release)
-
-
-def _is_by_clang(toolchains: ToolchainSource, release: Release) -> bool:
-    """Return whether clang compiles for a CUDA release."""
-    if toolchains.cuda_compiler == "nvcc" or not _has_clang(toolchains):
-        return False
-    major = _clang_release().major
-    if toolchains.cuda_compiler == "clang":
-        return release.major >= major
-    return release.major == major and not _has_nvcc(toolchains, release)
 
 
 def installed(toolchains: ToolchainSource) -> CudaToolkit | None:

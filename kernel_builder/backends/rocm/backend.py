@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 from kernel_builder import toml_file
-from kernel_builder.backends.compiled import (
+from kernel_builder.backends import (
     CLANG,
     CompiledBackend,
     DeviceCode,
     DeviceCommand,
-    DeviceSource,
     ReadAt,
     SymbolFamily,
 )
@@ -34,9 +33,8 @@ from kernel_builder.backends.host_code import (
 )
 from kernel_builder.backends.rocm import code_objects, device_libraries, hipify
 from kernel_builder.backends.tools import ComponentFiles, HostCompiler, Obstacle, ToolchainSource, Toolkit
-from kernel_builder.config import compiler_flags, toml_schema
+from kernel_builder.config import compiler_flags
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
-from kernel_builder.config.toml_schema import Key
 from kernel_builder.probe_cache import ProbeCache
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
@@ -63,25 +61,8 @@ class RocmToolkit(Toolkit):
 
 # Command lines.
 
-_FLAGS = (
-    "-O3",
-    "-DNDEBUG",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden",
-    # As for CUDA: no file of the user, the system or the step's directory may change the output of clang.
-    "--no-default-config",
-    "--sysroot=no-sysroot",
-    "-ffile-compilation-dir=.",
-)
 # Where a step has the two programs that the driver looks for, and a header.
 _ADDED = "builder/rocm"
-_ALLOWED_FLAGS = (
-    *compiler_flags.HOST,
-    r"-m(no-)?(unsafe-fp-atomics|wavefrontsize64|cumode|tgsplit|amdgpu-ieee)",
-    r"-mllvm=-(amdgpu|enable-post-misched|unroll|inline)[\w-]*(=[\w-]+)?",
-    r"--?gpu-max-threads-per-block=\d+",
-)
 
 
 def _hip(
@@ -96,7 +77,7 @@ def _hip(
         "-c",
         f"src/{source}",
         f"-std=c++{options.standard}",
-        *_FLAGS,
+        *ROCM.data["clang"]["flags"],
         *of_gxx(host),
         f"-B{_ADDED}",
         f"-resource-dir={_CLANG}",
@@ -111,12 +92,6 @@ def _hip(
     )
 
 
-def _for_editors(argv: Sequence[str], roots: Mapping[str, Path], source: str) -> list[str]:
-    kept = [argument for argument in argv if re.match(r"-D|-U|-I|-isystem|-std=", argument)]
-    arch = next(argument for argument in argv if argument.startswith("--offload-arch="))
-    return ["clang++", "-x", "hip", f"--rocm-path={roots[_TOOLKIT]}", "-nogpulib", arch, *kept, source]
-
-
 _BY_CLANG = Compiler(
     "clang",
     environment={
@@ -127,7 +102,6 @@ _BY_CLANG = Compiler(
     to_assembler=None,  # LLVM's, which alone assembles for AMD; the include scan refuses .incbin
     hint="hipify has translated the common part of CUDA and HIP; guard the rest, such as PTX, with #ifndef USE_ROCM. "
     "The toolchain has no hipCUB, no rocPRIM and no algorithms of Thrust",
-    for_editors=_for_editors,
 )
 
 
@@ -226,29 +200,29 @@ class _Rocm(CompiledBackend):
         return [_own(toolkit).clang.root], {"ROCM_PATH": str(toolkit.root)}
 
     def check_flags(self, project: Path, table: str, kernel: Kernel) -> None:
-        compiler_flags.check(project, table, "hip-flags", kernel.hip_flags, _ALLOWED_FLAGS)
+        compiler_flags.check(
+            project, table, "hip-flags", kernel.hip_flags, (*compiler_flags.HOST, *self.data["clang"]["allowed"])
+        )
 
     def device_roots(self, toolkit: Toolkit | None) -> dict[str, Path]:
         own = _own(toolkit)
         return {_CLANG: own.clang.root, _DEVICE_LIBRARIES: own.device_libraries}
 
-    def device_command(
-        self, source: DeviceSource, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions
-    ) -> DeviceCommand:
-        own = _own(toolkit)
+    def device_command(self, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions) -> DeviceCommand:
+        own, kernel = _own(toolkit), options.kernel
         generated = {
             f"{_ADDED}/{name}": (Path(__file__).parents[2] / "templates/rocm" / name).read_text()
             for name in ("clang-offload-bundler", "lld", "additions.h")
         }
         path = options.source
         if PurePosixPath(path).suffix != ".hip":
-            include = (*source.kernel.include, "csrc")
-            translated = hipify.translate(own.root, source.project, path, source.files, include, own.translations)
+            include = (*kernel.include, "csrc")
+            translated = hipify.translate(own.root, options.project, path, options.files, include, own.translations)
             path = translated.source
             generated |= {f"src/{name}": text for name, text in translated.files.items()}
         argv = (
-            *_hip(options, path, host, own, self._archs_of(source.kernel)),
-            *source.kernel.hip_flags,
+            *_hip(options, path, host, own, self._archs_of(kernel)),
+            *kernel.hip_flags,
             *path_maps(options.roots, "-ffile-prefix-map"),
             # Names of internal symbols contain it. By default it is a digest of the command and the source's path.
             f"-cuid={hashlib.sha256(options.alias.encode()).hexdigest()[:16]}",
@@ -281,15 +255,11 @@ def _own(toolkit: Toolkit | None) -> RocmToolkit:
     return toolkit
 
 
-_texts = Key(toml_schema.list_of(toml_schema.text))
-
 ROCM = _Rocm(
     name="rocm",
     title="ROCm",
     prefix="rocm",
     suffixes=frozenset({".cu", ".hip"}),
-    kernel_keys={"rocm-archs": _texts, "hip-flags": _texts},
-    noarch_keys={"rocm_archs": _texts},
     platforms=(_PLATFORM,),
     table=_TABLE,
     # As in Torch's own build of extensions defines.

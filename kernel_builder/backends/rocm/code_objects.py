@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_builder import elf
-from kernel_builder.backends.compiled import DeviceCode, ReadAt
+from kernel_builder.backends import DeviceCode, ReadAt
 
 _SECTION = ".hip_fatbin"
 _MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"

@@ -8,7 +8,6 @@
 #include <stdarg.h>
 #include <sys/mman.h>
 
-#include <map>
 #include <mutex>
 #include <stdexcept>
 
@@ -37,7 +36,6 @@ struct Variable {
 
 // The running launch, and the state that launches share.
 std::recursive_mutex running;
-std::map<const void*, Invoke> invokes;
 unsigned threads;  // of a block
 jmp_buf scheduler;
 void (*kernel_call)(void*);
@@ -76,34 +74,23 @@ void proceed(Fiber& fiber, int lane) {
   self = nullptr;
 }
 
-// Says which thread waits in vain, and for which.
+// Names a thread that waits in vain, and the thread that it waits for.
 [[noreturn]] void stop_deadlock(const std::vector<Warp>& warps) {
   for (const Warp& warp : warps) {
-    for (unsigned i = 0; i < warp.count; ++i) {
-      Fiber& fiber = warp.lane(i);
-      if (fiber.state != State::in_collective) continue;
-      for (unsigned j = 0; j < warp.count; ++j) {
-        const Fiber& other = warp.lane(j);
-        if ((fiber.mask >> j & 1) == 0 || other.state == State::ended || waits_for_same(fiber, other)) continue;
-        self = &fiber;
-        stop("waits at " + text(fiber.site) + " for lane " + std::to_string(j) + " of its mask, but " + text(other) +
-             (other.state == State::in_collective ? " with another mask or operation" : ""));
-      }
+    for (unsigned i = 0; i < warp.count * warp.count; ++i) {
+      const Fiber &fiber = warp.lane(i / warp.count), &other = warp.lane(i % warp.count);
+      if (fiber.state != State::in_collective || (fiber.mask >> i % warp.count & 1) == 0) continue;
+      if (other.state == State::ended || waits_for_same(fiber, other)) continue;
+      self = &warp.lane(i / warp.count);
+      stop("waits at " + text(fiber.site) + " for lane " + std::to_string(i % warp.count) + " of its mask, but " +
+           text(other) + (other.state == State::in_collective ? " with another mask or operation" : ""));
     }
   }
-  Fiber* const first = [] {
-    for (const auto& fiber : fibers) {
-      if (fiber->state == State::in_barrier) return fiber.get();
-    }
-    return static_cast<Fiber*>(nullptr);
-  }();
-  for (unsigned i = 0; first && i < threads; ++i) {
-    const Fiber& other = *fibers[i];
-    if (other.state == State::in_barrier && same_line(other, *first)) continue;
-    self = first;
-    stop("waits at " + text(first->site) + ", which not all threads of the block reach: " + text(other));
-  }
-  stop("no thread can proceed");
+  const auto waits = [](const auto& fiber) { return fiber->state == State::in_barrier; };
+  self = std::find_if(fibers.begin(), fibers.begin() + threads, waits)->get();
+  const auto reaches = [&](const auto& fiber) { return waits(fiber) && same_line(*fiber, *self); };
+  const Fiber& other = **std::find_if_not(fibers.begin(), fibers.begin() + threads, reaches);
+  stop("waits at " + text(self->site) + ", which not all threads of the block reach: " + text(other));
 }
 
 void run_block(const std::vector<Warp>& warps, size_t shared_bytes) {
@@ -153,8 +140,7 @@ void handle_fault(int signal, siginfo_t* information, void*) {
     const char* const begin = dynamic_begin < arena + kArena ? dynamic_begin : arena;
     fail("accesses shared memory out of bounds: byte %td of %td", at - begin, arena + kArena - begin);
   }
-  fail("%s at address %p", signal == SIGFPE ? "divides by zero" : "accesses memory that does not exist",
-       information->si_addr);
+  fail("accesses memory that does not exist at address %p", information->si_addr);
 }
 
 // While it lives, faults in kernels are errors.
@@ -164,15 +150,15 @@ class FaultHandlers {
     struct sigaction action = {};
     action.sa_sigaction = handle_fault;
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &action, &before_[i]);
+    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &before_[i]);
   }
   ~FaultHandlers() {
-    for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &before_[i], nullptr);
+    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &before_[i], nullptr);
   }
 
  private:
-  static constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
-  struct sigaction before_[3];
+  static constexpr int kSignals[] = {SIGSEGV, SIGBUS};
+  struct sigaction before_[2];
 };
 
 }  // namespace
@@ -246,17 +232,6 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
 }
 
 void* dynamic_shared() { return dynamic_begin; }
-
-void remember(const void* kernel, Invoke invoke) {
-  const std::lock_guard lock(running);
-  invokes[kernel] = invoke;
-}
-
-Invoke recall(const void* kernel) {
-  const std::lock_guard lock(running);
-  const auto entry = invokes.find(kernel);
-  return entry == invokes.end() ? nullptr : entry->second;
-}
 
 int Launch::run(void (*call)(void*), void* context) const {
   const std::lock_guard lock(running);

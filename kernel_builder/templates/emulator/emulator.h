@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -143,36 +142,12 @@ struct Launch {
   void* stream = nullptr;
 
   template <typename Kernel, typename... Arguments>
-  void operator()(Kernel kernel, Arguments... arguments) const {
+  int operator()(Kernel kernel, Arguments... arguments) const {
     auto with_arguments = [&] { kernel(arguments...); };
-    run(call<decltype(with_arguments)>, &with_arguments);
+    return run(call<decltype(with_arguments)>, &with_arguments);
   }
   int run(void (*call)(void*), void* context) const;
 };
-
-// Returns a pointer without its type. The types of a kernel's parameters are kept.
-using Invoke = void (*)(const void* kernel, void** arguments);
-void remember(const void* kernel, Invoke invoke);
-Invoke recall(const void* kernel);
-template <typename T>
-auto erase(T pointer) {
-  using Void =
-      std::conditional_t<std::is_const_v<std::remove_pointer_t<T>> || !std::is_pointer_v<T>, const void*, void*>;
-  return reinterpret_cast<Void>(pointer);
-}
-template <typename... Parameters, size_t... i>
-void invoke(const void* kernel, void** arguments, std::index_sequence<i...>) {
-  reinterpret_cast<void (*)(Parameters...)>(const_cast<void*>(kernel))(
-      *static_cast<std::remove_reference_t<Parameters>*>(arguments[i])...);
-}
-template <typename... Parameters>
-void* erase(void (*kernel)(Parameters...)) {
-  auto* const erased = reinterpret_cast<void*>(kernel);
-  remember(erased, [](const void* kernel, void** arguments) {
-    invoke<Parameters...>(kernel, arguments, std::index_sequence_for<Parameters...>{});
-  });
-  return erased;
-}
 
 template <typename To, typename From>
 To bits(const From& from) {

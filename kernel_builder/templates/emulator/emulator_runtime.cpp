@@ -1,6 +1,4 @@
 // The functions of CUDA's runtime that are not in the header, and Torch's interface.
-#include <stdexcept>
-
 #include "emulator_fibers.h"
 
 cudaError_t cudaGetLastError() { return std::exchange(emulator::last_error, cudaSuccess); }
@@ -43,17 +41,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
                         of.minor};
   *value = values[attribute];
   return cudaSuccess;
-}
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
-  const auto invoke = emulator::recall(kernel);
-  if (!invoke) {
-    throw std::runtime_error(
-        "the emulator does not know the parameters of a kernel that is launched by a pointer to void; write it as "
-        "reinterpret_cast<const void*>(kernel), or launch it by <<<>>> or cudaLaunchKernelEx");
-  }
-  auto with_arguments = [&] { invoke(kernel, arguments); };
-  const emulator::Launch launch{config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
-  return launch.run(emulator::call<decltype(with_arguments)>, &with_arguments);
 }
 
 // Torch's interface, as emulator_torch.h renames it.

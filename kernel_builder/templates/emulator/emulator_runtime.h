@@ -75,28 +75,11 @@ cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments);
 
-inline cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes,
-                                    cudaStream_t stream) {
-  cudaLaunchConfig_t config;
-  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  return cudaLaunchKernelExC(&config, kernel, arguments);
-}
-template <typename... Parameters>
-cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
-                             size_t shared_bytes = 0, cudaStream_t stream = nullptr) {
-  return cudaLaunchKernel(emulator::erase(kernel), grid, block, arguments, shared_bytes, stream);
-}
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments... given) {
-  std::tuple<std::remove_cv_t<Parameters>...> values(static_cast<Parameters>(given)...);
-  return std::apply(
-      [&](auto&... value) {
-        void* arguments[] = {&value..., nullptr};
-        return cudaLaunchKernelExC(config, emulator::erase(kernel), arguments);
-      },
-      values);
+  const emulator::Launch launch{config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
+  return launch(kernel, static_cast<Parameters>(given)...);
 }
 
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }

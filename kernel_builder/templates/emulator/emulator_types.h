@@ -43,12 +43,6 @@ inline uint16_t float_to_bfloat16(float value) {
     friend T operator-(T a, T b) { return float(a) - float(b); }                                      \
     friend T operator*(T a, T b) { return float(a) * float(b); }                                      \
     friend T operator/(T a, T b) { return float(a) / float(b); }                                      \
-    friend bool operator<(T a, T b) { return float(a) < float(b); }                                   \
-    friend bool operator>(T a, T b) { return float(a) > float(b); }                                   \
-    friend bool operator<=(T a, T b) { return float(a) <= float(b); }                                 \
-    friend bool operator>=(T a, T b) { return float(a) >= float(b); }                                 \
-    friend bool operator==(T a, T b) { return float(a) == float(b); }                                 \
-    friend bool operator!=(T a, T b) { return float(a) != float(b); }                                 \
   };                                                                                                  \
   struct alignas(4) T2 {                                                                              \
     T x, y;                                                                                           \

@@ -19,12 +19,14 @@
 #include <type_traits>
 #include <vector>
 
+#include "registration.h"
+
 using torch::headeronly::ScalarType;
 using torch::stable::empty_like;
 using torch::stable::parallel_for;
 using torch::stable::Tensor;
 
-#if defined(__CUDACC__)
+#if defined(CUDA_KERNEL)
 // The stream on which to launch kernels for a tensor. Its device must be the current one.
 inline cudaStream_t stream_of(const Tensor& tensor) {
   void* stream;
@@ -35,68 +37,45 @@ inline cudaStream_t stream_of(const Tensor& tensor) {
 
 namespace kernel_builder_inline {
 
-// The name of a type in the schema of an operator. An argument `Tensor&`, not const, is one that the function writes.
+// Names of types in the schema of an operator, by a null pointer to the type.
+inline std::string type_name(const Tensor*) { return "Tensor"; }
+inline std::string type_name(const double*) { return "float"; }
+inline std::string type_name(const int64_t*) { return "int"; }
+inline std::string type_name(const bool*) { return "bool"; }
+inline std::string type_name(const std::string*) { return "str"; }
 template <typename T>
-struct SchemaType;
-template <>
-struct SchemaType<Tensor> {
-  static std::string name() { return "Tensor"; }
-};
-template <>
-struct SchemaType<double> {
-  static std::string name() { return "float"; }
-};
-template <>
-struct SchemaType<int64_t> {
-  static std::string name() { return "int"; }
-};
-template <>
-struct SchemaType<bool> {
-  static std::string name() { return "bool"; }
-};
-template <>
-struct SchemaType<std::string> {
-  static std::string name() { return "str"; }
-};
+std::string type_name(const std::vector<T>*);
 template <typename T>
-struct SchemaType<std::optional<T>> {
-  static std::string name() { return SchemaType<T>::name() + "?"; }
-};
+std::string type_name(const std::optional<T>*) {
+  return type_name(static_cast<const T*>(nullptr)) + "?";
+}
 template <typename T>
-struct SchemaType<std::vector<T>> {
-  static std::string name() { return SchemaType<T>::name() + "[]"; }
-};
+std::string type_name(const std::vector<T>*) {
+  return type_name(static_cast<const T*>(nullptr)) + "[]";
+}
+template <typename... Each>
+std::string type_name(const std::tuple<Each...>*) {
+  std::string list;
+  ((list += (list.empty() ? "" : ", ") + type_name(static_cast<const Each*>(nullptr))), ...);
+  return "(" + list + ")";
+}
 
+// An argument `Tensor&`, not const, is one that the function writes.
 template <typename Argument>
 std::string argument(int index) {
   const std::string number = std::to_string(index);
   if (std::is_same_v<Argument, Tensor&>) return "Tensor(a" + number + "!) x" + number;
-  return SchemaType<std::remove_cv_t<std::remove_reference_t<Argument>>>::name() + " x" + number;
+  return type_name(static_cast<const std::remove_reference_t<Argument>*>(nullptr)) + " x" + number;
 }
-
-template <typename Result>
-struct Results {
-  static std::string names() { return SchemaType<Result>::name(); }
-};
-template <>
-struct Results<void> {
-  static std::string names() { return "()"; }
-};
-template <typename... Each>
-struct Results<std::tuple<Each...>> {
-  static std::string names() {
-    std::string list;
-    ((list += (list.empty() ? "" : ", ") + SchemaType<Each>::name()), ...);
-    return "(" + list + ")";
-  }
-};
 
 template <typename Result, typename... Arguments>
 std::string schema(const char* name, Result (*)(Arguments...)) {
   std::string list;
   int index = 0;
   ((list += (list.empty() ? "" : ", ") + argument<Arguments>(index++)), ...);
-  return std::string(name) + "(" + list + ") -> " + Results<Result>::names();
+  std::string results = "()";
+  if constexpr (!std::is_void_v<Result>) results = type_name(static_cast<const Result*>(nullptr));
+  return std::string(name) + "(" + list + ") -> " + results;
 }
 
 // Makes the tensors' device current while a function runs.
@@ -105,7 +84,7 @@ struct OnDevice;
 template <typename Result, typename... Arguments, Result (*kFunction)(Arguments...)>
 struct OnDevice<kFunction> {
   static Result call(Arguments... arguments) {
-#if defined(__CUDACC__)
+#if defined(CUDA_KERNEL)
     const Tensor* first = nullptr;
     const auto visit = [&](const auto& argument) {
       if constexpr (std::is_same_v<std::decay_t<decltype(argument)>, Tensor>)

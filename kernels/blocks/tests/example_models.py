@@ -9,6 +9,7 @@ from diffusers import (
     LTXPipeline,
     LTXVideoTransformer3DModel,
 )
+from model_cases import randomized
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5EncoderModel
 
@@ -136,15 +137,6 @@ def ltx_pipeline():
 
 def on_device(inputs):
     return {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in inputs.items()}
-
-
-def randomized(model):
-    """Give the weights of norms and tables, which are ones or zeros in a new model, values that matter."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() < 2:
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model
 
 
 def run(model, inputs):

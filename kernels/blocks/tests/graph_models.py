@@ -3,12 +3,12 @@
 import contextlib
 import copy
 import importlib
-import itertools
 
+import example_models
 import torch
-from diffusers import LTXVideoTransformer3DModel
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 FIRST = "the first call of its shape"
@@ -16,16 +16,7 @@ FIRST = "the first call of its shape"
 
 
 def ltx():
-    model = LTXVideoTransformer3DModel(
-        in_channels=8,
-        out_channels=8,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        cross_attention_dim=32,
-        num_layers=2,
-        caption_channels=16,
-    )
-    return model.eval().requires_grad_(False)
+    return nn.Module.to(example_models.ltx()[0], "cpu").requires_grad_(False)
 
 
 def ltx_inputs(frames=2, batch=1, dtype=torch.float32):
@@ -68,23 +59,6 @@ def module_of(blocks, name):
     return importlib.import_module(f"{blocks.__name__}.{name}")
 
 
-def tensors_of(calls, structure):
-    tensors = []
-    calls.rebuild(structure, lambda leaf: tensors.append(leaf) if isinstance(leaf, torch.Tensor) else None)
-    return tensors
-
-
-class FixedTime:
-    def __init__(self, milliseconds):
-        self._milliseconds = milliseconds
-
-    def stop(self):
-        pass
-
-    def milliseconds(self):
-        return self._milliseconds
-
-
 class Undone(TorchDispatchMode):
     """Undoes the writes of Torch's operations when it ends."""
 
@@ -105,11 +79,10 @@ class Undone(TorchDispatchMode):
             tensor.copy_(before)
 
 
-def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
+def accelerate_on_cpu(blocks, model, limit=8, error=None):
     """Accelerate `model` with graphs that the CPU "captures": a replay runs the forward again, on the same tensors.
 
-    Only the class that calls CUDA is another one. With `error`, every capture fails with it. `times` are the
-    milliseconds of a replay and of an eager call.
+    Only the class that calls CUDA is another one. With `error`, every capture fails with it.
     """
     calls, generation, gpu, graphs = (module_of(blocks, name) for name in ("calls", "generation", "gpu", "graphs"))
 
@@ -131,8 +104,9 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
             def replay():
                 runs.append(None)
                 if len(runs) > 1:  # the capture was the first run: on a GPU it computes nothing
-                    for old, new in zip(tensors_of(calls, output), tensors_of(calls, run())):
-                        old.copy_(new)
+                    for old, new in zip(tree_leaves(output), tree_leaves(run())):
+                        if isinstance(old, torch.Tensor):
+                            old.copy_(new)
 
             return replay, output, 0
 
@@ -152,13 +126,9 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
         def memory(self, device):
             return 2**40
 
-        def start_timing(self):
-            return FixedTime(next(taken))
-
-    taken = itertools.cycle(times)
     report = blocks.accelerate(model, graphs=True)
     runner = graphs.GraphRunner(model, report, limit, Cpu())
-    graphs._runners[model] = runner
+    graphs.runners[model] = runner
     decoders = graphs.decoders
     for module in set(decoders) & set(model.modules()):
         decoders[module] = generation.Decoder(type(module), report, Cpu())
@@ -196,18 +166,18 @@ def graphed(blocks, model, limit=8):
     """Accelerate a model with graphs, and return their counts."""
     report = blocks.accelerate(model, graphs=True)
     (counts,) = report.graphs.values()
-    module_of(blocks, "graphs")._runners[model]._limit = limit
+    module_of(blocks, "graphs").runners[model]._limit = limit
     return counts
 
 
 def without_graphs(blocks, model, inputs):
     """Return a model's outputs without graphs."""
     graphs = module_of(blocks, "graphs")
-    runner = graphs._runners.pop(model)
+    runner = graphs.runners.pop(model)
     try:
         return model(**inputs)
     finally:
-        graphs._runners[model] = runner
+        graphs.runners[model] = runner
 
 
 class Wrapped(nn.Module):

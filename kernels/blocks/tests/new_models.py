@@ -3,21 +3,9 @@
 import diffusers
 import torch
 from example_models import DEVICE
+from text_models import SIZES
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-_TEXT = {
-    "vocab_size": 99,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 _MOE = {
     "num_experts": 4,
     "num_local_experts": 4,
@@ -120,7 +108,7 @@ _TOKENS = torch.arange(3, 27, device=DEVICE).view(2, 12)
 
 
 def _text(name):
-    config = AutoConfig.for_model(name, **{**_TEXT, **TEXT[name]})
+    config = AutoConfig.for_model(name, **{**SIZES, **TEXT[name]})
     # The default needs experts whose sizes are multiples of 16 bytes, and knows no float64.
     model = AutoModelForCausalLM.from_config(config, experts_implementation="eager")
     return model, lambda model: model(_TOKENS, use_cache=False).logits

@@ -3,6 +3,7 @@
 import copy
 import json
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def replace(blocks, monkeypatch):
     def register(forward):
         def compiled(modules, findings):
             findings.replaced["Slow", "RMSNorm"] += 1
-            return forward
+            return lambda module, x: (module._call_impl if blocks.kernel_set.is_off() else partial(forward, module))(x)
 
         monkeypatch.setattr(blocks.tracing, "_compiled", compiled)
 

@@ -44,7 +44,7 @@ NEW_TOKENS = 12
 def accelerated(blocks, model):
     """Return the counts of a model that the CPU "captures"."""
     accelerate_on_cpu(blocks, model)
-    return module_of(blocks, "generation_loops").decoders[model].counts
+    return module_of(blocks, "graphs").decoders[model].counts
 
 
 def generate(model, prompt=PROMPT, seed=0, **options):
@@ -77,33 +77,30 @@ PROCESSED = [
     {**SAMPLED, "top_k": 5, "top_p": 0.8},
     {**SAMPLED, "top_k": 0, "min_p": 0.1, "typical_p": 0.9, "epsilon_cutoff": 0.01},
     {**SAMPLED, "renormalize_logits": True, "remove_invalid_values": True, "suppress_tokens": [7, 9]},
-    {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2},
-    {"repetition_penalty": 1.3, "prompt": BATCH, "attention_mask": PADDED},
-    {"no_repeat_ngram_size": 1, "min_length": 12, "eos_token_id": [11, 18]},
-    {"min_new_tokens": 6, "eos_token_id": 11, "begin_suppress_tokens": [84], "forced_eos_token_id": 11},
+    {"repetition_penalty": 1.7},
 ]
 
 
 def test_processors(blocks):
-    counts = compare(blocks, lively(), *PROCESSED)
+    padded = {"repetition_penalty": 1.3, "prompt": BATCH, "attention_mask": PADDED}
+    counts = compare(blocks, lively(), *PROCESSED, padded)
     assert not counts.eager
-    assert not counts.by_hand
-    assert counts.captured == len(PROCESSED)
+    assert counts.by_hand == {"the logits processor RepetitionPenaltyLogitsProcessor cannot be part of a graph": 2}
+    assert counts.captured == len(PROCESSED) + 1
 
 
 def test_sampling_among_the_best_candidates(blocks):
     """The distribution is that of all warpers over the whole vocabulary, for which a larger one is needed."""
-    processors, step = module_of(blocks, "generation_processors"), module_of(blocks, "generation_step")
-    temperature, top_k, top_p = TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.8)
+    call = module_of(blocks, "generation_call").GenerateCall
+    warpers = TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.8)
     scores = torch.randn(3, 2000).mul(2).bfloat16().float()  # with scores that are equal
-    expected = top_p(None, top_k(None, temperature(None, scores))).softmax(-1)
-    forms = tuple(processors.form_of(warper) for warper in (temperature, top_k, top_p))
-    plan = step.Plan("cache", False, False, {}, forms, None, None, True, False, False, None)
-    assert plan.candidates(2000) == (0, 128)
-    assert plan.candidates(500) == (3, 0)
     values, tokens = scores.topk(128)
-    for form in forms:
-        values = form.apply(SimpleNamespace(ids=None), values, [])
+    for warper in warpers:
+        scores, values = warper(None, scores), warper(None, values)
+    expected = scores.softmax(-1)
+    given = SimpleNamespace(processors=warpers, config=SimpleNamespace(do_sample=True), keeps_scores=False)
+    assert call.candidates(given, 2000) == (0, 128)
+    assert call.candidates(given, 500) == (3, 0)
     torch.testing.assert_close(torch.zeros_like(expected).scatter(1, tokens, values.softmax(-1)), expected)
     model = lively(vocab_size=1200)
     counts = accelerated(blocks, model)
@@ -201,10 +198,10 @@ def test_products_that_something_else_reads(blocks):
         torch.testing.assert_close(recorded.run(x.clone()), use(changed, F.linear(changed, weight)))
 
 
-def test_one_graph_serves_other_prompts_and_numbers(blocks):
+def test_one_graph_serves_other_prompts(blocks):
     calls = [
-        {"prompt": PROMPT[:, :size], "min_new_tokens": least, "eos_token_id": [5, eos], "repetition_penalty": 1.2}
-        for size, least, eos in ((6, 7, 11), (3, 5, 18), (4, 9, 17))
+        {"prompt": PROMPT[:, :size], "eos_token_id": [5, 11], "repetition_penalty": 1.2, "max_new_tokens": 9 + size}
+        for size in (6, 3, 4)
     ]
     counts = compare(blocks, lively(), *calls)
     assert counts.captured == 1
@@ -228,6 +225,9 @@ class Repeats(StoppingCriteria):
             "the logits processor Banned cannot be part of a graph",
         ),
         ({**SAMPLED, "eta_cutoff": 0.01}, "the logits processor EtaLogitsWarper cannot be part of a graph"),
+        ({"no_repeat_ngram_size": 2}, "the logits processor NoRepeatNGramLogitsProcessor cannot be part of a graph"),
+        ({"bad_words_ids": [[7]], "min_length": 8}, "the logits processor NoBadWordsLogitsProcessor cannot be part"),
+        ({"forced_eos_token_id": 11}, "the logits processor ForcedEOSTokenLogitsProcessor cannot be part of a graph"),
         ({"stopping_criteria": StoppingCriteriaList([Repeats()])}, "the stopping criterion Repeats cannot be part of"),
     ],
 )
@@ -353,7 +353,7 @@ def test_memory_is_bounded(blocks, monkeypatch):
     generation = module_of(blocks, "generation")
     model = lively()
     counts = accelerated(blocks, model)
-    decoder = module_of(blocks, "generation_loops").decoders[model]
+    decoder = module_of(blocks, "graphs").decoders[model]
     for batch in range(1, 7):
         generate(model, PROMPT.expand(batch, -1))
     assert [state.kind[0] for state in decoder._states] == [3, 4, 5, 6]
@@ -454,7 +454,7 @@ def test_capture_that_fails(blocks):
     model = lively()
     expected = generate(model)
     accelerate_on_cpu(blocks, model, error="it waits for the GPU")
-    counts = module_of(blocks, "generation_loops").decoders[model].counts
+    counts = module_of(blocks, "graphs").decoders[model].counts
     for _ in range(2):
         assert torch.equal(generate(model), expected)
     assert counts.eager_steps == {"it waits for the GPU": NEW_TOKENS - 1}
@@ -525,7 +525,7 @@ def test_adapters(blocks):
     report = blocks.accelerate(model, graphs=True)
     assert list(report.generation) == ["LlamaForCausalLM"]
     accelerate_on_cpu(blocks, model)
-    counts = module_of(blocks, "generation_loops").decoders[base].counts
+    counts = module_of(blocks, "graphs").decoders[base].counts
     for _ in range(2):
         assert torch.equal(generate(model), with_adapter)
         with model.disable_adapter():

@@ -52,28 +52,6 @@ def test_second_call_of_a_shape_is_captured(blocks):
     assert counts.eager == {FIRST: 1}
 
 
-COMPARED = "to compare its time with that of its graph"
-
-
-@pytest.mark.parametrize(
-    ("times", "replays", "reasons"),
-    [
-        ((19.0, 1.0), 6, {FIRST: 1}),
-        ((30.0, 28.0), 5, {FIRST: 1, COMPARED: 1}),
-        ((30.0, 25.0), 1, {FIRST: 1, COMPARED: 1, "its graph is slower: 30 ms, and 25 ms without": 4}),
-    ],
-    ids=["short", "as fast", "slower"],
-)
-def test_graph_that_is_slower_than_eager_calls_is_dropped(blocks, times, replays, reasons):
-    model, inputs = ltx(), ltx_inputs()
-    counts = accelerate_on_cpu(blocks, model, times=times)
-    expected = eager(model, inputs).sample
-    for _ in range(8):
-        assert is_same(model(**inputs).sample, expected)
-    assert (counts.captured, counts.replays, counts.eager) == (1, replays, reasons)
-    assert counts.held == int("slower" not in str(counts))
-
-
 def test_outputs_and_inputs_are_the_callers(blocks):
     model, inputs = ltx(), ltx_inputs()
     counts = accelerate_on_cpu(blocks, model)

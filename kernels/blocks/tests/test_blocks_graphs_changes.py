@@ -138,14 +138,10 @@ def test_object_that_holds_one_tensor(blocks, value):
 
 
 class Weights(nn.Module):
-    """Parameters and buffers with one element, with none, and with several."""
-
     def __init__(self):
         super().__init__()
         self.scalar = nn.Parameter(torch.ones(()), requires_grad=False)
         self.several = nn.Parameter(torch.ones(3), requires_grad=False)
-        self.register_parameter("none", None)
-        self.register_buffer("one", torch.ones(1))
         self.register_buffer("no", None)
 
 
@@ -153,15 +149,9 @@ class Weights(nn.Module):
     "change",
     [
         lambda layer: setattr(layer, "scalar", nn.Parameter(torch.ones(()), requires_grad=False)),
-        lambda layer: setattr(layer, "one", torch.ones(1)),
-        lambda layer: setattr(layer, "several", nn.Parameter(torch.ones(3), requires_grad=False)),
-        lambda layer: setattr(layer, "none", nn.Parameter(torch.ones(()), requires_grad=False)),
         lambda layer: setattr(layer, "no", torch.ones(1)),
-        lambda layer: setattr(layer, "several", None),
         lambda layer: delattr(layer, "no"),
         lambda layer: setattr(layer.scalar, "data", torch.ones(())),
-        lambda layer: setattr(layer.several, "data", torch.ones(3)),
-        lambda layer: layer._buffers.update(another=None),
         lambda layer: layer._parameters.update(renamed=layer._parameters.pop("several")),
         lambda layer: setattr(layer, "_parameters", {}),
         lambda layer: setattr(layer, "_forward_hooks", {1: print}),
@@ -185,7 +175,7 @@ def test_cached_tensors_on_the_host_are_compared_by_version(blocks):
     assert snapshot.is_current(module)
     module.table.add_(1)
     assert not snapshot.is_current(module)
-    assert snapshot.find_difference(module) == "the tensor table"
+    assert snapshot.find_difference(module) == "table"
 
 
 def test_memory_of_a_tensor_inside_an_object(blocks):
@@ -196,4 +186,4 @@ def test_memory_of_a_tensor_inside_an_object(blocks):
     assert snapshot.is_current(module), "graphs read the current content of the memory"
     module.layer.holder.value[0].data = torch.ones(3)
     assert not snapshot.is_current(module)
-    assert snapshot.find_difference(module) == "the tensor layer.holder.value.0"
+    assert snapshot.find_difference(module) == "layer.holder.value.0"

@@ -39,15 +39,10 @@ def test_obstacle_is_looked_for_where_it_was(blocks):
     handle.remove()
     assert not snapshot.is_current(model)
     assert snapshot.find_difference(model) == "'transformer_blocks.1.attn1 has hooks' is no longer true"
-    model.transformer_blocks[1].attn1.forward = lambda *args, **kwargs: None
-    assert snapshots.Snapshot(model, torch.device("cpu")).obstacle == (
-        "the forward of transformer_blocks.1.attn1 was replaced by other code"
-    )
     on_another = snapshots.Snapshot(Wrapped(nn.Linear(3, 3)), torch.device("meta"))
     assert on_another.obstacle == "layer.weight is on cpu, other parameters on meta"
     assert on_another.is_current(Wrapped(nn.Linear(3, 3)))
     assert not on_another.is_current(Wrapped(nn.Linear(3, 3, device="meta")))
-    assert not on_another.is_current(nn.Linear(3, 3))
 
 
 def test_hooks_of_the_model_itself_run_around_a_replay(blocks):
@@ -159,13 +154,11 @@ def test_errors_of_the_model_are_the_callers(blocks):
             model(torch.zeros(2, 4))
 
 
-def test_expanded_and_overlapping_arguments(blocks):
+@pytest.mark.parametrize("make", [lambda: torch.randn(1, 3).expand(5, 3), lambda: torch.randn(7).unfold(0, 3, 2)])
+def test_arguments_whose_elements_share_memory(blocks, make):
     model = Wrapped(nn.Linear(3, 3))
     counts = accelerate_on_cpu(blocks, model)
     for _ in range(3):
-        x = torch.randn(1, 3).expand(5, 3)
+        x = make()
         assert is_same(model(x), eager(model, {"x": x}))
     assert counts.replays == 1
-    for _ in range(2):
-        model(torch.randn(7).unfold(0, 3, 2))
-    assert counts.eager["elements of an argument share memory"] == 1

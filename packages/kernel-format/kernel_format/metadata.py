@@ -1,6 +1,6 @@
 """`metadata.json`, the description that every package carries.
 
-`kernels_data.Metadata` reads but does not write, stops at the first fault, and has no provenance.
+`kernels_data.Metadata` reads valid files only, does not write, and has no provenance.
 """
 
 from __future__ import annotations
@@ -22,16 +22,6 @@ SOURCES = "sources"
 # The key of `provenance` with the status of a back end without tests on hardware.
 STATUS = "status"
 
-# The keys that every package needs: JSON's type, and its name in errors.
-_REQUIRED: Mapping[str, tuple[type, str]] = {
-    "id": (str, "a string"),
-    "name": (str, "a string"),
-    "version": (int, "an integer"),
-    "license": (str, "a string"),
-    "python-depends": (list, "a list"),
-    "backend": (dict, "an object"),
-    "digest": (dict, "an object"),
-}
 _ORIGIN = {"version": re.compile(r"[\w.+!-]{1,80}"), "commit": re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")}
 
 
@@ -39,8 +29,7 @@ _ORIGIN = {"version": re.compile(r"[\w.+!-]{1,80}"), "commit": re.compile(r"[0-9
 class PackageMetadata:
     """The content of `metadata.json`.
 
-    Packages of other tools are read as far as possible: missing keys and those of another type are None or empty, and
-    named in `faults`.
+    Packages of other tools are read as far as possible: missing keys and those of another type are None or empty.
 
     Attributes:
         id: The module name and op namespace, unique by content.
@@ -50,7 +39,6 @@ class PackageMetadata:
         kernels_minver: The first release of the client that loads the package. Clients from 0.16 on check it.
         provenance: The origin of the builder (`kernel-builder`) and of the sources (`kernel`); see `origin`.
         digest: The algorithm, and the digest of every file.
-        faults: Missing or invalid keys, for example "has no `license`".
     """
 
     id: str | None = None
@@ -66,7 +54,6 @@ class PackageMetadata:
     upstream: tuple[str, ...] = ()
     source: str | None = None
     digest: Mapping[str, Any] | None = None
-    faults: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, data: bytes | str) -> PackageMetadata:
@@ -85,7 +72,7 @@ class PackageMetadata:
         return cls(
             id=_text(raw.get("id")),
             name=_text(raw.get("name")),
-            version=raw["version"] if _is(raw.get("version"), int) else None,
+            version=version if isinstance(version := raw.get("version"), int) else None,
             license=_text(raw.get("license")),
             python_depends=_texts(raw.get("python-depends")),
             kernel_depends=tuple(entry for entry in _list(raw.get("kernel-depends")) if isinstance(entry, dict)),
@@ -95,8 +82,7 @@ class PackageMetadata:
             provenance=_object(raw.get("provenance")),
             upstream=_texts(upstream if isinstance(upstream, list) else [upstream]),
             source=_text(raw.get("source")),
-            digest=raw["digest"] if _is(raw.get("digest"), dict) else None,
-            faults=tuple(_faults(raw)),
+            digest=digest if isinstance(digest := raw.get("digest"), dict) else None,
         )
 
     @classmethod
@@ -189,20 +175,6 @@ class PackageMetadata:
     def is_dirty(self) -> bool:
         """Whether the sources or the builder had uncommitted changes."""
         return any(self.origin(part).get("dirty") for part in ("kernel", "kernel-builder"))
-
-
-def _faults(raw: Mapping[str, Any]) -> list[str]:
-    faults = []
-    for key, (kind, spoken) in _REQUIRED.items():
-        if key not in raw:
-            faults.append(f"has no `{key}`")
-        elif not _is(raw[key], kind):
-            faults.append(f"`{key}` is {raw[key]!r}, expected {spoken}")
-    return faults
-
-
-def _is(value: object, kind: type) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _text(value: object) -> str | None:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import platform as _platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
 
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
@@ -65,9 +64,7 @@ BACKENDS = (
     Backend(name="tpu", title="TPU"),
     Backend(name="xpu", title="XPU", prefix="xpu"),
 )
-"""The back ends that the public client knows. The builder knows more of each, and may have others."""
-
-AnyBackend = TypeVar("AnyBackend", bound=Backend)
+"""The back ends that the public client knows."""
 
 
 @dataclass(frozen=True)
@@ -148,29 +145,17 @@ class Variant:
         return self.name
 
 
-class NameParts(NamedTuple):
-    """The parts of a variant's name; the back end is as the name spells it, and None is the platform of Python only."""
-
-    framework: Abi
-    backend: str
-    platform: str | None
-
-    def find(self, backends: Iterable[AnyBackend]) -> AnyBackend | None:
-        """Return the first of these back ends that the name spells, or None."""
-        for backend in backends:
-            if backend.is_spelled(self.backend) if self.platform else backend.name == self.backend:
-                return backend
-        return None
-
-
-def split_name(name: str) -> NameParts:
-    """Return the parts of a variant's directory name.
+def parse(name: str) -> Variant:
+    """Read a variant's directory name, also of a variant that the builder does not build.
 
     Raises:
-        VariantError: If the name does not follow the grammar.
+        VariantError: If the name does not follow the grammar, or names no back end of `BACKENDS`.
     """
     if noarch := re.fullmatch(r"torch-([a-z]+)", name):
-        return NameParts(Noarch(), noarch[1], None)
+        backend = next((backend for backend in BACKENDS if backend.name == noarch[1]), None)
+        if backend is None:
+            raise not_a_variant(name)
+        return Variant(Noarch(), backend)
     match = re.fullmatch(
         r"(?:torch(?P<torch>\d\d+)(?P<cxx11>-cxx11)?|torch-stable-abi(?P<stable>\d\d+)|tvm-ffi(?P<tvm>\d\d+))"
         r"-(?P<backend>[a-z0-9]+)-(?P<platform>[a-z0-9_]+-[a-z]+)",
@@ -178,22 +163,12 @@ def split_name(name: str) -> NameParts:
     )
     if not match or (match["torch"] and bool(match["cxx11"]) is not name.endswith(_CXX11_SYSTEM)):
         raise not_a_variant(name)
-    group = next(group for group in _ABIS if match[group])
-    return NameParts(_ABIS[group](Release.from_digits(match[group])), match["backend"], match["platform"])
-
-
-def parse(name: str) -> Variant:
-    """Read a variant's directory name, also of a variant that the builder does not build.
-
-    Raises:
-        VariantError: If the name does not follow the grammar, or names no back end of `BACKENDS`.
-    """
-    parts = split_name(name)
-    backend = parts.find(BACKENDS)
+    backend = next((backend for backend in BACKENDS if backend.is_spelled(match["backend"])), None)
     if backend is None:
         raise not_a_variant(name)
-    release = backend.release_of(parts.backend) if parts.platform else None
-    return Variant(parts.framework, backend, release, parts.platform)
+    group = next(group for group in _ABIS if match[group])
+    framework = _ABIS[group](Release.from_digits(match[group]))
+    return Variant(framework, backend, backend.release_of(match["backend"]), match["platform"])
 
 
 def not_a_variant(name: str) -> VariantError:

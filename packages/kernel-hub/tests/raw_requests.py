@@ -1,21 +1,37 @@
-"""Raw requests to a Hub: incomplete bodies and manual addresses; and the memory of the server."""
+"""Calls of a Hub: single commits, commands, incomplete and manual requests; and the memory of the server."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import requests
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL
 
 TOKEN = {"Authorization": "Bearer any"}
+
+
+def commit(api: HfApi, repo_id: str, path: str, content: bytes = b"x", **options: object) -> CommitInfo:
+    """Commit one file with the public client."""
+    return api.create_commit(  # type: ignore[no-any-return]
+        repo_id, [CommitOperationAdd(path, content)], commit_message=path, repo_type="kernel", **options
+    )
+
+
+def hub_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `kernel-builder hub` in a process of its own."""
+    command = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def target(url: str) -> tuple[str, int]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd
+from raw_requests import commit, hub_command
 
 from tests.support.running_hub import RunningHub
 
@@ -28,8 +27,7 @@ def test_a_backup_beside_writers_is_restored(start_hub: Callable[..., RunningHub
         while not stop.is_set():
             number = len(made[name])
             content = os.urandom(1_200_000) if number % 5 == 0 else os.urandom(20).hex().encode()
-            files = [CommitOperationAdd(f"f{number}.bin" if number % 5 == 0 else "f", content)]
-            made[name].append(api.create_commit(name, files, commit_message="m", repo_type="kernel").oid)
+            made[name].append(commit(api, name, f"f{number}.bin" if number % 5 == 0 else "f", content).oid)
 
     def pack() -> None:
         while not stop.wait(0.3):
@@ -59,9 +57,7 @@ def test_a_backup_beside_writers_is_restored(start_hub: Callable[..., RunningHub
     shutil.rmtree(hub.root)
 
     shutil.copytree(tmp_path / "backup", tmp_path / "restored")
-    code = "from kernel_builder.cli import main; main()"
-    check = [sys.executable, "-c", code, "hub", "check", "--digests", "--root", str(tmp_path / "restored")]
-    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    done = hub_command("check", "--digests", "--root", tmp_path / "restored")
     assert done.returncode == 0, done.stdout + done.stderr
     restored = start_hub(root=tmp_path / "restored")
     for name in names:
@@ -70,7 +66,7 @@ def test_a_backup_beside_writers_is_restored(start_hub: Callable[..., RunningHub
         assert made[name].index(head) >= before[name] - 1  # every commit that was acknowledged before
         for path in api.list_repo_files(name, repo_type="kernel"):
             assert Path(api.hf_hub_download(name, path, repo_type="kernel", cache_dir=tmp_path / "cache")).is_file()
-        api.create_commit(name, [CommitOperationAdd("after", b"x")], commit_message="m", repo_type="kernel")
+        commit(api, name, "after")
         fsck = ["git", "-c", "safe.directory=*", "-C", str(restored.root / f"repositories/{name}.git"), "fsck"]
         subprocess.run([*fsck, "--strict"], check=True, capture_output=True)
     assert restored.api().repo_info("b/two", repo_type="kernel").private

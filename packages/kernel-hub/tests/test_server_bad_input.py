@@ -12,7 +12,7 @@ import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
-from raw_requests import TOKEN, begin, target, until, upload_address
+from raw_requests import TOKEN, begin, commit, target, until, upload_address
 
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL
@@ -26,11 +26,11 @@ def test_uploads_cut_at_every_tenth_leave_nothing_behind(hub: RunningHub) -> Non
     lines += [
         {"key": "file", "value": {"path": f"{n}", "content": "x" * 20_000, "encoding": "utf-8"}} for n in range(20)
     ]
-    commit = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    body = "".join(json.dumps(line) + "\n" for line in lines).encode()
     for tenth in range(10):
         begin(address, "PUT", len(data), data[: len(data) * tenth // 10]).close()
         commits = f"{hub.url}/api/kernels/{KERNEL}/commit/main"
-        begin(commits, "POST", len(commit), commit[: len(commit) * tenth // 10]).close()
+        begin(commits, "POST", len(body), body[: len(body) * tenth // 10]).close()
         begin(f"{hub.url}/api/kernels/{KERNEL}/paths-info/main", "POST", 100, b"p" * 10 * tenth).close()
     assert until(lambda: not list((hub.root / "incoming").iterdir()))
     assert not [path for path in hub.root.glob("large*/**/*") if path.is_file()]
@@ -40,9 +40,7 @@ def test_uploads_cut_at_every_tenth_leave_nothing_behind(hub: RunningHub) -> Non
     wrong = requests.put(upload_address(hub, b"announced"), data=b"sent here")
     assert wrong.status_code == 400 and "not the announced" in wrong.text
     assert requests.put(address.replace("size=3000000", "size=3000001"), data=data).status_code == 403
-    hub.api().create_commit(
-        KERNEL, [CommitOperationAdd("x.so", data)], commit_message="whole", repo_type="kernel"
-    )  # the client does not upload the stored file again
+    commit(hub.api(), KERNEL, "x.so", data)  # the client does not upload the stored file again
 
 
 NAMES = ["..", ".", "a..b", "-a", "a--b", "a.git", "a/b", "..%2f..", "a\0b", "é", "x" * 97, "", "CON ", "a\\b"]
@@ -107,11 +105,8 @@ def test_limits_and_malformed_bodies_are_refused_with_reasons(hub: RunningHub) -
     api = hub.api()
     api.create_repo(KERNEL, repo_type="kernel")
 
-    def commit(content: bytes, path: str) -> None:
-        api.create_commit(KERNEL, [CommitOperationAdd(path, content)], commit_message="m", repo_type="kernel")
-
     with pytest.raises(HfHubHTTPError, match=r"a metadata\.json has at most"):
-        commit(b" " * 100_000_000, "build/torch-cpu/metadata.json")
+        commit(api, KERNEL, "build/torch-cpu/metadata.json", b" " * 100_000_000)
     large = {"files": [{"path": "x.so", "size": 51 << 30}]}
     refused = requests.post(f"{hub.url}/api/kernels/{KERNEL}/preupload/main", json=large, headers=TOKEN)
     assert refused.status_code == 413 and "takes files up to" in refused.json()["error"]

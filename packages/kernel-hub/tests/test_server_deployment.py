@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import requests
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
+from raw_requests import commit
 
 from tests.support.running_hub import RunningHub
 
@@ -58,8 +59,7 @@ def test_nginx_hands_on_large_bodies_and_encoded_slashes(start_hub: Callable[...
             api = HfApi(endpoint=url, token="any")
             api.create_repo("a/one", repo_type="kernel")
             content = os.urandom(3_000_000)  # above nginx's own limit of 1 MB
-            change = [CommitOperationAdd("x.bin", content)]
-            made = api.create_commit("a/one", change, commit_message="m", repo_type="kernel", create_pr=True)
+            made = commit(api, "a/one", "x.bin", content, create_pr=True)
             assert made.pr_url.startswith(url)
             path = api.hf_hub_download(
                 "a/one", "x.bin", repo_type="kernel", revision="refs/pr/1", cache_dir=tmp_path / "cache"

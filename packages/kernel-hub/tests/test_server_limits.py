@@ -14,10 +14,9 @@ from typing import Any
 import pygit2
 import pytest
 import requests
-from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
-from raw_requests import TOKEN, memory
+from raw_requests import TOKEN, commit, memory
 
 from kernel_format.errors import HubError
 from kernel_hub import repair, tokens
@@ -28,18 +27,14 @@ from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub
 
 
-def commit(hub: RunningHub, repo_id: str, path: str, content: bytes) -> None:
-    hub.api().create_commit(repo_id, [CommitOperationAdd(path, content)], commit_message="m", repo_type="kernel")
-
-
 def test_the_quota(start_hub: Callable[..., RunningHub]) -> None:
     hub = start_hub("--quota", "4")
     for repo_id in ("a/one", "b/two"):
         hub.api().create_repo(repo_id, repo_type="kernel")
-    commit(hub, "a/one", "x.so", os.urandom(2_500_000))
+    commit(hub.api(), "a/one", "x.so", os.urandom(2_500_000))
     for path, content in (("y.so", os.urandom(1_600_000)), ("y.txt", b"y" * 1_600_000)):
         with pytest.raises(HfHubHTTPError, match="this Hub has"):
-            commit(hub, "b/two", path, content)
+            commit(hub.api(), "b/two", path, content)
     sha256 = "0" * 64
     batch = {"operation": "upload", "objects": [{"oid": sha256, "size": 20_000_000_000}]}
     answer = requests.post(f"{hub.url}/kernels/b/two.git/info/lfs/objects/batch", json=batch, headers=TOKEN)
@@ -49,7 +44,7 @@ def test_the_quota(start_hub: Callable[..., RunningHub]) -> None:
     refused = requests.post(f"{hub.url}/api/kernels/b/two/commit/main", data=body, headers=TOKEN)
     assert refused.status_code == 413 and not list((hub.root / "incoming").iterdir())
     hub.api().delete_repo("a/one", repo_type="kernel")
-    commit(hub, "b/two", "x.so", os.urandom(2_500_000))
+    commit(hub.api(), "b/two", "x.so", os.urandom(2_500_000))
 
 
 def test_signed_addresses_end_with_the_token(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
@@ -86,16 +81,10 @@ def test_a_pull_request_is_for_a_branch(hub: RunningHub) -> None:
     head = str(api.create_repo("a/one", repo_type="kernel") and api.repo_info("a/one", repo_type="kernel").sha)
     api.create_tag("a/one", tag="t", repo_type="kernel")
 
-    def change() -> list[CommitOperationAdd]:
-        return [CommitOperationAdd("x", os.urandom(8).hex().encode())]
-
-    first = api.create_commit("a/one", change(), commit_message="m", repo_type="kernel", create_pr=True)
-    assert first.pr_num == 1
+    assert commit(api, "a/one", "x", create_pr=True).pr_num == 1
     for revision in (head, "t", "refs/pr/1", "refs/tags/t"):
         with pytest.raises(HfHubHTTPError, match="no branch"):
-            api.create_commit(
-                "a/one", change(), commit_message="m", repo_type="kernel", create_pr=True, revision=revision
-            )
+            commit(api, "a/one", "y", create_pr=True, revision=revision)
 
 
 # .gitignore
@@ -209,7 +198,7 @@ COSTLY_CARDS = {
 def test_costly_cards_are_small_pages(hub: RunningHub) -> None:
     for number, card in enumerate(COSTLY_CARDS.values()):
         hub.api().create_repo(f"a/card{number}", repo_type="kernel")
-        commit(hub, f"a/card{number}", "README.md", card.encode())
+        commit(hub.api(), f"a/card{number}", "README.md", card.encode())
     before = memory(hub)
     with ThreadPoolExecutor(12) as pool:
         pages = list(pool.map(requests.get, [f"{hub.url}/kernels/a/card{n}" for n in range(len(COSTLY_CARDS))] * 4))

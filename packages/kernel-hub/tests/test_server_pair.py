@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,8 +12,9 @@ from pathlib import Path
 import pytest
 import requests
 from alternating_proxy import alternating_proxy
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from raw_requests import commit, hub_command
 
 from kernel_hub import tokens
 from tests.support.running_hub import RunningHub, running_hub
@@ -45,11 +44,6 @@ def proxied(tmp_path: Path) -> Iterator[Callable[..., tuple[str, list[RunningHub
         yield start
 
 
-def commit(api: HfApi, repo_id: str, path: str, content: bytes, **options: object) -> str:
-    change = [CommitOperationAdd(path, content)]
-    return str(api.create_commit(repo_id, change, commit_message=path, repo_type="kernel", **options).oid)
-
-
 def test_a_pair_serves_the_public_clients_as_one(
     proxied: Callable[..., tuple[str, list[RunningHub]]], tmp_path: Path
 ) -> None:
@@ -67,13 +61,11 @@ def test_a_pair_serves_the_public_clients_as_one(
 
     # Each server immediately serves the changes of the other.
     for number in range(6):
-        oid = commit(api, "a/twice", "f", str(number).encode())
+        oid = commit(api, "a/twice", "f", str(number).encode()).oid
         assert api.repo_info("a/twice", repo_type="kernel").sha == oid
         listed = requests.get(f"{url}/api/kernels", headers={"Authorization": f"Bearer {token}"}).json()
         assert oid in [item["sha"] for item in listed]
-    wanted = api.create_commit(
-        "a/twice", [CommitOperationAdd("pr", b"x")], commit_message="m", repo_type="kernel", create_pr=True
-    )
+    wanted = commit(api, "a/twice", "pr", create_pr=True)
     merged = requests.post(
         f"{url}/api/kernels/a/twice/discussions/{wanted.pr_num}/merge", headers={"Authorization": f"Bearer {token}"}
     )
@@ -102,7 +94,7 @@ def test_a_pair_loses_nothing_while_its_servers_are_killed(
         try:
             for number in range(8):
                 content = os.urandom(1_100_000) if number % 4 == 0 else os.urandom(9)
-                made.append(commit(api, "a/one", f"{name}-{number}{'.bin' if number % 4 == 0 else ''}", content))
+                made.append(commit(api, "a/one", f"{name}-{number}{'.bin' if number % 4 == 0 else ''}", content).oid)
         except Exception as error:
             failures.append(error)
 
@@ -120,7 +112,4 @@ def test_a_pair_loses_nothing_while_its_servers_are_killed(
     api = HfApi(endpoint=url, token="any")
     history = {item.commit_id for item in api.list_repo_commits("a/one", repo_type="kernel")}
     assert history >= set(made)
-    code = "from kernel_builder.cli import main; main()"
-    check = [sys.executable, "-c", code, "hub", "check", "--digests", "--json", "--root", str(pair[1].root)]
-    done = subprocess.run(check, check=True, capture_output=True, text=True)
-    assert json.loads(done.stdout) == []
+    assert json.loads(hub_command("check", "--digests", "--json", "--root", pair[1].root).stdout) == []

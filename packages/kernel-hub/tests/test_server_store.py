@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from huggingface_hub import CommitOperationAdd
+from raw_requests import commit, hub_command
 
 from kernel_format.errors import HubError
 from kernel_hub import repair
@@ -58,7 +57,7 @@ def test_nothing_is_lost_beside_git_gc(hub: RunningHub) -> None:
     with ThreadPoolExecutor(6) as at_once:
         done = [at_once.submit(*job) for job in [*jobs, (packs, "gc", "-q")]] + [at_once.submit(repairs)]
         end = time.monotonic() + 30
-        time.sleep(3)
+        time.sleep(1)
         while min(map(len, acknowledged.values())) <= 5 and time.monotonic() < end:
             time.sleep(0.1)
         stop.set()
@@ -96,14 +95,11 @@ def test_check_repairs_traces_of_crashes_and_reports_damage(
     table = next(path for path in (hub.root / "large").rglob("*") if path.is_file() and path.stat().st_size > 1000)
     with table.open("r+b") as file:
         file.write(b"damaged")
-    command = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub", "check", "--root"]
-    done = subprocess.run([*command, str(hub.root), "--digests"], capture_output=True, text=True, check=False)
+    done = hub_command("check", "--root", hub.root, "--digests")
     assert done.returncode == HubError.exit_code and "its content changed on the disk" in done.stdout
     assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/v1/build/{VARIANT}/table.bin").status_code == 404
     publish_kernel(hub, write_kernel(tmp_path / "three"))
-    api = hub.api()
-    again = [CommitOperationAdd("again", bytes(range(256)) * 5000 + b"!")]
-    api.create_commit(KERNEL, again, commit_message="again", repo_type="kernel", revision="v1")
+    commit(hub.api(), KERNEL, "again", bytes(range(256)) * 5000 + b"!", revision="v1")
 
 
 def test_a_change_waits_for_the_lock_of_another_git_process(hub: RunningHub) -> None:
@@ -112,17 +108,17 @@ def test_a_change_waits_for_the_lock_of_another_git_process(hub: RunningHub) -> 
     lock = hub.root / "repositories" / f"{KERNEL}.git" / "refs/heads/main.lock"
     lock.touch()
 
-    def commit(path: str) -> requests.Response:
+    def commit_directly(path: str) -> requests.Response:
         lines = [{"key": "header", "value": {"summary": "s"}}, {"key": "file", "value": {"path": path, "content": "a"}}]
         body, headers = "\n".join(map(json.dumps, lines)), {"Authorization": "Bearer any"}
         return requests.post(f"{hub.url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=40)
 
     with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(commit, "a")
+        waiting = other.submit(commit_directly, "a")
         time.sleep(0.5)
         assert not waiting.done()
         lock.unlink()
         assert waiting.result().ok
     lock.touch()
-    refused = commit("b")
+    refused = commit_directly("b")
     assert refused.status_code == 503 and "locked" in refused.json()["error"] and lock.exists()

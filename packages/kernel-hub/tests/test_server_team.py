@@ -14,16 +14,12 @@ from pathlib import Path
 import pytest
 import requests
 from click.testing import CliRunner
-from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from raw_requests import commit
 
 from kernel_builder.cli import main
 from kernel_hub import tokens
 from tests.support.running_hub import RunningHub
-
-
-def add_file(api: HfApi, repo_id: str, path: str, content: bytes) -> None:
-    api.create_commit(repo_id, [CommitOperationAdd(path, content)], commit_message="m", repo_type="kernel")
 
 
 def test_accounts_of_the_public_client(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
@@ -74,21 +70,21 @@ def test_tokens_for_one_repository_and_with_an_end(start_hub: Callable[..., Runn
     file = tmp_path / "tokens.json"
     root = tokens.add(file, "root", read=(), write=("*",))
     owner = tokens.add(file, "one", read=("a/shown",), write=("a/one",))
-    short = tokens.add(file, "short", read=(), write=("a",), expires=int(time.time()) + 4)
+    short = tokens.add(file, "short", read=(), write=("a",), expires=int(time.time()) + 2)
     hub = start_hub("--token-file", str(file))
     for repo_id in ("a/shown", "a/hidden"):
         hub.api(root).create_repo(repo_id, repo_type="kernel", private=True)
     api = hub.api(owner)
     api.create_repo("a/one", repo_type="kernel", private=True)
     large = os.urandom(1_500_000)
-    add_file(api, "a/one", "x.bin", large)
+    commit(api, "a/one", "x.bin", large)
     headers = {"Authorization": f"Bearer {owner}"}
     listed = requests.get(f"{hub.url}/api/kernels", headers=headers).json()
     assert [item["id"] for item in listed] == ["a/one", "a/shown"]
     assert api.whoami()["orgs"][0]["name"] == "a" and api.whoami()["orgs"][0]["roleInOrg"] == "read"
     assert not api.repo_exists("a/hidden", repo_type="kernel")
     with pytest.raises(HfHubHTTPError, match="may only read a/shown"):
-        add_file(api, "a/shown", "x", b"x")
+        commit(api, "a/shown", "x", b"x")
     with pytest.raises(HfHubHTTPError, match="no write scope for a/new"):
         api.create_repo("a/new", repo_type="kernel")
     with pytest.raises(HfHubHTTPError, match="no write scope for a/two"):
@@ -127,8 +123,8 @@ def test_the_audit_log_has_writes_and_denied_accesses(start_hub: Callable[..., R
     hub = start_hub("--token-file", str(file), "--audit-log", str(audit))
     api = hub.api(writer)
     api.create_repo("a/one", repo_type="kernel", private=True)
-    done = api.create_commit("a/one", [CommitOperationAdd("x", b"x")], commit_message="m", repo_type="kernel")
-    add_file(api, "a/one", "large.bin", os.urandom(1_500_000))
+    done = commit(api, "a/one", "x")
+    commit(api, "a/one", "large.bin", os.urandom(1_500_000))
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
     assert {line["result"] for line in lines} == {"done"} and {line["who"] for line in lines} == {"ci"}
     assert {line["repository"] for line in lines} == {"a/one"}
@@ -180,7 +176,7 @@ def test_git_clones_and_fetches_and_cannot_push(start_hub: Callable[..., Running
     for repo_id in ("a/open", "a/shut"):
         api.create_repo(repo_id, repo_type="kernel", private=repo_id == "a/shut")
     large = os.urandom(1_500_000)
-    add_file(api, "a/open", "table.bin", large)
+    commit(api, "a/open", "table.bin", large)
     for number in range(40):  # more than one round of negotiation, and a request that git compresses
         api.create_tag("a/open", tag=f"t{number}", repo_type="kernel")
     there = f"{hub.url}/kernels/a/open"
@@ -194,7 +190,7 @@ def test_git_clones_and_fetches_and_cannot_push(start_hub: Callable[..., Running
     clone = tmp_path / "clone1"
     sha256 = hashlib.sha256(large).hexdigest()
     assert f"oid sha256:{sha256}" in (clone / "table.bin").read_text()
-    add_file(api, "a/open", "later", b"later")
+    commit(api, "a/open", "later", b"later")
     assert git("pull", "-q", cwd=clone).returncode == 0 and (clone / "later").read_text() == "later"
     assert git("fsck", "--strict", cwd=clone).returncode == 0
     done = git("push", "-q", there, "HEAD:refs/heads/mine", cwd=clone)

@@ -1,48 +1,135 @@
-"""Candidates of the judge's tests: each file names its task and, if it cheats, the failure that it must be given."""
+"""Candidates of the judge's tests: the task that each claims to solve, its code and, if it cheats, its rejection."""
 
 from __future__ import annotations
 
-import re
 import shutil
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernel_judge.judge.judgement import JudgeRequest
 from tests.support.places import PROJECTS
 
 HERE = Path(__file__).parent
-CHEATS = sorted((HERE / "cheats").glob("*.py"))
-HONEST = sorted((HERE / "honest").glob("*.py"))
-GPU_CHEATS = sorted((HERE / "gpu" / "cheats").glob("*.py"))
-GPU_HONEST = sorted((HERE / "gpu" / "honest").glob("*.py"))
+CPU, TIMED = "cpu", {"rounds": 1}
+# The constructors' statements by task.
+STATES = {
+    "softmax": "self.weight = torch.nn.Parameter(torch.ones(columns))",
+    "trained": "self.weight = torch.nn.Parameter(torch.rand(columns))",
+    "layer_norm": "self.norm = torch.nn.LayerNorm(columns)",
+}
+TASK = """import torch
+
+{sizes}
+
+class Model(torch.nn.Module):
+    def __init__(self, columns=80):
+        super().__init__()
+        {state}
+
+    def forward(self, x):
+        return {body}
 
 
-def note(file: Path, key: str) -> str:
-    """Return the value of a line `# key: value` in a candidate's file, or nothing."""
-    match = re.search(rf"^# {key}: (.*)$", file.read_text(), re.MULTILINE)
-    return match[1] if match else ""
+def get_inputs():
+    return [{inputs}]
 
 
-def task_of(file: Path) -> Path:
-    """Return the task that a candidate claims to solve."""
-    task = HERE / "tasks" / note(file, "task")
-    return task if task.is_dir() else task.with_suffix(".py")
+def get_init_inputs():
+    return []
+"""
+SIZES, RANDN = "rows = 24\ncolumns = 80\n", "torch.randn(rows, columns)"
+TASKS = {
+    "rectified": {
+        "sizes": "", "inputs": "torch.rand(48, 100)", "state": "pass",
+        "body": "torch.relu(x) + x.amax(-1, keepdim=True)",
+    },
+    "layer_norm": {"sizes": SIZES, "inputs": RANDN, "state": STATES["layer_norm"], "body": "self.norm(x)"},
+    "row_mean": {
+        "sizes": SIZES, "inputs": RANDN, "state": "pass", "body": "x.mean(-1, keepdim=True).expand_as(x).contiguous()",
+    },
+    "dropped": {"sizes": SIZES, "inputs": RANDN, "state": "pass", "body": "torch.nn.functional.dropout(x, 0.25)"},
+}  # fmt: skip
+SOFTMAX = "return torch.softmax(x, -1) * self.weight"
+RUNNERS = """
+import sys
+for module in list(sys.modules.values()):
+    worker = vars(module).get("ModelRunner") if module else None
+    if isinstance(worker, type) and hasattr(worker, "hand_over"):
+"""
+PROJECT_CANDIDATE = """
+from pathlib import Path
+
+import torch
+from kernels import get_local_kernel
+
+kernel = get_local_kernel(Path(__file__).parent, backend="cuda" if torch.cuda.is_available() else "cpu")
 
 
-def quick(file: Path, **more: Any) -> JudgeRequest:
-    """Return a request with few inputs, and the settings of the candidate's file."""
-    words = [word.partition("=") for word in note(file, "options").split() if "=" in word]
-    options = {name: float(value) if "." in value else int(value) for name, _, value in words}
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return kernel.scaled(x, 3.0)
+"""
+
+
+class Sample(NamedTuple):
+    """A candidate.
+
+    Attributes:
+        forward: The statements of its forward.
+        head: Statements of its module.
+        state: The statements of its constructor; None for those of STATES.
+        settings: Options of its judgement.
+        device: The only device on which it has an effect.
+        together: It needs no process of its own: `test_outside_inputs.py` judges it.
+    """
+
+    task: str
+    forward: str
+    rejected_as: str = ""
+    head: str = ""
+    state: str | None = None
+    settings: Mapping[str, float] = {}
+    device: str = ""
+    together: bool = False
+
+    def write_task(self, directory: Path) -> Path:
+        """Return the task's file or directory in `tasks`, or write the task of TASKS."""
+        if self.task in TASKS:
+            (directory / "task.py").write_text(TASK.format(**TASKS[self.task]))
+            return directory / "task.py"
+        known = HERE / "tasks" / self.task
+        return known if known.is_dir() else known.with_suffix(".py")
+
+    def write(self, directory: Path) -> Path:
+        """Write the candidate's file, without a model if it has no forward."""
+        state = STATES.get(self.task, "") if self.state is None else self.state
+        text = f"import torch\n{textwrap.dedent(self.head)}\n"
+        if self.forward:
+            text += (
+                "\nclass ModelNew(torch.nn.Module):\n    def __init__(self, columns=80):\n        super().__init__()\n"
+            )
+            text += textwrap.indent(f"{state}\n", 8 * " ") + "\n    def forward(self, x, y=None):\n"
+            text += textwrap.indent(textwrap.dedent(self.forward), 8 * " ")
+        file = directory / "candidate.py"
+        file.write_text(text)
+        return file
+
+
+def quick(sample: Sample, directory: Path, **more: Any) -> JudgeRequest:
+    """Write a candidate and return a request with few inputs, and with the candidate's own settings."""
     settings: dict[str, Any] = {"inputs": 12, "rounds": 0, "peers": ("eager",), "device": "cpu"}
-    task = more.pop("task", None) or task_of(file)
-    return JudgeRequest(file, task, **(settings | options | more))
+    return JudgeRequest(
+        sample.write(directory), sample.write_task(directory), **(settings | {**sample.settings} | more)
+    )
 
 
 def scale_project(directory: Path, statement: str = "") -> Path:
     """Return a copy of the kernel project `stable-scale` with a `candidate.py`, and another kernel if one is given."""
     project = directory / "stable-scale"
     shutil.copytree(PROJECTS / "stable-scale", project, ignore=shutil.ignore_patterns("build"))
-    shutil.copy(HERE / "honest" / "project" / "candidate.py", project)
+    (project / "candidate.py").write_text(PROJECT_CANDIDATE)
     if statement:
         source = project / "scale" / "scale_cpu.cpp"
         source.write_text(source.read_text().replace("out[i] = factor * in[i]", statement))

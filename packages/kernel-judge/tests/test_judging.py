@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from judge_samples import HERE, note, quick, scale_project
+from cpu_samples import CHEATS, HONEST
+from judge_samples import HERE, scale_project
 
 from kernel_builder.api import build_for_device
 from kernel_builder.cli import main
@@ -43,23 +44,23 @@ def run(*arguments: str | Path) -> Result:
     return done
 
 
-def test_the_command_prints_a_verdict_and_exits_by_it() -> None:
-    right = HERE / "honest" / "more_exact.py"
+def test_the_command_prints_a_verdict_and_exits_by_it(tmp_path: Path) -> None:
+    right = HONEST["float64"].write(tmp_path)
     done = run(right, "--task", SOFTMAX, *QUICK, "--json")
     verdict = Verdict.from_json(done.stdout)
     assert done.exit_code == 0 and verdict.is_right and verdict.task == "softmax" and not verdict.speed
     assert len(verdict.task_digest) == len(verdict.candidate_digest) == 64
-    wrong = run(HERE / "cheats" / "not_a_number.py", "--task", SOFTMAX, *QUICK)
+    wrong = run(CHEATS["some NaN"].write(tmp_path), "--task", SOFTMAX, *QUICK)
     assert wrong.exit_code == 1
     assert "wrong: softmax" in wrong.stdout and "not-finite: 1 of" in wrong.stdout and '"seed"' in wrong.stdout
 
 
 def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
-    right = HERE / "honest" / "more_exact.py"
+    right = HONEST["float64"].write(tmp_path)
     for arguments, words in (
         ((right, "--task", tmp_path / "none.py"), "does not exist"),
         ((tmp_path / "none.py", "--task", SOFTMAX), "does not exist; expected a candidate"),
-        ((tmp_path, "--task", SOFTMAX), "has no build.toml"),
+        ((HERE / "tasks", "--task", SOFTMAX), "has no build.toml"),
         (
             (right, "--task", SOFTMAX, "--against", "eager,jax"),
             "'jax' is not a peer; expected names",
@@ -70,7 +71,9 @@ def test_unreadable_arguments_exit_with_2(tmp_path: Path) -> None:
 
 
 def test_a_kernel_project_is_built_and_judged(tmp_path: Path) -> None:
+    """Also under a Torch for CUDA, which loads the CPU package of the project."""
     project = scale_project(tmp_path / "right")
+    (project / "candidate.py").write_text(AS_TYPED)
     before = sorted(project.rglob("*"))
     verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0))
     assert verdict.is_right, verdict.reason
@@ -91,13 +94,6 @@ def test_packages_that_another_machine_has_built_are_judged_without_a_build(tmp_
     verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0, is_built=True))
     assert verdict.is_right, verdict.reason
     assert any(sentence.startswith("The judge did not build its packages") for sentence in verdict.suspicious)
-
-
-def test_the_cpu_package_of_a_project_is_loaded_into_a_torch_for_cuda(tmp_path: Path) -> None:
-    project = scale_project(tmp_path)
-    (project / "candidate.py").write_text(AS_TYPED)
-    verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0))
-    assert verdict.is_right, verdict.reason
 
 
 def test_a_project_without_a_kernel_for_this_machine_is_not_judged(tmp_path: Path) -> None:
@@ -136,21 +132,14 @@ def test_a_candidate_is_not_judged_without_the_package_that_it_needs(tmp_path: P
     assert verdict.verdict == "not judged" and verdict.reason.startswith("it needs a program or package that is not")
 
 
-def test_the_first_line_names_the_peers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_line_names_the_peers_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judgement, "_CPU_SECONDS", 0.0)
     monkeypatch.setattr(judgement, "measure_speed", lambda worker, peers, *_: SpeedReport(missing=peers.missing))
-    right = HERE / "honest" / "more_exact.py"
+    right = HONEST["float64"].write(tmp_path)
     done = run(right, "--task", SOFTMAX, *QUICK[:2], "--rounds", "1", "--device", "cpu", "--against", "eager,compile")
     first, *others = done.stdout.splitlines()
     assert first.endswith(" s, without compile"), done.stdout
     assert any("not compared with compile: it was not ready within" in line for line in others)
-
-
-def test_a_seed_repeats_a_verdict_and_none_does_not() -> None:
-    cheat = HERE / "cheats" / "not_a_number.py"
-    cases = [judge(quick(cheat, seed=seed, inputs=1)).failing_case for seed in (7, 7, None)]
-    assert cases[0] == cases[1] != cases[2]
-    assert note(cheat, "rejected-as") == "not-finite"
 
 
 def test_the_output_of_a_compiler_is_in_the_reason(tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from judge_samples import HERE, HONEST, note, quick, task_of
+from cpu_samples import CHEATS as SAMPLED_CHEATS
+from cpu_samples import HONEST
+from judge_samples import HERE, TASK, Sample
 
-from kernel_judge.judge.judgement import judge, prepare_references
+from kernel_judge.judge.judgement import JudgeRequest, judge, prepare_references
 from kernel_judge.judge.outside_inputs import expected_results, outside_inputs
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.result_checks import RejectedError, ResultChecks
@@ -23,26 +26,6 @@ from kernel_judge.judge.worker_process import WorkerProcess
 from kernel_sandbox import sandbox
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-TASK = """import torch
-
-{sizes}
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        {state}
-
-    def forward(self, x):
-        return {body}
-
-
-def get_inputs():
-    return [{inputs}]
-
-
-def get_init_inputs():
-    return []
-"""
 MODEL = """import torch
 
 
@@ -65,11 +48,7 @@ OUTSIDE = "wrong-outside-inputs"
 # The task: sizes, inputs, state, formula. The candidate: its state, its formula.
 CHEATS = {
     "no negative input": (SIZES, RAND, NONE, "torch.relu(x)", NONE, "x.clone()"),
-    "no absolute value": (SIZES, RAND, NONE, "x / x.abs().sum(-1, True)", NONE, "x / x.sum(-1, True)"),
-    "no input above 1": (SIZES, RAND, NONE, "x.clamp(0, 1)", NONE, "x.clone()"),
     "softmax without its maximum": (SIZES, RANDN, NONE, "x.softmax(-1)", NONE, "x.exp() / x.exp().sum(-1, True)"),
-    "softmax of clamped inputs": (SIZES, RANDN, NONE, "x.softmax(-1)", NONE, "x.clamp(-20, 20).softmax(-1)"),
-    "logarithm of sums": (SIZES, RANDN, NONE, "x.logsumexp(-1)", NONE, "x.exp().sum(-1).log()"),
     "sigmoid that overflows": (SIZES, RANDN, NONE, "x.sigmoid()", NONE, "x.exp() / (1 + x.exp())"),
     "product by logarithms": (SIZES, RAND, NONE, "x[:, :4].prod(-1)", NONE, "x[:, :4].log().sum(-1).exp()"),
     "norm of zeros": (SIZES, RANDN, NONE, f"{FUNCTIONS}.normalize(x)", NONE, "x / x.norm(dim=-1, keepdim=True)"),
@@ -78,10 +57,6 @@ CHEATS = {
         NONE, f"{SCORES}.masked_fill(~{MASK}, -30.0).softmax(-1) @ x",
     ),
     "norm without its parameters": (SIZES, RANDN, NORM, "self.norm(x)", NONE, f"{FUNCTIONS}.layer_norm(x, (40,))"),
-    "norm without its bias": (
-        SIZES, RANDN, NORM, "self.norm(x)", "self.gain = torch.nn.Parameter(torch.ones(40))",
-        f"{FUNCTIONS}.layer_norm(x, (40,), self.gain)",
-    ),
     "parameters that are not used": (
         SIZES, RANDN, NORM, "self.norm(x)", NORM, f"{FUNCTIONS}.layer_norm(x, (40,))",
     ),
@@ -205,21 +180,26 @@ def test_a_candidate_that_no_legal_input_distinguishes_is_right(name: str, rejec
     assert any("may ignore them" in sentence for sentence in suspicious) == (name in list(ALLOWED)[-2:])
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in HONEST if "together" in note(file, "options")], ids=lambda file: file.stem
-)
-def test_an_honest_candidate_of_an_unusual_form_is_right(file: Path, rejected: Rejected) -> None:
-    kind, reason, suspicious = rejected(file, task_of(file))
-    assert kind == RIGHT, reason
-    assert suspicious == []
+SAMPLES = {name: sample for name, sample in {**SAMPLED_CHEATS, **HONEST}.items() if sample.together}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_other_cheats_are_rejected_by_name_and_honest_candidates_are_right(
+    name: str, rejected: Rejected, tmp_path: Path
+) -> None:
+    sample: Sample = SAMPLES[name]
+    kind, reason, suspicious = rejected(sample.write(tmp_path), sample.write_task(tmp_path))
+    assert kind == (sample.rejected_as or RIGHT), reason
+    assert kind != RIGHT or suspicious == []
 
 
 def test_the_command_has_kernelbenchs_rule(tmp_path: Path) -> None:
     file, task = written(tmp_path, "no negative input", CHEATS)
-    verdict = judge(quick(file, task=task))
+    request = JudgeRequest(file, task, device="cpu", inputs=12, rounds=0)
+    verdict = judge(request)
     assert verdict.rejected_as == OUTSIDE and verdict.failing_case
     assert verdict.failing_case["inputs"] == "inputs with random signs" and verdict.failing_case["wrong-elements"]
-    verdict = judge(quick(file, task=task, inputs_of_task_only=True))
+    verdict = judge(replace(request, inputs_of_task_only=True))
     assert verdict.is_right and "Only the task's own inputs and parameters were checked." in verdict.suspicious
 
 

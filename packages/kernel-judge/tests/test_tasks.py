@@ -11,10 +11,9 @@ import torch
 from judge_samples import HERE
 
 from kernel_format.errors import ConfigError
-from kernel_judge.judge import scaling
 from kernel_judge.judge.comparison import ErrorRule, difference
 from kernel_judge.judge.reference import Reference
-from kernel_judge.judge.scaling import cut_lengths, fitted, unseen
+from kernel_judge.judge.scaling import fitted, unseen
 from kernel_judge.judge.task import read_task
 from kernel_judge.judge.verdict import Speedup, Verdict
 
@@ -70,14 +69,6 @@ def test_sizes_are_halved_until_a_call_fits(problem: Path) -> None:
     assert sizes["width"] * sizes["width"] * 4 <= 24 << 20
 
 
-def test_a_task_is_run_to_see_its_shapes_only_if_it_takes_little(problem: Path) -> None:
-    little = {"batch": 64, "width": 128}
-    assert scaling._where(read_task(problem), little) == "cpu"
-    assert scaling._where(read_task(problem), {}) == "meta", "a weight of 1 GiB"
-    problem.write_text(PROBLEM.replace("self.linear(x)", "__import__('time').sleep(600)"))
-    assert scaling._where(read_task(problem), little) == "meta"
-
-
 def test_unseen_sizes_leave_the_constructor_as_it_is(problem: Path) -> None:
     sizes = {"batch": 64, "width": 128, "kernel": 3}
     chosen = unseen(read_task(problem), sizes, 3, random.Random(1))
@@ -95,29 +86,6 @@ def test_the_example_tasks_can_be_judged_at_other_sizes_in_float64(file: Path) -
             reference = Reference(task, sizes, dtype, "cpu", 1)
             assert reference.has_exact and not reference.mutates
             assert len(reference.results) > len(reference.arguments(1).tensors), "results and gradients"
-
-
-def test_only_first_lengths_of_inputs_are_cut_where_integers_may_be_places(problem: Path) -> None:
-    problem.write_text(
-        PROBLEM.replace("self.linear(x)", "x[i]")
-        .replace("forward(self, x)", "forward(self, x, i)")
-        .replace("[torch.rand(batch, width)]", "[torch.rand(40, 7), torch.randint(0, 12, (24,))]")
-    )
-    task = read_task(problem)
-    chosen = cut_lengths(task, {"width": 2}, "cpu", 3, random.Random(1))
-    assert chosen and {length for lengths in chosen for length in lengths} <= {40, 24}, "not the 7"
-    problem.write_text(
-        PROBLEM.replace("[torch.rand(batch, width)]", "[torch.rand(40, 2), torch.rand(40, 2)]")
-        .replace("self.linear(x)", "x + y")
-        .replace("forward(self, x)", "forward(self, x, y)")
-    )
-    chosen = cut_lengths(read_task(problem), {"width": 2}, "cpu", 3, random.Random(1))
-    assert chosen and all(lengths.keys() <= {40, 2} for lengths in chosen), "both inputs, together"
-
-
-def test_random_masks_have_no_result_in_float64(problem: Path) -> None:
-    problem.write_text(PROBLEM.replace("self.linear(x)", "x * (torch.rand(x.shape, dtype=x.dtype) > 0.1)"))
-    assert not Reference(read_task(problem), {"batch": 40, "width": 50}, "bfloat16", "cpu", 1).has_exact
 
 
 @pytest.mark.parametrize(

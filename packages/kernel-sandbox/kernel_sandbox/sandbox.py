@@ -27,7 +27,11 @@ _CONFINE = Path(__file__).with_name("confine.py")
 _KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX"}
 # Without these a compiler that is not installed in the system's directories does not find its parts.
 _KEPT |= {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"}
-_KEPT_PREFIXES = ("OMP_", "KMP_", "MKL_", "NVIDIA_", "TORCH_CUDA_ARCH", "TRITON_", "NIX_")
+_KEPT |= {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_NUM_THREADS"}
+_KEPT |= {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TORCH_CUDA_ARCH_LIST"}
+_KEPT |= {"TRITON_INTERPRET", "TRITON_LIBCUDA_PATH", "TRITON_PTXAS_PATH"}
+# The compilers of Nix read these, whose names may end in a platform.
+_KEPT_PREFIXES = ("NIX_CFLAGS_", "NIX_LDFLAGS", "NIX_CC_", "NIX_BINTOOLS_", "NIX_HARDENING_ENABLE", "NIX_LD")
 
 
 def readable(more: Iterable[Path]) -> list[str]:
@@ -96,7 +100,8 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
     # issues/633). On the CPU, bubblewrap is the first process of a pid namespace, with which the child ends.
     words = [*_program(kind, scratch, paths, device), shutil.which("bwrap") or "bwrap"]
     words += ["--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts", "--cap-drop", "ALL"]
-    words += ["--dev", "/dev", "--proc", "/proc"]
+    # Root's processes are root for /proc/sys in a user namespace as well: core_pattern names a program outside.
+    words += ["--dev", "/dev", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
     if device == "cpu":
         words += ["--unshare-pid", "--unshare-ipc"]
     else:  # handles of GPU memory work between processes of one pid namespace only

@@ -115,8 +115,13 @@ _UTIMENSAT, _IOCTL, _CLONE, _CLONE3, _SOCKETPAIR, _FCNTL = (
     (72, 25),
 )
 
-# Types a line into the terminal (two calls), and changes a file's attributes (chattr, project, verity).
-_IOCTLS = (0x5412, 0x541C, 0x40086602, 0x40046602, 0x401C5820, 0x40806685)
+# The allowed controls of open files: questions about terminals (TCGETS, TIOCGPGRP, TIOCGWINSZ), flags of descriptors
+# (FIOCLEX, FIONCLEX, FIONBIO), waiting bytes (FIONREAD), and copies (FICLONE). Others change files that may only be
+# read: their attributes and version, or a btrfs directory's subvolumes.
+_IOCTLS = (0x5401, 0x540F, 0x5413, 0x5450, 0x5451, 0x5421, 0x541B, 0x40049409)
+# CUDA's driver has hundreds of controls of its own, so kinds are refused there: those of all file systems (f, v, X), of
+# btrfs (0x94), and of terminals (T), which can type a line into them.
+_IOCTL_KINDS = tuple(kind << 8 for kind in (*b"fvXT", 0x94))
 # Notices of changes of a file (F_NOTIFY), and of attempts to open it (F_SETLEASE).
 _FCNTLS = (1026, 1024)
 _CLONE_NEWUSER = 0x10000000
@@ -124,9 +129,9 @@ _AF_UNIX, _STREAM, _SEQPACKET, _KIND = 1, 1, 5, 0xF
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000  # the same calls under other numbers
-_EACCES, _ENOSYS = 13, 38
+_EACCES, _ENOTTY, _ENOSYS = 13, 25, 38
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
-_DENY, _PRETEND, _MISSING = _ERRNO | _EACCES, _ERRNO, _ERRNO | _ENOSYS
+_DENY, _PRETEND, _NO_CONTROL, _MISSING = _ERRNO | _EACCES, _ERRNO, _ERRNO | _ENOTTY, _ERRNO | _ENOSYS
 
 # Instructions of the classic Berkeley packet filter, on `struct seccomp_data`.
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -168,7 +173,7 @@ def seccomp_filter(device: str) -> bytes:
     lines += _if_called(_UTIMENSAT[column], _UNLESS_IT_MAKES_A_FILE)
     for number in paired:
         lines += _if_called(number, _ONLY_CONNECTED)
-    lines += _if_called(_IOCTL[column], _refused_if(1, _EQUAL, _IOCTLS))
+    lines += _if_called(_IOCTL[column], _controls(device))
     lines += _if_called(_FCNTL[column], _refused_if(1, _EQUAL, _FCNTLS))
     for numbers, own in _OF_PROCESSES.items():
         lines += _if_called(numbers[column], _answered_unless(own, _DENY))
@@ -198,6 +203,15 @@ def _refused_if(position: int, test: int, operands: Sequence[int]) -> list[_Inst
     """Return lines that refuse a call whose argument passes the test with one of the operands."""
     refusals = [line for operand in operands for line in ((test, 0, 1, operand), (_RETURN, 0, 0, _DENY))]
     return [_argument(position), *refusals, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _controls(device: str) -> list[_Instruction]:
+    """Return lines that answer a control of an open file with "not of this kind" unless it is allowed."""
+    allowed = [line for command in _IOCTLS for line in ((_EQUAL, 0, 1, command), (_RETURN, 0, 0, _ALLOW))]
+    if device == "cpu":
+        return [_argument(1), *allowed, (_RETURN, 0, 0, _NO_CONTROL)]
+    kinds = [line for kind in _IOCTL_KINDS for line in ((_EQUAL, 0, 1, kind), (_RETURN, 0, 0, _NO_CONTROL))]
+    return [_argument(1), *allowed, (_AND, 0, 0, 0xFF00), *kinds, (_RETURN, 0, 0, _ALLOW)]
 
 
 def _answered_unless(arguments: dict[int, int], answer: int) -> list[_Instruction]:

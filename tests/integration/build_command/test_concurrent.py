@@ -18,7 +18,6 @@ from tests.integration.build_command.conftest import (
     compiling,
     environment,
     replace,
-    snapshot,
     wait_for,
     working_in,
 )
@@ -39,20 +38,6 @@ def test_two_builds_of_one_project_at_once(
         assert_whole(project, cache, undisturbed)
     if caches == 1:
         assert sorted(answer["compiles"] for answer in answers) == [0, 2]
-
-
-@pytest.mark.slow
-def test_two_projects_at_once_in_one_cache(
-    copy_project: Copy, new_cache: NewCache, start: Start, undisturbed: dict[str, bytes | str]
-) -> None:
-    first, second, cache = copy_project("stable-scale", "one"), copy_project("stable-scale", "two"), new_cache("cache")
-    with (second / "torch-ext" / "torch_binding.cpp").open("a") as binding:
-        binding.write("// Changed.\n")
-    both = [start(cache, project, "--no-load") for project in (first, second)]
-    answers = [json.loads(process.communicate()[0]) for process in both]
-    assert [process.returncode for process in both] == [0, 0], answers
-    assert_whole(first, cache, undisturbed)
-    assert snapshot(second / "build").keys() != undisturbed.keys()
 
 
 def test_a_python_file_that_changes_during_the_build_is_an_error(

@@ -67,32 +67,25 @@ def test_a_function_that_a_runtime_lacks_is_refused(
     assert_refused(done, 7, "CheckError", where=str(project), message=message, hint="correct the project")
 
 
-def test_a_source_that_clang_rejects(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    project = copy_project("stable-scale")
-    source = project / "scale" / "scale_cuda.cu"
-    with source.open("a") as stream:
-        stream.write("#ifdef __clang__\n#error not for clang\n#endif\n")
-    with untouched(project):
-        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
-    assert_refused(done, 5, "BuildError", where=str(source), message="not for clang", hint="#ifndef __clang__")
-
-
 @pytest.mark.parametrize(
-    ("flags", "message", "hint"),
+    ("flag", "message", "hint"),
     [
+        ("-DREFUSED", "not for clang", "#ifndef __clang__"),
         (
-            '"-fno-such-flag"',
+            "-fno-such-flag",
             "unknown argument: '-fno-such-flag'",
             "has no -fno-such-flag: remove it from `cuda-flags`",
         ),
     ],
 )
-def test_a_flag_that_clang_or_ptxas_rejects(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, flags: str, message: str, hint: str
+def test_a_source_or_a_flag_that_clang_rejects(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, flag: str, message: str, hint: str
 ) -> None:
     project = copy_project("stable-scale")
     declared = 'cuda-capabilities = ["9.0"]\n'
-    replace(project / "build.toml", declared, f"{declared}cuda-flags = [{flags}]\n")
+    replace(project / "build.toml", declared, f'{declared}cuda-flags = ["{flag}"]\n')
+    with (project / "scale" / "scale_cuda.cu").open("a") as stream:
+        stream.write("#if defined(__clang__) && defined(REFUSED)\n#error not for clang\n#endif\n")
     with untouched(project):
         done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
     assert_refused(done, 5, "BuildError", where="scale_cuda.cu", message=message, hint=hint)

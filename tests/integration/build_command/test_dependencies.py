@@ -61,14 +61,17 @@ def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, new_cache: N
     assert b"cublasCreate_v2" in binary.read_bytes()
 
 
-def test_all_sources_of_a_backend_see_the_libraries_of_its_kernels(copy_project: Copy, cutlass: Path) -> None:
+def test_all_sources_of_a_backend_see_the_libraries_of_its_kernels(
+    copy_project: Copy, cutlass: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`[torch]` cannot name libraries. Those of its own kernel come first for a source."""
     project = depend(copy_project("stable-scale"), "cutlass_4_5")
     other = '[kernel.other]\nlanguage = "cpp-cuda"\ndepends = ["cutlass_3_8", "torch"]\nsrc = ["scale/other.cpp"]\n'
     with (project / "build.toml").open("a") as file:
         file.write(other)
     (project / "scale" / "other.cpp").write_text("int other;\n")
-    toolchains = Toolchains(dependencies={"cutlass_4_5": cutlass})
+    monkeypatch.setenv("KERNEL_BUILDER_DEPENDENCIES", f"cutlass_4_5={cutlass}")
+    toolchains = Toolchains()
     steps = compile_steps.drafts(read_project(project), Variant.parse(CUDA), toolchains)
     seen = {
         step.source: [name for name in (part.split("\0")[1] for part in step.argv if "\0" in part) if "cutlass" in name]

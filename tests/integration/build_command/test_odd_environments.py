@@ -1,4 +1,4 @@
-"""Unusual environments and special files: clear errors, before anything is compiled where that is possible."""
+"""Users without a home directory, unusual umasks, and unusual places of the cache."""
 
 from __future__ import annotations
 
@@ -11,33 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.build_command.conftest import BUILDER, Run, assert_refused, environment, replace
+from tests.integration.build_command.conftest import BUILDER, environment
 from tests.support.places import CPU
 
 CPU_ALONE = "torch-cpu"
 OPTIONS = ("--variant", CPU, "--no-load")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "dangling link"])
-def test_special_files_in_the_package_are_refused(project: Path, cache: Path, kernel_builder: Run, kind: str) -> None:
-    """Reading a pipe may never end."""
-    odd = project / "torch-ext" / "stable_scale" / "x.py"
-    os.mkfifo(odd) if kind == "pipe" else odd.symlink_to("nowhere.py")
-    done = kernel_builder(cache, "build", project, *OPTIONS)
-    assert_refused(done, 2, "ConfigError", where=str(odd), message="is not a file: a pipe, a socket", hint="")
-
-
-def test_a_name_that_is_not_utf8_is_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
-    Path(os.fsdecode(os.fsencode(project / "torch-ext" / "stable_scale") + b"/n\xff.py")).write_text("")
-    done = kernel_builder(cache, "build", project, *OPTIONS)
-    assert_refused(done, 2, "ConfigError", where=r"n\xff.py", message="is not UTF-8", hint="rename")
-
-
-def test_names_that_nvcc_would_make_too_long_are_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
-    replace(project / "build.toml", "scale_cuda.cu", "s" * 240 + ".cu")
-    (project / "scale" / "scale_cuda.cu").rename(project / "scale" / ("s" * 240 + ".cu"))
-    done = kernel_builder(cache, "build", project, "--backend", "cuda", "--no-load")
-    assert_refused(done, 2, "ConfigError", where="scale_cuda] src", message="longer than 255 bytes", hint="at most 220")
 
 
 def test_a_user_without_a_home(project: Path, cache: Path) -> None:
@@ -61,17 +39,14 @@ def test_a_user_without_a_home(project: Path, cache: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("mask", "allowed"), [(0o000, 0o775), (0o077, 0o700)])
-def test_other_users_cannot_write_outputs_under_any_umask(
-    copy_project: Callable[..., Path], tmp_path: Path, mask: int, allowed: int
-) -> None:
+def test_other_users_cannot_write_outputs_under_umask_0(copy_project: Callable[..., Path], tmp_path: Path) -> None:
     """Another user could put objects into the cache."""
     project, cache = copy_project("python-only"), tmp_path / "made" / "cache"
     command = [BUILDER, "build", project, "--variant", CPU_ALONE, "--no-load", "--json"]
-    done = subprocess.run(command, env=environment(cache), umask=mask, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment(cache), umask=0, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "warning" not in done.stderr, done
     places = [cache, *cache.rglob("*"), project / "build", *(project / "build").rglob("*")]
-    assert {path.stat().st_mode & 0o777 & ~allowed for path in places if not path.name.endswith(".json")} == {0}
+    assert {path.stat().st_mode & 0o777 & ~0o775 for path in places if not path.name.endswith(".json")} == {0}
     cache.chmod(0o777)
     done = subprocess.run(command, env=environment(cache), capture_output=True, text=True, check=True)
     assert "other users can write to the cache" in done.stderr

@@ -6,7 +6,7 @@ from tests.integration.build_command.conftest import (
     Copy,
     NewCache,
     Run,
-    content,
+    snapshot,
 )
 
 
@@ -38,7 +38,7 @@ def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kerne
         arguments = ("--no-load", "--jobs", jobs)
         done = kernel_builder(cache, "build", stable, python, *arguments, **variables)
         assert done.code == 0, done
-        results.append({**content(stable / "build"), **content(python / "build")})
+        results.append({**snapshot(stable / "build"), **snapshot(python / "build")})
     assert results[0].keys() == results[1].keys()
     assert [name for name in results[0] if results[0][name] != results[1][name]] == []
     assert any(name.endswith(".so") for name in results[0])

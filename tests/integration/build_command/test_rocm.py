@@ -28,44 +28,15 @@ depends = []
 rocm-archs = ["gfx942", "gfx1100"]
 src = ["scale/scale_cuda.cu", "scale/row_norm.cu", "scale/scale.h"]
 """
-# Vectorized loads, half and bfloat16, a reduction by shuffles and shared memory, and a mathematical function.
+# `test_linux_variants.py` compiles a kernel of this repository.
 ROW_NORM = """
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-namespace {
-template <typename T>
-struct alignas(16) Vector { T of[8]; };
-
-__device__ float to_float(__half x) { return __half2float(x); }
-__device__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-template <typename T>
-__global__ void row_norm(float* out, const T* in, int vectors) {
-  extern __shared__ float partial[];
-  const auto* row = reinterpret_cast<const Vector<T>*>(in) + size_t{blockIdx.x} * vectors;
-  float sum = 0;
-  for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
-    const Vector<T> loaded = row[i];
-    for (T x : loaded.of) sum += to_float(x) * to_float(x);
-  }
+__global__ void row_norm(float* out, const __nv_bfloat16* in) {
+  float sum = __bfloat162float(in[threadIdx.x]);
   for (int offset = warpSize / 2; offset > 0; offset /= 2) sum += __shfl_xor(sum, offset);
-  if (threadIdx.x % warpSize == 0) partial[threadIdx.x / warpSize] = sum;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    for (int warp = 1; warp < blockDim.x / warpSize; ++warp) sum += partial[warp];
-    out[blockIdx.x] = rsqrtf(sum);
-  }
-}
-}  // namespace
-
-void row_norms(float* out, const void* in, int rows, int vectors, bool bfloat16, cudaStream_t stream) {
-  if (bfloat16) {
-    row_norm<<<rows, 256, 64, stream>>>(out, static_cast<const __nv_bfloat16*>(in), vectors);
-  } else {
-    row_norm<<<rows, 256, 64, stream>>>(out, static_cast<const __half*>(in), vectors);
-  }
+  if (threadIdx.x == 0) *out = rsqrtf(sum);
 }
 """
 

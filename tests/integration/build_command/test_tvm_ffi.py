@@ -5,10 +5,17 @@ A failure means that such a project is not built, or that the client does not lo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
+import tarfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -117,3 +124,37 @@ def test_a_crate_that_cargo_refuses_is_an_error(
     (project / "Cargo.lock").unlink()
     refused = kernel_builder(cache, "check-config", project).answer
     assert "there is no Cargo.lock" in str(refused)
+
+
+@needs_cargo
+def test_crates_come_from_cargos_cache(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cargo fetch` filled it from a registry; the build has no network."""
+    project = copy_project("rust-scale")
+    vendored, index = project / "vendor" / "scale-rows", tmp_path / "site" / "sc" / "al" / "scale-rows"
+    (vendored / ".cargo-checksum.json").unlink()
+    index.parent.mkdir(parents=True)
+    with tarfile.open(tmp_path / "site" / "scale-rows.crate", "w:gz") as crate:
+        crate.add(vendored, "scale-rows-1.0.0")
+    shutil.rmtree(project / "vendor")
+    checksum = hashlib.sha256((tmp_path / "site" / "scale-rows.crate").read_bytes()).hexdigest()
+    entry = {"name": "scale-rows", "vers": "1.0.0", "deps": [], "features": {}, "cksum": checksum, "yanked": False}
+    index.write_text(json.dumps(entry))
+    lock = (project / "Cargo.lock").read_text()
+    (project / "Cargo.lock").write_text(re.sub('checksum = ".*"', f'checksum = "{checksum}"', lock))
+    home = tmp_path / "cargo"
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "site")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        (tmp_path / "site" / "config.json").write_text(json.dumps({"dl": f"{address}/{{crate}}.crate"}))
+        replaced = f'[source.crates-io]\nreplace-with = "local"\n\n[source.local]\nregistry = "sparse+{address}/"\n'
+        (project / ".cargo" / "config.toml").write_text(replaced)
+        fetched = ["cargo", "fetch", "--locked", "--manifest-path", project / "Cargo.toml"]
+        # rustup finds its toolchains in the user's home.
+        subprocess.run(fetched, cwd=project, env={**os.environ, "CARGO_HOME": str(home)}, check=True)
+        server.shutdown()
+    monkeypatch.setenv("CARGO_HOME", str(home))
+    done = kernel_builder(new_cache("cache"), "build", project, "--no-load")
+    assert done.code == 0, done.answer

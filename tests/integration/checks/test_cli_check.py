@@ -11,30 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
-
-METADATA = {
-    "id": "_demo_kernel_cpu_1",
-    "name": "demo-kernel",
-    "version": 1,
-    "license": "apache-2.0",
-    "python-depends": [],
-    "backend": {"type": "cpu"},
-}
+from tests.support.sample_package import assemble
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project with one valid Python-only package."""
-    from kernels_data import Digest, DigestAlgorithm
-
-    package = tmp_path / "build" / "torch-cpu"
-    (package / "demo_kernel").mkdir(parents=True)
-    (package / "__init__.py").write_text("import torch\n")
-    (package / "_ops.py").write_text("# _demo_kernel_cpu_1\n")
-    (package / "demo_kernel" / "__init__.py").write_text("")
-    digest = Digest.hash_variant(DigestAlgorithm.SHA256, package)
-    metadata = {**METADATA, "digest": {"algorithm": "sha256", "files": digest.files}}
-    (package / "metadata.json").write_text(json.dumps(metadata))
+    assemble(tmp_path / "build", "torch-cpu", None)
     return tmp_path
 
 
@@ -108,7 +91,7 @@ def test_check_abi_uses_the_requested_policy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
-        (["-m", "manylinux_9"], "'manylinux_9' is not one of manylinux_2_5, "),
+        (["-m", "manylinux_9"], "'manylinux_9' is not one of 'manylinux_2_5', "),
         (["-p", "three"], "'three' is not a version like"),
         (["--torch-stable-abi", "2"], "'2' is not a version like"),
     ],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernel_builder.checks.torch_stable_abi import shims
+from kernel_builder.checks.symbols import shims
 from kernel_builder.config.variant import Release
-from kernel_builder.upkeep.shim_headers import exported
+from kernel_builder.upkeep import exported
 from tests.support.sample_package import TORCH
 
 INSTALLED = Release.parse(torch.__version__.partition("+")[0])

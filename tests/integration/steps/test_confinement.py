@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from kernel_builder.checks import Loaders, ProbeProcess, run_all
 from kernel_builder.cli import main
 from kernel_builder.steps import ninja_run
-from kernel_builder.steps.cache import object_path
+from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.confinement import Confinement, chosen
 from kernel_builder.steps.graph import Graph
 from kernel_format.errors import ToolchainError
@@ -90,7 +90,7 @@ def test_a_build_in_a_sandbox_gives_the_same_bytes(
         outcome = ninja_run.run(graph, cache, jobs=2, confinement=where)
         assert outcome.steps == 3 and not outcome.failures and outcome.cpu_seconds
         assert outcome.cpu_seconds > 0.1
-        made.append([object_path(cache, step).read_bytes() for step in graph.compiles])
+        made.append([output_path(cache, step).read_bytes() for step in graph.compiles])
     assert made[0] == made[1]
 
 

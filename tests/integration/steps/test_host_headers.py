@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kernel_builder.backends import HostCompiler
+import pytest
+
+from kernel_builder.backends.tools import HostCompiler
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps import compile_steps, files_read
@@ -37,12 +39,13 @@ def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:
 def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
     """Return the object, and the machine's headers that it is made from, all of which the step may read."""
     work.mkdir()
-    stage_compile(step, work / step.key, work / "object")
+    stage_compile(step, work / step.key)
     command = ["sh", f"{step.key}/run.sh"]
     subprocess.run(command, cwd=work, env=host_compiler.environment(), check=True)
-    read = [Path(os.fsdecode(name)) for name in files_read.listed(str(work / step.key)) if name.startswith(b"/")]
+    read = [Path(name) for name in files_read.listed(work / step.key) if name.startswith("/")]
     others = [work, *step.roots.values(), *(root.resolve() for root in step.roots.values())]
-    return (work / "object").read_bytes(), [path for path in read if not any(map(path.is_relative_to, others))]
+    headers = [path for path in read if not any(map(path.is_relative_to, others))]
+    return (work / step.key / "out.o").read_bytes(), headers
 
 
 def with_headers_in(elsewhere: Path, host: HostCompiler, program: Path) -> None:
@@ -57,7 +60,9 @@ def with_headers_in(elsewhere: Path, host: HostCompiler, program: Path) -> None:
     program.chmod(0o755)
 
 
-def test_headers_of_gxx_in_another_place(copy_project: Callable[..., Path], tmp_path: Path) -> None:
+def test_headers_of_gxx_in_another_place(
+    copy_project: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, elsewhere = copy_project("stable-scale"), tmp_path / "elsewhere"
     settings, source = directory / "build.toml", directory / "scale/scale_cuda.cu"
     settings.write_text(settings.read_text().replace('["9.0"]', '["9.0"]\ncuda-flags = ["-lineinfo"]'))
@@ -71,7 +76,8 @@ def test_headers_of_gxx_in_another_place(copy_project: Callable[..., Path], tmp_
         shutil.copy(header, copied)
     with_headers_in(elsewhere, toolchains.host(), tmp_path / "g++")
 
-    moved = clang_step(directory, Toolchains(cxx=str(tmp_path / "g++")))
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    moved = clang_step(directory, Toolchains())
     assert moved.key == usual.key
     links = {token: tmp_path / f"tree-{number}" for number, token in enumerate(moved.roots)}
     for token, link in links.items():

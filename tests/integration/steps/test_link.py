@@ -13,9 +13,8 @@ from kernel_builder import elf
 from kernel_builder.backends.cpu import CPU
 from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config.variant import Release, StableAbi
-from kernel_builder.steps import commands
-from kernel_builder.steps.cache import object_path
-from kernel_builder.steps.step_scripts import linked, stage_link
+from kernel_builder.steps.plan import framework_libraries
+from kernel_builder.steps.step_scripts import stage_link
 from tests.unit.steps.test_plan import Copy, binary
 
 Link = Callable[..., elf.SharedObject]
@@ -28,16 +27,15 @@ def link(copy_project: Copy, tmp_path: Path) -> Link:
     def make(source: str, *, cuda: bool) -> elf.SharedObject:
         planned = binary(copy_project("stable-scale"))
         backend = CUDA if cuda else CPU
-        libraries = commands.framework_libraries(StableAbi(Release(2, 10)), backend, stable=True)
+        libraries = framework_libraries(StableAbi(Release(2, 10)), backend, stable=True)
         changed = replace(planned, objects=planned.objects[:1], libraries=libraries)
         changed = replace(changed, linked_if_called=backend.linked_if_called)
-        output = object_path(tmp_path, changed.objects[0])
-        output.parent.mkdir(parents=True)
+        output = tmp_path / "object.o"
         compiler = ["g++", "-c", "-fPIC", "-O2", "-x", "c++", "-", "-o", str(output)]
         subprocess.run(compiler, input=source, text=True, check=True)
-        stage_link(changed, tmp_path / "link", tmp_path)
+        stage_link(changed, tmp_path / "link", [output])
         subprocess.run(["sh", str(tmp_path / "link" / "run.sh")], check=True)
-        return elf.read(linked(tmp_path / "link"))
+        return elf.read(tmp_path / "link" / "out.so")
 
     return make
 

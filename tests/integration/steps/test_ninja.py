@@ -12,7 +12,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.progress import Silent, Unit
 from kernel_builder.steps import ninja_run
-from kernel_builder.steps.cache import binary_path, object_path, write_log
+from kernel_builder.steps.cache import output_path
 from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
 from kernel_builder.toolchain import Toolchains
@@ -56,13 +56,13 @@ def test_only_missing_outputs_are_built(directory: Path, new_cache: NewCache) ->
     assert run() == (2, 3)
     assert recorded.details[-1] == "link stable-scale cpu"
     assert run() == (0, 0)
-    whole = binary_path(cache, binary).read_bytes()
-    binary_path(cache, binary).unlink()
+    whole = output_path(cache, binary).read_bytes()
+    output_path(cache, binary).unlink()
     assert run() == (0, 1)
-    binary_path(cache, binary).unlink()
-    object_path(cache, binary.objects[1]).unlink()
+    output_path(cache, binary).unlink()
+    output_path(cache, binary.objects[1]).unlink()
     assert run() == (1, 2)
-    assert binary_path(cache, binary).read_bytes() == whole
+    assert output_path(cache, binary).read_bytes() == whole
 
 
 def test_other_work_begins_beside_the_last_compile_step(directory: Path, new_cache: NewCache) -> None:
@@ -85,12 +85,12 @@ def test_damaged_outputs_are_built_again(directory: Path, new_cache: NewCache) -
     graph, cache = planned(directory), new_cache("cache")
     (binary,) = graph.binaries
     assert ninja_run.run(graph, cache, jobs=2).steps == 3
-    whole = binary_path(cache, binary).read_bytes()
-    os.truncate(binary_path(cache, binary), 1000)
-    os.truncate(object_path(cache, binary.objects[0]), 0)
+    whole = output_path(cache, binary).read_bytes()
+    os.truncate(output_path(cache, binary), 1000)
+    os.truncate(output_path(cache, binary.objects[0]), 0)
     outcome = ninja_run.run(graph, cache, jobs=1)
     assert (outcome.compiles, outcome.steps) == (1, 2)
-    assert binary_path(cache, binary).read_bytes() == whole
+    assert output_path(cache, binary).read_bytes() == whole
 
 
 def test_files_that_changed_since_the_plan_are_refused(directory: Path, new_cache: NewCache) -> None:
@@ -124,15 +124,6 @@ def test_a_failed_step_keeps_the_results_of_others(directory: Path, new_cache: N
     assert "torch_binding.cpp" in error.output and error.output in log
     source.write_text(right)
     assert ninja_run.run(planned(directory), cache, jobs=2).compiles == 1
-
-
-def test_logs_of_failed_steps_do_not_pile_up(new_cache: NewCache) -> None:
-    cache = new_cache("cache")
-    for number in range(105):
-        log = write_log(cache, f"{number:03}", "words")
-        assert log is not None
-        os.utime(log, (number, number))
-    assert sorted(path.name for path in (cache / "logs").iterdir()) == [f"{n:03}.log" for n in range(5, 105)]
 
 
 @pytest.mark.parametrize("name", ["my cache", "one,two", "$HOME"])

@@ -15,7 +15,7 @@ import tomli
 from kernel_builder.config.variant import Release
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains, lock
-from kernel_builder.toolchain.components import Component, ComponentFile, in_table, of_torch
+from kernel_builder.toolchain.components import in_table, of_torch
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 
@@ -27,40 +27,32 @@ _WITH_LOCK = """
 import sys, pathlib
 from kernel_builder.cli import main
 from kernel_builder.toolchain import lock
-pinned = lock.read(pathlib.Path(sys.argv.pop(1)))
+pinned = lock.loads(pathlib.Path(sys.argv.pop(1)).read_text(), "")
 lock.shipped = lambda: pinned
 main()
 """
 
-_BOTH = ("include/", "tools/util/include/")
-LIBRARIES = (
-    Component(name="cutlass_2_10", title="CUTLASS 2.10.0 headers", version="2.10.0", license="MIT", files=()),
-    Component(
-        name="cutlass_3_8",
-        title="CUTLASS 3.8.0 headers",
-        version="3.8.0",
-        license="MIT",
-        files=(
-            ComponentFile(
-                project="headers", file="headers-3.8.0-py3-none-any.whl", prefix="headers/source/", take=_BOTH
-            ),
-        ),
-    ),
-    Component(
-        name="cutlass_4_0",
-        title="CUTLASS 4.0.0 headers",
-        version="4.0.0",
-        license="MIT",
-        files=(
-            ComponentFile(project="kernels", file="kernels-2.0.tar.gz", prefix="kernels-2.0/deps/", take=("include/",)),
-            ComponentFile(
-                project="other-kernels",
-                file="other_kernels-1.0.tar.gz",
-                prefix="other_kernels-1.0/3rdparty/",
-                take=("tools/util/include/",),
-            ),
-        ),
-    ),
+LIBRARIES = tuple(
+    in_table(
+        tomli.loads("""
+[component.cutlass_2_10]
+title = "CUTLASS 2.10.0 headers"
+files = []
+
+[component.cutlass_3_8]
+title = "CUTLASS 3.8.0 headers"
+version = "3.8.0"
+files = [{ file = "headers-3.8.0-py3-none-any.whl", prefix = "headers/source/", take = ["include/", "tools/util/include/"] }]
+
+[component.cutlass_4_0]
+title = "CUTLASS 4.0.0 headers"
+version = "4.0.0"
+files = [
+    { file = "kernels-2.0.tar.gz", prefix = "kernels-2.0/deps/", take = ["include/"] },
+    { file = "other_kernels-1.0.tar.gz", prefix = "other_kernels-1.0/3rdparty/", take = ["tools/util/include/"] },
+]
+""")  # noqa: E501
+    )
 )
 # Components of CUDA 13.0 for the synthetic index, which has two of the libraries.
 CUDA_TABLE = """\
@@ -134,16 +126,13 @@ def start(
     command = [sys.executable, "-c", _WITH_LOCK, str(lock_file)]
     running: list[subprocess.Popen[str]] = []
 
-    def run(
-        *arguments: str, fetch: bool = True, environment: dict[str, str] | None = None, **settings: object
-    ) -> subprocess.Popen[str]:
-        options = ["--index-url", server.url] if fetch else []
+    def run(*arguments: str, environment: dict[str, str] | None = None, **settings: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [*command, "toolchain", *arguments, *options],
+            [*command, "toolchain", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "KERNEL_BUILDER_CACHE": str(cache), **(environment or {})},
+            env={**os.environ, "KERNEL_BUILDER_CACHE": str(cache), "PIP_INDEX_URL": server.url, **(environment or {})},
             **settings,  # type: ignore[call-overload]
         )
         running.append(process)

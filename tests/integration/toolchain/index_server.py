@@ -46,60 +46,83 @@ def wheel(project: str, version: str, files: Mapping[str, bytes], metadata: str 
     return buffer.getvalue()
 
 
-def _cuda_wheels(machine: str) -> dict[str, bytes]:
-    tag = f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}"
-    root = "nvidia/cu13"
-    parts: dict[str, tuple[str, dict[str, bytes]]] = {
-        "nvidia-cuda-nvcc": (
-            "13.0.88",
-            {
-                f"{root}/bin/nvcc": NVCC,
-                f"{root}/bin/nvcc.profile": b"TOP = $(_HERE_)/..\n",
-                f"{root}/bin/ptxas": b"\x7fELF" + noise(f"ptxas{machine}", 3_000_000),
-            },
-        ),
-        "nvidia-cuda-crt": ("13.0.88", {f"{root}/include/crt/host_config.h": b"// crt\n"}),
-        "nvidia-nvvm": (
-            "13.0.88",
-            {
-                f"{root}/lib/libnvvm.so.4": b"\x7fELF" + noise("libnvvm", 2_000_000),
-                f"{root}/nvvm/bin/cicc": b"\x7fELF" + noise("cicc", 1_000_000),
-            },
-        ),
-        "nvidia-cuda-runtime": (
-            "13.0.96",
-            {f"{root}/include/cuda_runtime.h": b"// runtime\n", f"{root}/lib/libcudart.so.13": b"\x7fELF"},
-        ),
-        "nvidia-cuda-cccl": ("13.0.85", {f"{root}/include/cccl/cub/cub.cuh": b"// cub\n"}),
+# Project -> version and files of its wheels; each has a compiler's or a header's part of CUDA 13.0.
+_CUDA_13: dict[str, tuple[str, dict[str, bytes]]] = {
+    "nvidia-cuda-nvcc": (
+        "13.0.88",
+        {
+            "bin/nvcc": NVCC,
+            "bin/nvcc.profile": b"TOP = $(_HERE_)/..\n",
+            "bin/ptxas": b"\x7fELF" + noise("ptxas", 3_000_000),
+            "bin/fatbinary": b"\x7fELF fatbinary",
+        },
+    ),
+    "nvidia-cuda-crt": ("13.0.88", {"include/crt/host_config.h": b"// crt\n"}),
+    "nvidia-nvvm": (
+        "13.0.88",
+        {
+            "lib/libnvvm.so.4": b"\x7fELF" + noise("libnvvm", 2_000_000),
+            "nvvm/bin/cicc": b"\x7fELF" + noise("cicc", 1_000_000),
+        },
+    ),
+    "nvidia-cuda-runtime": ("13.0.96", {"include/cuda_runtime.h": b"// runtime\n", "lib/libcudart.so.13": b"\x7fELF"}),
+    "nvidia-cuda-cccl": ("13.0.85", {"include/cccl/cub/cub.cuh": b"// cub\n"}),
+    "nvidia-cublas": (
+        "13.1.1.3",
+        {"include/cublas_v2.h": b"// cublas\n", "lib/libcublas.so.13": b"\x7fELF" + noise("libcublas", 1_000_000)},
+    ),
+    "nvidia-cusparse": ("12.6.3.3", {"include/cusparse.h": b"// cusparse\n"}),
+}
+# The parts of CUDA 12.8 that clang compiles with, which have a directory each, and clang.
+_CUDA_12: dict[str, dict[str, bytes]] = {
+    "nvidia-cuda-cccl": {"include/nv/target": b"// target\n"},
+    "nvidia-cuda-nvcc": {
+        "bin/ptxas": b"\x7fELF ptxas",
+        "nvvm/lib64/libnvvm.so": noise("libnvvm", 2_000_000),
+        "nvvm/libdevice/libdevice.10.bc": b"BC",
+    },
+    "nvidia-cuda-runtime": {"include/cuda.h": b"// 12.8\n", "lib/libcudart.so.12": noise("cudart", 700_000)},
+    "nvidia-curand": {"include/curand_mtgp32_kernel.h": b"// curand\n", "include/curand_kernel.h": b"// no\n"},
+}
+_CLANG = {
+    ("ziglang", "0.17.1"): {
+        "ziglang/lib/std/std.zig": noise("std", 1_000_000),
+        "ziglang/zig": b"\x7fELF" + noise("zig", 2_000_000),
+    },
+    ("ziglang", "0.18.0"): {"ziglang/zig": b"\x7fELF of another clang"},
+    ("clang-include-cleaner", "22.1.7"): {
+        "clang_include_cleaner/data/lib/clang/22/include/__clang_cuda_runtime_wrapper.h": b"// wrapper\n",
+        "bin/tool": noise("tool", 900_000),
+    },
+}
+
+
+def _compilers(machine: str) -> dict[str, bytes]:
+    """Return the wheels of CUDA and clang for a machine."""
+    parts = {
+        (project, version): {f"nvidia/cu13/{name}": data for name, data in files.items()}
+        for project, (version, files) in _CUDA_13.items()
     }
-    parts |= {
-        "nvidia-cublas": (
-            "13.1.1.3",
-            {
-                f"{root}/include/cublas_v2.h": b"// cublas\n",
-                f"{root}/lib/libcublas.so.13": b"\x7fELF" + noise("libcublas", 1_000_000),
-            },
-        ),
-        "nvidia-cusparse": ("12.6.3.3", {f"{root}/include/cusparse.h": b"// cusparse\n"}),
-    }
-    wheels = {
-        f"{project.replace('-', '_')}-{version}-{tag}.whl": wheel(project, version, files)
-        for project, (version, files) in parts.items()
-    }
+    # A newer compiler of the same release that no cuda-toolkit requires.
+    parts["nvidia-cuda-nvcc", "13.0.99"] = {"nvidia/cu13/bin/nvcc": b""}
     for version in ("9.18.0.1", "9.19.0.56", "9.26.0.51"):
-        files = {
+        header = {
             "nvidia/cudnn/include/cudnn.h": f"// {version}\n".encode(),
             "nvidia/cudnn/lib/libcudnn.so.9": b"\x7fELF",
         }
-        name = f"nvidia_cudnn_cu13-{version}-py3-none-manylinux_2_27_{machine}.whl"
-        wheels[name] = wheel("nvidia-cudnn-cu13", version, files)
-    # A newer compiler of the same release that no cuda-toolkit requires.
-    wheels[f"nvidia_cuda_nvcc-13.0.99-{tag}.whl"] = wheel("nvidia-cuda-nvcc", "13.0.99", {f"{root}/bin/nvcc": b""})
-    return wheels
+        parts["nvidia-cudnn-cu13", version] = header
+    for project, files in _CUDA_12.items():
+        directory = f"nvidia/{project.removeprefix('nvidia-').replace('-', '_')}"
+        parts[f"{project}-cu12", "12.8.90"] = {f"{directory}/{name}": data for name, data in files.items()}
+    tag = f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}"
+    return {
+        f"{project.replace('-', '_')}-{version}-{tag}.whl": wheel(project, version, files)
+        for (project, version), files in {**parts, **_CLANG}.items()
+    }
 
 
 def _cuda_set(version: str, requirements: Mapping[str, str]) -> bytes:
-    lines = [f"Requires-Dist: {project}=={spec}; extra == 'all'" for project, spec in requirements.items()]
+    lines = [f"Requires-Dist: {project}=={spec}.*; extra == 'all'" for project, spec in requirements.items()]
     return wheel("cuda-toolkit", version, {}, "\n".join(["Version: " + version, *lines]) + "\n")
 
 
@@ -166,26 +189,23 @@ def _torch_wheel(version: str, mark: str) -> bytes:
 
 
 def build_wheels() -> dict[str, bytes]:
-    """Return file name -> bytes: CUDA 13.0, CUDA 12.6 without a compiler, builds of Torch 2.10, header libraries."""
-    parts_of_13 = {
-        "nvidia-cuda-nvcc": "13.0.88.*",
-        "nvidia-cuda-crt": "13.0.88.*",
-        "nvidia-nvvm": "13.0.88.*",
-        "nvidia-cuda-runtime": "13.0.96.*",
-        "nvidia-cuda-cccl": "13.0.85.*",
-        "nvidia-cublas": "13.1.1.3.*",
-        "nvidia-cusparse": "12.6.3.3.*",
+    """Return file name -> bytes: CUDA 12 and 13.0, clang, builds of Torch 2.10, header libraries."""
+    parts_of_13 = {project: version for project, (version, _) in _CUDA_13.items()}
+    parts_of_12 = {f"{project}-cu12": "12.8.90" for project in _CUDA_12}
+    sets = {
+        "12.6.3": {"nvidia-cuda-nvcc-cu12": "12.6.85"},
+        "12.8.1": parts_of_12,
+        "13.0.1": parts_of_13 | {"nvidia-cuda-nvcc": "13.0.48"},
+        "13.0.2": parts_of_13,
+        "13.0.3rc1": parts_of_13 | {"nvidia-nvvm": "13.0.99"},
     }
-    any_platform = "py2.py3-none-any.whl"
     files = {
-        f"cuda_toolkit-12.6.3-{any_platform}": _cuda_set("12.6.3", {"nvidia-cuda-nvcc-cu12": "12.6.85.*"}),
-        f"cuda_toolkit-13.0.1-{any_platform}": _cuda_set("13.0.1", parts_of_13 | {"nvidia-cuda-nvcc": "13.0.48.*"}),
-        f"cuda_toolkit-13.0.2-{any_platform}": _cuda_set("13.0.2", parts_of_13),
-        f"cuda_toolkit-13.0.3rc1-{any_platform}": _cuda_set("13.0.3rc1", parts_of_13 | {"nvidia-nvvm": "13.0.99.*"}),
+        f"cuda_toolkit-{version}-py2.py3-none-any.whl": _cuda_set(version, required)
+        for version, required in sets.items()
     }
     files |= _header_libraries()
     for machine in ("x86_64", "aarch64"):
-        files |= _cuda_wheels(machine)
+        files |= _compilers(machine)
         for version, build, python in [
             ("2.10.0", "", "cp310-cp310"),
             ("2.10.1", "", "cp310-cp310"),
@@ -210,7 +230,7 @@ class Fault:
         flip: The position of a byte to alter.
         no_ranges: Answer range requests with the whole file.
         rate: Bytes per second.
-        odd: `empty`: a range without its bytes; `endless`: a body without an end.
+        endless: Send the whole file again and again.
     """
 
     times: int = -1
@@ -219,7 +239,7 @@ class Fault:
     flip: int | None = None
     no_ranges: bool = False
     rate: int | None = None
-    odd: str | None = None
+    endless: bool = False
 
 
 @dataclass
@@ -318,26 +338,6 @@ class IndexServer:
         handler.end_headers()
         handler.wfile.write(body)
 
-    def _odd(self, handler: BaseHTTPRequestHandler, name: str, kind: str) -> None:
-        self.requests.append(request := ServedRequest(name, 0, 0))
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"] or "")
-        start, stop = (int(wanted[1]), int(wanted[2])) if wanted else (0, 0)
-        handler.close_connection = True
-        handler.send_response(206 if wanted and kind != "endless" else 200)
-        handler.send_header("Content-Type", "text/html")
-        size = len(self.files.get(name, b""))
-        handler.send_header("Content-Range", f"bytes {start}-{stop}/{size}")
-        if kind == "empty":
-            handler.send_header("Content-Length", "0")
-        body = b"<a href='x'>x</a>" * 1000
-        handler.end_headers()
-        try:
-            while kind == "endless":
-                handler.wfile.write(body)
-                request.sent += len(body)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-
     def _file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
         fault = self.faults.get(name, Fault())
         if fault.times == 0:
@@ -346,15 +346,12 @@ class IndexServer:
         if fault.status:
             self._send(handler, fault.status, b"")
             return
-        if fault.odd:
-            self._odd(handler, name, fault.odd)
-            return
         data = bytearray(self.files[name])
         if fault.flip is not None:
             data[fault.flip] ^= 0x01
         start, stop, status = 0, len(data), 200
         wanted = re.fullmatch(r"bytes=(\d*)-(\d+)", handler.headers["Range"] or "")
-        if wanted and not fault.no_ranges:
+        if wanted and not fault.no_ranges and not fault.endless:
             status = 206
             if wanted[1]:
                 start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
@@ -369,7 +366,8 @@ class IndexServer:
         request = ServedRequest(name, start, stop, authorization=handler.headers["Authorization"])
         self.requests.append(request)
         handler.send_response(status)
-        handler.send_header("Content-Length", str(stop - start))
+        if not fault.endless:
+            handler.send_header("Content-Length", str(stop - start))
         if status == 206:
             handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         handler.end_headers()
@@ -382,7 +380,10 @@ class IndexServer:
                 request.sent += len(piece)
                 if fault.rate:
                     time.sleep(step / fault.rate)
+            while fault.endless:
+                handler.wfile.write(data)
+                request.sent += len(data)
         except (BrokenPipeError, ConnectionResetError):
             handler.close_connection = True
-        if end < stop:
+        if end < stop or fault.endless:
             handler.close_connection = True

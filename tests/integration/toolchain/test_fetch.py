@@ -14,7 +14,7 @@ import pytest
 
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release, this_platform
-from kernel_builder.toolchain import Toolchains, dependencies, lock
+from kernel_builder.toolchain import Toolchains, lock
 from kernel_format.errors import FetchError, StoreError
 
 from .index_server import CUTLASS, Fault, IndexServer
@@ -93,21 +93,11 @@ def test_stable_headers_are_a_small_part_of_the_full_headers(
 
 def test_header_libraries_from_a_wheel_and_from_two_source_distributions(toolchains: Make) -> None:
     expected = {name for name in CUTLASS if not name.startswith("media/")} | {"include/cutlass/version.h"}
-    for name, version in (("cutlass_3_8", "3.8.0"), ("cutlass_4_0", "4.0.0")):
+    for name, major in (("cutlass_3_8", b"3"), ("cutlass_4_0", b"4")):
         library = toolchains().dependency(name)
         assert set(files_of(library.root)) == expected
         assert library.include == (library.root / "include", library.root / "tools/util/include")
-        assert dependencies.stated_version(library.root) == version
-
-
-def test_an_altered_source_distribution_is_reported_and_removed(
-    toolchains: Make, server: IndexServer, cache: Path
-) -> None:
-    server.faults["kernels-2.0.tar.gz"] = Fault(flip=100)
-    with pytest.raises(FetchError, match="differs from the lock: has SHA-256") as caught:
-        toolchains().dependency("cutlass_4_0")
-    assert "kernels-2.0.tar.gz" in str(caught.value)
-    assert not list(cache.glob("toolchains/trees/*"))
+        assert b"MAJOR " + major in (library.root / "include/cutlass/version.h").read_bytes()
 
 
 def test_stored_trees_need_no_network(toolchains: Make, server: IndexServer) -> None:
@@ -132,38 +122,46 @@ def test_a_download_continues_after_a_broken_connection(
     assert 0 <= again < 100_000, "bytes were downloaded twice"
 
 
-def test_a_request_to_a_busy_server_is_repeated(toolchains: Make, server: IndexServer) -> None:
-    server.faults[NVCC] = Fault(times=2, status=503)
-    assert toolkits.toolkit(toolchains(), CUDA).version == "13.0.88"
-
-
-def test_a_server_without_range_requests_works(toolchains: Make, server: IndexServer) -> None:
-    server.faults[TORCH_WHEEL] = Fault(no_ranges=True)
+@pytest.mark.parametrize("fault", [Fault(times=2, status=503), Fault(no_ranges=True)])
+def test_a_busy_server_and_one_without_range_requests_work(toolchains: Make, server: IndexServer, fault: Fault) -> None:
+    server.faults[TORCH_WHEEL] = fault
     assert b"stable" in (toolchains().torch(TORCH, "stable").include[0] / "torch/csrc/stable/library.h").read_bytes()
 
 
-def test_an_altered_download_is_reported_and_removed(toolchains: Make, server: IndexServer, cache: Path) -> None:
-    server.faults[NVCC] = Fault(flip=1_000_000)
-    with pytest.raises(FetchError) as caught:
-        toolkits.toolkit(toolchains(), CUDA)
-    assert NVCC in str(caught.value)
-    assert "bin/ptxas" in caught.value.message and "expected" in caught.value.message
-    assert not list(cache.glob("toolchains/scratch/*/nvidia-cuda-nvcc*")), "the altered download was kept"
+@pytest.mark.parametrize(
+    ("file", "fetch"),
+    [
+        (NVCC, lambda tools: toolkits.toolkit(tools, CUDA)),
+        ("kernels-2.0.tar.gz", lambda tools: tools.dependency("cutlass_4_0")),
+    ],
+)
+def test_an_altered_download_is_reported_and_removed(
+    toolchains: Make, server: IndexServer, cache: Path, file: str, fetch: Callable[[Toolchains], object]
+) -> None:
+    server.faults[file] = Fault(flip=len(server.files[file]) // 2)
+    with pytest.raises(FetchError, match="differs from the lock: it has SHA-256") as caught:
+        fetch(toolchains())
+    assert file in str(caught.value) and "expected" in caught.value.message
+    kept = [path.name for path in cache.glob("toolchains/scratch/*/*")]
+    assert not any(name.startswith(("nvidia-cuda-nvcc", "kernels")) for name in kept), "the download was kept"
     assert not list(cache.glob("toolchains/trees/*"))
-    del server.faults[NVCC]
-    toolkits.toolkit(toolchains(), CUDA)
+    del server.faults[file]
+    fetch(toolchains())
     assert_only_finished_trees(cache)
 
 
-@pytest.mark.parametrize("odd", ["empty", "endless"])
-def test_a_body_that_is_not_what_was_asked_for_ends(
-    toolchains: Make, server: IndexServer, cache: Path, odd: str
+@pytest.mark.parametrize("fault", [Fault(cut=0), Fault(endless=True)])
+def test_a_body_without_its_bytes_or_without_an_end_is_an_error_or_cut(
+    toolchains: Make, server: IndexServer, cache: Path, fault: Fault
 ) -> None:
-    server.faults[NVCC] = Fault(odd=odd)
-    with pytest.raises(FetchError):
+    server.faults[NVCC] = fault
+    if fault.endless:
         toolkits.toolkit(toolchains(), CUDA)
-    assert len(server.requests) < 20 and not list(cache.glob("toolchains/trees/*nvcc*"))
-    assert sum(part.stat().st_size for part in cache.glob("toolchains/scratch/*/*")) < 20_000_000
+    else:
+        with pytest.raises(FetchError):
+            toolkits.toolkit(toolchains(), CUDA)
+    assert len(server.requests) < 20
+    assert sum(request.sent for request in server.requests) < 30_000_000
 
 
 def test_a_different_file_of_the_same_name_is_rejected_before_the_download(
@@ -205,14 +203,15 @@ def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
 
 
 def test_two_processes_download_once(start: Start, server: IndexServer, pinned: lock.Lock) -> None:
-    server.faults[NVCC] = Fault(rate=2_000_000)
+    slow = server.faults[NVCC] = Fault(rate=50_000)
     first = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
     wait_until(lambda: any(r.file == NVCC for r in server.requests))
     second = start("fetch", "cuda-13.0", "cuda-libraries-13.0")
-    _, errors = second.communicate()
-    first.communicate()
-    assert (first.returncode, second.returncode) == (0, 0), errors
-    assert "waiting for another process" in errors
+    assert second.stderr and "waiting for another process" in second.stderr.readline()
+    slow.rate = None
+    for process in (first, second):
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
     assert server.sent == fetched_with_cuda(pinned)
 
 
@@ -227,7 +226,7 @@ def test_a_store_that_cannot_be_written(toolchains: Make, tmp_path: Path, cache:
         subprocess.run(["chmod", "-R", "a-w", str(cache)], check=True)
         undo = ["chmod", "-R", "u+w", str(cache)]
     try:
-        assert toolchains().torch(TORCH, "stable").version == "2.10.1", "stored trees can still be read"
+        assert toolchains().torch(TORCH, "stable").identity, "stored trees can still be read"
         with pytest.raises(StoreError, match="cannot be written") as caught:
             toolchains().torch(TORCH, "full")
         assert str(cache) in str(caught.value)

@@ -38,13 +38,12 @@ def test_credentials_are_sent_to_the_index_only_and_never_shown(
     wheel_files: dict[str, bytes], pinned: lock.Lock, tmp_path: Path
 ) -> None:
     wheel = pinned["torch-2.10-stable"].platforms[this_platform()][0]
-    start, stop = wheel.ranges[0]
     with IndexServer(dict(wheel_files), password=("me", "secret"), file_host="localhost") as server:
         url = server.url.replace("//", "//me:secret@")
         index = Index(url)
-        index.fetch(wheel, start, stop, tmp_path / "part", lambda done: None)
-        assert (tmp_path / "part").stat().st_size == stop - start
-        assert [request.authorization for request in server.requests] == [None]
+        index.fetch(wheel, tmp_path / "part")
+        assert (tmp_path / "part").stat().st_size == wheel.download
+        assert {request.authorization for request in server.requests} == {None}
         with pytest.raises(FetchError) as caught:
             index.packages("no-such-project")
         assert "secret" not in str(caught.value)

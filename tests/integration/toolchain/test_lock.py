@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tomli
@@ -19,7 +17,7 @@ from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 from kernel_format.errors import FetchError, ToolchainError
 
-from .conftest import COMPONENTS, LIBRARIES
+from .conftest import COMPONENTS
 from .index_server import Fault, IndexServer
 
 
@@ -46,22 +44,13 @@ def test_writing_downloads_little_more_than_the_pinned_ranges_and_is_repeatable(
 ) -> None:
     assert lock.dumps(resolve(Index(server.url), COMPONENTS, Silent())) == lock.dumps(pinned)
     wheels = [wheel for pin in pinned.values() for parts in pin.platforms.values() for wheel in parts]
-    # The files of header libraries are downloaded twice: once to pin them, once to read the version that they state.
-    wheels += [wheel for pin in pinned.values() if pin.license for wheel in pin.platforms[lock.ANY]]
     # The pinned ranges are downloaded to hash them, and the zip directory at the end of each wheel.
     assert server.sent < sum(wheel.download for wheel in wheels) * 1.2
 
 
-def test_the_hash_of_the_fetched_ranges(pinned: lock.Lock, wheel_files: dict[str, bytes]) -> None:
-    for parts in pinned["cuda-13.0"].platforms.values():
-        for wheel in parts:
-            fetched = b"".join(wheel_files[wheel.file][start:stop] for start, stop in wheel.ranges)
-            assert wheel.fetched == hashlib.sha256(fetched).hexdigest()
-
-
 def test_an_index_that_sends_whole_files_cannot_be_locked(server: IndexServer) -> None:
     server.faults["cuda_toolkit-13.0.2-py2.py3-none-any.whl"] = Fault(no_ranges=True)
-    with pytest.raises(FetchError, match="does not answer range requests") as caught:
+    with pytest.raises(FetchError, match="range requests") as caught:
         resolve(Index(server.url), COMPONENTS, Silent())
     assert "cuda_toolkit-13.0.2" in str(caught.value) and "PIP_INDEX_URL" in (caught.value.hint or "")
 
@@ -82,18 +71,14 @@ def test_a_file_that_the_index_lacks(server: IndexServer, table: str, message: s
         resolve(Index(server.url), in_table(tomli.loads(entry)), Silent())
 
 
-def test_a_written_lock_reads_back(pinned: lock.Lock, tmp_path: Path) -> None:
-    path = tmp_path / "lock.json"
-    path.write_text(lock.dumps(pinned))
-    assert lock.read(path) == pinned
+def test_a_written_lock_reads_back(pinned: lock.Lock) -> None:
+    assert lock.loads(lock.dumps(pinned), "") == pinned
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 5, "components": {"cuda-13.0": {}}}'])
-def test_a_file_that_is_not_a_lock_is_rejected(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "other.json"
-    path.write_text(text)
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 6, "components": {"cuda-13.0": {}}}'])
+def test_a_file_that_is_not_a_lock_is_rejected(text: str) -> None:
     with pytest.raises(ToolchainError, match=r"other\.json: is not a toolchain lock"):
-        lock.read(path)
+        lock.loads(text, "other.json")
 
 
 def test_the_shipped_lock_covers_the_matrix_within_its_budget() -> None:
@@ -101,7 +86,7 @@ def test_the_shipped_lock_covers_the_matrix_within_its_budget() -> None:
     assert tuple(lock.torch_releases(shipped)) == matrix.torch_releases()
     assert shipped.keys() == {name for name, component in known.items() if component.files}
     for name, pin in shipped.items():
-        assert (pin.title, pin.license) == (known[name].title, known[name].license)
+        assert pin.title == known[name].title
         wanted = [(file.project, file.prefix, file.take) for file in known[name].files]
         for platform, files in pin.platforms.items():
             assert platform in (lock.ANY, *PLATFORMS)
@@ -118,7 +103,9 @@ def test_the_shipped_lock_covers_the_matrix_within_its_budget() -> None:
 
 def test_the_header_libraries_are_those_that_depends_names() -> None:
     known = dependencies.known()
-    assert {"torch", "sycl_tla", "metal-cpp", *known} == set(build_toml.KERNEL_DEPENDS)
+    assert {"torch", "sycl_tla", "metal-cpp", *known} == set(
+        build_toml.SCHEMA["definitions"]["depends"]["items"]["enum"]
+    )
     for name, library in known.items():
         assert name == f"cutlass_{'_'.join(library['version'].split('.')[:2])}"
 
@@ -132,16 +119,12 @@ def test_cuda_libraries_are_pinned_without_the_libraries(pinned: lock.Lock) -> N
 def test_header_libraries_are_pinned_from_wheels_and_source_distributions(
     pinned: lock.Lock, wheel_files: dict[str, bytes]
 ) -> None:
-    assert [name for name, pin in pinned.items() if pin.license] == ["cutlass_3_8", "cutlass_4_0"], "2.10 has no files"
+    assert [name for name in pinned if name.startswith("cutlass")] == ["cutlass_3_8", "cutlass_4_0"], (
+        "2.10 has no files"
+    )
     (wheel,) = pinned["cutlass_3_8"].platforms[lock.ANY]
     assert wheel.record and wheel.download < 3_000
     for sdist in pinned["cutlass_4_0"].platforms[lock.ANY]:
         assert sdist.record is None
         assert sdist.ranges == ((0, len(wheel_files[sdist.file])),)
         assert sdist.sha256 == sdist.fetched == hashlib.sha256(wheel_files[sdist.file]).hexdigest()
-
-
-def test_a_header_library_that_states_another_version_is_not_pinned(server: IndexServer) -> None:
-    wrong = replace(LIBRARIES[1], version="3.8.1")
-    with pytest.raises(ToolchainError, match=r"states version 3\.8\.0, expected 3\.8\.1"):
-        resolve(Index(server.url), [wrong], Silent())

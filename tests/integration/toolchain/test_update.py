@@ -12,7 +12,7 @@ from kernel_builder.progress import Silent
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
-from kernel_builder.upkeep.update import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
+from kernel_builder.upkeep import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
 
 from .conftest import COMPONENTS, CUDA_TABLE
 from .conftest import LIBRARIES as HEADER_LIBRARIES
@@ -218,16 +218,14 @@ def test_a_new_torch_release(
     of_cuda = of_cuda.replace(CUDA_TABLE, f"{CUDA_TABLE}\n{CUDA_TABLE.replace('13.0', '13.4')}")
     of_cuda = of_cuda.replace('title = "cuRAND"\n', 'title = "cuRAND"\nuntil = "2.10"\n')
     assert (checkout / CUDA).read_text() == of_cuda + '\n[library.nvnew]\nsince = "2.16"\n'
-    pinned = lock.read(checkout / LOCK)
+    pinned = lock.loads((checkout / LOCK).read_text(), LOCK)
     assert [str(torch) for torch in lock.torch_releases(pinned)] == ["2.10", "2.16"]
     assert {"cuda-13.0", "cuda-libraries-13.0", "cuda-13.4", "cuda-libraries-13.4"} < pinned.keys()
     for line in (
         "CUDA 12.9: the index has no complete compiler of it, so it is not in the matrix",
         "CUDA 13.4, for 8.0, 9.0, 10.0",
         "Torch 2.16 for CUDA 12.9, 13.0, 13.4, with C++20",
-        "Torch 2.16: 2.16.0 is pinned",
-        f'`{CUDA}`: `until = "2.10"`',
-        f'`{SHIMS}`: `"torch_second",`',
+        f"`{CUDA}` changes",
     ):
         assert line in update.changes
     assert find_update(checkout, index, builds) == Update((), {})
@@ -238,5 +236,5 @@ def test_a_new_patch(checkout: Path, index: IndexServer, builds: IndexServer) ->
         name = f"torch-2.10.3-cp311-cp311-manylinux_2_28_{machine}.whl"
         index.files[name.replace("2.10.3", "2.10.4")] = index.files[name].replace(b"2.10.3", b"2.10.4")
     update = find_update(checkout, index, builds)
-    assert update.changes == ("Torch 2.10: 2.10.3 → 2.10.4",)
+    assert "torch-2.10.4-" in update.files[LOCK]
     assert set(update.files) == {LOCK}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import ssl
 import subprocess
@@ -21,8 +20,6 @@ from tests.support.optimization import without_optimization
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-CAPABILITIES = '["12.0+PTX"]'
-BUILT = "geglu"
 CONFIG = """
 experimental-features = nix-command flakes
 sandbox = true
@@ -126,9 +123,7 @@ def nix(tmp_path_factory: pytest.TempPathFactory) -> Nix:
 def flake(nix: Nix) -> Path:
     """Commit a copy of the working tree, and pin it to the stand-in for nixpkgs.
 
-    The command line compiles the kernels for all their capabilities, so the one that is built here has only one of
-    them, does without optimization of host code, and leaves out CUDA 12: for that, tests compile `stable-scale`, for
-    two capabilities.
+    Tests build `geglu` for the CPU, without optimization, and `stable-scale` for CUDA, since that has less code.
     """
     copy, made = nix.root / "repository", nix.root / "made"
     with locked(nix.root / "lock"):
@@ -159,10 +154,8 @@ def _make_flake(nix: Nix, copy: Path) -> None:
         if name and (ROOT / name).exists():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
-    declaration = copy / "kernels" / BUILT / "build.toml"
-    text = re.sub("(?m)^cuda-capabilities = .*", f"cuda-capabilities = {CAPABILITIES}", declaration.read_text())
-    assert CAPABILITIES in text
-    declaration.write_text(f'{without_optimization(text)}\n[general.cuda]\nminver = "13.0"\n')
+    declaration = copy / "kernels" / "geglu" / "build.toml"
+    declaration.write_text(without_optimization(declaration.read_text()))
     committed(copy)
     nix.run(copy, "flake", "lock", "--override-input", "nixpkgs", f"path:{nixpkgs}")
     committed(copy)

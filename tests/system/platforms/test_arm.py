@@ -14,6 +14,7 @@ from kernel_builder import elf
 from kernel_format.metadata import PackageMetadata
 from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, run_python, untouched
 from tests.support import emulated_python
+from tests.support.optimization import without_optimization
 from tests.support.places import CPU, CUDA, ROOT
 
 ARM = "aarch64-linux"
@@ -123,21 +124,31 @@ def test_a_compiler_for_another_platform_is_refused(
     )
 
 
-@needs_compiler
-def test_the_tests_of_a_kernel_pass_by_emulation(
-    tmp_path: Path, new_cache: NewCache, kernel_builder: Run, emulated: Path
-) -> None:
-    """The checks load the package, its results are right, and an exception of every op is Python's."""
+@pytest.fixture
+def rmsnorm(tmp_path: Path, cache: Path, kernel_builder: Run) -> Path:
+    """Return a copy of a kernel with its package for the CPU, without optimization."""
     project = tmp_path / "rmsnorm"
     shutil.copytree(ROOT / "kernels/rmsnorm", project, ignore=shutil.ignore_patterns("build"))
-    cache = new_cache("cache")
+    declaration = project / "build.toml"
+    declaration.write_text(without_optimization(declaration.read_text()))
     done = kernel_builder(cache, "build", project, "--platform", ARM, "--backend", "cpu")
     assert done.code == 0, done
-    done = kernel_builder(cache, "check-builds", project, "--cross-python", emulated)
+    return project
+
+
+@needs_compiler
+def test_checks_load_a_package_by_emulation(rmsnorm: Path, cache: Path, kernel_builder: Run, emulated: Path) -> None:
+    done = kernel_builder(cache, "check-builds", rmsnorm, "--cross-python", emulated)
     assert done.code == 0, done
     (package,) = done.answer["packages"]
     assert {"load", "ops"} <= set(package["passed"])
-    tests = [project / "tests" / f"test_rmsnorm_{name}.py" for name in ("errors", "forward")]
+
+
+@pytest.mark.nightly
+@needs_compiler
+def test_the_tests_of_a_kernel_pass_by_emulation(rmsnorm: Path, emulated: Path) -> None:
+    """The results are right, and an exception of every op is Python's."""
+    tests = [rmsnorm / "tests" / f"test_rmsnorm_{name}.py" for name in ("errors", "forward")]
     options = ["-q", "-p", "no:cacheprovider", "-m", "kernels_ci", "-k", "not dtype1"]
     command = [emulated, "-m", "pytest", *options, *tests]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

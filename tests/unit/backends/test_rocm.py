@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +10,11 @@ from kernels import variants as client
 from kernels.backends import ROCm
 from packaging.version import Version
 
-from kernel_builder.backends.rocm import ROCM, hipify
+from kernel_builder.backends.rocm import ROCM
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
-from kernel_builder.probe_cache import ProbeCache
 from kernel_builder.steps import buildable
 from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
@@ -93,32 +90,6 @@ def test_one_binary_serves_every_release(project: Path) -> None:
     line = translated.splitlines().index('#line 1 "src/scale/scale_cuda.cu"')
     assert translated.splitlines()[line + 1] == "#include <hip/hip_runtime.h>"
     assert graph.variants[0].provenance["status"] == "compiled and checked, not run on AMD hardware"
-
-
-def test_the_translation_is_part_of_the_key(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def keys() -> list[str]:
-        return [step.key for step in planned(project).compiles if step.source.endswith(".cu")]
-
-    before = keys()
-    translate = hipify.translate
-
-    def other(*arguments: object) -> hipify.Translation:
-        done = translate(*arguments)  # type: ignore[arg-type]
-        return replace(done, files={name: f"{text}\n" for name, text in done.files.items()})
-
-    monkeypatch.setattr(hipify, "translate", other)
-    assert keys() != before
-
-
-def test_a_translation_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, kept = importlib.util.find_spec("torch"), ProbeCache(tmp_path / "kept")
-    assert torch and torch.origin
-    utils = Path(torch.origin).with_name("utils")
-    (tmp_path / "kernel.cu").write_text("#include <cuda_runtime.h>\n")
-    first = hipify.translate(utils, tmp_path, "kernel.cu", ["kernel.cu"], [], kept)
-    assert "hip/hip_runtime.h" in first.files["kernel.hip"]
-    monkeypatch.setattr(hipify, "_translated", None)
-    assert hipify.translate(utils, tmp_path, "kernel.cu", ["kernel.cu"], [], kept) == first
 
 
 def test_a_source_that_hipify_cannot_read_is_named(project: Path) -> None:

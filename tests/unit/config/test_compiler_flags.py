@@ -21,39 +21,15 @@ def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:
 
 
 def test_flags_of_public_projects_are_allowed() -> None:
-    host = ("-O3", "-std=c++20", '-DA="b c"', "-UNDEBUG", "-Wno-deprecated-declarations", "-fopenmp", "-mavx512f")
-    check(cxx=(*host, "-march=x86-64-v3", "-fbracket-depth=1024", "-lgomp", "-g", "-D", "A=1"))
-    check(cuda=("-static-global-template-stub=false", "--ftz", "true", "-src-in-ptx", "-Wreorder", "-split-compile=0"))
-    check(
-        cuda=(*host, "--use_fast_math", "--expt-relaxed-constexpr", "-lineinfo", "--threads=4", "-t", "4", "-res-usage")
+    host = "-O3 -std=c++20 -UNDEBUG -Wno-deprecated-declarations -fopenmp -mavx512f -march=x86-64-v3 -lgomp -g -D A=1"
+    nvcc = (
+        "--use_fast_math --expt-relaxed-constexpr -lineinfo --threads=4 -t 4 -res-usage -Xptxas=-v,-O3 -Xptxas "
+        "-dlcm=ca -Xfatbin=-compress-all -Xcompiler=-fPIC,-O2 -diag-suppress=174 --diag-suppress 177 --maxrregcount=64 "
+        "-gencode arch=compute_90a,code=sm_90a -static-global-template-stub=false --ftz true -src-in-ptx -Wreorder "
+        "-split-compile=0"
     )
-    check(
-        cuda=("-Xptxas=-v,-O3", "-Xptxas", "-dlcm=ca", "-Xfatbin=-compress-all", "-Xcompiler=-fPIC,-O2", "-std=c++17")
-    )
-    check(
-        cuda=(
-            "-diag-suppress=174",
-            "--diag-suppress",
-            "177",
-            "--maxrregcount=64",
-            "-gencode",
-            "arch=compute_90a,code=sm_90a",
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("flag", "reason"),
-    [
-        ("-shared", "is for the link"),
-        ("-rdc=true", "needs a device link"),
-        ("-ptx", "one object of each source"),
-        ("--keep", "writes files beside the object"),
-    ],
-)
-def test_options_of_nvcc_are_refused_with_a_reason(flag: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        check(cuda=(flag,))
+    check(cxx=(*host.split(), '-DA="b c"', "-fbracket-depth=1024"))
+    check(cuda=(*host.split(), '-DA="b c"', *nvcc.split()))
 
 
 def test_include_options_for_the_project_are_told_apart() -> None:
@@ -61,25 +37,39 @@ def test_include_options_for_the_project_are_told_apart() -> None:
     assert compiler_flags.split_includes(flags) == (("-O2", "-I../up", "-I/opt/x"), ("inc", "a/b", "c", "."))
 
 
-@pytest.mark.parametrize(
-    ("flag", "reason"),
-    [
-        ("-wrapper,evil", "runs another program"),
-        ("-B/tmp/evil", "chooses other programs"),
-        ("@/tmp/options", "reads options from a file"),
-        ("-fplugin=/tmp/evil.so", "loads code"),
-        ("-I/opt/include", "outside of the project"),
-        ("-fprofile-use=/tmp/profile", "profile"),
-        ("-fuse-ld=evil", "runs another program"),
-        ("/tmp/evil.o", "is an input file"),
-        ("-Wa,@/tmp/options", "known to read no other file"),
-        ("-fmodule-mapper=localhost:1", "asks another program"),
-        ("-fcompare-debug=-Bsrc", "known to read no other file"),
-        ("-mllvm", "loads code"),
-        ("-D", "known to read no other file"),
-        ("-DX=\0cuda\0", "known to read no other file"),
-    ],
-)
+MACROS = ("@src/csrc/options.h", "-std=c++11", "-wrapper")
+HOST = {
+    "-wrapper,evil": "runs another program",
+    "-B/tmp/evil": "chooses other programs",
+    "@/tmp/options": "reads options from a file",
+    "-fplugin=/tmp/evil.so": "loads code",
+    "-I/opt/include": "outside of the project",
+    "-fprofile-use=/tmp/profile": "profile",
+    "-fuse-ld=evil": "runs another program",
+    "/tmp/evil.o": "is an input file",
+    "-Wa,@/tmp/options": "known to read no other file",
+    "-fmodule-mapper=localhost:1": "asks another program",
+    "-fcompare-debug=-Bsrc": "known to read no other file",
+    "-mllvm": "loads code",
+    "-D": "known to read no other file",
+    "-DX=\0cuda\0": "known to read no other file",
+}
+NVCC = {
+    "-shared": "is for the link",
+    "-rdc=true": "needs a device link",
+    "-ptx": "one object of each source",
+    "--keep": "writes files beside the object",
+    "-march=native": "makes a binary for the machine that builds it",
+    "--gpu-architecture=native": "makes a binary for the machine that builds it",
+    "-Xcompiler -march=native,-O3": "makes a binary for the machine that builds it",
+    **dict.fromkeys(("-ccbin=/tmp/evil", "--options-file=/tmp/x", "-optf /tmp/x", "-run", "-time"), "is refused"),
+    "-Xptxas=--options-file=/tmp/x": "is refused",
+    # g++ replaces `@file` by the options in the file before it reads any.
+    **{f"{name} {value}": "is refused" for name in ["-D", "-U"] for value in MACROS},
+}
+
+
+@pytest.mark.parametrize(("flag", "reason"), HOST.items())
 def test_flags_that_run_programs_or_read_files_are_refused(flag: str, reason: str) -> None:
     for flags in (
         {"cxx": (flag,)},
@@ -94,38 +84,11 @@ def test_flags_that_run_programs_or_read_files_are_refused(flag: str, reason: st
             assert reason in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("-ccbin=/tmp/evil",),
-        ("--options-file=/tmp/x",),
-        ("-optf", "/tmp/x"),
-        ("-Xptxas=--options-file=/tmp/x",),
-        ("-run",),
-        ("-time",),
-    ],
-)
-def test_flags_of_nvcc_that_run_programs_or_read_files_are_refused(flags: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="is refused"):
-        check(cuda=flags)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [("-march=native",), ("--gpu-architecture=native",), ("-Xcompiler", "-march=native,-O3")],
-)
-def test_native_instruction_sets_are_refused_wherever_they_are_named(flags: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="makes a binary for the machine that builds it"):
-        check(cuda=flags)
-
-
-@pytest.mark.parametrize("value", ["@src/csrc/options.h", "-std=c++11", "-wrapper"])
-def test_a_macro_is_a_name_not_options_of_a_file(value: str) -> None:
-    # g++ replaces `@file` by the options in the file before it reads any.
-    for name in ("-D", "-U"):
-        for flags in ({"cxx": (name, value)}, {"cuda": (name, value)}):
-            with pytest.raises(ConfigError, match="is refused"):
-                check(**flags)
+@pytest.mark.parametrize(("flags", "reason"), NVCC.items())
+def test_flags_of_nvcc_are_refused_with_a_reason(flags: str, reason: str) -> None:
+    for keys in ("cuda", "cxx") if flags.startswith(("-D", "-U")) else ("cuda",):
+        with pytest.raises(ConfigError, match=reason):
+            check(**{keys: tuple(flags.split())})
 
 
 SHELL = ("$(touch ran)", "`touch ran`", "$HOME", "\\\\")

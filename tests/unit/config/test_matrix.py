@@ -56,6 +56,7 @@ def with_cuda(project: Project, **settings: Release) -> Project:
 
 def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Project) -> None:
     assert names(stable) == {"torch-stable-abi210-cpu", "torch-stable-abi210-cu126", "torch-stable-abi210-cu130"}
+    assert names(read_project(PROJECTS / "python-only")) == {"torch-cpu", "torch-cuda"}
 
 
 def test_minver_below_the_stable_abi_asks_for_the_earlier_releases(stable: Project) -> None:
@@ -74,17 +75,10 @@ def test_minver_below_the_stable_abi_asks_for_the_earlier_releases(stable: Proje
         assert words in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_a_project_without_torch_offers_one_variant_for_each_cuda_major(full: Project) -> None:
+def test_a_project_without_torch_offers_one_variant_for_each_cuda_major() -> None:
     project = read_project(PROJECTS / "tvm-scale")
     assert names(project) == {"tvm-ffi01-cpu", "tvm-ffi01-cu126", "tvm-ffi01-cu130"}
     assert names(project) < names(project, whole=True)
-    for other, name, words in (
-        (project, "tvm-ffi02-cpu-x86_64-linux", "compiles for TVM FFI 0.1"),
-        (project, "torch215-cxx11-cpu-x86_64-linux", r"is a \[tvm-ffi\] project"),
-        (full, "tvm-ffi01-cpu-x86_64-linux", r"is a \[torch\] project"),
-    ):
-        with pytest.raises(VariantError, match=words):
-            offered.check_offered(other, Variant.parse(name))
 
 
 def test_a_full_abi_project_offers_the_last_two_releases(full: Project) -> None:
@@ -99,10 +93,6 @@ def test_the_whole_matrix_serves_old_clients_from_stable_binaries(stable: Projec
     assert {short(release, "cpu") for release in matrix.torch_releases()} < whole
     assert "torch212-cxx11-cu132" in whole
     assert "torch211-cxx11-cu132" not in whole
-
-
-def test_python_only_projects_have_one_variant_for_each_backend() -> None:
-    assert names(read_project(PROJECTS / "python-only")) == {"torch-cpu", "torch-cuda"}
 
 
 def test_ranges_narrow_the_matrix(full: Project) -> None:
@@ -178,12 +168,6 @@ def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:
         buildable.available(oldest(Release(2, 8)), Toolchains())
 
 
-def test_capabilities_are_intersected_and_keep_their_suffixes() -> None:
-    kernel = Kernel("k", CUDA, (), (), cuda_capabilities=("12.0+PTX", "9.0a", "5.0", "10.0f"))
-    assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
-    assert capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
-
-
 def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
     kernel = Kernel("k", CUDA, (), (), cuda_capabilities=("5.0", "8.7"))
     assert capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
@@ -198,19 +182,21 @@ def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -
 
 
 @pytest.mark.parametrize(
-    ("only", "expected"),
+    ("listed", "only", "cuda", "expected"),
     [
-        (("9.0",), ("9.0a",)),
-        (("12.0", "9.0"), ("9.0a", "12.0+PTX")),
-        (("8.9",), ("8.0",)),  # code for 8.0 runs on 8.9
-        (("7.5",), ("8.0",)),  # nothing at or below it: the lowest, for its symbols
+        ("12.0+PTX 9.0a 5.0 10.0f", "", Release(13, 0), "9.0a 10.0f 12.0+PTX"),
+        ("12.0+PTX 9.0a 5.0 10.0f", "", Release(12, 6), "5.0 9.0a"),
+        ("12.0+PTX 9.0a 8.0", "9.0", Release(13, 0), "9.0a"),
+        ("12.0+PTX 9.0a 8.0", "12.0 9.0", Release(13, 0), "9.0a 12.0+PTX"),
+        ("12.0+PTX 9.0a 8.0", "8.9", Release(13, 0), "8.0"),  # code for 8.0 runs on 8.9
+        ("12.0+PTX 9.0a 8.0", "7.5", Release(13, 0), "8.0"),  # nothing at or below it: the lowest, for its symbols
     ],
 )
-def test_a_limit_selects_the_nearest_capabilities_with_their_suffixes(
-    only: tuple[str, ...], expected: tuple[str, ...]
+def test_capabilities_are_intersected_and_keep_their_suffixes(
+    listed: str, only: str, cuda: Release, expected: str
 ) -> None:
-    kernel = Kernel("k", CUDA, (), (), cuda_capabilities=("12.0+PTX", "9.0a", "8.0"), only_capabilities=only)
-    assert capabilities(kernel, Release(13, 0), X86_64) == expected
+    limits = {"cuda_capabilities": tuple(listed.split()), "only_capabilities": tuple(only.split())}
+    assert capabilities(Kernel("k", CUDA, (), (), **limits), cuda, X86_64) == tuple(expected.split())
 
 
 def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
@@ -234,6 +220,9 @@ def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
         ("full-scale", "torch-stable-abi210-cpu-x86_64-linux", "no stable ABI"),
         ("python-only", "torch213-cxx11-cpu-x86_64-linux", "Python only"),
         ("python-only", "torch-xpu", "no xpu backend"),
+        ("tvm-scale", "tvm-ffi02-cpu-x86_64-linux", "compiles for TVM FFI 0.1"),
+        ("tvm-scale", "torch215-cxx11-cpu-x86_64-linux", r"is a \[tvm-ffi\] project"),
+        ("full-scale", "tvm-ffi01-cpu-x86_64-linux", r"is a \[torch\] project"),
     ],
 )
 def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str, words: str) -> None:
@@ -245,12 +234,11 @@ def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
     many = [replace(stable, name=f"k{number}", backends=(CPU, ROCM, METAL)) for number in range(6)]
     other = replace(stable, name="other", warnings=("something",))
     assert notices([*many, other]) == [
-        "6 projects (k0, k1, k2 and 3 more): [kernel.scale_cuda] is for cuda, which is not in [general] backends: it "
-        "is not built",
-        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm: it is on the full C++ ABI, and no "
+        "k0, k1, k2 and 3 more: [kernel.scale_cuda] is for cuda, which is not in [general] backends: it is not built",
+        "k0, k1, k2 and 3 more: this builder does not compile for rocm: it is on the full C++ ABI, and no "
         "package index has a Torch for ROCm, whose headers (c10/hip) that needs; [torch] stable-abi = "
         '{ rocm = "2.10" } builds it on the stable ABI',
-        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal: Metal's compiler is Apple's and "
+        "k0, k1, k2 and 3 more: this builder does not compile for metal: Metal's compiler is Apple's and "
         "runs on macOS only; Python with torch.mps.compile_shader in a [torch-noarch] project needs none",
         "other: something",
     ]

@@ -14,47 +14,28 @@ from kernel_format import variant as format_variant
 from kernel_format.errors import VariantError
 from kernel_format.release import Version, is_within
 
-
-@pytest.mark.parametrize(
-    ("name", "variant"),
-    [
-        (
-            "torch214-cxx11-cu130-x86_64-linux",
-            Variant(FullAbi(Release(2, 14)), CUDA, Release(13, 0), "x86_64-linux"),
-        ),
-        ("torch29-cxx11-cpu-aarch64-linux", Variant(FullAbi(Release(2, 9)), CPU, None, "aarch64-linux")),
-        (
-            "torch-stable-abi210-cu126-x86_64-linux",
-            Variant(StableAbi(Release(2, 10)), CUDA, Release(12, 6), "x86_64-linux"),
-        ),
-        ("torch-xpu", Variant(Noarch(), XPU)),
-        ("tvm-ffi01-cpu-aarch64-linux", Variant(TvmFfiAbi(Release(0, 1)), CPU, None, "aarch64-linux")),
-        (
-            "tvm-ffi01-cu130-x86_64-linux",
-            Variant(TvmFfiAbi(Release(0, 1)), CUDA, Release(13, 0), "x86_64-linux"),
-        ),
-    ],
+X86, ARM = "x86_64-linux", "aarch64-linux"
+NAMES = {
+    "torch214-cxx11-cu130-x86_64-linux": Variant(FullAbi(Release(2, 14)), CUDA, Release(13, 0), X86),
+    "torch29-cxx11-cpu-aarch64-linux": Variant(FullAbi(Release(2, 9)), CPU, None, ARM),
+    "torch-stable-abi210-cu126-x86_64-linux": Variant(StableAbi(Release(2, 10)), CUDA, Release(12, 6), X86),
+    "torch-xpu": Variant(Noarch(), XPU),
+    "tvm-ffi01-cpu-aarch64-linux": Variant(TvmFfiAbi(Release(0, 1)), CPU, None, ARM),
+    "tvm-ffi01-cu130-x86_64-linux": Variant(TvmFfiAbi(Release(0, 1)), CUDA, Release(13, 0), X86),
+}
+OTHERS = (
+    *("", "torch", "torch-", "torch-vulkan", "torch214-cu130-x86_64-linux", "torch214-cxx98-cu130-x86_64-linux"),
+    *("torch214-cxx11-xpu20260-x86_64-linux", "torch214-cxx11-cu130-riscv-linux"),
+    *("torch214-cxx11-cu130-x86_64-linux/..", "torch-stable-abi210-cxx11-cpu-x86_64-linux"),
 )
-def test_names_are_parsed_and_written(name: str, variant: Variant) -> None:
-    assert Variant.parse(name) == variant
-    assert variant.name == name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "torch",
-        "torch-",
-        "torch-vulkan",
-        "torch214-cu130-x86_64-linux",
-        "torch214-cxx98-cu130-x86_64-linux",
-        "torch214-cxx11-xpu20260-x86_64-linux",
-        "torch214-cxx11-cu130-riscv-linux",
-        "torch214-cxx11-cu130-x86_64-linux/..",
-        "torch-stable-abi210-cxx11-cpu-x86_64-linux",
-    ],
-)
+def test_names_are_parsed_and_written() -> None:
+    assert {name: Variant.parse(name) for name in NAMES} == NAMES
+    assert [variant.name for variant in NAMES.values()] == list(NAMES)
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_names_are_refused_with_an_example(name: str) -> None:
     with pytest.raises(VariantError, match="torch214-cxx11-cu130-x86_64-linux"):
         Variant.parse(name)

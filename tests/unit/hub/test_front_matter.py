@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 
 import pytest
 
@@ -34,23 +33,12 @@ def test_parse_refuses_everything_but_a_table(front: str) -> None:
         front_matter.parse(front)
 
 
-def _chain(first: str, rest: str) -> str:
-    """Each of ten lines holds nine aliases of the line before: 3.5 billion values."""
-    lines = [f"a: &a {first}"]
-    for before, letter in pairwise("abcdefghij"):
-        lines.append(f"{letter}: &{letter} {rest % ','.join([f'*{before}'] * 9)}")
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize(
     ("front", "reason"),
     [
-        (_chain("{x: 1}", "{<<: [%s]}"), "more than 2000 values"),
-        (_chain("[1, 1]", "[%s]"), "more than 2000 values"),
+        ("a: &a {x: 1}\nb: {<<: *a}", "aliases"),
         ("a: [" + "1," * 30_000 + "]", "more than 2000 values"),
-        ("a: " + "{a: " * 16_000, "more than 20 levels"),
-        ("a: &a [*a]", "before the end of its anchor"),
-        ("a: &a {<<: *a}", "before the end of its anchor"),
+        ("a: " + "{a: " * 16_000, "levels"),
         ("a: " + "1:" * 30_000 + "1", "more than 5000 characters"),
         ("a: !!int '" + "1:" * 30_000 + "1'", "more than 5000 characters"),
         ("".join(f"%TAG !a{number}! !b!\n" for number in range(4000)) + "---\na: b", "directives"),
@@ -63,11 +51,6 @@ def test_costly_yaml_is_refused_at_once(front: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         front_matter.parse(front)
     assert time.process_time() - began < 0.05
-
-
-def test_aliases_and_merge_keys_are_read() -> None:
-    values = front_matter.parse("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: [*a, *a]\n")
-    assert values["b"] == {"x": 1, "y": 2} and values["c"] == [{"x": 1}, {"x": 1}]
 
 
 def test_join_and_split_are_inverse() -> None:

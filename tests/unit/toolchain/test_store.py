@@ -34,9 +34,9 @@ def test_a_tree_is_whole_and_alone_whenever_its_maker_is_killed(tmp_path: Path) 
     for call in killed_at_each_change(obtain):
         root = tmp_path / str(killed)
         store = Store(root, Silent())
-        assert store.names() == [] or _present(root) == WHOLE, call
+        assert not store.trees() or _present(root) == WHOLE, call
         tree = store.obtain("tree", "a tree", _make)
-        assert (tree / "bin" / "tool").read_text() == "content" and not list(store.verify("tree")), call
+        assert (tree / "bin" / "tool").read_text() == "content" and not list(store.damages("tree")), call
         assert _present(root) == WHOLE, call
         killed += 1
     assert killed > 10
@@ -48,26 +48,8 @@ def test_a_tree_is_whole_or_gone_whenever_its_remover_is_killed(tmp_path: Path) 
 
     def remove() -> None:
         store.obtain("tree", "a tree", _make)
-        store.remove("tree")
+        store.clear()
 
     for call in killed_at_each_change(remove):
-        assert store.names() == [] or _present(root) == WHOLE, call
+        assert not store.trees() or _present(root) == WHOLE, call
     assert _present(root) == set()
-
-
-class _LooksTooEarly(Store):
-    """Looks for a tree for the first time just before another process has made it."""
-
-    early = True
-
-    def find(self, name: str) -> Path | None:
-        if self.early:
-            self.early = False
-            return None
-        return super().find(name)
-
-
-def test_a_process_that_another_one_was_faster_than_leaves_nothing_beside_the_tree(tmp_path: Path) -> None:
-    made = Store(tmp_path, Silent()).obtain("tree", "a tree", _make)
-    assert _LooksTooEarly(tmp_path, Silent()).obtain("tree", "a tree", _make) == made
-    assert _present(tmp_path) == WHOLE

@@ -7,9 +7,9 @@ from typing import Any, Optional
 from torch import nn
 
 from .comparison import Check, compare
-from .graphs import add_generation, add_graphs, remove_graphs, resume_graphs, suspend_graphs
+from .graphs import add_generation, add_graphs, remove_graphs
 from .report import Report, notes_on
-from .tracing import resume, suspend, trace, untrace
+from .tracing import trace, untrace
 
 _KEPT = "the check kept the model as it was"
 
@@ -79,19 +79,12 @@ def accelerate(
 
 def _check(root: nn.Module, check: Check, report: Report) -> None:
     """Compare a model with itself as it was, and restore it if it was better."""
-    calls, graphs = suspend(root), suspend_graphs(root)
-
-    def put() -> None:
-        resume(calls)
-        resume_graphs(graphs)
-
-    def take_out() -> None:
-        suspend(root)
-        suspend_graphs(root)
-
-    report.check = compare(root, check, put, take_out)
+    try:
+        report.check = compare(root, check)
+    except BaseException:
+        _restore_root(root)
+        raise
     if report.check.kept == "eager":
-        put()
         _restore_root(root)
         for name, _ in report.replaced:
             report.left[name, _KEPT] += 1

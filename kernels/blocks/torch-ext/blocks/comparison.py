@@ -5,14 +5,17 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from . import kernel_set
+from .calls import is_value
+from .kernel_set import DEVICE, off
 
 Check = Union[Mapping[str, Any], tuple[Any, ...], Callable[[nn.Module], Any]]
 
@@ -67,30 +70,27 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(model: nn.Module, check: Check, accelerate: Callable[[], None], restore: Callable[[], None]) -> Comparison:
-    """Run `model` as it is and accelerated, and leave it in the better of the two states.
+def compare(model: nn.Module, check: Check) -> Comparison:
+    """Run an accelerated model, and the same model as it was.
 
     Args:
-        model: A model that is not accelerated.
+        model: The accelerated model.
         check: Its keyword arguments, its positional arguments, or a function that runs the model that it gets.
-        accelerate: Accelerates `model`.
-        restore: Undoes it.
     """
 
     def run() -> Any:
         return _run(model, check)
 
-    eager = _outputs(model, check)
-    milliseconds = _milliseconds(run)
-    expected, reference, no_reference = _reference(model, check)
-    accelerate()
+    with off():
+        eager = _outputs(model, check)
+        milliseconds = _milliseconds(run, 1)[0]
+        expected, reference, no_reference = _reference(model, check)
     try:
         run()  # CUDA graphs are captured at the second call, and replayed from the third on
         run()
         ours = _outputs(model, check)
-        eager_ms, accelerated_ms = _times(run, milliseconds, accelerate, restore)
+        eager_ms, accelerated_ms = _times(run, milliseconds)
     except Exception as error:
-        restore()
         reason = f"accelerated, the model fails: {type(error).__name__}: {error}"
         return Comparison("eager", reason, milliseconds)
 
@@ -101,8 +101,6 @@ def compare(model: nn.Module, check: Check, accelerate: Callable[[], None], rest
         result.eager_error = _relative_difference(eager, expected)
         result.accelerated_error = _relative_difference(ours, expected)
     _judge(result, eager)
-    if result.kept == "eager":
-        restore()
     return result
 
 
@@ -125,94 +123,55 @@ def _judge(result: Comparison, outputs: Sequence[Tensor]) -> None:
     result.reason = f"it takes {result.accelerated_ms / result.eager_ms:.2f} of the eager model's time"
 
 
-# --- running ----------------------------------------------------------------------------------------------------------
-
-
 def _run(model: nn.Module, check: Check) -> Any:
     with torch.no_grad():
-        if isinstance(check, Mapping):
-            return model(**_fresh(check))
-        if isinstance(check, tuple):
-            return model(*_fresh(check))
+        if isinstance(check, (Mapping, tuple)):
+            inputs = tree_map(_fresh, check)
+            return model(*inputs) if isinstance(check, tuple) else model(**inputs)
         return check(model)
+
+
+def _fresh(leaf: Any) -> Any:
+    """Return an input for one run: a model changes the caches that it gets, and not the tensors."""
+    return leaf if isinstance(leaf, Tensor) or is_value(leaf) else copy.deepcopy(leaf)
 
 
 def _outputs(model: nn.Module, check: Check) -> list[Tensor]:
     """Return the floating-point tensors of a run. Each run draws the same random numbers."""
-    devices = [torch.cuda.current_device()] if kernel_set.DEVICE == "cuda" else []
+    devices = [torch.cuda.current_device()] if DEVICE == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
-        return [tensor.clone() for tensor in _tensors(_run(model, check)) if tensor.is_floating_point()]
+        tensors = (leaf for leaf in tree_leaves(_run(model, check)) if isinstance(leaf, Tensor))
+        return [tensor.clone() for tensor in tensors if tensor.is_floating_point()]
 
 
-def _fresh(value: Any) -> Any:
-    """Return inputs for one run: a model changes the caches that it gets, and not the tensors."""
-    if value is None or isinstance(value, (Tensor, str, bool, int, float, torch.dtype, torch.device)):
-        return value
-    if isinstance(value, dict):
-        return {key: _fresh(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_fresh(item) for item in value)
-    return copy.deepcopy(value)
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for item in output.values():
-            yield from _tensors(item)
-    elif isinstance(output, (list, tuple)):
-        for item in output:
-            yield from _tensors(item)
-    elif is_dataclass(output):
-        for item in fields(output):
-            yield from _tensors(getattr(output, item.name))
-
-
-# --- times ------------------------------------------------------------------------------------------------------------
-
-
-def _times(
-    run: Callable[[], Any],
-    milliseconds: float,
-    accelerate: Callable[[], None],
-    restore: Callable[[], None],
-    rounds: int = 3,
-) -> tuple[float, float]:
-    """Return the median times of the eager and the accelerated model, which is how the model is left.
+def _times(run: Callable[[], Any], milliseconds: float) -> tuple[float, float]:
+    """Return the median times of the eager and the accelerated model.
 
     They take turns, so that a change of the clock rate or of the machine's load meets both.
     """
-    runs = max(1, min(20, math.ceil(200 * rounds / 3 / milliseconds)))
+    runs = max(1, min(20, math.ceil(200 / milliseconds)))
     eager: list[float] = []
     accelerated: list[float] = []
-    for _ in range(rounds):
-        restore()
-        run()
-        run()
-        eager += (_milliseconds(run) for _ in range(runs))
-        accelerate()
-        run()
-        run()
-        accelerated += (_milliseconds(run) for _ in range(runs))
+    for _ in range(3):
+        for context, measured in ((off(), eager), (nullcontext(), accelerated)):
+            with context:
+                run()
+                run()
+                measured.extend(_milliseconds(run, runs))
     return statistics.median(eager), statistics.median(accelerated)
 
 
-def _milliseconds(run: Callable[[], Any]) -> float:
-    if kernel_set.DEVICE == "cuda":
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
+def _milliseconds(run: Callable[[], Any], runs: int) -> list[float]:
+    synchronize = torch.cuda.synchronize if DEVICE == "cuda" else lambda: None
+    times = []
+    for _ in range(runs):
+        synchronize()
+        start = time.perf_counter()
         run()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end)
-    start = time.perf_counter()
-    run()
-    return (time.perf_counter() - start) * 1000
-
-
-# --- accuracy ---------------------------------------------------------------------------------------------------------
+        synchronize()
+        times.append((time.perf_counter() - start) * 1000)
+    return times
 
 
 def _relative_difference(tensors: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -233,24 +192,16 @@ def _reference(model: nn.Module, check: Check) -> tuple[Optional[list[Tensor]], 
     # Half as much again for the forward's results.
     if 1.5 * dtype.itemsize * sum(p.numel() for p in parameters) > _free_memory(parameters):
         return None, None, f"a {name} copy of the model does not fit in memory"
+
+    def widen(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
     try:
         wide = nn.Module.to(copy.deepcopy(model), dtype)  # diffusers' own `to` warns
-        wide.register_forward_pre_hook(
-            lambda _, args, kwargs: (_widened(args, dtype), _widened(kwargs, dtype)), with_kwargs=True
-        )
+        wide.register_forward_pre_hook(lambda _, *arguments: tree_map(widen, arguments), with_kwargs=True)
         return _outputs(wide, check), name, None
     except Exception as error:
         return None, None, f"a {name} copy of the model cannot run: {type(error).__name__}: {error}"
-
-
-def _widened(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _widened(item, dtype) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_widened(item, dtype) for item in value)
-    return value
 
 
 def _free_memory(tensors: Sequence[Tensor]) -> float:

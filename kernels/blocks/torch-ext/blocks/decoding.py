@@ -1,119 +1,30 @@
-"""Decoding steps of transformers: attention that reads a fixed cache, and the kernels of decode in a step's graph.
+"""The kernels of decode in the graph of a decoding step.
 
-The products of a step have few rows, and its attention one token: the kernels of decode read weights and cached states
-once, at the speed of the memory. transformers asks for attention functions by name, and takes new ones: in a step the
-model's configuration names `_attend`. The rest follows from the graph of the step (`recording`).
-
-This module imports transformers: import it only for a model of transformers.
+The products of a step have few rows, and its attention one token: the kernels read weights and cached states once, at
+the speed of the memory.
 """
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule, Node
-from torch.overrides import handle_torch_function, has_torch_function
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .editing import Editor, fits, is_alike, is_view
-from .generation_cache import FixedCache
-from .kernel_set import decode, geglu, rope3d, takes
+from .editing import Editor, fits, is_alike, origin
+from .kernel_set import decode, geglu, rope3d
 from .values import argument, dtype_of, operation, same_value, shape_of, value
 
-_NAME = "blocks_decoding"
 _ROWS = 8  # that the kernels of decode take
 _ELEMENTS = 256  # of a head, at most
 _ROTATED_ELEMENTS = (64, 128, 256)  # of a head that attention rotates itself
 _GROUP = 3  # products that one kernel computes: those of q, k and v
-_thread = threading.local()
-
-
-@contextmanager
-def attention_of_step(model: nn.Module, cache: FixedCache) -> Iterator[None]:
-    """Let the modules of `model` call the attention of this module."""
-    AttentionInterface.register(_NAME, _attend)
-    AttentionMaskInterface.register(_NAME, _mask)
-    attentions = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, "config")]
-    configs = {id(module.config): module.config for module in attentions}
-    changed = [config for config in configs.values() if getattr(config, "_attn_implementation", None) == "sdpa"]
-    _thread.cache = cache
-    try:
-        for config in changed:
-            config._attn_implementation = _NAME
-        yield
-    finally:
-        for config in changed:
-            config._attn_implementation = "sdpa"
-        del _thread.cache
-
-
-def _mask(*args: Any, **kwargs: Any) -> Optional[Tensor]:
-    """Make the masks of other threads, which may run the model while this one captures a step."""
-    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)
-
-
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor], **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Compute the attention of one token. Calls from outside of a step, and unusual ones, go to transformers' own.
-
-    Args:
-        module: The attention, for transformers' own function.
-        query: [batch, heads, 1, elements].
-        key, value: [batch, key heads, positions, elements], as the cache gave them.
-        attention_mask: [batch, 1, 1, positions], whether a position is read.
-        kwargs: Other arguments of the function: `scaling`, and some that do not matter to one token.
-    """
-    cache: Optional[FixedCache] = getattr(_thread, "cache", None)
-    new = None if cache is None else cache.take_new(key)
-    if not _is_usual(query, key, value, attention_mask, kwargs):
-        if new is not None:
-            new.write()
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **kwargs)
-    options = {"mask": attention_mask, "scale": kwargs.get("scaling")}
-    if new is not None:
-        # The content of the cache was written in earlier steps, and a step begins with kernels of Torch, which wait for
-        # all that was launched before.
-        options |= {"new_key": new.key, "new_value": new.value, "position": new.slot, "constant_cache": True}
-    return attention(query, key, value, **options), None
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """Return `decode.attention`, as one call in a graph."""
-    if has_torch_function((query, key, value)):
-        return handle_torch_function(attention, (query, key, value), query, key, value, **options)
-    return decode.attention(query, key, value, **options)
-
-
-def _is_usual(query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor], kwargs: dict[str, Any]) -> bool:
-    return (
-        hasattr(_thread, "cache")
-        and query.shape[2] == 1
-        and takes(query)
-        and query.dtype == key.dtype == value.dtype
-        and key.shape == value.shape
-        and query.shape[1] % key.shape[1] == 0
-        and query.shape[3] % 8 == 0
-        and query.shape[3] <= _ELEMENTS
-        and (mask is None or mask.dtype == torch.bool)
-        and not kwargs.get("dropout")
-        and all(kwargs.get(name) is None for name in ("softcap", "position_bias", "s_aux"))
-    )
-
-
-# --- the graph of a step ----------------------------------------------------------------------------------------------
 
 
 def fuse_step(module: GraphModule) -> None:
     """Replace the products and the attention of a step, after `fusions.fuse`."""
     editor = Editor(module)
-    for replace in (_rotate_in_attention, _join_gate, _join_residual):
+    for replace in (_attend, _join_gate, _join_residual):
         for node in editor.nodes():
             replace(editor, node)
     for node in reversed(list(editor.nodes())):
@@ -194,19 +105,80 @@ def _multiply(editor: Editor, node: Node) -> None:
         editor.replace(member, result)
 
 
-def _rotate_in_attention(editor: Editor, node: Node) -> None:
-    """Let attention rotate and normalize q and k, if nothing else reads them."""
-    if node.target is not attention or "new_key" not in node.kwargs:
+def _attend(editor: Editor, node: Node) -> None:
+    """Compute the attention of one token over a fixed cache, and write its key and value there."""
+    if operation(node) != "scaled_dot_product_attention" or len(node.args) < 3 or not fits(node):
         return
-    (query, views), (key, key_views) = _origin(node.args[0]), _origin(node.kwargs["new_key"])
+    query, memory = node.args[0], [_unrepeated(part) for part in node.args[1:3]]
+    mask = argument(node, 3, "attn_mask")
+    writes = [_write_to(part, node) for part in memory]
+    if None in writes or argument(node, 4, "dropout_p", 0.0) or argument(node, 5, "is_causal", False):
+        return
+    (keys, values), shape = memory, shape_of(query)
+    batch, elements, heads = shape[0], shape[-1], math.prod(shape[1:-1])
+    if len(shape) != 4 or shape_of(keys) != shape_of(values) or elements % 8 or elements > _ELEMENTS:
+        return
+    # transformers packs the heads that share a key into rows.
+    is_packed = shape[1] == shape_of(keys)[1]
+    if not (is_packed or shape[2] == 1) or dtype_of(query) != dtype_of(keys) or heads % shape_of(keys)[1]:
+        return
+    if mask is not None and (dtype_of(mask) != torch.bool or shape_of(mask)[1:3] != (1, 1)):
+        return
+    _, _, slot, new_key = writes[0].args
+    _, _, other_slot, new_value = writes[1].args
+    if slot is not other_slot or not editor.may_join(writes, node, writes):
+        return
+    options = {"new_key": new_key, "new_value": new_value, "position": slot}
+    query, rotation = _unrotated(editor, node, query, writes) or (query, {})
+    if shape_of(query)[2] != 1:
+        query = editor.insert_view(node, "reshape", query, batch, heads, 1, elements)
+    # The content of the cache was written in earlier steps, and a step begins with kernels of Torch, which wait for all
+    # that was launched before.
+    options |= {**rotation, "mask": mask, "scale": argument(node, 6, "scale"), "constant_cache": True}
+    new = editor.insert(node, decode.attention, (query, keys, values), options)
+    new.meta["example_value"] = value(query).transpose(1, 2)
+    editor.replace(node, editor.insert_view(node, "reshape", new, *shape))
+    for write in writes:
+        editor.erase(write)
+
+
+def _unrepeated(states: Any) -> Any:
+    """Return the keys or values of which transformers makes one for each query head."""
+    if operation(states) == "reshape" and operation(states.args[0]) == "expand":
+        inner = states.args[0].args[0]
+        return inner.args[0] if operation(inner) == "getitem" and value(inner).dim() == 5 else states
+    return states
+
+
+def _write_to(memory: Any, attention: Node) -> Optional[Node]:
+    """Return the call that writes the new token, if nothing but an attention reads the memory after it."""
+    if not isinstance(memory, Node) or memory.op != "get_attr" or not fits(memory):
+        return None
+    writes = [user for user in memory.users if operation(user) == "index_copy_" and user.args[:2] == (memory, 2)]
+    readers: set[Node] = set()
+    pending = [user for user in memory.users if user not in writes]
+    while pending:
+        user = pending.pop()
+        is_repeat = operation(user) in ("getitem", "expand", "reshape")
+        readers.update(() if is_repeat else (user,))
+        pending += user.users if is_repeat else ()
+    return writes[0] if len(writes) == 1 and writes[0] < attention and readers == {attention} else None
+
+
+def _unrotated(editor: Editor, node: Node, query: Any, writes: list[Any]) -> Optional[tuple[Node, dict[str, Any]]]:
+    """Return the query before its rotation and norm, and the options by which `decode.attention` computes these.
+
+    None if something else reads the rotated query or key.
+    """
+    (query, views), (key, key_views) = origin(query), origin(writes[0].args[3])
     rotation = query.args[0] if operation(query) == "getitem" else None
     if rotation is None or operation(key) != "getitem" or key.args != (rotation, 1) or query.args[1] != 0:
-        return
+        return None
     given = _rotated(rotation)
-    if given is None or len(rotation.users) != 2 or not editor.may_join([rotation], node):
-        return
+    if given is None or len(rotation.users) != 2 or not editor.may_join([rotation], node, writes):
+        return None
     if any(len(part.users) != 1 for part in (query, key, *views, *key_views)):
-        return
+        return None
     q, k, options = given
     q, k = editor.repeat_views(node, reversed(views), q), editor.repeat_views(node, reversed(key_views), k)
     half = shape_of(options["cos"])[-1] // 2 if shape_of(options["cos"])[-1] == shape_of(q)[-1] else None
@@ -215,17 +187,7 @@ def _rotate_in_attention(editor: Editor, node: Node) -> None:
         if value(table).dim() == 3:
             table = editor.insert_view(node, "squeeze", table, 1)
         options[name] = table if half is None else editor.insert_view(node, "narrow", table, -1, 0, half)
-    new = editor.insert(node, attention, (q, *node.args[1:]), {**node.kwargs, **options, "new_key": k}, like=node)
-    editor.replace(node, new)
-
-
-def _origin(node: Any) -> tuple[Node, list[Node]]:
-    """Return the value that a node is a view of, and the views, the last one first."""
-    views = []
-    while is_view(node):
-        views.append(node)
-        node = node.args[0]
-    return node, views
+    return q, {**options, "new_key": k}
 
 
 def _rotated(rotation: Any) -> Optional[tuple[Node, Node, dict[str, Any]]]:

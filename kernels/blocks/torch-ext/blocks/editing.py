@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from .kernel_set import DEVICE, DTYPES, has_rows_for
+from .kernel_set import DEVICE, DTYPES
 from .values import changes, dtype_of, is_tensor, operation, same_value, shape_of, value
 
 
@@ -141,8 +141,14 @@ def is_alike(*nodes: Any) -> bool:
 
 
 def broadcasts(modulation: Any, x: Any) -> bool:
-    """Return whether the kernels broadcast a scale, shift or gate to `x` as Torch does."""
-    return has_rows_for(shape_of(modulation), shape_of(x))
+    """Return whether the kernels broadcast a scale, shift or gate to `x` as Torch does: equal sizes before ones."""
+    shape, full = shape_of(modulation), shape_of(x)
+    if len(shape) == 1:
+        return shape == full[-1:]
+    if len(shape) != len(full) or shape[-1] != full[-1]:
+        return False
+    first = next((index for index, (size, other) in enumerate(zip(shape, full)) if size != other), len(shape))
+    return all(size == 1 for size in shape[first:-1])
 
 
 def _is_slice(node: Node) -> bool:
@@ -158,3 +164,12 @@ _VIEWS = {"view", "reshape", "unflatten", "transpose", "permute", "unsqueeze", "
 
 def is_view(node: Any) -> bool:
     return operation(node) in _VIEWS
+
+
+def origin(node: Any) -> tuple[Node, list[Node]]:
+    """Return the value that a node is a view of, and the views, the last one first."""
+    views = []
+    while is_view(node):
+        views.append(node)
+        node = node.args[0]
+    return node, views

@@ -15,17 +15,18 @@ from torch.fx import GraphModule, Node
 from .editing import Editor, broadcasts, fits, is_alike
 from .kernel_set import DEVICE, adaln, geglu, rmsnorm, rope3d
 from .masks import drop_causal_mask
-from .matching import Match, Named, Pattern, match, mean, narrow, one_plus, rsqrt, sqrt, tagged, wide
+from .matching import Match, call, match, mean, named, narrow, one_plus, rsqrt, sqrt, tagged, wide
 from .rotations import rotate, rotate_together
-from .values import argument, counted, dtype_of, is_tensor, operation, row_source, same_value, shape_of, value
+from .rows import counted, row_source
+from .values import argument, dtype_of, is_tensor, operation, same_value, shape_of, value
 
 # Torch has no documented function for it. The schemas of ATen's ops stay compatible. On the CPU it is the exact GELU.
 _ADDMM_ACTIVATION = getattr(torch.ops.aten, "_addmm_activation", None)
 HAS_EPILOGUE = DEVICE == "cuda" and _ADDMM_ACTIVATION is not None
 
-_x, _weight, _eps = Named("x"), Named("weight"), Named("eps", number=True)
-_any_weight, _any_bias = Named("weight", optional=True), Named("bias", optional=True)
-_branch, _gate = Named("branch"), Named("gate")
+_x, _weight, _eps = named("x"), named("weight"), named("eps", number=True)
+_any_weight, _any_bias = named("weight", optional=True), named("bias", optional=True)
+_branch, _gate = named("branch"), named("gate")
 
 _variance = mean(wide(_x) ** 2) + _eps
 _normalized = wide(_x) * rsqrt(_variance) | wide(_x) / sqrt(_variance)
@@ -33,21 +34,21 @@ _WIDE_NORM = (  # before it is rounded to the dtype of x
     tagged("offset", (1 + wide(_weight)) * _normalized)
     | tagged("rms", wide(_weight) * _normalized)
     | tagged("rms", _normalized)
-    | tagged("layer", Pattern("layer_norm", wide(_x), wide(_any_weight), wide(_any_bias), _eps))
+    | tagged("layer", call("layer_norm", wide(_x), wide(_any_weight), wide(_any_bias), _eps))
 )
 _NORM = (
     narrow(_WIDE_NORM)
     | tagged("before_weight", _weight * narrow(_normalized))
-    | tagged("layer", Pattern("layer_norm", _x, _any_weight, _any_bias, _eps))
-    | tagged("rms", Pattern("rms_norm", _x, _any_weight, _eps))
+    | tagged("layer", call("layer_norm", _x, _any_weight, _any_bias, _eps))
+    | tagged("rms", call("rms_norm", _x, _any_weight, _eps))
 )
-_modulation = (one_plus(Named("scale")), Named("shift"))
+_modulation = (one_plus(named("scale")), named("shift"))
 _MODULATED = {
     "each": _NORM * _modulation[0] + _modulation[1],
     "last": narrow(_WIDE_NORM * _modulation[0] + _modulation[1]),
 }
 _GATED = {"each": _x + _branch * _gate, "last": narrow(wide(_x) + wide(_branch) * _gate)}
-_ACTIVATED = {name: Pattern(name, Named("gate")) * Named("up") for name in ("silu", "gelu")}
+_ACTIVATED = {name: call(name, named("gate")) * named("up") for name in ("silu", "gelu")}
 _NORMS = (rmsnorm.rms_norm, adaln.ada_layer_norm, adaln.ada_rms_norm)
 
 
@@ -190,10 +191,10 @@ def _add_before_norm(editor: Editor, node: Node) -> None:
     x, branch, *gating = (same_value(part) for part in total.args)
     if not is_alike(total, x, branch):
         return
-    call = _sum_and_norm(node, x, branch, *gating)
-    if call is None or not editor.may_join([total], node):
+    kernel = _sum_and_norm(node, x, branch, *gating)
+    if kernel is None or not editor.may_join([total], node):
         return
-    function, args, is_sum_last = call
+    function, args, is_sum_last = kernel
     place = node
     if any(user < node for user in total.users if user is not node):
         late = _made_after(total, args)

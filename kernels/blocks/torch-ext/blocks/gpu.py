@@ -19,21 +19,6 @@ _capturing = threading.Lock()
 _broken: list[torch.cuda.CUDAGraph] = []
 
 
-class Stopwatch:
-    """Measures the GPU time between two points of the current stream, which it does not wait for."""
-
-    def __init__(self) -> None:
-        self._first, self._last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._first.record()
-
-    def stop(self) -> None:
-        self._last.record()
-
-    def milliseconds(self) -> Optional[float]:
-        """Return the time, or None if the GPU has not got there."""
-        return self._first.elapsed_time(self._last) if self._last.query() else None
-
-
 class Gpu:
     """The CUDA operations of one model's runner."""
 
@@ -152,9 +137,6 @@ class Gpu:
     def memory(self, device: torch.device) -> int:
         """Return the bytes of memory that the GPU has."""
         return torch.cuda.get_device_properties(device).total_memory
-
-    def start_timing(self) -> Stopwatch:
-        return Stopwatch()
 
     def release(self) -> None:
         """Give the memory of dropped graphs back."""

@@ -1,6 +1,4 @@
-"""CUDA graphs around whole models: captured at the second call of a shape, replayed from then on.
-
-Models of transformers that generate get graphs of whole decoding steps, too (`generation.py`).
+"""Models whose forward, and whose `generate`, ask for CUDA graphs first: classes derived from the model's own.
 
 A replay starts all kernels of a forward with one launch, so the host no longer limits the speed. It repeats the
 captured operations and runs no Python of the model. A graph therefore serves only calls whose arguments differ in the
@@ -10,24 +8,25 @@ the model's own forward, and the counts show the reasons.
 
 import functools
 import weakref
+from collections.abc import Callable
 from types import MethodType
-from typing import Any
+from typing import Any, Optional, SupportsIndex
 
 from torch import nn
 from torch.compiler import is_compiling
 
-from .classes import derived, set_class
-from .findings import Findings
-from .generation import GenerationCounts
-from .generation_loops import add_decoder, decoders, generating_in, loops_of
-from .graph_runner import GraphCounts, GraphRunner
+from .findings import Findings, GenerationCounts, GraphCounts
+from .generation import Decoder, generates
+from .graph_runner import GraphRunner
+from .kernel_set import is_off
 
 _DENOISERS = ("transformer", "transformer_2", "unet")
+# Loops of `generate` that run as before: why.
+_OTHER_LOOPS = {"_beam_search": "beams", "_assisted_decoding": "candidates of an assistant"}
 
 # By model. Not among the model's attributes, where copies and pickles would find them.
-_runners: "weakref.WeakKeyDictionary[nn.Module, GraphRunner]" = weakref.WeakKeyDictionary()
-_HELD: tuple[Any, ...] = _runners, decoders
-_below: dict[type, type] = {}  # by class with graphs: the class without
+runners: "weakref.WeakKeyDictionary[nn.Module, GraphRunner]" = weakref.WeakKeyDictionary()
+decoders: "weakref.WeakKeyDictionary[nn.Module, Decoder]" = weakref.WeakKeyDictionary()
 
 
 def add_graphs(model: Any, findings: Findings) -> dict[str, GraphCounts]:
@@ -39,63 +38,106 @@ def add_graphs(model: Any, findings: Findings) -> dict[str, GraphCounts]:
         roots = {type(model).__name__: model}
     else:
         roots = {name: model.components.get(name) for name in _DENOISERS}
-    return {name: _add_to(root, findings) for name, root in roots.items() if isinstance(root, nn.Module)}
+    return {name: _add_runner(root, findings) for name, root in roots.items() if isinstance(root, nn.Module)}
+
+
+def _add_runner(model: nn.Module, findings: Findings) -> GraphCounts:
+    if model not in runners:
+        runners[model] = GraphRunner(model, findings)
+        _derive(model)
+    return runners[model].counts
 
 
 def add_generation(model: Any, findings: Findings) -> dict[str, GenerationCounts]:
-    """Let the model that generates, if there is one, capture and replay decoding steps. Return its counts."""
-    module = generating_in(model)
+    """Let the model that generates, or as in adapters one inside of it, capture decoding steps. Return its counts."""
+    modules = filter(generates, model.modules()) if isinstance(model, nn.Module) else iter(())
+    module: Optional[nn.Module] = next(modules, None)
     if module is None:
         return {}
-    _join(module)
-    return {type(module).__name__: add_decoder(module, findings)}
+    if module not in decoders:
+        decoders[module] = Decoder(type(module), findings)
+        _derive(module)
+    return {type(module).__name__: decoders[module].counts}
 
 
 def remove_graphs(module: nn.Module) -> None:
     """Undo `add_graphs` and `add_generation` for one module, and free its graphs."""
-    for graphs in (_runners.pop(module, None), decoders.pop(module, None)):
+    for graphs in (runners.pop(module, None), decoders.pop(module, None)):
         if graphs is not None:
             graphs.remove()
-    if type(module) in _below:
-        set_class(module, _below[type(module)])
+    if isinstance(module, _Derived):
+        _set_class(module, type(module)._blocks_original)
 
 
-def suspend_graphs(root: nn.Module) -> tuple[dict[nn.Module, Any], ...]:
-    """Let the modules of a model run without their graphs, and return these, for `resume_graphs`."""
-    return tuple({module: held.pop(module) for module in root.modules() if module in held} for held in _HELD)
+# --- classes ----------------------------------------------------------------------------------------------------------
 
 
-def resume_graphs(suspended: tuple[dict[nn.Module, Any], ...]) -> None:
-    """Undo `suspend_graphs`."""
-    for held, graphs in zip(_HELD, suspended):
-        held.update(graphs)
+class _Derived:
+    """The common part of derived classes: copies and pickles are modules of the model's own class."""
+
+    _blocks_original: Any
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        return object.__new__, (self._blocks_original,), *reduced[2:]
 
 
-def _add_to(model: nn.Module, findings: Findings) -> GraphCounts:
-    if model not in _runners:
-        _runners[model] = GraphRunner(model, findings)
-        _join(model)
-    return _runners[model].counts
+def _derive(model: nn.Module) -> None:
+    if not isinstance(model, _Derived):
+        _set_class(model, _with_graphs(type(model)))
 
 
-def _join(model: nn.Module) -> None:
-    if type(model) not in _below:
-        set_class(model, _with_graphs(type(model)))
+def _set_class(module: nn.Module, cls: Any) -> None:
+    """Set the class of a module, and of its forward where wrappers keep that bound."""
+    # The hooks of accelerate, which move weights between devices, keep the bound forward that they found, and leave it
+    # in the module when they are removed.
+    own = type(module).forward
+    for name in ("forward", "_old_forward"):
+        bound = vars(module).get(name)
+        if getattr(bound, "__self__", None) is module and getattr(bound, "__func__", None) is own:
+            vars(module)[name] = MethodType(cls.forward, module)
+    module.__class__ = cls
 
 
 @functools.cache
 def _with_graphs(cls: Any) -> Any:
-    """Return a class like `cls` whose forward asks the model's runner first."""
+    """Return a class that looks like `cls`, whose forward and loops of `generate` ask for graphs first."""
 
     # Libraries ask for the parameters of a model's forward: `wraps` keeps them.
     @functools.wraps(cls.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Copies of the model have no runner.
-        runner = None if is_compiling() else _runners.get(self)
+        runner = None if is_compiling() or is_off() else runners.get(self)
         if runner is None or (self in decoders and decoders[self].is_active()):
             return cls.forward(self, *args, **kwargs)
         return runner.call(self, MethodType(cls.forward, self), args, kwargs)
 
-    joined = derived(cls, {"forward": forward, **loops_of(cls)})
-    _below[joined] = cls
-    return joined
+    attributes = {"forward": forward, "_blocks_original": cls}
+    attributes |= {name: _counting(cls, name) for name in _OTHER_LOOPS if hasattr(cls, name)}
+    if hasattr(cls, "_sample"):
+        # `generate` takes this method from the class, and reads its parameters.
+        @functools.wraps(cls._sample)
+        def sample(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            decoder = decoders.get(self)
+            if decoder is None or is_off():
+                return cls._sample(self, *args, **kwargs)
+            with decoder.on_device_of(self):
+                own = MethodType(cls._sample, self)
+                return decoder.sample(self, MethodType(cls.forward, self), own, *args, **kwargs)
+
+        attributes["_sample"] = sample
+    # The names stay: libraries compare them, to place a model's blocks on devices for example.
+    attributes |= {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(cls)(cls.__name__, (_Derived, cls), attributes)
+
+
+def _counting(cls: type, name: str) -> Callable[..., Any]:
+    method = getattr(cls, name)
+
+    @functools.wraps(method)
+    def counting(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self in decoders:
+            decoders[self].counts.eager[_OTHER_LOOPS[name]] += 1
+        return method(self, *args, **kwargs)
+
+    return counting

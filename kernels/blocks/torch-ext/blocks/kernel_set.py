@@ -1,14 +1,15 @@
 """The kernels that this package depends on, which the client loads with it, and when they may be called."""
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from kernels import get_kernel_dep
 from torch import Tensor
-from torch.compiler import is_compiling
 
 
 def _metadata(package: Path) -> dict[str, Any]:
@@ -34,39 +35,19 @@ VERSIONS = {
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
-
-def takes(x: Tensor) -> bool:
-    """Return whether the kernels should compute on `x` now.
-
-    Not while `torch.compile` or `torch.export` traces: Inductor fuses a model's own operations with their neighbors,
-    and cannot with ours. Not in autocast, which changes the dtypes of a model's own operations. Not in forward-mode
-    differentiation, which has no kernels.
-    """
-    return not (is_compiling() or is_forward_mode() or torch.is_autocast_enabled(DEVICE)) and fits(x)
+_thread = threading.local()
 
 
-def fits(x: Any) -> bool:
-    """Return whether `x` is a tensor that the kernels can compute on.
-
-    Not subclasses of Tensor, such as DTensor or quantized weights.
-    """
-    # `x.device.type` takes six times as long.
-    return (
-        type(x) in PLAIN_TENSORS
-        and x.dtype in DTYPES
-        and (x.is_cpu if DEVICE == "cpu" else x.is_cuda and DEVICE == "cuda")
-    )
+def is_off() -> bool:
+    """Return whether accelerated models run as they were, in this thread."""
+    return getattr(_thread, "is_off", False)
 
 
-def has_rows_for(shape: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Return whether the kernels broadcast a modulation of a shape to an expected one as Torch does."""
-    if len(shape) == 1:
-        return bool(shape[0] == expected[-1])
-    if len(shape) != len(expected) or shape[-1] != expected[-1]:
-        return False
-    ones = False
-    for size, full in zip(shape[:-1], expected[:-1]):
-        ones = ones or size != full
-        if ones and size != 1:
-            return False
-    return True
+@contextmanager
+def off() -> Iterator[None]:
+    """Let accelerated models run as they were, in this thread."""
+    _thread.is_off = True
+    try:
+        yield
+    finally:
+        _thread.is_off = False

@@ -8,11 +8,26 @@ from torch import Tensor
 
 from .kernel_set import geglu, rmsnorm, rope3d
 
-GatedMLP = geglu.layers.GatedMLP
-GemmaRMSNorm = rmsnorm.layers.GemmaRMSNorm
-LlamaRMSNorm = rmsnorm.layers.LlamaRMSNorm
-Olmo2RMSNorm = rmsnorm.layers.Olmo2RMSNorm
-Phi3MLP = geglu.layers.Phi3MLP
+
+# `kernels describe-api` lists only classes that a class statement of this package defines.
+class GatedMLP(geglu.layers.GatedMLP):
+    """The layer of the kernel geglu."""
+
+
+class GemmaRMSNorm(rmsnorm.layers.GemmaRMSNorm):
+    """The layer of the kernel rmsnorm."""
+
+
+class LlamaRMSNorm(rmsnorm.layers.LlamaRMSNorm):
+    """The layer of the kernel rmsnorm."""
+
+
+class Olmo2RMSNorm(rmsnorm.layers.Olmo2RMSNorm):
+    """The layer of the kernel rmsnorm."""
+
+
+class Phi3MLP(geglu.layers.Phi3MLP):
+    """The layer of the kernel geglu."""
 
 
 class RotaryPosEmb(torch.nn.Module):

@@ -5,8 +5,8 @@ has there. `wide(x)` is x in float32 and `narrow(y)` a float32 value rounded to 
 where its formula rounds.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 import torch
@@ -17,75 +17,7 @@ from .values import added_dimensions, argument, dtype_of, is_tensor, operation, 
 _COMMUTATIVE = {"add", "mul"}
 
 
-class Pattern:
-    """An expression: a named value, a number, or an operation on expressions."""
-
-    def __init__(self, name: str, *parts: Any) -> None:
-        self.name, self.parts = name, parts
-
-    def __add__(self, other: Any) -> "Pattern":
-        return Pattern("add", self, other)
-
-    __radd__ = __add__
-
-    def __mul__(self, other: Any) -> "Pattern":
-        return Pattern("mul", self, other)
-
-    __rmul__ = __mul__
-
-    def __sub__(self, other: Any) -> "Pattern":
-        return Pattern("sub", self, other)
-
-    def __truediv__(self, other: Any) -> "Pattern":
-        return Pattern("div", self, other)
-
-    def __pow__(self, other: Any) -> "Pattern":
-        return Pattern("pow", self, other)
-
-    def __or__(self, other: "Pattern") -> "Pattern":
-        return Pattern("either", self, other)
-
-
-class Named(Pattern):
-    """A tensor; `number`: a number; `optional`: a tensor or None."""
-
-    def __init__(self, name: str, number: bool = False, optional: bool = False) -> None:
-        super().__init__("named", name)
-        self.number, self.optional = number, optional
-
-
-def wide(x: Pattern) -> Pattern:
-    return Pattern("wide", x)
-
-
-def narrow(x: Pattern) -> Pattern:
-    return Pattern("narrow", x)
-
-
-def mean(x: Pattern) -> Pattern:
-    """The mean of the last dimension, which is kept."""
-    return Pattern("mean", x)
-
-
-def rsqrt(x: Pattern) -> Pattern:
-    return Pattern("rsqrt", x) | x**-0.5
-
-
-def sqrt(x: Pattern) -> Pattern:
-    return Pattern("sqrt", x) | x**0.5
-
-
-def one_plus(x: Pattern) -> Pattern:
-    """Match `1 + x`, also where dimensions are added to the sum: `views` are then the nodes that add them."""
-    return Pattern("one_plus", x)
-
-
-def tagged(name: str, x: Pattern) -> Pattern:
-    """Match `x`, and remember that it was this alternative."""
-    return Pattern("tagged", name, x)
-
-
-@dataclass
+@dataclass(frozen=True)
 class Match:
     """The values and numbers of a pattern's names, the names of the alternatives, and the matched nodes."""
 
@@ -96,87 +28,134 @@ class Match:
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name)
 
-    def bound(self, name: str, node: Any) -> Optional["Match"]:
-        if name in self.values:
-            return self if self.values[name] == node else None
-        return Match({**self.values, name: node}, self.tags, self.nodes)
-
     def through(self, node: Any) -> "Match":
-        return Match(self.values, self.tags, (*self.nodes, node)) if isinstance(node, Node) else self
+        return replace(self, nodes=(*self.nodes, node)) if isinstance(node, Node) else self
+
+
+# Takes an operand of an operation, the match so far, and the operation's dtype.
+_Find = Callable[[Any, Match, Optional[torch.dtype]], Iterator[Match]]
+
+
+class Pattern:
+    """An expression: a named value, or an operation on expressions and numbers. `find` yields its matches."""
+
+    def __init__(self, find: _Find) -> None:
+        self.find = find
+
+    def __add__(self, other: Any) -> "Pattern":
+        return call("add", self, other)
+
+    def __mul__(self, other: Any) -> "Pattern":
+        return call("mul", self, other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, other: Any) -> "Pattern":
+        return call("div", self, other)
+
+    def __pow__(self, other: Any) -> "Pattern":
+        return call("pow", self, other)
+
+    def __or__(self, other: "Pattern") -> "Pattern":
+        def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
+            yield from self.find(node, match, dtype)
+            yield from other.find(node, match, dtype)
+
+        return Pattern(find)
+
+
+def named(name: str, number: bool = False, optional: bool = False) -> Pattern:
+    """Match a tensor; `number`: a number; `optional`: a tensor or None. The same name is the same value everywhere."""
+
+    def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
+        node = same_value(node)
+        is_number = isinstance(node, (int, float)) and not isinstance(node, bool)
+        fits = is_number if number else is_tensor(node) or (optional and node is None)
+        if fits and match.values.get(name, node) == node:
+            yield replace(match, values={**match.values, name: node})
+
+    return Pattern(find)
+
+
+def call(name: str, *parts: Any) -> Pattern:
+    """Match a call of an operation, by the name that `values.operation` gives it."""
+
+    def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
+        node = same_value(node)
+        operands = _operands(name, node)
+        if operands is not None:
+            for order in (operands, operands[::-1]) if name in _COMMUTATIVE else (operands,):
+                yield from _find_all(parts, order, match.through(node), dtype_of(node))
+
+    return Pattern(find)
+
+
+def _find_all(parts: Any, operands: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
+    if not parts:
+        yield match
+    elif isinstance(parts[0], Pattern):
+        for found in parts[0].find(operands[0], match, dtype):
+            yield from _find_all(parts[1:], operands[1:], found, dtype)
+    elif not isinstance(operands[0], Node) and operands[0] == parts[0]:
+        yield from _find_all(parts[1:], operands[1:], match, dtype)
+
+
+def wide(x: Pattern) -> Pattern:
+    def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
+        inner = unwidened(node)
+        if node is None or torch.float32 in (dtype, dtype_of(node)):
+            yield from x.find(inner, match, dtype_of(inner))
+
+    return Pattern(find)
+
+
+def narrow(x: Pattern) -> Pattern:
+    def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
+        inside = node = same_value(node)
+        if operation(node) == "cast" and dtype_of(node.args[0]) == torch.float32:
+            inside, match = same_value(node.args[0]), match.through(node)
+        if dtype_of(inside) == torch.float32:
+            for found in x.find(inside, match, torch.float32):
+                if dtype_of(found["x"]) == dtype_of(node):
+                    yield found
+
+    return Pattern(find)
+
+
+def mean(x: Pattern) -> Pattern:
+    """The mean of the last dimension, which is kept."""
+    return call("mean", x)
+
+
+def rsqrt(x: Pattern) -> Pattern:
+    return call("rsqrt", x) | x**-0.5
+
+
+def sqrt(x: Pattern) -> Pattern:
+    return call("sqrt", x) | x**0.5
+
+
+def one_plus(x: Pattern) -> Pattern:
+    """Match `1 + x`, also where dimensions are added to the sum: `views` are then the nodes that add them."""
+    total = call("add", 1, x)
+
+    def find(node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
+        chain = list(added_dimensions(same_value(node)))
+        if chain:
+            for found in total.find(chain[-1], match.through(chain[0]), dtype):
+                yield replace(found, values={**found.values, "views": tuple(chain[:-1])})
+
+    return Pattern(find)
+
+
+def tagged(name: str, x: Pattern) -> Pattern:
+    """Match `x`, and remember that it was this alternative."""
+    return Pattern(lambda node, match, dtype: x.find(node, replace(match, tags=(*match.tags, name)), dtype))
 
 
 def match(pattern: Pattern, node: Any) -> Optional[Match]:
     """Return the first match of a pattern whose result is `node`."""
-    return next(_matches(pattern, node, Match(), dtype_of(node)), None)
-
-
-def _matches(pattern: Any, node: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
-    """Return the matches of a pattern for an operand of an operation in `dtype`."""
-    if not isinstance(pattern, Pattern):
-        if not isinstance(node, Node) and node == pattern:
-            yield match
-        return
-    kind = pattern.name
-    if kind == "either":
-        for part in pattern.parts:
-            yield from _matches(part, node, match, dtype)
-    elif kind == "tagged":
-        tagged = Match(match.values, (*match.tags, pattern.parts[0]), match.nodes)
-        yield from _matches(pattern.parts[1], node, tagged, dtype)
-    elif kind == "named":
-        node = same_value(node)
-        assert isinstance(pattern, Named)
-        is_number = isinstance(node, (int, float)) and not isinstance(node, bool)
-        if is_number if pattern.number else is_tensor(node) or (pattern.optional and node is None):
-            found = match.bound(pattern.parts[0], node)
-            if found is not None:
-                yield found
-    elif kind == "one_plus":
-        chain = list(added_dimensions(same_value(node)))
-        if chain:
-            inner = match.through(chain[0])
-            for found in _calls(
-                Pattern("add", 1, pattern.parts[0]) | Pattern("add", 1.0, pattern.parts[0]), chain[-1], inner
-            ):
-                yield Match({**found.values, "views": tuple(chain[:-1])}, found.tags, found.nodes)
-    elif kind == "wide":
-        inner = unwidened(node)
-        if node is None or torch.float32 in (dtype, dtype_of(node)):
-            yield from _matches(pattern.parts[0], inner, match, dtype_of(inner))
-    elif kind == "narrow":
-        node = same_value(node)
-        if operation(node) == "cast" and dtype_of(node.args[0]) == torch.float32:
-            inside, match = same_value(node.args[0]), match.through(node)
-        else:
-            inside = node
-        if dtype_of(inside) == torch.float32:
-            for found in _matches(pattern.parts[0], inside, match, torch.float32):
-                if dtype_of(found["x"]) == dtype_of(node):
-                    yield found
-    else:
-        yield from _calls(pattern, same_value(node), match)
-
-
-def _calls(pattern: Pattern, node: Any, match: Match) -> Iterator[Match]:
-    if pattern.name == "either":
-        for part in pattern.parts:
-            yield from _calls(part, node, match)
-        return
-    operands = _operands(pattern.name, node)
-    if operands is None:
-        return
-    match, parts, dtype = match.through(node), pattern.parts, dtype_of(node)
-    orders = [operands, operands[::-1]] if pattern.name in _COMMUTATIVE else [operands]
-    for order in orders:
-        yield from _all(parts, order, match, dtype)
-
-
-def _all(parts: Any, operands: Any, match: Match, dtype: Optional[torch.dtype]) -> Iterator[Match]:
-    if not parts:
-        yield match
-        return
-    for found in _matches(parts[0], operands[0], match, dtype):
-        yield from _all(parts[1:], operands[1:], found, dtype)
+    return next(pattern.find(node, Match(), dtype_of(node)), None)
 
 
 def _operands(name: str, node: Any) -> Optional[list[Any]]:

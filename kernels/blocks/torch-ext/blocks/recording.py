@@ -14,29 +14,22 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.node import map_aggregate
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .calls import rebuild
 from .editing import is_view
 from .kernel_set import DEVICE, PLAIN_TENSORS, is_transformed
 from .values import changes, operation
 
 _VALUES = (
-    *(type(None), type(...), bool, int, float, complex, str, slice),
+    *(type(None), type(...), bool, int, float, complex, str),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
-_OPERATORS = {
-    f"__{name}__": getattr(operator, name)
-    for name in (
-        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "neg", "invert"),
-        *("iadd", "isub", "imul", "itruediv", "ior", "iand", "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem"),
-    )
-} | {"__and__": operator.and_, "__or__": operator.or_}
-_REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "resize_"}
 # Addresses are given to kernels that Torch does not see.
 _ADDRESSES = {"data_ptr", "__dlpack__", "__cuda_array_interface__", "untyped_storage", "storage", "numpy"}
@@ -72,7 +65,8 @@ class Recording:
     def record(self, forward: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return the result of `forward(*args, **kwargs)`, whose calls make up the graph."""
         writer = _Writer(self._cls)
-        rebuild((args, kwargs), lambda leaf: writer.add_input(leaf) if type(leaf) in PLAIN_TENSORS else None)
+        for tensor in _plain_in((args, kwargs)):
+            writer.add_input(tensor)
         _thread.is_recording = True
         try:
             # Compiled parts run their own Python, whose calls are recorded.
@@ -95,7 +89,7 @@ class Recording:
             return _Part(len(outputs) - 1)
 
         try:
-            self._output = rebuild(output, place)
+            self._output = tree_map(place, output)
         except Unrecorded as unrecorded:
             self.obstacle = str(unrecorded)
             return
@@ -104,10 +98,8 @@ class Recording:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result for other tensors in the arguments, by the calls of the graph."""
-        tensors: list[Tensor] = []
-        rebuild((args, kwargs), lambda leaf: tensors.append(leaf) if type(leaf) in PLAIN_TENSORS else None)
-        parts = Interpreter(self.module).run(*tensors)
-        return rebuild(self._output, lambda leaf: parts[leaf.index] if isinstance(leaf, _Part) else leaf)
+        parts = Interpreter(self.module).run(*_plain_in((args, kwargs)))
+        return tree_map(lambda leaf: parts[leaf.index] if isinstance(leaf, _Part) else leaf, self._output)
 
 
 class _Part:
@@ -187,11 +179,15 @@ class _Writer(TorchFunctionMode):
         kind, target, args = _call_of(function, args)
         if not _has_tensors(result) and not _writes(target):
             return  # a size, a dtype, or a number that a capture does not allow to read
-        node = self.graph.create_node(kind, target, self._argument(args), self._argument(kwargs))
+        node = self.graph.create_node(
+            kind, target, map_aggregate(args, self._argument), map_aggregate(kwargs, self._argument)
+        )
         path, cls = self._stack[-1]
         node.meta["nn_module_stack"] = {path: (path, cls)}
         self._watch_memory(node)
-        if changes(node) or any(self._nodes.get(tensor) is None for tensor in _tensors_in(result)):
+        if changes(node) or any(
+            self._nodes.get(tensor) is None for tensor in tree_leaves(result) if isinstance(tensor, Tensor)
+        ):
             self._name_results(node, result)
         else:
             self.graph.erase_node(node)  # it returned its argument
@@ -235,14 +231,9 @@ class _Writer(TorchFunctionMode):
             )
 
     def _argument(self, value: Any) -> Any:
+        """Return a node, or the value, for a leaf of the arguments of a call."""
         if type(value) in PLAIN_TENSORS:
             return self.node_of(value)
-        if isinstance(value, slice):
-            return slice(*map(self._argument, (value.start, value.stop, value.step)))
-        if type(value) in (tuple, list, torch.Size):
-            return (list if type(value) is list else tuple)(map(self._argument, value))
-        if type(value) is dict:
-            return {key: self._argument(part) for key, part in value.items()}
         if isinstance(value, type) and value in _DTYPES:
             return _DTYPES[value]
         if isinstance(value, torch.Generator):
@@ -281,24 +272,18 @@ class _Dispatched(TorchDispatchMode):
         return result
 
 
+def _plain_in(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if type(leaf) in PLAIN_TENSORS]
+
+
 def _addresses_of(value: Any) -> set[int]:
     """Return the addresses of the memory of tensors, without those that have none."""
-    plain = (x for x in _tensors_in(value) if type(x) in PLAIN_TENSORS and x.layout == torch.strided)
+    plain = (tensor for tensor in _plain_in(value) if tensor.layout == torch.strided)
     return {tensor.untyped_storage().data_ptr() for tensor in plain} - {0}
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors_in(part)
-    elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()))
-
-
 def _has_tensors(value: Any) -> bool:
-    return next(_tensors_in(value), None) is not None
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 def _name_of(function: Any) -> str:
@@ -313,10 +298,6 @@ def _call_of(function: Any, args: Sequence[Any]) -> tuple[str, Any, tuple]:
         return "call_function", getattr, (args[0], name)
     if getattr(function, "__name__", "") == "__set__":
         raise Unrecorded(f"it sets {name} of a tensor")
-    if name in _REFLECTED:
-        return "call_function", _REFLECTED[name], (args[1], args[0])
-    if name in _OPERATORS:
-        return "call_function", _OPERATORS[name], tuple(args)
     if getattr(Tensor, name, None) is function:
         return "call_method", name, tuple(args)
     return "call_function", function, tuple(args)
@@ -326,4 +307,8 @@ def _writes(target: Any) -> bool:
     """Return whether a call without a result may write to a tensor."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     schema = getattr(target, "_schema", None)
-    return name in ("setitem", "iadd") or name.endswith("_") or (schema is not None and schema.is_mutable)
+    return (
+        name in ("setitem", "__setitem__")
+        or (name.endswith("_") and not name.endswith("__"))
+        or (schema is not None and schema.is_mutable)
+    )

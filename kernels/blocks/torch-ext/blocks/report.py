@@ -11,9 +11,7 @@ from torch import nn
 
 from . import kernel_set
 from .comparison import Comparison
-from .findings import Findings
-from .generation import GenerationCounts
-from .graph_runner import GraphCounts
+from .findings import Findings, GenerationCounts, GraphCounts
 from .tested_versions import TESTED
 
 

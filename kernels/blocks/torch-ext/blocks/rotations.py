@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch.fx import Node
 
-from .editing import Editor, fits, is_view
+from .editing import Editor, fits, is_view, origin
 from .kernel_set import rmsnorm, rope3d
-from .rotary_forms import Rotation, assignments_to, rotation_in
+from .rows import Rotation, assignments_to, rotation_in
 from .values import (
     added_dimensions,
     dtype_of,
@@ -217,17 +217,16 @@ def _join(editor: Editor, first: Node, second: Node, views: list[Node]) -> None:
 def _normalize(editor: Editor, node: Node) -> None:
     """Compute the norms of q and k in the call that rotates them."""
     given = [part for part in node.args[:2] if part is not None]
-    norms = [_norm_of(part) for part in given]
-    if None in norms or any(norm.args[2:] != norms[0].args[2:] for norm in norms):
+    norms = [origin(part)[0] for part in given]
+    if any(norm.target is not rmsnorm.rms_norm or len(norm.users) != 1 for norm in norms):
+        return
+    if any(norm.args[2:] != norms[0].args[2:] for norm in norms):
         return
     kinds = {_kind(norm, heads) for norm, heads in zip(norms, given)}
     (kind,) = kinds if len(kinds) == 1 else (None,)
     if kind is None or not editor.may_join(norms, node):
         return
-    heads = [
-        editor.repeat_views(node, reversed(_views_between(norm, part)), norm.args[0])
-        for norm, part in zip(norms, given)
-    ]
+    heads = [editor.repeat_views(node, reversed(origin(part)[1]), norm.args[0]) for norm, part in zip(norms, given)]
     if any(value(part).stride(-1) != 1 for part in heads):
         return
     weights = [norm.args[1] for norm in norms]
@@ -236,20 +235,6 @@ def _normalize(editor: Editor, node: Node) -> None:
     options = {"eps": eps, "offset": offset, "rounding": rounding, "norm": kind, **node.kwargs}
     args = (*heads, *padding, *weights, *padding, *node.args[2:])
     editor.replace(node, editor.insert(node, rope3d.norm_rotary, args, options))
-
-
-def _norm_of(heads: Any) -> Optional[Node]:
-    while is_view(heads):
-        heads = heads.args[0]
-    return heads if heads.target is rmsnorm.rms_norm and len(heads.users) == 1 else None
-
-
-def _views_between(norm: Node, heads: Any) -> list[Node]:
-    views = []
-    while heads is not norm:
-        views.append(heads)
-        heads = heads.args[0]
-    return views
 
 
 def _kind(norm: Node, heads: Node) -> Optional[str]:

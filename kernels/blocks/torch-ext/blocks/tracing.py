@@ -18,9 +18,9 @@ from torch._dynamo.utils import counters
 from torch.compiler import is_compiling
 from torch.fx import Graph, GraphModule, Node
 
-from .findings import Findings, Tally
+from .findings import Findings
 from .fusions import fuse
-from .kernel_set import DEVICE, is_forward_mode, is_transformed
+from .kernel_set import DEVICE, is_forward_mode, is_off, is_transformed
 from .recording import is_recording
 
 # The modules of a model that run by graphs. No value may refer to the model.
@@ -47,25 +47,12 @@ def trace(model: nn.Module, findings: Findings, scope: str) -> None:
 
 def untrace(model: nn.Module) -> None:
     """Undo `trace`."""
-    suspend(model)
     for module in _traced.pop(model, ()):
+        call = module._compiled_call_impl
+        if isinstance(call, _TracedCall):
+            module._compiled_call_impl = call.former
         if module._compiled_call_impl is None:
             vars(module).pop("_compiled_call_impl", None)
-
-
-def suspend(model: nn.Module) -> dict[nn.Module, Any]:
-    """Let a model run as it was, and return the calls that run its graphs, for `resume`."""
-    calls = {module: module._compiled_call_impl for module in _traced.get(model, ())}
-    calls = {module: call for module, call in calls.items() if isinstance(call, _TracedCall)}
-    for module, call in calls.items():
-        module._compiled_call_impl = call.former
-    return calls
-
-
-def resume(calls: dict[nn.Module, Any]) -> None:
-    """Undo `suspend`."""
-    for module, call in calls.items():
-        module._compiled_call_impl = call
 
 
 class _TracedCall(partial[Any]):
@@ -97,6 +84,8 @@ def _compiled(modules: Sequence[nn.Module], findings: Findings) -> Callable[...,
         # Who compiles the model gets its own operations, which Inductor fuses.
         if is_compiling() or is_recording():
             return module._call_impl(*args, **kwargs)
+        if is_off():
+            return (module._compiled_call_impl.former or module._call_impl)(*args, **kwargs)
         if any(getattr(owner, name) is not method for owner, name, method in methods):
             findings.left[cls.__name__, "the method of a class was patched after accelerate"] = 1
             return module._call_impl(*args, **kwargs)
@@ -120,7 +109,7 @@ class _Backend:
     """The function that `torch.compile` calls with each graph of one model, or of one class of blocks."""
 
     def __init__(self, cls: type, findings: Findings) -> None:
-        self._findings, self._tally = findings, Tally(cls, findings)
+        self._cls, self._findings = cls, findings
         self._breaks = dict(counters["graph_break"])
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -130,7 +119,8 @@ class _Backend:
         own = GraphModule(module, _copied(module.graph))
         for part in module.modules():  # the others are the bodies of checkpoints and the like
             if isinstance(part, GraphModule):
-                self._tally.add(part.graph, fuse(part))
+                misses = fuse(part)
+                self._findings.add(part.graph, misses, self._cls, owner=str(id(self)))
 
         def run(*args: Any) -> Any:
             # The kernels have no forward mode, and their formulas for transforms are the model's own operations.

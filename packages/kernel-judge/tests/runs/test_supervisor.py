@@ -23,14 +23,8 @@ GOOD, SLOW, WRONG = quoted("# right 2.5"), quoted("# right 0.5"), quoted("# wron
 
 
 @pytest.mark.usefixtures("judge_calls")
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        ("good", "slow", "wrong", "hanging", "crashing"),
-        ("crashing", "hanging", "wrong", "slow", "good"),
-    ],
-)
-def test_the_good_agent_wins_in_any_order(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+def test_the_good_agent_wins(tmp_path: Path) -> None:
+    kinds = ("crashing", "hanging", "wrong", "good", "slow")
     commands = {"good": GOOD, "slow": SLOW, "wrong": WRONG}
     agents = [commands.get(kind) or agent(kind) for kind in kinds]
     result = run_search(quick_request(tmp_path, *agents, seconds=1.5, jobs=5))

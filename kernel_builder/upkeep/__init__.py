@@ -1,1 +1,0 @@
-"""Keeps the builder's tables up to date with the releases of Torch and CUDA."""

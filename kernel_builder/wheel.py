@@ -1,0 +1,205 @@
+"""Wheels of a project's packages for Python's package index, one for each platform.
+
+A wheel has every variant of `build/` for one platform, as on the Hub, and a loader that selects one at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+from packaging.metadata import Metadata, RawMetadata
+from packaging.utils import InvalidName, canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from kernel_builder.checks.findings import AbiPolicy
+from kernel_builder.config.project import Project, TvmFfi, distribution_name
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
+from kernel_builder.hub import card, packages
+from kernel_builder.hub.packages import HubPackage
+from kernel_builder.package import wheel_archive
+from kernel_builder.progress import Progress
+from kernel_format.errors import ConfigError, PackageError
+
+_LOADER = Path(__file__).with_name("templates") / "wheel_init.py"
+# The oldest Python of Torch 2.10 and of the checks.
+_PYTHON = ">=3.10"
+
+
+@dataclass(frozen=True)
+class WrittenWheel:
+    """A wheel, its variants and its requirements."""
+
+    path: Path
+    variants: tuple[str, ...]
+    requires: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the wheel as `--json` prints it."""
+        return {
+            "path": str(self.path),
+            "size": self.path.stat().st_size,
+            "variants": list(self.variants),
+            "requires": list(self.requires),
+        }
+
+
+def write_wheels(
+    directory: Path,
+    progress: Progress,
+    *,
+    out: Path | None = None,
+    name: str | None = None,
+    version: str | None = None,
+    owner: str | None = None,
+    load: bool = True,
+    allow: Sequence[str] = (),
+) -> tuple[WrittenWheel, ...]:
+    """Check the packages of a project, and write one wheel for each platform.
+
+    Args:
+        directory: The project.
+        out: The directory of the wheels; None for the project's own `dist`.
+        name: The name in the index; None for the project's name.
+        version: The version in the index; None for `<version of the project>.0`.
+        owner: The owner in the wheel's text; None for the owner in `build.toml`.
+        load: Check that the packages for this machine load.
+        allow: Names of checks whose errors are reported as warnings.
+    """
+    project = read_project(directory, owner)
+    config = project.root / "build.toml"
+    tables = (project.kernel_depends, *project.backend_kernel_depends.values())
+    if depends := dict.fromkeys(dependency.repo_id for table in tables for dependency in table):
+        raise ConfigError(
+            f"a wheel cannot contain a kernel that loads other kernels ({', '.join(depends)}): only the Hub's client "
+            "loads them",
+            where=f"{config}: [general] kernel-depends",
+            hint=f"load it with the client: get_kernel({str(project.hub_repo_id or project.name)!r}, "
+            f"version={project.version}); without a network, from a private Hub (docs/hub.md)",
+        )
+    if isinstance(project.framework, TvmFfi):
+        raise ConfigError(
+            "a wheel selects its variant by the installed Torch, which [tvm-ffi] projects do not use",
+            where=str(config),
+            hint="publish it to a Hub: `kernel-builder upload`",
+        )
+    checked = packages.without_untested(
+        packages.checked_packages(project, progress, load=load, allow=allow),
+        "publish it to a Hub: `kernel-builder upload --allow untested`",
+    )
+    platforms: dict[str, list[Variant]] = {}
+    for variant in map(Variant.parse, checked):
+        platforms.setdefault(variant.platform or "", []).append(variant)
+    text = card.source_text(project)
+    # All metadata first, so that an invalid name or version leaves no wheel behind.
+    wheels = [(metadata(project, platforms[key], text, name, version), key) for key in sorted(platforms)]
+    out = out or project.root / "dist"
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for about, platform in wheels:
+        names = tuple(variant.name for variant in platforms[platform])
+        tag = f"{AbiPolicy().manylinux}_{platform.partition('-')[0]}" if platform else "any"
+        path = wheel_archive.write(out, about, tag, _content(project, [checked[name] for name in names]))
+        written.append(WrittenWheel(path, names, tuple(map(str, about.requires_dist or ()))))
+    return tuple(written)
+
+
+def _content(project: Project, of: Sequence[HubPackage]) -> dict[str, bytes]:
+    top = project.python_name
+    content = {f"{top}/__init__.py": _LOADER.read_bytes()}
+    for package in of:
+        if not (package.directory / top / "__init__.py").is_file():
+            raise PackageError(
+                f"the package has no {top}/__init__.py, so `import {top}` would fail",
+                where=str(package.directory),
+                hint=f"rename the project's module {top}.py, and build again",
+            )
+        content |= {f"{top}/{name}": path.read_bytes() for name, path in package.files.items()}
+    return content
+
+
+def metadata(
+    project: Project, variants: Sequence[Variant], card: str, name: str | None = None, version: str | None = None
+) -> Metadata:
+    """Return the metadata of a wheel for variants of a project.
+
+    Args:
+        card: The text in the index, in Markdown.
+        name: The name in the index; the project's name if None.
+        version: The version in the index; `<version of the project>.0` if None.
+    """
+    extras = {backend.name: depends for backend, depends in project.backend_python_depends.items() if depends}
+    raw: RawMetadata = {
+        "metadata_version": "2.4",
+        "name": _name(name or project.name),
+        "version": _version(project, version),
+        "summary": f"The kernel {project.name} for PyTorch",
+        "description": card,
+        "description_content_type": "text/markdown",
+        "requires_python": _PYTHON,
+        "requires_dist": [
+            _torch(variants),
+            *(distribution_name(dependency) for dependency in project.python_depends),
+            *(
+                f'{distribution_name(dependency)}; extra == "{extra}"'
+                for extra, depends in extras.items()
+                for dependency in depends
+            ),
+        ],
+        "provides_extra": sorted(extras),
+        "project_urls": dict(_urls(project)),
+    }
+    try:
+        raw["license_expression"] = canonicalize_license_expression(project.license)
+    except InvalidLicenseExpression:
+        raw["license"] = project.license
+    return Metadata.from_raw(raw)
+
+
+def _name(name: str) -> str:
+    try:
+        return canonicalize_name(name, validate=True)
+    except InvalidName as error:
+        raise ConfigError(
+            f"{name!r} is not a valid name for a package index",
+            where="--name",
+            hint="use letters, digits, and single hyphens between them: my-kernel",
+        ) from error
+
+
+def _version(project: Project, version: str | None) -> str:
+    hint = f"use a version such as {project.version}.3; the major number is `version` in build.toml"
+    try:
+        parsed = Version(version or f"{project.version}.0")
+    except InvalidVersion as error:
+        raise ConfigError(f"{version!r} is not a valid Python package version", where="--version", hint=hint) from error
+    if parsed.major != project.version:
+        raise ConfigError(
+            f"{version} does not start with the kernel's version {project.version}", where="--version", hint=hint
+        )
+    return str(parsed)
+
+
+def _torch(variants: Sequence[Variant]) -> str:
+    """Return the range of Torch releases of the variants."""
+    frameworks = [variant.framework for variant in variants]
+    if any(isinstance(framework, Noarch) for framework in frameworks):
+        return "torch"
+    releases = [framework.release for framework in frameworks if isinstance(framework, (StableAbi, FullAbi))]
+    if any(isinstance(framework, StableAbi) for framework in frameworks):
+        return f"torch>={min(releases)}"
+    newest = max(releases)
+    return f"torch>={min(releases)},<{Release(newest.major, newest.minor + 1)}"
+
+
+def _urls(project: Project) -> Iterator[tuple[str, str]]:
+    upstream = (
+        (f"Upstream {number}" if number > 1 else "Upstream", url) for number, url in enumerate(project.upstream, 1)
+    )
+    for label, url in (("Source", project.source), *upstream):
+        if url and url.startswith(("https://", "http://")):
+            yield label, url

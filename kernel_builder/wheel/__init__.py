@@ -1,1 +1,0 @@
-"""Wheels of a project's packages for Python's package index, one for each platform."""

@@ -1,0 +1,130 @@
+"""The common part of captured forwards and captured decoding steps: a model's state, its obstacles, and its kernels."""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Optional
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from .calls import Refused
+from .findings import Counts, Findings
+from .fusions import fuse
+from .gpu import Gpu
+from .recording import Recording
+from .snapshots import Snapshot
+
+
+class Captures:
+    """The graphs of one model, all of them captured in the same state of the model.
+
+    Attributes:
+        counts: For the report.
+    """
+
+    def __init__(self, cls: type, findings: Findings, counts: Counts, gpu: Optional[Gpu] = None) -> None:
+        self.counts = counts
+        self._cls = cls
+        self._findings = findings
+        self._gpu = gpu or Gpu()
+        self._lock = threading.RLock()
+        self._thread = threading.local()
+        self._pool: Any = None
+        self._pool_bytes = 0
+        self._snapshot: Optional[Snapshot] = None
+
+    def on_device_of(self, model: nn.Module) -> AbstractContextManager:
+        """Return a context in which the device of a model is the current one."""
+        return self._gpu.on_device_of(model)
+
+    def remove(self) -> None:
+        """Free all graphs. Calls that come later begin anew."""
+        with self._lock:
+            self._forget()
+            self._gpu.release()
+
+    def _forget(self) -> None:
+        """Drop everything that was found out about the model, when the GPU has finished."""
+        raise NotImplementedError
+
+    def _device_of(self, model: nn.Module) -> torch.device:
+        """Return the device of a model.
+
+        Raises:
+            Refused: If nothing can be captured or replayed there now.
+        """
+        weight = next(model.parameters(), None)
+        if weight is None or weight.device.type != self._gpu.type:
+            if self._snapshot is not None:
+                self.remove()
+            self.counts.note = "the model is not on a CUDA device"
+            raise Refused(self.counts.note)
+        obstacle = self._gpu.find_obstacle(weight.device)
+        if obstacle is not None:
+            raise Refused(obstacle)
+        return weight.device
+
+    def _check_state(self, model: nn.Module, device: torch.device) -> Optional[str]:
+        """Drop the graphs if the model has changed. Return the name of the change, or None.
+
+        This cannot wait until the replay is launched. A graph of an outdated state may write to tensors that outlive
+        it, as those of a cache, and may read indices out of range, after which CUDA is of no use to the process.
+        """
+        difference = None
+        if self._snapshot is not None and not self._snapshot.is_current(model):
+            difference = f"the model has changed: {self._snapshot.find_difference(model)}"
+            self._forget()
+        if self._snapshot is None:
+            self._snapshot = Snapshot(model, device)
+            self.counts.note = self._snapshot.obstacle
+        if self._snapshot.obstacle is not None:
+            raise Refused(self._snapshot.obstacle)
+        return difference
+
+    def _change_in(self, model: nn.Module) -> Optional[str]:
+        """Return why no graph can repeat a forward that has just run: it changed the model's state. None if not."""
+        if self._snapshot is None or self._snapshot.is_current(model):
+            return None
+        return f"its forward changes {self._snapshot.find_difference(model)}"
+
+    def _capture(
+        self,
+        forward: Callable[..., Any],
+        call: Callable[[Callable[..., Any]], Any],
+        finish: Callable[[Any], Any],
+        device: torch.device,
+        is_first: bool,
+        *passes: Callable[[GraphModule], Any],
+    ) -> tuple[Callable[[], None], Any]:
+        """Capture `finish(call(forward))`, with kernels in place of some operations of the forward.
+
+        They are recorded during a capture, where transformers makes masks without a look at their elements.
+
+        Args:
+            is_first: Whether no other graph uses the memory pool.
+            passes: Further replacements in the graph of the forward.
+
+        Returns:
+            A function that repeats it, and the result.
+
+        Raises:
+            Refused: If it cannot be captured.
+        """
+        if is_first:
+            self._pool, self._pool_bytes = self._gpu.new_pool(), 0
+        if not torch.is_autocast_enabled(self._gpu.type):  # it changes the dtypes of the model's own operations
+            recording = Recording(self._cls)
+            self._gpu.dry_run(lambda: call(lambda *args, **kwargs: recording.record(forward, args, kwargs)), device)
+            if recording.obstacle is not None:
+                self._findings.left[self._cls.__name__, f"no kernels in its graphs: {recording.obstacle}"] = 1
+            else:
+                misses = fuse(recording.module)
+                self._findings.add(recording.module.graph, misses, self._cls)
+                for replace in passes:
+                    replace(recording.module)
+                forward = recording.run
+        replay, result, used = self._gpu.capture(lambda: finish(call(forward)), self._pool, device)
+        self._pool_bytes += used
+        return replay, result

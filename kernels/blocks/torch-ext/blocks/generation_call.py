@@ -1,0 +1,232 @@
+"""The arguments of one call of `generate`, and whether decoding steps in CUDA graphs compute the same.
+
+This module imports transformers: import it only for a model of transformers.
+"""
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationMixin, StaticCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
+from transformers.generation import logits_process
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
+from transformers.masking_utils import create_masks_for_generate
+
+from .calls import Refused, is_value
+
+_INPUTS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tokenizer"}
+# Processors that look at nothing but the scores, whichever tokens they are of.
+_BY_SCORE = {
+    "EpsilonLogitsWarper",
+    "LogitNormalization",
+    "MinPLogitsWarper",
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TypicalLogitsWarper",
+}
+# All that a graph may have. The last one may look at the same token more than once: a step gives it repetitions.
+_IN_GRAPHS = _BY_SCORE | {
+    "InfNanRemoveLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+}
+# Candidates for each token that top-k keeps, and at least so many: room for scores that are equal to the last of them.
+_CANDIDATES, _FEWEST_CANDIDATES = 2, 128
+
+
+class GenerateCall:
+    """The arguments of one call of transformers' `_sample`, and their meaning.
+
+    Attributes:
+        input_ids, processors, criteria, config, streamer, kwargs: The arguments.
+        options: Arguments of the forward that do not change.
+        max_length: The number of tokens at which it ends.
+        deadline: The time at which it ends, or None.
+        cache_name: The name of the cache's argument in this release of transformers.
+        cache: The cache of transformers.
+        is_filled: Whether the caller gets it.
+        windows: The sliding window of each layer, or None.
+        takes_masks_by_type: Whether the model takes a mask for each type of its layers, by name.
+        eos: The ids that end a sequence, or None.
+        pad: The token that continues finished sequences, or None.
+        keeps_scores, keeps_logits: Whether the caller gets them.
+        by_hand: Why tokens are chosen outside of the graph, or None.
+        key: Equal for calls that one graph can serve.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        own: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        streamer: Any,
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Understand the arguments of `own`, the `_sample` of the model.
+
+        Raises:
+            Refused: If transformers' own loop must run it.
+        """
+        _check_methods(model, own)
+        self.input_ids, self.streamer, self.kwargs = input_ids, streamer, kwargs
+        self.processors, self.criteria = logits_processor, stopping_criteria
+        self.config = config = generation_config
+        self.cache_name = next((name for name in ("cache", "past_key_values") if kwargs.get(name) is not None), "")
+        if not kwargs.get("use_cache") or not self.cache_name:
+            raise Refused("it has no cache")
+        self.options = {
+            name: value
+            for name, value in kwargs.items()
+            # transformers itself passes empty dictionaries, of encoders that have nothing to encode.
+            if value is not None and not (type(value) is dict and not value) and name not in {*_INPUTS, self.cache_name}
+        }
+        for name, value in self.options.items():
+            if not is_value(value):
+                raise Refused(f"the argument {name}")
+        for name in ("output_attentions", "output_hidden_states", "is_assistant"):
+            if getattr(config, name, None):
+                raise Refused(f"{name} is set")
+        if self.criteria.max_length is None:
+            raise Refused("it has no maximal length")
+        if self.criteria.max_length < input_ids.shape[1] + 2:
+            raise Refused("it is about one token")
+        if config.cache_implementation not in (None, "static"):
+            raise Refused(f"the caller asked for a cache: {config.cache_implementation}")
+        self.max_length: int = self.criteria.max_length
+        self.cache = kwargs[self.cache_name]
+        self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
+        self.windows = self._windows(model.config.get_text_config(decoder=True))
+        self.takes_masks_by_type = self._takes_masks_by_type(model)
+        self.keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
+        self.keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
+        self.deadline: Optional[float] = None
+        self.eos: Optional[Tensor] = None
+        self.by_hand = "the caller gets scores or logits" if self.keeps_scores or self.keeps_logits else None
+        for criterion in self.criteria:
+            if type(criterion) is MaxTimeCriteria:
+                self.deadline = criterion.initial_timestamp + criterion.max_time
+            elif type(criterion) is EosTokenCriteria and self.eos is None:
+                self.eos = criterion.eos_token_id.to(input_ids.device)
+            elif type(criterion) is not MaxLengthCriteria:
+                self.by_hand = f"the stopping criterion {type(criterion).__name__} cannot be part of a graph"
+        pads = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
+        self.pad: Optional[Tensor] = config._pad_token_tensor if pads else None
+        keys = [_key_of(processor) for processor in self.processors]
+        if None in keys:
+            name = type(self.processors[keys.index(None)]).__name__
+            self.by_hand = f"the logits processor {name} cannot be part of a graph"
+        chosen = *keys, _comparable(self.eos), _comparable(self.pad), bool(config.do_sample)
+        self.key = tuple(self.options.items()), None if self.by_hand else chosen
+
+    def candidates(self, vocabulary: int) -> tuple[int, int]:
+        """Return from which processor on the best scores are enough, and how many; none if they are not.
+
+        Sampling looks at the whole vocabulary a dozen times, and sorts it. After top-k only some tokens are left.
+        """
+        names = [type(processor).__name__ for processor in self.processors]
+        first = names.index("TopKLogitsWarper") if "TopKLogitsWarper" in names else len(names)
+        if first == len(names) or not {*names[first:]} <= _BY_SCORE or not self.config.do_sample:
+            return len(names), 0
+        count = max(_CANDIDATES * self.processors[first].top_k, _FEWEST_CANDIDATES)
+        if count > vocabulary // 4:
+            return len(names), 0
+        while first > 0 and names[first - 1] == "TemperatureLogitsWarper":  # better scores stay better
+            first -= 1
+        return first, count
+
+    def _windows(self, config: Any) -> tuple[Optional[int], ...]:
+        """Return the sliding window of each layer, of which the cache and a configuration know some.
+
+        Raises:
+            Refused: If a layer keeps something else, or has no room.
+        """
+        cache, input_ids = self.cache, self.input_ids
+        if type(cache) not in (DynamicCache, StaticCache):
+            raise Refused(f"its cache is a {type(cache).__name__}")
+        if cache.offloading:
+            raise Refused("its cache is offloaded")
+        embeddings, mask = self.kwargs.get("inputs_embeds"), self.kwargs.get("attention_mask")
+        if mask is not None and mask.dim() != 2:
+            raise Refused("its attention mask is not one of tokens")
+        length = self.max_length - 1 + (0 if embeddings is None else embeddings.shape[1] - input_ids.shape[1])
+        for layer in cache.layers:
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer):
+                raise Refused(f"its cache has a {type(layer).__name__}")
+            if getattr(layer, "record_past", False):
+                raise Refused("its cache keeps tokens outside of a sliding window")
+            if layer.is_initialized and layer.keys.shape[0] != input_ids.shape[0]:
+                raise Refused("its cache is for another number of sequences")
+            if type(layer) is StaticLayer and layer.max_cache_len < length:
+                raise Refused("its cache is too small")
+        # A static layer does not know its window if it has less room, and a dynamic cache may have no layers yet.
+        layers = DynamicCache(config=config).layers
+        windows = tuple(int(layer.sliding_window) if layer.is_sliding else None for layer in layers)
+        kinds = [layer.is_sliding for layer in cache.layers] or [False] * len(layers)
+        if not layers or kinds != [layer.is_sliding for layer in layers]:
+            raise Refused("its cache has other layers than a new one of its model")
+        if len({window for window in windows if window is not None}) > 1:
+            raise Refused("its layers have different sliding windows")
+        cached = int(cache.get_seq_length())
+        is_whole = cached < input_ids.shape[1] and (mask is None or mask.shape[1] == input_ids.shape[1])
+        if cached and (embeddings is not None or not is_whole):
+            raise Refused("the cache holds tokens that the call does not have")
+        return windows
+
+    def _takes_masks_by_type(self, model: Any) -> bool:
+        """Return whether the forward of a model takes a mask for each type of its layers."""
+        make = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+        like = torch.empty((self.input_ids.shape[0], 1, 0), dtype=model.dtype, device=model.device)
+        cache = {self.cache_name: DynamicCache(config=model.config.get_text_config(decoder=True))}
+        masks = make(config=model.config, inputs_embeds=like, attention_mask=None, position_ids=None, **cache)
+        if isinstance(masks, dict):
+            if not masks.keys() <= {"full_attention", "sliding_attention"}:
+                raise Refused(f"its attention has other masks: {', '.join(masks)}")
+            return True
+        if len({window is None for window in self.windows}) > 1:
+            raise Refused("its layers have masks that it does not tell apart")
+        return False
+
+
+def _check_methods(model: Any, own: Any) -> None:
+    """Refuse models that decode in their own way."""
+    library = GenerationMixin.__module__
+    if own.__func__.__module__ != library:
+        raise Refused("its class has a decoding loop of its own")
+    if type(model)._update_model_kwargs_for_generation.__module__ != library:
+        raise Refused("its class prepares the arguments of each step")
+    if model.config.is_encoder_decoder:
+        raise Refused("it is an encoder with a decoder")
+    if not getattr(model, "_can_compile_fullgraph", False):
+        raise Refused("transformers does not run its class with a static cache")
+    implementation = model.config.get_text_config(decoder=True)._attn_implementation
+    if implementation not in ("sdpa", "eager"):
+        raise Refused(f"its attention is {implementation}")
+    if "forward" in vars(model):
+        raise Refused("its forward was replaced by other code")
+    if model._forward_hooks or model._forward_pre_hooks:
+        raise Refused("it has hooks")
+
+
+# --- logits processors ------------------------------------------------------------------------------------------------
+
+
+def _key_of(processor: Any) -> Optional[tuple]:
+    """Return a value that is equal for processors that do the same; None if a graph cannot have the processor."""
+    name, values = type(processor).__name__, vars(processor)
+    if getattr(logits_process, name, None) is not type(processor) or name not in _IN_GRAPHS:
+        return None
+    # A repetition penalty may be for packed sequences, or leave out the padding of each sequence.
+    if any(isinstance(values.get(name), Tensor) for name in ("prompt_ignore_length", "logits_indices")):
+        return None
+    key = tuple((name, _comparable(value)) for name, value in values.items())
+    return (name, *key) if all(is_value(value) or type(value) is tuple for _, value in key) else None
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value that can be compared, in place of a tensor."""
+    return (value.dtype, *value.flatten().tolist()) if isinstance(value, Tensor) else value

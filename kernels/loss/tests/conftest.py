@@ -1,0 +1,1 @@
+../../kit/conftest.py

@@ -1,0 +1,1 @@
+../../kit/differentiate.py

@@ -1,0 +1,151 @@
+"""`linear_cross_entropy` and its gradients, compared with the formula in float64."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from differentiate import assert_derivatives
+from testing import DEVICE, DTYPES, assert_as_good, assert_compiles, assert_replays, gpu, load, random
+
+kernel = load(Path(__file__).parents[1])
+IGNORED = -100
+
+
+def formula(x, weight, bias, target, reduction="mean", label_smoothing=0.0, softcap=0.0, z_loss=0.0):
+    """Return the loss as models compute it: logits in the dtype of `x`, the rest in at least float32."""
+    logits = F.linear(x, weight, bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
+    loss = F.cross_entropy(logits, target, reduction=reduction, label_smoothing=label_smoothing)
+    kept = (target != IGNORED).to(logits.dtype)
+    squares = (z_loss * torch.logsumexp(logits, -1).square() * kept).sum()
+    return loss + (squares / kept.sum() if reduction == "mean" else squares)
+
+
+def arguments(rows, hidden, classes, dtype, bias=False):
+    """Return the arguments of `formula`; every third target is ignored."""
+    target = torch.randint(classes, (rows,), device=DEVICE)
+    target[::3] = IGNORED
+    x, weight = (random(size, hidden, dtype=dtype, requires_grad=True) for size in (rows, classes))
+    return x, weight, random(classes, dtype=dtype, requires_grad=True) if bias else None, target
+
+
+def with_gradients(function, tensors, target, options):
+    loss = function(*tensors, target, **options)
+    return loss, *torch.autograd.grad(loss, [tensor for tensor in tensors if tensor is not None], torch.tensor(0.7))
+
+
+def fused(x, weight, bias, target, **options):
+    return kernel.linear_cross_entropy(x, weight, target, linear_bias=bias, **options)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "hidden", "classes", "bias"), [(37, 64, 1000, True), (9, 48, 515, False)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reduction": "sum"}, {"label_smoothing": 0.1}, {"softcap": 5.0, "z_loss": 1e-2, "label_smoothing": 0.2}],
+    ids=["mean", "sum", "smoothed", "all"],
+)
+def test_loss_and_gradients(rows, hidden, classes, bias, options, dtype):
+    *tensors, target = arguments(rows, hidden, classes, dtype, bias)
+    doubles = [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+    expected = with_gradients(formula, doubles, target, options)
+    reference = with_gradients(formula, tensors, target, options)
+    actual = with_gradients(fused, tensors, target, options)
+    for values in zip(actual, reference, expected):
+        assert_as_good(*values, factor=1.5)
+
+
+def test_chunks_add_up(monkeypatch):
+    """Rows of nine chunks, of which the last is shorter, in several dimensions."""
+    monkeypatch.setattr(sys.modules[kernel.linear_cross_entropy.__module__], "_LEAST_BYTES", 0)
+    x, weight, bias, target = arguments(300, 8, 64, torch.float32, bias=True)
+    expected = with_gradients(formula, (x, weight, bias), target, {})
+    x, target = x.detach().view(3, 100, 8).requires_grad_(), target.view(3, 100)
+    loss, of_x, *others = with_gradients(fused, (x, weight, bias), target, {})
+    for actual, reference in zip((loss, of_x.view(300, 8), *others), expected):
+        torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_frozen_tensors_get_no_gradient(frozen):
+    *tensors, target = arguments(8, 16, 32, torch.float32)
+    tensors[frozen].requires_grad_(False)
+    fused(*tensors, target).backward()
+    assert [tensor.grad is None for tensor in tensors[:2]] == [frozen == 0, frozen == 1]
+
+
+def test_rows_without_a_class():
+    """As in Torch, the mean of no row is NaN and the sum 0; here a number that is no class gives NaN."""
+    x, weight, _, target = arguments(4, 16, 32, torch.float32)
+    target.fill_(IGNORED)
+    assert fused(x, weight, None, target).isnan()
+    loss = fused(x, weight, None, target, reduction="sum")
+    assert loss == 0 and torch.autograd.grad(loss, x)[0].eq(0).all()
+    assert fused(x, weight, None, target.fill_(32)).isnan()
+    assert fused(x[:0], weight, None, target[:0], reduction="sum") == 0
+
+
+def test_derivatives():
+    x, weight, bias, target = (None if t is None else t.detach() for t in arguments(5, 6, 7, torch.float32, bias=True))
+    options = {"softcap": 3.0, "z_loss": 0.1}
+    assert_derivatives(
+        lambda *tensors: fused(*tensors, target, **options),
+        lambda *tensors: formula(*tensors, target, **options),
+        (x, weight, bias),
+    )
+
+
+def test_a_second_backward_pass_is_an_error():
+    x, weight, _, target = arguments(4, 16, 32, torch.float32)
+    loss = fused(x, weight, None, target)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="an earlier backward pass has consumed the gradients"):
+        loss.backward()
+
+
+def test_autocast_computes_logits_in_its_dtype():
+    x, weight, _, target = arguments(8, 16, 32, torch.float32)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        actual = with_gradients(fused, (x, weight, None), target, {})
+        expected = with_gradients(formula, (x, weight, None), target, {})
+    assert [value.dtype for value in actual] == 3 * [torch.float32]
+    for values in zip(actual, expected):
+        torch.testing.assert_close(*values, rtol=2e-2, atol=2e-2)
+
+
+def test_compile():
+    target = torch.randint(32, (9,), device=DEVICE)
+
+    def inputs_of(batch):
+        return [random(size, 16, dtype=torch.float32, requires_grad=True) for size in (batch, 32)]
+
+    assert_compiles(lambda x, weight: fused(x, weight, None, target[: len(x)]), inputs_of)
+
+
+@gpu
+def test_cuda_graph():
+    x, weight, _, target = arguments(8, 64, 1000, torch.bfloat16)
+    with torch.no_grad():
+        assert_replays(lambda: fused(x, weight, None, target), x)
+
+
+@pytest.mark.parametrize(
+    ("message", "changed"),
+    [
+        (r"target must have shape \[4\], not \[3\]", {"target": torch.zeros(3, dtype=torch.int64)}),
+        (r"linear_weight must have shape \[classes, 16\]", {"linear_weight": torch.zeros(32, 8)}),
+        (r"linear_bias must have shape \[32\]", {"linear_bias": torch.zeros(8)}),
+        ("reduction must be 'mean' or 'sum', not 'none'", {"reduction": "none"}),
+        ("target must be int64", {"target": torch.zeros(4, dtype=torch.int32)}),
+        ("linear_weight must be a Tensor, not list", {"linear_weight": [1]}),
+    ],
+)
+def test_errors_name_the_argument(message, changed):
+    given = {"input": torch.zeros(4, 16), "linear_weight": torch.zeros(32, 16), "target": torch.zeros(4).long()}
+    given = {name: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for name, v in {**given, **changed}.items()}
+    with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
+        kernel.linear_cross_entropy(**given)

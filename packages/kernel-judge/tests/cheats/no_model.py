@@ -1,6 +1,0 @@
-"""Defines something else."""
-
-# task: softmax
-# rejected-as: no-model
-
-model = "ModelNew"
