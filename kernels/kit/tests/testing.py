@@ -174,5 +174,7 @@ def assert_compiles(function, inputs_of, backend="aot_eager"):
             inputs = inputs_of(batch)
             expected, actual = function(*inputs), compiled(*inputs)
             torch.testing.assert_close(actual, expected)
+            if isinstance(expected, torch.Tensor):
+                expected, actual = (expected,), (actual,)
             grads = [torch.randn_like(result) for result in expected]
             torch.testing.assert_close(*(torch.autograd.grad(results, inputs, grads) for results in (actual, expected)))

@@ -1,1 +1,1 @@
-../../kit/conftest.py
+../../kit/tests/conftest.py

@@ -1,1 +1,1 @@
-../../kit/differentiate.py
+../../kit/tests/differentiate.py

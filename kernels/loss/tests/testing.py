@@ -1,1 +1,1 @@
-../../kit/testing.py
+../../kit/tests/testing.py
