@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from kernel_builder.hub.packages import HubPackage
 from kernel_format.errors import CheckError, VerificationError
 from kernel_format.files import write_atomically
-from kernel_format.signatures import fingerprint, is_signed_by, key_bundle, read_bundle, refers_to_key
+from kernel_format.signatures import PrivateKey, fingerprint, is_signed_by, key_bundle, read_bundle, refers_to_key
 from kernel_format.tree_digest import SIGNATURE
 
 
@@ -42,9 +40,7 @@ class Signed:
         return asdict(self)
 
 
-def sign(
-    packages: Sequence[Path], *, identity_token: str | None = None, key: Ed25519PrivateKey | None = None
-) -> Signed:
+def sign(packages: Sequence[Path], *, identity_token: str | None = None, key: PrivateKey | None = None) -> Signed:
     """Sign all of the packages, or none; each signature is written beside the package's metadata.
 
     A package has one signature. An existing one is replaced if it is of other metadata, or by another key.
@@ -83,7 +79,7 @@ def sign(
     return Signed(identity, tuple(package.name for package in wanted), names)
 
 
-def _is_signed(package: Path, key: Ed25519PrivateKey | None) -> bool:
+def _is_signed(package: Path, key: PrivateKey | None) -> bool:
     """Return whether a package has a signature of its current metadata: of this key, or without one, of Sigstore."""
     bundle = read_bundle(package / SIGNATURE)
     metadata = (package / "metadata.json").read_bytes()

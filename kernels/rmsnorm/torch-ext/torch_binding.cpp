@@ -20,7 +20,7 @@ using namespace kit;
 rmsnorm::Weight weight_of(MaybeTensor& weight, double offset, const Tensor& x) {
   rmsnorm::Weight result;
   result.data = parameter_data(weight, "weight", x.size(x.dim() - 1), x, "x", &result.type);
-  result.offset = static_cast<float>(offset);
+  result.offset = weight ? static_cast<float>(offset) : 0.0f;  // without a weight there is none to add to
   return result;
 }
 

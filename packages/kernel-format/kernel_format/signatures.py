@@ -30,6 +30,8 @@ _HINT = (
 )
 _EXPECTED = "expected a key of Ed25519"
 
+PrivateKey = Ed25519PrivateKey
+
 
 def read_private_key(file: Path, ask_passphrase: Callable[[], str]) -> Ed25519PrivateKey:
     """Read a key of OpenSSH or PEM; the passphrase is asked for only if the file is encrypted.
