@@ -120,7 +120,8 @@ def test_the_wheels_have_every_file_of_their_packages(tree: Path, wheels: Path) 
     (wheel,) = wheels.glob("torch_kernel_builder-*.whl")
     link = "kernel_builder/templates/kit"
     assert (tree / link).is_symlink()
-    kit = {path.name: path.read_bytes() for path in (ROOT / "kernels" / "kit").iterdir() if path.is_file()}
+    directory = ROOT / "kernels" / "kit"
+    kit = {name: (directory / name).read_bytes() for name in git(directory, "ls-files").split()}
     tracked = set(git(tree, "ls-files", "kernel_builder").split()) - {link} | {f"{link}/{name}" for name in kit}
     assert any(name.endswith(".toml") for name in tracked)
     assert any(name.endswith(".json") for name in tracked)
