@@ -16,7 +16,9 @@ MOST_LINES = 80
 
 def test_every_kernel_has_one_in_one_short_file() -> None:
     """`kernel-builder benchmark` compares them with float64 at every shape that is measured."""
-    assert {project.parent for project in PROJECTS} == {path.parent for path in ROOT.glob("kernels/*/*_cuda")}
+    # The kernel of `loss` is one step between products of matrices; its problem.h has the formula.
+    kernels = {path.parent for path in ROOT.glob("kernels/*/*_cuda")} - {ROOT / "kernels" / "loss"}
+    assert {project.parent for project in PROJECTS} == kernels
     for project in PROJECTS:
         (source,) = project.glob("*.cu")
         assert source.stem == project.parent.name
