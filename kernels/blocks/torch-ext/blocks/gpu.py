@@ -27,6 +27,7 @@ class Gpu:
     def __init__(self) -> None:
         self._stream: Optional[torch.cuda.Stream] = None
         self._last: Optional[tuple[torch.cuda.Stream, torch.cuda.Event]] = None
+        self._order = threading.RLock()
 
     def find_obstacle(self, device: torch.device) -> Optional[str]:
         """Return why a call on `device` can neither be captured nor replayed now, or None."""
@@ -108,14 +109,18 @@ class Gpu:
 
     @contextmanager
     def in_order(self, device: torch.device) -> Iterator[None]:
-        """Let the current stream wait for the last use of the graphs' memory, and record this one."""
-        stream = torch.cuda.current_stream(device)
-        if self._last is not None and self._last[0] != stream:
-            stream.wait_event(self._last[1])
-        yield
-        event = self._last[1] if self._last is not None else torch.cuda.Event()
-        event.record(stream)
-        self._last = stream, event
+        """Let the current stream wait for the last use of the graphs' memory, and record this one.
+
+        One thread at a time: between a wait and its record, another thread's use would be lost to the next wait.
+        """
+        with self._order:
+            stream = torch.cuda.current_stream(device)
+            if self._last is not None and self._last[0] != stream:
+                stream.wait_event(self._last[1])
+            yield
+            event = self._last[1] if self._last is not None else torch.cuda.Event()
+            event.record(stream)
+            self._last = stream, event
 
     def wait(self) -> None:
         """Wait until the GPU has finished all replays."""
