@@ -18,9 +18,10 @@ from kernel_builder.checks.findings import CheckReport, Finding
 from kernel_builder.checks.symbols import library_of
 from kernel_builder.demangle import demangle
 from kernel_builder.hub import card, fit
+from kernel_builder.hub.content import RemoteFile
 from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.partial_download import SMALL, download
-from kernel_builder.hub.remote_repository import RemoteFile, RemoteRepository, refuse_redirect
+from kernel_builder.hub.remote_repository import RemoteRepository, refuse_redirect
 from kernel_builder.hub.verification import newest_commit
 from kernel_format.errors import CheckError, PackageError, VariantError
 from kernel_format.files import file_digest, temporary_directory

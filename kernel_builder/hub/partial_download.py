@@ -16,7 +16,8 @@ from pathlib import Path
 from threading import Lock
 
 from kernel_builder import backends, elf
-from kernel_builder.hub.remote_repository import RemoteFile, RemoteRepository
+from kernel_builder.hub.content import RemoteFile
+from kernel_builder.hub.remote_repository import RemoteRepository
 
 BINARY = re.compile(r"\.so(\.\d+)*$")
 _BLOCK = 2 << 10  # bytes; a header of device code is smaller

@@ -11,7 +11,7 @@ from kernel_builder.config import build_toml
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import in_work_tree
-from kernel_builder.hub.remote_repository import Content, RemoteFile
+from kernel_builder.hub.content import Content, RemoteFile
 
 
 def published_files(root: Path) -> dict[str, Content]:

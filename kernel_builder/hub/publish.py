@@ -15,6 +15,7 @@ from functools import partial
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.hub import card, project_sources
+from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.hub.package_api import Api, breaks_callers
 from kernel_builder.hub.packages import HubPackage, checked_packages, named_backend, without_untested
 from kernel_builder.hub.publication import (
@@ -24,7 +25,7 @@ from kernel_builder.hub.publication import (
     Published,
     PublishRequest,
 )
-from kernel_builder.hub.remote_repository import Conflict, Content, RemoteFile, RemoteRepository, retried
+from kernel_builder.hub.remote_repository import Conflict, RemoteRepository, retried
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_format.errors import ConfigError, HubError

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
@@ -31,6 +28,7 @@ from huggingface_hub.utils import HFValidationError, build_hf_headers, hf_raise_
 from packaging.version import Version
 
 from kernel_builder import toml_file
+from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.progress import Progress
 from kernel_format.errors import HubError, VerificationError
 from kernel_format.files import size_limit
@@ -58,46 +56,6 @@ _PATH_HEADERS = ("etag", "x-linked-etag", "x-repo-commit", "x-xet-hash")
 
 class Conflict(HubError):
     """Another publisher has changed the branch since it was read; nothing has been committed."""
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a revision. `sha256` is the digest of a large file; any other file is identified by its git `blob`."""
-
-    size: int
-    blob: str
-    sha256: str | None
-
-    @property
-    def identity(self) -> str:
-        """A digest that is equal for two files with equal content on Hubs that store it in the same way."""
-        return self.sha256 or self.blob
-
-
-class Content:
-    """The content of a file to upload, hashed as the Hub does.
-
-    Args:
-        source: A local file, or the bytes.
-    """
-
-    def __init__(self, source: Path | bytes) -> None:
-        sha256 = hashlib.sha256()
-        self.source = source
-        self.size = len(source) if isinstance(source, bytes) else source.stat().st_size
-        blob = hashlib.sha1(b"blob %d\0" % self.size)
-        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
-            while block := file.read(1 << 20):
-                sha256.update(block)
-                blob.update(block)
-        self.sha256 = sha256.hexdigest()
-        self.blob = blob.hexdigest()
-
-    def is_in(self, remote: RemoteFile | None) -> bool:
-        """Return whether a file of the repository has this content."""
-        if remote is None or remote.size != self.size:
-            return False
-        return remote.sha256 == self.sha256 if remote.sha256 is not None else remote.blob == self.blob
 
 
 def _check_headers(response: Any) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, paginate
 
+from kernel_builder.hub.content import Content, RemoteFile
 from kernel_builder.hub.packages import HubPackage
-from kernel_builder.hub.remote_repository import Content, RemoteFile, RemoteRepository, retried
+from kernel_builder.hub.remote_repository import RemoteRepository, retried
 from kernel_builder.progress import Progress
 from kernel_format.errors import HubError, KernelBuilderError, VerificationError
 from kernel_format.files import temporary_directory
