@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +19,9 @@ from kernel_builder.elf import SharedObject
 from kernel_format.metadata import PackageMetadata
 
 _SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
-# The oldest Python of the public client and of Torch.
-_OLDEST_PYTHON = Release(3, 10)
+# The oldest C and C++ runtimes that a package must load with, and the oldest Python of the public client and of Torch.
+OLDEST_MANYLINUX = "manylinux_2_28"
+OLDEST_PYTHON = Release(3, 10)
 
 
 class NotApplicable(Exception):
@@ -45,19 +46,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class AbiPolicy:
-    """The oldest systems that a binary must load on.
-
-    Attributes:
-        torch_stable: The Torch release whose stable ABI a binary may use; None for the one in the variant's name.
-    """
-
-    manylinux: str = "manylinux_2_28"
-    python: Release = _OLDEST_PYTHON
-    torch_stable: Release | None = None
-
-
-@dataclass(frozen=True)
 class CheckedPackage:
     """A `build/<variant>/` directory to check.
 
@@ -71,7 +59,6 @@ class CheckedPackage:
     directory: Path
     variant: Variant | None
     metadata: PackageMetadata | None
-    policy: AbiPolicy = field(default_factory=AbiPolicy)
     load_answers: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
     project: Project | None = None
 
@@ -102,7 +89,7 @@ class CheckedPackage:
     @cached_property
     def sources(self) -> tuple[Source, ...]:
         """The Python files of the package, sorted."""
-        return python_files.read(self.directory, self.policy.python)
+        return python_files.read(self.directory, OLDEST_PYTHON)
 
     @property
     def known_metadata(self) -> PackageMetadata:

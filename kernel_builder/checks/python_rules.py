@@ -14,7 +14,7 @@ from pathlib import Path
 import vermin
 
 from kernel_builder import toml_file
-from kernel_builder.checks.findings import CheckedPackage, Finding
+from kernel_builder.checks.findings import OLDEST_PYTHON, CheckedPackage, Finding
 from kernel_builder.checks.python_files import Import, Source, executed_files
 from kernel_builder.config.variant import Release
 
@@ -23,18 +23,17 @@ _BUILTIN_TYPE = re.compile(r"'(?:bool|bytes|complex|dict|float|int|list|set|str|
 
 def check_python_source(package: CheckedPackage) -> Iterator[Finding]:
     """Check that the package's Python runs on the oldest supported interpreter."""
-    python = package.policy.python
     for source in package.sources:
         if source.tree is None:
-            hint = f"correct the syntax; Python {python} must be able to read it"
+            hint = f"correct the syntax; Python {OLDEST_PYTHON} must be able to read it"
             yield Finding(source.problem, hint, path=source.name)
         else:
-            yield from _versions(source, python)
+            yield from _versions(source)
 
 
 @lru_cache(maxsize=1024)  # the variants of a project have the same files
-def _versions(source: Source, python: Release) -> tuple[Finding, ...]:
-    """Return the uses of the language and the standard library that are newer than `python`, by vermin's data."""
+def _versions(source: Source) -> tuple[Finding, ...]:
+    """Return the uses of newer parts of the language and of the standard library, by vermin's data."""
     config = vermin.Config()
     config.set_format(vermin.formats.ParsableFormat())
     visitor = vermin.visit(source.text, config)
@@ -44,10 +43,10 @@ def _versions(source: Source, python: Release) -> tuple[Finding, ...]:
     for text in visitor.output_text().splitlines():
         # <file>:<line>:<column>:<Python 2>:<Python 3>:<feature>
         match = re.fullmatch(r"<unknown>:(\d+):\d*:[^:]*:(\d+\.\d+):(.*)", text)
-        if match and source.executed.get(int(match[1])) != "guarded" and Release.parse(match[2]) > python:
+        if match and source.executed.get(int(match[1])) != "guarded" and Release.parse(match[2]) > OLDEST_PYTHON:
             # vermin guesses the type whose method is called; another class may have a method of that name.
             guess = _BUILTIN_TYPE.match(match[3])
-            hint = f"write it for Python {python}, or mark a line that never runs there with `# novm`"
+            hint = f"write it for Python {OLDEST_PYTHON}, or mark a line that never runs there with `# novm`"
             message = f"line {match[1]}: {match[3]} needs Python {match[2]}"
             findings.append(Finding(message, hint, "warning" if guess else "error", source.name))
     return tuple(findings)

@@ -58,7 +58,6 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "Less often": {
         "update-build": "config_command.update_build",
         "toolchain": "toolchain_command.toolchain",
-        "check-abi": "check_command.check_abi",
         "fill-card": "card_command.fill_card",
     },
 }

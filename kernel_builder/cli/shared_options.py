@@ -10,7 +10,6 @@ import click
 
 from kernel_builder.config import known_backends
 from kernel_builder.config.ownership import VARIABLE
-from kernel_builder.config.variant import Release
 
 _Command = TypeVar("_Command")
 
@@ -24,18 +23,6 @@ def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _
         return command
 
     return add
-
-
-class ReleaseType(click.ParamType[Release]):
-    """A command line value of the form `major.minor`."""
-
-    name = "release"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Release:
-        try:
-            return Release.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 directory_argument = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
