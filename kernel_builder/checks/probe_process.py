@@ -183,7 +183,6 @@ def _kernels() -> dict[str, str]:
 
 def _hub_cache() -> Path:
     """Return the client's cache, where the kernels that a package depends on are."""
-    if named := os.environ.get("HF_HUB_CACHE"):
-        return Path(named).absolute()
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
-    return Path(os.environ.get("HF_HOME") or caches / "huggingface").absolute() / "hub"
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).absolute()

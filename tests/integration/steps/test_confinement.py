@@ -60,7 +60,7 @@ def test_a_package_reaches_nothing_of_the_machine(
     confinement: Confinement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Outside() as outside, ProbeProcess(confinement=confinement) as probe:
-        monkeypatch.setenv("HF_HUB_CACHE", str(outside.directory))  # where it may read
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(outside.directory))  # where it may read
         imports = f"from . import inside_attacks\nraise ImportError(*inside_attacks.succeeded({outside.targets!r}))\n"
         files = {"__init__.py": imports, "inside_attacks.py": outside.program.read_text()}
         (report,) = run_all(
