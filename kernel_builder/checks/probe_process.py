@@ -43,12 +43,12 @@ class ProbeProcess:
     def __init__(self, python: str = sys.executable, confinement: Confinement | None = None) -> None:
         self._python = python
         self.confinement = confinement or Confinement()
-        self._running: _Running | None = None
         self._opened = ExitStack()
-        self._copies: Path | None = None
+        self._home = self._opened.enter_context(temporary_directory())
+        self._running = ExitStack()  # the process, its log and our end of its connection
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_asked = False
         self._shown: dict[Path, Path] = {}
-        if self.confinement.kind is not None:
-            self._copies = self._opened.enter_context(temporary_directory())
 
     def __enter__(self) -> ProbeProcess:
         return self
@@ -61,9 +61,9 @@ class ProbeProcess:
 
     def show(self, packages: Sequence[Path]) -> Path:
         """Return a directory in which the process sees packages: in a sandbox, they are copies."""
-        if self._copies is None:
+        if self.confinement.kind is None:
             return packages[0].parent
-        directory = Path(tempfile.mkdtemp(dir=self._copies))
+        directory = Path(tempfile.mkdtemp(dir=self._home))
         for package in packages:
             self._shown[package] = directory / package.name
             shutil.copytree(package, directory / package.name, symlinks=True)
@@ -80,74 +80,58 @@ class ProbeProcess:
         The function returns `("failed", reason)` if the process died or did not answer in time. It waits for the last
         question only.
         """
-        running = self.start()
-        running.is_asked = True
+        self.start()
+        self._is_asked = True
         with suppress(OSError):  # it has died, which `wait` reports
-            running.connection.send_bytes(json.dumps([question, *arguments]).encode())
+            self._connection.send_bytes(json.dumps([question, *arguments]).encode())
 
         def wait(seconds: float) -> Any:
             try:
-                if not running.connection.poll(seconds):
+                if not self._connection.poll(seconds):
                     return "failed", f"no answer after {seconds:.0f} s"
-                answer = json.loads(running.connection.recv_bytes())
+                answer = json.loads(self._connection.recv_bytes())
             except (EOFError, OSError):
-                return "failed", running.death(seconds)
-            running.is_asked = False
+                return "failed", self._death(seconds)
+            self._is_asked = False
             return answer
 
         return wait
 
-    def start(self) -> _Running:
+    def start(self) -> None:
         """Start the process, unless one runs that is not busy with a question."""
-        if self._running and (self._running.is_asked or self._running.process.poll() is not None):
+        if self._process and (self._is_asked or self._process.poll() is not None):
             self._stop()
-        if self._running is None:
-            self._running = _Running(self._python, self.confinement, self._copies)
-        return self._running
+        if self._process:
+            return
+        confined, terminal = self.confinement.kind is not None, files.debugging()
+        empty = Path(tempfile.mkdtemp(dir=self._home))
+        self._log = self._running.enter_context((empty / "stderr").open("w+", errors="replace"))
+        self._connection, other = multiprocessing.Pipe()
+        self._running.enter_context(self._connection)
+        with other:
+            command = [self._python, "-X", "faulthandler", str(_PROBE), str(other.fileno())]
+            self._process = subprocess.Popen(
+                _confined(command, self.confinement, self._home, empty) if confined else command,
+                cwd=empty,
+                env=_environment(empty) if confined else {**os.environ, **_kernels(), "HF_HUB_OFFLINE": "1"},
+                stdin=None if terminal else subprocess.DEVNULL,
+                stdout=None if terminal else subprocess.DEVNULL,
+                stderr=None if terminal else self._log,
+                pass_fds=[other.fileno()],
+            )
 
     def _stop(self) -> None:
-        if self._running:
-            self._running.stop()
-            self._running = None
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+        self._process, self._is_asked = None, False
+        self._running.close()
 
-
-class _Running:
-    """A started process, our end of its connection, and the directory in which it runs.
-
-    Attributes:
-        is_asked: Whether it has a question that it has not answered.
-    """
-
-    def __init__(self, python: str, confinement: Confinement, copies: Path | None) -> None:
-        self.is_asked = False
-        terminal = files.debugging()
-        with ExitStack() as stack:
-            empty = Path(tempfile.mkdtemp(dir=copies)) if copies else stack.enter_context(temporary_directory())
-            self._log = stack.enter_context((empty / "stderr").open("w+", errors="replace"))
-            self.connection, other = multiprocessing.Pipe()
-            stack.enter_context(self.connection)
-            with other:
-                command = [python, "-X", "faulthandler", str(_PROBE), str(other.fileno())]
-                self.process = subprocess.Popen(
-                    _confined(command, confinement, copies, empty) if copies else command,
-                    cwd=empty,
-                    env=_environment(empty) if copies else {**os.environ, **_kernels(), "HF_HUB_OFFLINE": "1"},
-                    stdin=None if terminal else subprocess.DEVNULL,
-                    stdout=None if terminal else subprocess.DEVNULL,
-                    stderr=None if terminal else self._log,
-                    pass_fds=[other.fileno()],
-                )
-            self._opened = stack.pop_all()
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._opened.close()
-
-    def death(self, seconds: float) -> str:
+    def _death(self, seconds: float) -> str:
         """Return how the process ended, after it has closed the connection."""
+        assert self._process is not None
         try:
-            status = self.process.wait(seconds)
+            status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return f"no answer after {seconds:.0f} s"
         # A sandbox passes on the end of the process as shells do.
@@ -159,14 +143,14 @@ class _Running:
         return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
 
 
-def _confined(command: list[str], confinement: Confinement, copies: Path, directory: Path) -> list[str]:
-    """Return the command in its sandbox, in a directory below `copies`."""
+def _confined(command: list[str], confinement: Confinement, home: Path, directory: Path) -> list[str]:
+    """Return the command in its sandbox, in a directory below `home`."""
     # A package may look for a GPU when it is imported.
     device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
     started = ["sh", "-c", 'cd "$0" && exec "$@"', str(directory), *command]
     local = [Path(entry.partition("=")[2]) for entry in "".join(_kernels().values()).split(":") if "=" in entry]
     paths = sandbox.readable([Path(command[0]).parent.parent, _PROBE, _hub_cache(), *local])
-    return confinement.around(started, copies, map(Path, paths), device)
+    return confinement.around(started, home, map(Path, paths), device)
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -53,12 +53,12 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "testshell": "develop_command.testshell",
         "emulate": "develop_command.emulate",
         "compile-commands": "develop_command.compile_commands",
-        "create-pyproject": "pyproject_command.create_pyproject",
+        "create-pyproject": "develop_command.create_pyproject",
     },
     "Less often": {
         "update-build": "config_command.update_build",
         "toolchain": "toolchain_command.toolchain",
-        "fill-card": "card_command.fill_card",
+        "fill-card": "upload_command.fill_card",
     },
 }
 # Commands for scripts of the public tool, which `--help` does not list.
@@ -103,8 +103,10 @@ def print_notices(projects: Sequence[Project]) -> None:
         click.secho(f"warning: {line}", fg="yellow", err=True)
 
 
-def of_each(directories: Sequence[Path], read: Callable[[Path], _Result]) -> dict[Path, _Result | ConfigError]:
-    """Return the results for project directories (default: here), or their errors; of a single one, raise its error.
+def of_each(
+    directories: Sequence[Path], read: Callable[[Path], _Result]
+) -> tuple[dict[Path, _Result], dict[Path, ConfigError]]:
+    """Return the results for project directories (default: here), and the errors; of a single one, raise its error.
 
     A shell expands `kernels-repo/*` to files and to directories without a `build.toml` too, which are left out.
     """
@@ -113,15 +115,15 @@ def of_each(directories: Sequence[Path], read: Callable[[Path], _Result]) -> dic
     if others:
         names = some_of([path.name for path in others], _NAMES)
         click.secho(f"skipped, without a build.toml: {names}", fg="yellow", err=True)
-    results: dict[Path, _Result | ConfigError] = {}
+    results, errors = {}, {}
     for path in (path for path in paths if path not in others):
         try:
             results[path] = read(path)
         except ConfigError as error:
             if len(paths) == len(others) + 1:
                 raise
-            results[path] = error
-    return results
+            errors[path] = error
+    return results, errors
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:

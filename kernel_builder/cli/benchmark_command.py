@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kernel_builder.cli.shared_options import directory_argument
+from kernel_builder.cli.shared_options import directory_argument, table
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import BenchmarkReport
 from kernel_builder.measure.workloads import DEVICES, DTYPES
@@ -25,15 +25,18 @@ def _items(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 def _print(report: BenchmarkReport) -> None:
     click.echo(f"{report.kernel}, {report.variant}, on {tables.machine(report)}\n")
-    for heading, rows in tables.groups(report.rows):
-        click.secho(f"{heading}: us a call (share of copy speed)", bold=True)
-        click.echo(tables.as_text(tables.times(rows)) + "\n")
+    shown = {
+        f"{heading}: us a call (share of copy speed)": tables.times(rows)
+        for heading, rows in tables.groups(report.rows)
+    }
     if report.hosts:
-        click.secho("host overhead: us a call", bold=True)
-        click.echo(tables.as_text(tables.hosts(report.hosts)) + "\n")
+        shown["host overhead: us a call"] = tables.hosts(report.hosts)
     if report.rows:
-        click.secho("geometric means", bold=True)
-        click.echo(tables.as_text(tables.summary(report.rows)) + "\n")
+        shown["geometric means"] = tables.summary(report.rows)
+    for heading, rows in shown.items():
+        click.secho(heading, bold=True)
+        table(rows)
+        click.echo()
     for note in tables.notes(report):
         click.echo(note)
 

@@ -1,11 +1,12 @@
-"""`kernel-builder upload` and `build-and-upload`."""
+"""`kernel-builder upload`, `build-and-upload` and `fill-card`."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from huggingface_hub.utils import disable_progress_bars
@@ -27,6 +28,9 @@ from kernel_builder.cli.shared_options import (
 )
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
+from kernel_builder.hub import card
+from kernel_builder.hub.package_api import Api
+from kernel_builder.hub.packages import HubPackage
 from kernel_builder.hub.publication import API_CHANGE, UNTESTED, BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
@@ -87,14 +91,14 @@ def upload(directory: Path, build: bool, quiet: bool, as_json: bool, output_json
     kernel-builder upload kernels/rmsnorm
     HF_ENDPOINT=http://127.0.0.1:8080 kernel-builder upload kernels/rmsnorm --owner me
     """
+    variants = None
+    if build:
+        built = (path.parent.name for path in sorted(directory.glob("build/[!.]*/metadata.json")))
+        variants = [name for name in built if not name.endswith("-linux") or name.endswith(this_platform())]
     if not quiet:
         print_notices([read_project(directory)])
-    request = PublishRequest(directory, **options)
-    if build:
-        built = sorted(path.parent.name for path in directory.glob("build/[!.]*/metadata.json"))
-        here = tuple(name for name in built if not name.endswith("-linux") or name.endswith(this_platform()))
-        _build(request, variants=here, quiet=quiet or as_json or output_json == Path())
-    _upload(request, quiet=quiet, as_json=as_json, output_json=output_json)
+    to_build = {"variants": tuple(variants)} if variants is not None else None
+    _upload(PublishRequest(directory, **options), to_build, quiet=quiet, as_json=as_json, output_json=output_json)
 
 
 @click.command()
@@ -113,35 +117,53 @@ def build_and_upload(quiet: bool, as_json: bool, output_json: Path | None, **opt
     \b
     kernel-builder build-and-upload kernels/rmsnorm --backend cuda
     """
-    for_build = {name: options.pop(name) for name in ("variants", "backends", "whole", "jobs")}
-    request = PublishRequest(**options)
-    _build(request, quiet=quiet or as_json or output_json == Path(), **for_build)
-    _upload(request, quiet=quiet, as_json=as_json, output_json=output_json)
+    to_build = {name: options.pop(name) for name in ("variants", "backends", "whole", "jobs")}
+    _upload(PublishRequest(**options), to_build, quiet=quiet, as_json=as_json, output_json=output_json)
 
 
-def _build(request: PublishRequest, *, quiet: bool, **options: Any) -> None:
-    """Build variants of the project, and exit if one of them fails."""
-    summary = run(
-        pipeline.BuildRequest(
+@click.command()
+@directory_argument
+@click.argument("output", metavar="[FILE]", default="-", type=click.File("w", encoding="utf-8"))
+def fill_card(directory: Path, output: TextIO) -> None:
+    """Print the card that `upload` would publish, or write it to FILE.
+
+    DIR is the project (default: here). The card is CARD.md, followed by the API and the variants of the packages in
+    DIR/build. The packages are read, not loaded.
+
+    \b
+    kernel-builder fill-card kernels/rmsnorm
+    """
+    project = read_project(directory)
+    packages = {path.parent.name: HubPackage(path.parent) for path in project.root.glob("build/[!.]*/metadata.json")}
+    api = packages[min(packages)].api if packages else Api({}, {})
+    output.write(card.render(project, project.hub_repo_id or f"org/{project.name}", packages, api))
+
+
+def _upload(
+    request: PublishRequest,
+    to_build: Mapping[str, Any] | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+    output_json: Path | None,
+) -> None:
+    """Build the selected variants of the project, if any, and publish it; exit if one of them fails."""
+    as_json = as_json or output_json == Path()
+    silent = quiet or as_json
+    if to_build is not None:
+        wanted = pipeline.BuildRequest(
             directories=(request.directory,),
             owner=request.new_owner,
             load=request.load,
             allow=request.allowed_checks,
-            **options,
-        ),
-        lambda progress: Toolchains(progress=progress),
-    )
-    if not quiet:
-        print_summary(summary)
-    if summary.error:
-        if quiet:
-            raise summary.error
-        raise SystemExit(summary.error.exit_code)
-
-
-def _upload(request: PublishRequest, *, quiet: bool, as_json: bool, output_json: Path | None) -> None:
-    as_json = as_json or output_json == Path()
-    if quiet or as_json:
+            **to_build,
+        )
+        summary = run(wanted, lambda progress: Toolchains(progress=progress))
+        if not silent:
+            print_summary(summary)
+        if summary.error:
+            raise summary.error if silent else SystemExit(summary.error.exit_code)
+    if silent:
         disable_progress_bars()
     published = publish(request, Silent() if quiet else Lines(sys.stderr))
     if output_json and output_json != Path():

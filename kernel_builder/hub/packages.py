@@ -120,7 +120,6 @@ def checked_packages(
     directories = [path for path in sorted(build.glob("[!.]*")) if path.is_dir()]
     if not directories:
         raise CheckError("there is no package", where=str(build), hint=again.replace("rebuild", "build"))
-    _refuse_limited(directories, project)
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
     checked = checks.run_all(directories, load=load, allow=allow, project=project)
@@ -155,20 +154,15 @@ def without_untested(packages: Mapping[str, HubPackage], hint: str) -> dict[str,
     return kept
 
 
-def _refuse_limited(directories: Sequence[Path], project: Project) -> None:
-    for directory in directories:
-        if only := HubPackage(directory).metadata.only_capabilities:
+def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:
+    """Raise unless all packages are of this project, load the same kernels and have all capabilities."""
+    for package in packages.values():
+        if only := package.metadata.only_capabilities:
             raise PackageError(
                 f"the package was built with --capability {', '.join(only)}; expected all of the project's",
-                where=str(directory),
-                hint=f"build without --capability: kernel-builder build {project.root} --variant {directory.name}",
+                where=str(package.directory),
+                hint=f"build without --capability: kernel-builder build {project.root} --variant {package.variant}",
             )
-
-
-def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:
-    """Raise unless all packages are of this project, load the same kernels and have one API."""
-    first = next(iter(packages.values()))
-    for package in packages.values():
         depends = (*project.kernel_depends, *project.backend_kernel_depends.get(package.backend, ()))
         loads = {str(depend.get("repo-id")) for depend in package.metadata.kernel_depends}
         for key, actual, expected in (
@@ -183,13 +177,6 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
                     where=str(package.directory / "metadata.json"),
                     hint=again,
                 )
-        differences = first.differences(package)
-        if differences:
-            raise PackageError(
-                f"its API differs from that of {first.variant}:\n  " + "\n  ".join(differences),
-                where=str(package.directory),
-                hint=f"the packages were built from different sources; {again}",
-            )
 
 
 def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:

@@ -68,9 +68,8 @@ def test_notes_name_absent_peers_and_faults(report: BenchmarkReport) -> None:
     ]
 
 
-def test_tables_as_text_and_as_markdown() -> None:
+def test_tables_as_markdown() -> None:
     table = [["shape", "us"], ["8x2048", "1.0"], ["8", "123.0"]]
-    assert tables.as_text(table) == "shape      us\n8x2048    1.0\n8       123.0"
     assert tables.as_markdown(table) == "| shape | us |\n| --- | --- |\n| 8x2048 | 1.0 |\n| 8 | 123.0 |"
 
 
