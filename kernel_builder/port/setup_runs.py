@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +57,15 @@ class SetupRun:
 
     Attributes:
         error: The exception that ended the script, with its line; None for none.
-        root: The directory of the script in the sandbox.
-        home: The directory of the CUDA toolkit and of Torch in the sandbox.
     """
 
     machine: Machine
     error: str | None
-    root: str
-    home: str
-    settings: Mapping[str, Any]
-    architectures: str
-    extensions: Sequence[Mapping[str, Any]]
-    left_out: Sequence[tuple[int, str]]
-    assumed: Sequence[tuple[int, str]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    architectures: str = ""
+    extensions: Sequence[Mapping[str, Any]] = ()
+    left_out: Sequence[tuple[int, str]] = ()
+    assumed: Sequence[tuple[int, str]] = ()
 
 
 def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "require") -> list[SetupRun]:
@@ -147,7 +143,7 @@ def _run(
         if missing is None or missing[1] in absent:
             break
         absent.append(missing[1])
-    return SetupRun(machine, root=request["root"], home=home, **record)
+    return SetupRun(machine, **record)
 
 
 def _record(command: Sequence[str], environment: Mapping[str, str], scratch: Path) -> dict[str, Any]:
@@ -168,4 +164,4 @@ def _record(command: Sequence[str], environment: Mapping[str, str], scratch: Pat
         error = f"line 0: the process ended with status {done.returncode}" + (f": {lines[-1]}" if lines else "")
     except subprocess.TimeoutExpired:
         error = f"line 0: no result after {_SECONDS} s"
-    return {"error": error, "settings": {}, "architectures": "", "extensions": (), "left_out": (), "assumed": ()}
+    return {"error": error}

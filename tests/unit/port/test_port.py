@@ -345,7 +345,7 @@ def test_no_argument_is_lost(tmp_path: Path) -> None:
     for run in run_setup(tmp_path / "setup.py"):
         for value in strings([{**extension["arguments"], "name": ""} for extension in run.extensions]):
             lands = value.startswith(("-gencode", "arch="))  # as cuda-capabilities
-            assert lands or value.replace(f"{run.root}/", "").removeprefix("-I") in shown, value
+            assert lands or value.removeprefix("-I") in shown, value
     assert public_rules.faults(toml_file.read(tmp_path / "build.toml")) == []
     read = read_project(tmp_path)
     assert (read.name, read.python_depends) == ("svox2", ("einops", "tvm-ffi"))
