@@ -14,8 +14,7 @@ from pathlib import Path
 
 from kernel_builder.checks import binaries, layout, ops, python_rules, symbols
 from kernel_builder.checks.findings import CheckedPackage, CheckReport, Finding, NotApplicable
-from kernel_builder.checks.load import Loaders, check_load, loading
-from kernel_builder.checks.probe_process import ProbeProcess
+from kernel_builder.checks.load import Loaders, ProbeProcess, check_load, loading
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.elf import SharedObject

@@ -12,7 +12,7 @@ import click
 
 from kernel_builder.backends.tools import CudaCompiler
 from kernel_builder.checks import CheckReport
-from kernel_builder.checks import summary as checks_summary
+from kernel_builder.checks.findings import summary_lines
 from kernel_builder.cli import report_error
 from kernel_builder.cli.shared_options import (
     allow_option,
@@ -52,9 +52,7 @@ def print_summary(summary: BuildSummary) -> None:
         if built.checks:
             reports.setdefault(built.project, {})[built.variant] = built.checks
     for project, project_reports in reports.items():
-        for line in checks_summary.lines(
-            project_reports, "warning", f"`kernel-builder check-builds {project}` lists all"
-        ):
+        for line in summary_lines(project_reports, "warning", f"`kernel-builder check-builds {project}` lists all"):
             click.secho(line if line.startswith(" ") else f"warning: {project}: {line}", fg="yellow")
     for title, text in summary.warnings.items():
         click.secho(f"warnings from {title}:", fg="yellow", err=True)

@@ -20,8 +20,8 @@ from pathlib import Path, PurePosixPath
 from kernel_builder import backends
 from kernel_builder.backends import CompiledBackend
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel, Project, TorchFramework
+from kernel_builder.develop.choice import build_for_device
 from kernel_builder.develop.emulated_sources import REPLACED_HEADERS, translate
-from kernel_builder.develop.local_build import build_for_device
 from kernel_format.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "emulator"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_builder import inline_project
 from kernel_builder.backends.cuda.releases import capability_key, runs_on
 from kernel_builder.config import known_backends
-from kernel_builder.develop.local_build import build_for_device
+from kernel_builder.develop.choice import build_for_device
 from kernel_format.cache_directory import default_cache
 from kernel_format.errors import ConfigError, VariantError
 from kernel_format.files import write_atomically

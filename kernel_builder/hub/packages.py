@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import checks, elf
-from kernel_builder.checks import summary
+from kernel_builder.checks.findings import summary_lines
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.variant import Variant
@@ -127,7 +127,7 @@ def checked_packages(
         progress.say(f"checking {directory.name}")
         reports[directory.name] = next(checked)
     if not all(report.ok for report in reports.values()):
-        lines = summary.lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
+        lines = summary_lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
         raise CheckError(
             "packages fail their checks:\n  " + "\n  ".join(lines),
             where=str(build),

@@ -9,10 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kernel_builder.measure.accuracy import deviation, fault
-from kernel_builder.measure.estimates import estimate
-from kernel_builder.measure.poison import poisoned
-from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row
+from kernel_builder.measure.accuracy import deviation, fault, poisoned
+from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row, estimate
 from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, sets_needed
 from kernel_format.errors import MeasureError
 

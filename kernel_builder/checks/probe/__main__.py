@@ -1,4 +1,4 @@
-"""The program that `probe_process.py` runs in a new process. It must not import the builder.
+"""The program that `ProbeProcess` of `checks.load` runs in a new process. It must not import the builder.
 
     python kernel_builder/checks/probe CONNECTION
     python -m pdb -m kernel_builder.checks.probe load DIRECTORY

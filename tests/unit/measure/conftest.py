@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_builder.measure.estimates import Estimate
-from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Deviation, HostOverhead, Point, Row
+from kernel_builder.measure.results import (
+    COPY,
+    OURS,
+    YARDSTICK,
+    BenchmarkReport,
+    Deviation,
+    Estimate,
+    HostOverhead,
+    Point,
+    Row,
+)
 
 
 def around(value: float) -> Estimate:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kernel_builder.measure.estimates import estimate
+from kernel_builder.measure.results import estimate
 
 
 def test_a_median_lies_within_its_interval() -> None:
