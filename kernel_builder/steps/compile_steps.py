@@ -82,7 +82,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
         None
         if isinstance(abi, TvmFfiAbi)
         else cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
-        matrix.cxx_standard(release),
+        matrix.load().cxx.get(release, 17),
         cache(lambda: backend.toolkit_libraries(toolchains, toolkit) if toolkit else None),
         cache(toolchains.dependency),
         _tvm_ffi(toolchains, abi) if isinstance(abi, TvmFfiAbi) else None,
