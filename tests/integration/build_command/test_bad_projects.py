@@ -114,11 +114,11 @@ NOWHERE = "/dev/null/out"
             *(VariantError, "abi210-cpo", "is not a variant's name; expected for example", "list-variants"),
         ),
         (
-            ("--variant", "torch-stable-abi210-cu132-x86_64-linux"),
+            ("--variant", "torch-stable-abi210-cu126-x86_64-linux", "--cuda-compiler", "nvcc"),
             *(
                 VariantError,
-                "cu132",
-                "cannot be built here: needs CUDA 13.2; this builder has 12.8, 13.0",
+                "cu126",
+                "cannot be built here: needs CUDA 12.6; this builder has 13.0",
                 "--cuda-home",
             ),
         ),
