@@ -66,9 +66,8 @@ def _head_of(logits: Any) -> Optional[tuple[list[Node], float]]:
         name = operation(logits)
         if name == "linear":
             return chain, cap
-        if name == "cast" and dtype_of(logits) == torch.float32:
-            logits = logits.args[0]
-        elif name in _ROWS and shape_of(logits)[-1] == shape_of(logits.args[0])[-1]:
+        is_wider = name == "cast" and dtype_of(logits) == torch.float32
+        if is_wider or (name in _ROWS and shape_of(logits)[-1] == shape_of(logits.args[0])[-1]):
             logits = logits.args[0]
         elif name == "mul" and not cap:
             capped = match(_CAPPED, logits)
