@@ -1,7 +1,7 @@
 """Check that ops are registered as their schemas, the backend and `torch.compile` need them.
 
 Functions and schemas are compared in the sources: on the stable ABI, Torch does not compare them, and a `double` that a
-function takes as `float` becomes another number. On the full ABI, Torch compares them when a package is loaded, which is
+function takes as `float` becomes another number. On the full ABI, Torch compares them when it loads a package, which is
 not possible on every machine. The comparison is a scan and no parser: conditions are ignored, and schemas that a macro
 writes are not found. The registered ops are those of the loaded package.
 """

@@ -6,6 +6,7 @@ last of its operations stood.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from .editing import Editor, broadcasts, fits, is_alike
-from .kernel_set import DEVICE, adaln, geglu, rmsnorm, rope3d
+from .head_losses import join_loss
+from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
 from .masks import drop_causal_mask
 from .matching import Match, call, match, mean, named, narrow, one_plus, rsqrt, sqrt, tagged, wide
 from .rotations import rotate, rotate_together
@@ -71,16 +73,21 @@ KERNELS_OF = {
     geglu.geglu_pair: Kernel("gated activation", ("geglu",)),
     geglu.swiglu: Kernel("gated activation", ("geglu",)),
     geglu.swiglu_pair: Kernel("gated activation", ("geglu",)),
+    loss.linear_cross_entropy: Kernel("cross entropy with its linear layer", ("loss",)),
     rope3d.apply_rotary: Kernel("rotary embedding", ("rope3d",)),
     rope3d.norm_rotary: Kernel("q/k norm with rotary embedding", ("rope3d",)),
 }
 
 
-def fuse(module: GraphModule) -> list[tuple[Node, str]]:
-    """Replace all operations of a graph that the kernels compute. Return those that almost are, and the reasons."""
+def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, str]]:
+    """Replace all operations of a graph that the kernels compute. Return those that almost are, and the reasons.
+
+    Without `returns_logits`, a graph with gradients returns None for logits that only a loss reads.
+    """
     editor = Editor(module)
     editor.merge_views()
     for replace in (
+        partial(join_loss, returns_logits=returns_logits),
         drop_causal_mask,
         rotate,
         _modulate,
