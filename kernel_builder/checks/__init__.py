@@ -19,7 +19,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.elf import SharedObject
 from kernel_builder.package.records import NO_LOAD
-from kernel_format.errors import ConfigError, VariantError
+from kernel_format.errors import ConfigError
 from kernel_format.metadata import PackageMetadata
 
 __all__ = [
@@ -92,11 +92,7 @@ def require_allowable(names: Sequence[str]) -> None:
 
 def read(directory: Path) -> CheckedPackage:
     """Read the package in `directory`, in any state; the checks report missing and wrong files."""
-    try:
-        variant = Variant.parse(directory.name)
-    except VariantError:
-        variant = None
-    return CheckedPackage(directory, variant, PackageMetadata.read(directory))
+    return CheckedPackage(directory, Variant.find(directory.name), PackageMetadata.read(directory))
 
 
 def run(package_dir: Path, *, only: Sequence[str] | None = None, load: bool = True) -> CheckReport:

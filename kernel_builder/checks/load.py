@@ -26,7 +26,6 @@ from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.steps.confinement import Confinement
 from kernel_format import files
-from kernel_format.errors import VariantError
 from kernel_format.files import temporary_directory
 from kernel_format.metadata import PackageMetadata
 from kernel_format.tree_digest import contents, is_unchanged
@@ -98,7 +97,7 @@ def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[
         `failed`), a `text`, and where they apply the modules that this machine lacks (`missing`).
     """
     started = []
-    variants = {path: variant for path in directories if (variant := _variant(path)) and _is_complete(path)}
+    variants = {path: variant for path in directories if (variant := Variant.find(path.name)) and _is_complete(path)}
     here = [path for path, variant in variants.items() if may_load(variant)]
     elsewhere = [path for path, variant in variants.items() if variant.platform not in (None, this_platform())]
     for process, group in ((loaders.probe, here), (loaders.cross_probe, elsewhere)):
@@ -130,14 +129,6 @@ def asked_for(variant: str) -> tuple[str | None, str]:
     if backend is None:
         return None, ""
     return backend.name if backend.in_every_torch else None, backend.dispatch_key
-
-
-def _variant(directory: Path) -> Variant | None:
-    """Return the variant that a directory is named after; None if it is none."""
-    try:
-        return Variant.parse(directory.name)
-    except VariantError:
-        return None
 
 
 def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping[str, str | None]:

@@ -42,7 +42,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "Publish": {
         "upload": "upload_command.upload",
         "audit": "audit_command.audit",
-        "verify": "verify_command.verify",
+        "verify": "sign_command.verify",
         "sign": "sign_command.sign",
         "wheel": "wheel_command.wheel",
         "hub": "hub_command.hub",

@@ -70,3 +70,11 @@ class Variant(variant.Variant):
             if parsed.platform not in PLATFORMS or backend not in known_backends.compiled_for():
                 raise variant.not_a_variant(name)
         return Variant(parsed.framework, backend, parsed.release, parsed.platform)
+
+    @staticmethod
+    def find(name: str) -> Variant | None:
+        """Read a variant's directory name as `parse` does, and return None for any other name."""
+        try:
+            return Variant.parse(name)
+        except VariantError:
+            return None

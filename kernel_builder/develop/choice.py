@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from kernel_builder.checks.load import rejections
@@ -69,11 +68,8 @@ def built(project: Project, name: str | None) -> Variant:
 
 def built_variants(directory: Path) -> list[Variant]:
     """Return the variants that have a package in a project's `build`."""
-    variants = []
-    for file in sorted((directory / "build").glob(f"*/{metadata.NAME}")):
-        with suppress(VariantError):
-            variants.append(Variant.parse(file.parent.name))
-    return variants
+    names = sorted(file.parent.name for file in (directory / "build").glob(f"*/{metadata.NAME}"))
+    return [variant for name in names if (variant := Variant.find(name))]
 
 
 def loadable(variants: Sequence[Variant]) -> list[Variant]:

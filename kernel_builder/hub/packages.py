@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import checks, elf
+from kernel_builder import checks
 from kernel_builder.checks.findings import summary_lines
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend, Project
@@ -84,16 +83,6 @@ class HubPackage:
             both = old.ops.keys() & new.ops.keys()
             old, new = (replace(api, ops={name: api.ops[name] for name in both}) for api in (old, new))
         return old.differences(new)
-
-    @cached_property
-    def compiler(self) -> str | None:
-        """The name and version of the host compiler, from the binary's `.comment` section."""
-        for binary in sorted(self.directory.rglob("*.so")):
-            with suppress(elf.Unreadable):
-                for text in (elf.section(binary, ".comment") or b"").split(b"\0"):
-                    if text.startswith((b"GCC", b"clang")):
-                        return text.decode("utf-8", "replace")
-        return None
 
 
 def named_backend(variant: str) -> Backend:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder.measure import tables
@@ -20,13 +19,6 @@ PALETTE = ("#0072b2", "#009e73", "#e69f00", "#56b4e9", "#cc79a7")
 _WIDTH, _ROW, _HEAD = 8.5, 0.25, 1.5  # inches
 # Equal reports give equal files: no date, and no random identifiers.
 _REPRODUCIBLE: dict[Any, Any] = {"svg.hashsalt": "kernel-builder", "svg.fonttype": "none"}
-
-
-def save(report: BenchmarkReport, path: Path) -> None:
-    """Write the plot of a report to `path`; the suffix selects the format (.svg, .png, .pdf)."""
-    with reproducible(str(path)):
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        draw(report).savefig(path, metadata=metadata)
 
 
 @contextmanager

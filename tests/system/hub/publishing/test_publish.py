@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -141,7 +142,7 @@ def test_packages_of_other_tools_are_compared(hub: RunningHub, quick: Path) -> N
 def test_packages_with_different_apis_are_not_published(hub: RunningHub, doubling: Path) -> None:
     edit(doubling / "build" / CUDA, "__init__.py", "def doubled(x: torch.Tensor)", "def doubled(y: torch.Tensor)")
     edit(doubling / "build" / CUDA, "__init__.py", "ops.doubled(x)", "ops.doubled(y)")
-    with pytest.raises(PackageError, match=r"packages were not built from the project's sources:\n  torch-cu"):
+    with pytest.raises(PackageError, match=r"packages were not built from the project's sources:\n  torch-c"):
         put(hub, doubling)
     assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
 
@@ -197,8 +198,11 @@ def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
     assert "build.toml" in tree(hub, DOUBLING, "trial")
 
     config = quick / "build.toml"
+    first = hashlib.sha256(config.read_bytes()).hexdigest()
     config.write_text(config.read_text().replace("version = 1", "version = 2"))
+    second = hashlib.sha256(config.read_bytes()).hexdigest()
     edit(quick / "build" / CUDA, "metadata.json", '"version": 1\n', '"version": 2\n')
+    edit(quick / "build" / CUDA, "metadata.json", first, second)
     result = put(hub, quick)
     assert result.main and result.main.revision
     assert not {path for path in tree(hub, DOUBLING, "v2") if not path.startswith((".", "build/"))}
