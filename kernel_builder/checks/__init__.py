@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from kernel_builder.checks import binaries, layout, ops, python_rules, symbols
 from kernel_builder.checks.findings import CheckedPackage, CheckReport, Finding, NotApplicable
-from kernel_builder.checks.load import Loaders, ProbeProcess, check_load, loading
+from kernel_builder.checks.load import ProbeProcess, check_load, start_loading
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.elf import SharedObject
@@ -28,7 +29,6 @@ __all__ = [
     "CheckReport",
     "CheckedPackage",
     "Finding",
-    "Loaders",
     "ProbeProcess",
     "read",
     "require_allowable",
@@ -110,7 +110,8 @@ def run_all(
     load: bool = True,
     allow: Sequence[str] = (),
     project: Project | None = None,
-    loaders: Loaders | None = None,
+    probe: ProbeProcess | None = None,
+    others: Mapping[str, Sequence[Path]] = MappingProxyType({}),
 ) -> Iterator[CheckReport]:
     """Yield the report of each package, in order. This is faster than one `run` after the other.
 
@@ -120,17 +121,15 @@ def run_all(
         load: Run the check that imports the packages.
         allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
         project: The project that they were built from, whose files the findings then name.
-        loaders: The processes that load the packages; None for a new process.
+        probe: The process that loads the packages; None for a new one.
+        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
     """
-    loaders = loaders or Loaders()
     directories = [package.resolve() for package in packages]
     asked = CHECKS if only is None else only
     names = [name for name in asked if load or name not in _LOADING]
     left_out = {name: NO_LOAD for name in asked if name not in names}
-    with (
-        nullcontext(loaders.probe) if loaders.probe else ProbeProcess() as process,
-        loading(directories if _LOADING.intersection(names) else (), replace(loaders, probe=process)) as load_answers,
-    ):
+    with nullcontext(probe) if probe else ProbeProcess() as process:
+        load_answers = start_loading(directories if _LOADING.intersection(names) else (), process, others)
         for directory in directories:
             package = replace(read(directory), load_answers=load_answers, project=project)
             yield _report(package, names, frozenset(allow), left_out)

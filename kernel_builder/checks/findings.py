@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from kernel_builder import backends, elf
 from kernel_builder.backends import CompiledBackend
-from kernel_builder.checks import python_files
-from kernel_builder.checks.python_files import Source
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Release, TvmFfiAbi, Variant
 from kernel_builder.elf import SharedObject
@@ -52,7 +50,7 @@ class CheckedPackage:
     Attributes:
         variant: None if the directory's name is not a variant's.
         metadata: None if `metadata.json` is missing or is not a JSON object.
-        load_answers: Returns the answers of `load.loading` for all packages of the command; None before the load.
+        load_answers: Returns the answers of `load.start_loading` for all packages of the command; None before the load.
         project: The project that it was built from, if that is here.
     """
 
@@ -85,11 +83,6 @@ class CheckedPackage:
     def binary_paths(self) -> list[Path]:
         """The files at the top of the package whose names end like a shared object's, sorted."""
         return sorted(path for path in self.directory.iterdir() if _SHARED_OBJECT.search(path.name) and path.is_file())
-
-    @cached_property
-    def sources(self) -> tuple[Source, ...]:
-        """The Python files of the package, sorted."""
-        return python_files.read(self.directory, OLDEST_PYTHON)
 
     @property
     def known_metadata(self) -> PackageMetadata:

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -32,21 +31,6 @@ from kernel_format.tree_digest import contents, is_unchanged
 from kernel_sandbox import sandbox
 
 
-@dataclass(frozen=True)
-class Loaders:
-    """The processes that load packages, and the kernels that packages may depend on.
-
-    Attributes:
-        probe: The process for this machine's platform; None for a new one.
-        cross_probe: A process of the other platform, by emulation, that loads its packages; None to skip these.
-        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
-    """
-
-    probe: ProbeProcess | None = None
-    cross_probe: ProbeProcess | None = None
-    others: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-
-
 def check_load(package: CheckedPackage) -> Iterator[Finding]:
     variant = package.variant
     if variant is None:
@@ -58,10 +42,7 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
     if answer is None:
         if variant.platform in (None, this_platform()):
             raise NotApplicable(f"this machine's Torch has no {variant.backend.title}")
-        raise NotApplicable(
-            f"the variant is for {variant.platform}, this machine is {this_platform()}: "
-            "`check-builds --cross-python` loads it"
-        )
+        raise NotApplicable(f"the variant is for {variant.platform}, this machine is {this_platform()}")
     text = answer["text"]
     if answer["outcome"] == "skipped":
         raise NotApplicable(text)
@@ -86,41 +67,39 @@ def _is_complete(directory: Path) -> bool:
     return PackageMetadata.read(directory) is not None and (directory / "__init__.py").is_file()
 
 
-@contextmanager
-def loading(directories: Sequence[Path], loaders: Loaders) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
-    """Start to load packages that are complete and for a machine that may load them, each in a process of its own.
+def start_loading(
+    directories: Sequence[Path], process: ProbeProcess, others: Mapping[str, Sequence[Path]]
+) -> Callable[[], Mapping[str, Mapping[str, Any]]]:
+    """Start to load packages that are complete and for this machine, each in a process of its own.
 
-    One process imports Torch for all of a platform. That takes seconds, in which the other checks run.
+    One process imports Torch for all of them. That takes seconds, in which the other checks run.
 
-    Yields:
+    Args:
+        others: Packages of kernels that these may depend on, by repository, beside those that the client finds.
+
+    Returns:
         A function that waits for the answers. An answer has, by directory, the `outcome` (`loaded`, `skipped` or
         `failed`), a `text`, and where they apply the modules that this machine lacks (`missing`).
     """
-    started = []
     variants = {path: variant for path in directories if (variant := Variant.find(path.name)) and _is_complete(path)}
-    here = [path for path, variant in variants.items() if may_load(variant)]
-    elsewhere = [path for path, variant in variants.items() if variant.platform not in (None, this_platform())]
-    for process, group in ((loaders.probe, here), (loaders.cross_probe, elsewhere)):
-        if process and group:
-            seen = {directory: process.show([directory]) / directory.name for directory in group}
-            local = {repo_id: str(process.show(packages)) for repo_id, packages in loaders.others.items() if packages}
-            wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
-            started.append((process.ask("load", str(SECONDS), json.dumps(local), wanted), seen))
+    seen = {path: process.show([path]) / path.name for path, variant in variants.items() if may_load(variant)}
+    if not seen:
+        return dict
+    local = {repo_id: str(process.show(packages)) for repo_id, packages in others.items() if packages}
+    wanted = json.dumps({str(copy): asked_for(directory.name) for directory, copy in seen.items()})
+    wait = process.ask("load", str(SECONDS), json.dumps(local), wanted)
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
-        outcomes: dict[str, Mapping[str, Any]] = {}
-        for wait, seen in started:
-            answer = wait(SECONDS * (len(seen) + 1))
-            for directory, copy in seen.items():
-                if isinstance(answer, dict):
-                    text = answer[str(copy)]["text"].replace(str(copy), str(directory))
-                    outcomes[str(directory)] = {**answer[str(copy)], "text": text}
-                else:
-                    outcomes[str(directory)] = {"outcome": answer[0], "text": answer[1]}
-        return outcomes
+        answer = wait(SECONDS * (len(seen) + 1))
+        if not isinstance(answer, dict):
+            return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in seen}
+        return {
+            str(directory): {**answer[str(copy)], "text": answer[str(copy)]["text"].replace(str(copy), str(directory))}
+            for directory, copy in seen.items()
+        }
 
-    yield answers
+    return answers
 
 
 def asked_for(variant: str) -> tuple[str | None, str]:

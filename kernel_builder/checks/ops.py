@@ -19,6 +19,7 @@ from typing import Any
 from kernel_builder import backends
 from kernel_builder.backends.host_code import CXX_SUFFIXES
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.checks.python_rules import sources_of
 from kernel_builder.config import kernel_sources
 from kernel_builder.config.project import Project, TorchFramework
 from kernel_builder.config.variant import Variant
@@ -28,7 +29,7 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     answer = package.load_answers().get(str(package.directory), {}) if package.load_answers else {}
     texts = sources(package.project, package.variant) if package.project and package.variant else {}
     schemas = read_schemas(texts)
-    python = {source.name: source.text for source in package.sources if "define" in source.text}
+    python = {source.name: source.text for source in sources_of(package) if "define" in source.text}
     findings = list(compare(texts, schemas, python))
     if not findings:  # an op may be missing in the loaded package because of these
         findings = list(_in_loaded(answer, schemas))

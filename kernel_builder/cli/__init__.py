@@ -28,9 +28,9 @@ from kernel_format.errors import BuildError, ConfigError, KernelBuilderError
 # Help section -> command -> its function in `kernel_builder.cli.<module>`.
 _SECTIONS: dict[str, dict[str, str]] = {
     "Start": {
-        "doctor": "doctor_command.doctor",
+        "doctor": "toolchain_command.doctor",
         "init": "init_command.init",
-        "port": "port_command.port",
+        "port": "init_command.port",
     },
     "Build and check": {
         "build": "build_command.build",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from kernel_builder import checks
-from kernel_builder.cli.shared_options import allow_option, cross_python_option, json_option
+from kernel_builder.cli.shared_options import allow_option, json_option
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import CheckError
 from kernel_format.tree_digest import hash_tree
@@ -24,9 +23,8 @@ _DIRECTORY = click.argument(
 @click.command()
 @_DIRECTORY
 @allow_option
-@cross_python_option
 @json_option
-def check_builds(directory: Path, allow: tuple[str, ...], cross_python: Path | None, as_json: bool) -> None:
+def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None:
     """Run all checks on every package under DIR/build.
 
     `build` and `upload` run the same checks.
@@ -37,9 +35,7 @@ def check_builds(directory: Path, allow: tuple[str, ...], cross_python: Path | N
     checks.require_allowable(allow)
     packages = packages_of(directory)
     project = read_project(directory) if (directory / "build.toml").is_file() else None
-    with checks.ProbeProcess(str(cross_python)) if cross_python else nullcontext() as cross_probe:
-        loaders = checks.Loaders(cross_probe=cross_probe)
-        _print_reports(checks.run_all(packages, allow=allow, project=project, loaders=loaders), as_json)
+    _print_reports(checks.run_all(packages, allow=allow, project=project), as_json)
 
 
 @click.command()

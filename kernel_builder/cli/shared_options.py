@@ -75,12 +75,6 @@ allow_option = click.option(
     "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be repeated."
 )
 load_option = click.option("--load/--no-load", default=True, help="Load each package that this machine can load.")
-cross_python_option = click.option(
-    "--cross-python",
-    type=click.Path(exists=True, dir_okay=False, executable=True, path_type=Path),
-    metavar="PROGRAM",
-    help="A Python of another platform with Torch and the client, run by qemu-user, to load its packages with.",
-)
 
 
 def table(rows: Sequence[Sequence[str]]) -> None:

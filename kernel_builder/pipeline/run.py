@@ -261,7 +261,8 @@ class _Run:
             load=self.request.load,
             allow=self.request.allow,
             project=selection.project,
-            loaders=checks.Loaders(probe, others=others),
+            probe=probe,
+            others=others,
         )
         reports = []
         for number, target in enumerate(targets, 1):
