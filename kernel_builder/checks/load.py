@@ -110,27 +110,20 @@ def asked_for(variant: str) -> tuple[str | None, str]:
     return backend.name if backend.in_every_torch else None, backend.dispatch_key
 
 
-def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping[str, str | None]:
+_known_rejections: dict[str, str | None] = {}
+
+
+def rejections(variants: Sequence[str]) -> Mapping[str, str | None]:
     """Return why the client would reject each variant on this machine, or None if it would not.
 
     One process answers for all variants, since importing Torch takes seconds. Answers are kept.
-
-    Args:
-        python: The interpreter whose client and Torch are asked.
     """
-    known = _known_rejections(python)
-    if unknown := {variant: asked_for(variant)[0] for variant in variants if variant not in known}:
-        with ProbeProcess(python) as process:
+    if unknown := {variant: asked_for(variant)[0] for variant in variants if variant not in _known_rejections}:
+        with ProbeProcess() as process:
             answer = process.ask("fits", json.dumps(unknown))(SECONDS)
         failed = dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}") if isinstance(answer, tuple) else {}
-        known |= failed or answer
-    return known
-
-
-@cache
-def _known_rejections(python: str) -> dict[str, str | None]:
-    """Return the answers of an interpreter so far."""
-    return {}
+        _known_rejections.update(failed or answer)
+    return _known_rejections
 
 
 # The message of a failed load -> the hint.

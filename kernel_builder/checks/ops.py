@@ -28,7 +28,7 @@ from kernel_builder.config.variant import Variant
 def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     answer = package.load_answers().get(str(package.directory), {}) if package.load_answers else {}
     texts = sources(package.project, package.variant) if package.project and package.variant else {}
-    schemas = read_schemas(texts)
+    schemas = [schema for name, text in texts.items() if "TORCH_LIBRARY" in text for schema in _schemas(name, text)]
     python = {source.name: source.text for source in sources_of(package) if "define" in source.text}
     findings = list(compare(texts, schemas, python))
     if not findings:  # an op may be missing in the loaded package because of these
@@ -129,11 +129,6 @@ class Schema:
         return self.text.partition("(")[0].strip()
 
 
-def read_schemas(texts: Mapping[str, str]) -> tuple[Schema, ...]:
-    """Return the schemas in sources, which have no comments."""
-    return tuple(schema for name, text in texts.items() if "TORCH_LIBRARY" in text for schema in _schemas(name, text))
-
-
 def sources(project: Project, variant: Variant) -> Mapping[str, str]:
     """Return the sources and headers of a variant, by path, with spaces in place of comments."""
     if not isinstance(project.framework, TorchFramework):
@@ -147,12 +142,10 @@ def sources(project: Project, variant: Variant) -> Mapping[str, str]:
 
 @lru_cache(maxsize=1024)  # the variants of a project have the same files
 def _bare(path: Path) -> str:
-    return _COMMENT.sub(_blank, path.read_text(encoding="utf-8", errors="replace"))
+    def blank(match: re.Match[str]) -> str:  # lines keep their numbers
+        return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
 
-
-def _blank(match: re.Match[str]) -> str:
-    """Replace a comment by spaces, so that lines keep their numbers."""
-    return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
+    return _COMMENT.sub(blank, path.read_text(encoding="utf-8", errors="replace"))
 
 
 def _named_function(text: str, start: int) -> str:

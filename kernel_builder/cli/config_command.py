@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -102,15 +101,11 @@ def _update(path: Path, license: str | None, *, write: bool) -> bool:
     build_toml.from_document(toml_file.parse(new, str(path)), str(path), path.parent)
     if old == new:
         return False
-    _show_difference(old.splitlines(), new.splitlines(), str(path))
+    colours = {"+": "green", "-": "red"}
+    for line in difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), str(path), lineterm=""):
+        click.secho(line, fg=colours.get(line[0]))
     if write:
         real = Path(os.path.realpath(path))
         mark = "\ufeff" if real.read_bytes().startswith(b"\xef\xbb\xbf") else ""
         write_atomically(real, mark + new, mode=real.stat().st_mode & 0o777)
     return True
-
-
-def _show_difference(old: Sequence[str], new: Sequence[str], name: str) -> None:
-    colours = {"+": "green", "-": "red"}
-    for line in difflib.unified_diff(old, new, name, name, lineterm=""):
-        click.secho(line, fg=colours.get(line[0]))

@@ -1,4 +1,4 @@
-"""`kernel-builder doctor`, and `toolchain`: fetch, list, verify and remove pinned compilers and headers, and pin new ones."""
+"""`kernel-builder doctor`, and `toolchain`, which fetches, lists, verifies, removes and pins compilers and headers."""
 
 from __future__ import annotations
 

@@ -42,10 +42,12 @@ def render(
     front.setdefault("library_name", "kernels")
     front.setdefault("license", project.license)
     front["tags"] = list(dict.fromkeys([*(front.get("tags") or []), "kernel"]))
+    load = f'{project.python_name} = get_kernel("{repo_id}", version={project.version})'
+    usage = f"## Use\n\n```python\nfrom kernels import get_kernel\n\n{load}\n```"
     parts = [
         body,
         _MARK,
-        *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
+        *([] if "get_kernel(" in body else [usage]),
         _api(api),
         _variants(packages),
         _build(project, repo_id, packages, note),
@@ -74,11 +76,6 @@ def _source_card(project: Project) -> tuple[dict[str, Any], str]:
             hint="expected YAML between two lines of `---`",
         ) from error
     return {key: value for key, value in values.items() if value is not None}, body.partition(_MARK)[0].strip()
-
-
-def _usage(project: Project, repo_id: str) -> str:
-    load = f'{project.python_name} = get_kernel("{repo_id}", version={project.version})'
-    return f"## Use\n\n```python\nfrom kernels import get_kernel\n\n{load}\n```"
 
 
 def _api(api: Api) -> str:

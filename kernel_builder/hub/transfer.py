@@ -152,7 +152,8 @@ def _copy_branch(
 
 def _needed(listed: Mapping[str, RemoteFile], present: Mapping[str, RemoteFile]) -> dict[str, RemoteFile]:
     """Return the files to download: those that differ, and all files of their packages, which are verified whole."""
-    differing = {path for path in {*listed, *present} if not _is_equal(listed.get(path), present.get(path))}
+    ours, theirs = ({(path, r.size, r.identity) for path, r in files.items()} for files in (listed, present))
+    differing = {path for path, *_ in ours ^ theirs}
     packages = {package for path in differing if (package := _package_of(path)) is not None}
     return {path: remote for path, remote in listed.items() if path in differing or _package_of(path) in packages}
 
@@ -160,10 +161,6 @@ def _needed(listed: Mapping[str, RemoteFile], present: Mapping[str, RemoteFile])
 def _package_of(path: str) -> str | None:
     parts = path.split("/")
     return parts[1] if parts[0] == "build" and len(parts) > 2 else None
-
-
-def _is_equal(one: RemoteFile | None, other: RemoteFile | None) -> bool:
-    return one is not None and other is not None and (one.size, one.identity) == (other.size, other.identity)
 
 
 def _fetch(

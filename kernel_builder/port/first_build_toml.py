@@ -115,7 +115,8 @@ def port(setup: Path, repo_id: str | None = None, words: Sequence[str] = (), san
         )
     settings = _settings(root, next(run for run in runs if run.extensions).settings)
     name = _name(repo_id, settings.get("name"), root)
-    license = _license(settings.get("license"))
+    declared = settings.get("license")  # `apache-2.0` for `Apache 2.0`
+    license = re.sub(r"[^a-z0-9.+]+", "-", declared.lower()).strip("-") if isinstance(declared, str) else None
     depends, requirements = _python_depends(settings)
     text = _render(name, repo_id, license, depends, kernels, stable, left_out)
     build_toml.from_document(toml_file.parse(text, build_toml.FILE), build_toml.FILE, root)
@@ -224,11 +225,6 @@ def _name(repo_id: str | None, declared: Any, root: Path) -> str:
             f"{repo_id!r} is not the name of a Hub repository of a kernel", where="--name", hint="write org/my-kernel"
         )
     return name if re.fullmatch(build_toml.NAME, name) else "my-kernel"
-
-
-def _license(declared: Any) -> str | None:
-    """Return the license of setup.py in the form of SPDX: `apache-2.0` for `Apache 2.0`."""
-    return re.sub(r"[^a-z0-9.+]+", "-", declared.lower()).strip("-") if isinstance(declared, str) else None
 
 
 def _distinctly_named(kernels: Sequence[PortedExtension]) -> Iterator[tuple[str, PortedExtension]]:
