@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from pathlib import Path
 
 import pytest
 
-from kernel_builder.measure import plot, tables
+from kernel_builder.measure import tables
 from kernel_builder.measure.results import OURS, BenchmarkReport
-from kernel_format.errors import ConfigError, MeasureError
+from kernel_format.errors import ConfigError
 from tests.support.places import ROOT
 
 
@@ -69,24 +67,3 @@ def test_notes_name_absent_peers_and_faults(report: BenchmarkReport) -> None:
 def test_tables_as_markdown() -> None:
     table = [["shape", "us"], ["8x2048", "1.0"], ["8", "123.0"]]
     assert tables.as_markdown(table) == "| shape | us |\n| --- | --- |\n| 8x2048 | 1.0 |\n| 8 | 123.0 |"
-
-
-def test_equal_reports_give_equal_plots(report: BenchmarkReport) -> None:
-    def drawn() -> bytes:
-        file = io.BytesIO()
-        with plot.reproducible("x.svg"):
-            plot.draw(report).savefig(file, format="svg", metadata={"Date": None})
-        return file.getvalue()
-
-    first = drawn()
-    assert drawn() == first and b"8x2048" in first
-    report.rows[0].shares[OURS] = report.rows[0].shares[OURS]._replace(median=0.5)
-    assert drawn() != first
-    report.rows, report.hosts = [], []
-    assert b"<svg" in drawn()
-
-
-def test_a_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
-    with pytest.raises(MeasureError, match="matplotlib is not installed"), plot.reproducible("x.svg"):
-        pass
