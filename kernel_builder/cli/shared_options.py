@@ -54,20 +54,20 @@ public_shell_options = together(
     public_build_options, click.option("--max-jobs", "--cores", type=int, hidden=True, expose_value=False)
 )
 
-# Compilers and headers.
-cuda_home_option = click.option(
-    "--cuda-home",
-    type=click.Path(path_type=Path),
-    help="A CUDA toolkit to use for its version of CUDA. [default: $CUDA_HOME]",
+# Compilers and headers: arguments of `Toolchains`.
+toolchain_options = together(
+    click.option(
+        "--cuda-home",
+        type=click.Path(path_type=Path),
+        help="A CUDA toolkit to use for its version of CUDA. [default: $CUDA_HOME]",
+    ),
+    click.option(
+        "--cuda-compiler",
+        type=click.Choice(["nvcc", "clang"]),
+        help="Compile every CUDA variant with it. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
+    ),
+    click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing."),
 )
-cuda_compiler_option = click.option(
-    "--cuda-compiler",
-    type=click.Choice(["nvcc", "clang"]),
-    help="Compile every CUDA variant with it. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
-)
-offline_option = click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
-# Arguments of `Toolchains`.
-toolchain_options = together(cuda_home_option, cuda_compiler_option, offline_option)
 
 
 # Checks of packages.
