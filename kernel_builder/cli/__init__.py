@@ -44,7 +44,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "audit": "audit_command.audit",
         "verify": "sign_command.verify",
         "sign": "sign_command.sign",
-        "wheel": "wheel_command.wheel",
+        "wheel": "upload_command.wheel",
         "hub": "hub_command.hub",
     },
     "Agents": {},
@@ -53,7 +53,6 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "testshell": "develop_command.testshell",
         "emulate": "develop_command.emulate",
         "compile-commands": "develop_command.compile_commands",
-        "create-pyproject": "develop_command.create_pyproject",
     },
     "Less often": {
         "update-build": "config_command.update_build",

@@ -1,4 +1,4 @@
-"""`kernel-builder upload`, `build-and-upload` and `fill-card`."""
+"""`kernel-builder upload`, `build-and-upload`, `fill-card` and `wheel`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kernel_builder import pipeline
 from kernel_builder.cli import print_notices
 from kernel_builder.cli.build_command import print_summary, run
 from kernel_builder.cli.shared_options import (
+    allow_option,
     backends_option,
     build_jobs_option,
     directory_argument,
@@ -36,6 +37,7 @@ from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
 from kernel_builder.toolchain import Toolchains
+from kernel_builder.wheel import write_wheels
 from kernel_format.files import write_atomically
 
 _publish_options = together(
@@ -212,3 +214,40 @@ def _described(result: BranchResult, dry_run: bool) -> str:
         f"({result.bytes / 2**20:.1f} MiB), {result.unchanged} unchanged, {len(result.removed)} removed"
     )
     return f"{line}\n  {result.pull_request or result.url}" if result.url else line
+
+
+@click.command()
+@directory_argument
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write. [default: DIR/dist]")
+@click.option("--name", metavar="NAME", help="The name in the package index. [default: the name in build.toml]")
+@click.option(
+    "--version",
+    metavar="N.M",
+    help="The version in the package index; N is the version of build.toml. [default: N.0]",
+)
+@owner_option
+@load_option
+@allow_option
+@json_option
+def wheel(directory: Path, as_json: bool, **options: Any) -> None:
+    """Write wheels of a project, for pip and uv.
+
+    DIR is the project (default: here). A wheel has all packages of DIR/build for one platform, and selects one at
+    import by the rule of get_kernel. It needs Torch, but not the Hub's client. `wheel` runs the checks of `upload`
+    first. Equal packages give equal bytes.
+
+    A package index accepts each version once: pass the next one as --version. One process can use both
+    `import my_kernel` and get_kernel.
+
+    \b
+    kernel-builder build kernels/rmsnorm
+    kernel-builder wheel kernels/rmsnorm --version 1.3
+    pip install --no-deps kernels/rmsnorm/dist/rmsnorm-1.3-py3-none-manylinux_2_28_x86_64.whl
+    """
+    written = write_wheels(directory, Silent() if as_json else Lines(sys.stderr), **options)
+    if as_json:
+        click.echo(json.dumps({"wheels": [archive.as_dict() for archive in written]}, indent=2))
+    else:
+        for archive in written:
+            click.echo(f"wrote {archive.path}  ({archive.path.stat().st_size / 2**20:.2f} MiB)")
+            click.echo(f"  {', '.join(archive.variants)}; needs {', '.join(archive.requires)}")

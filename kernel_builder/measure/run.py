@@ -89,7 +89,8 @@ def run(
         with _functions(workload, point, peers[point.operation]) as functions:
             if done <= len(todo):
                 report.rows.append(row := Row(point))
-                measure(workload, row, functions, timer, rounds)
+                with timer.context():
+                    measure(workload, row, functions, timer, rounds)
                 progress.advance("measuring", done, len(todo), detail=f"{point}: {_verdict(row)}")
             else:
                 report.hosts.append(host := HostOverhead(point))
