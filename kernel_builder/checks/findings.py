@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -172,14 +172,10 @@ def summary_lines(reports: Mapping[str, CheckReport], severity: str, rest: str) 
                 variants.setdefault(finding, []).append(name)
     text = []
     for finding, names in list(variants.items())[:_MOST]:
-        text.append(f"{finding.path}: {finding.message}{_served(names, len(reports))} [{finding.check}]")
+        served = f"{'all ' if len(names) == len(reports) else ''}{len(names)} variants"
+        served = " and ".join(names) if len(names) < _MANY_VARIANTS else served
+        text.append(f"{finding.path}: {finding.message}, in {served} [{finding.check}]")
         text.append(f"    {finding.hint}")
     if len(variants) > _MOST:
         text.append(f"... and {len(variants) - _MOST} more; {rest}")
     return text
-
-
-def _served(variants: Sequence[str], packages: int) -> str:
-    if len(variants) < _MANY_VARIANTS:
-        return f", in {' and '.join(variants)}"
-    return f", in {'all ' if len(variants) == packages else ''}{len(variants)} variants"

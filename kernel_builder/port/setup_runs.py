@@ -87,8 +87,11 @@ def run_setup(setup: Path, words: Sequence[str] = (), sandbox: SandboxMode = "re
         home = scratch / "cuda"
         tree = work_tree(setup.resolve().parent)
         root = _copy(tree, setup.resolve().parent, scratch / "project")
-        _write_programs(home / "bin", _CUDA_PROGRAMS)
-        _write_programs(scratch / "bin", _PROGRAMS)
+        for directory, outputs in ((home / "bin", _CUDA_PROGRAMS), (scratch / "bin", _PROGRAMS)):
+            directory.mkdir(parents=True)
+            for name, output in outputs.items():
+                (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
+                (directory / name).chmod(0o755)
         request = {"script": str(root / setup.name), "root": str(root), "home": str(home), "arguments": arguments}
         return [_run(machine, request, variables, chosen, scratch, tree) for machine in MACHINES]
 
@@ -105,13 +108,6 @@ def _copy(tree: Path, directory: Path, to: Path) -> Path:
             if entry != child and entry.name != ".git":
                 (to / entry.relative_to(tree)).symlink_to(entry)
     return copy
-
-
-def _write_programs(directory: Path, outputs: Mapping[str, str]) -> None:
-    directory.mkdir(parents=True)
-    for name, output in outputs.items():
-        (directory / name).write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
-        (directory / name).chmod(0o755)
 
 
 def _run(
