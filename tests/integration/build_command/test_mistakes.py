@@ -74,7 +74,7 @@ def test_a_mistake_has_its_findings_and_no_others(findings_of: FindingsOf, name:
     assert len(findings) == len(expected), findings
     for (severity, message, hint), finding in zip(findings, expected, strict=True):
         assert severity == finding.get("severity", "error")
-        message = re.sub(rf"_{name}_c[^.:' ]*", "MODULE", message)
-        assert all(part in message for part in finding["message"].split(" ... ")), message
+        text = re.sub(rf"_{name}_c[^.:' ]*", "MODULE", message)
+        assert all(part in text for part in finding["message"].split(" ... ")), text
         assert finding["hint"] in hint
         assert "toolchains" not in message
