@@ -104,10 +104,10 @@ def test_a_mistake_in_a_project_is_refused_before_compiling(
             *(VariantError, "abi210-cpo", "is not a variant's name; expected for example", "list-variants"),
         ),
         (
-            *(unchanged, ("--variant", "torch-stable-abi210-cu118-x86_64-linux")),
-            *(VariantError, "cu118", "cannot be built here: needs CUDA 11.8; this builder has 12.8", "--cuda-home"),
+            *(unchanged, ("--variant", "torch-stable-abi210-cu126-x86_64-linux", "--cuda-compiler", "nvcc")),
+            *(VariantError, "cu126", "cannot be built here: needs CUDA 12.6; this builder has 13.0", "--cuda-home"),
         ),
-        (unchanged, ("--variant", "torch-cpu"), VariantError, "torch-cpu", "no Python-only variants", CPU),
+        (unchanged, ("--variant", "torch-cpu"), VariantError, "torch-cpu", "is not a variant of the [torch]", CPU),
         (unchanged, (*FOR_CPU, "--out", __file__), PackageError, __file__, "is a file", "--out"),
         (unchanged, (*FOR_CPU, "--out", NOWHERE), PackageError, "/dev/null", "cannot be written", "--out"),
     ],
