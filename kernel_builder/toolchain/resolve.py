@@ -21,7 +21,7 @@ from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain.components import Component, ComponentFile
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import ANY, Lock, PinnedComponent, PinnedFile
+from kernel_builder.toolchain.lock import ANY, Lock, PinnedFile, Tree
 from kernel_format.errors import ToolchainError
 
 # Two ranges closer than this many bytes are fetched as one: a request costs more than the bytes between.
@@ -38,8 +38,8 @@ def resolve(
         if not component.files:
             progress.say(f"{component.title}: left out, no index has it")
             continue
-        pinned[component.name] = resolver.component(component, platforms)
-        progress.say(f"{component.title}: {pinned[component.name].version}")
+        trees = pinned[component.name] = resolver.component(component, platforms)
+        progress.say(f"{component.title}: {next(iter(trees.values())).version}")
     return pinned
 
 
@@ -50,15 +50,18 @@ class _Resolver:
         self._index = index
         self._required = cache(self._requirements)
 
-    def component(self, component: Component, platforms: Sequence[str]) -> PinnedComponent:
+    def component(self, component: Component, platforms: Sequence[str]) -> dict[str, Tree]:
         first = component.files[0]
         of_platforms = {
             platform: tuple(_pin(self._index, self._choose(file, platform), file) for file in component.files)
             for platform in ([ANY] if all(file.file for file in component.files) else platforms)
         }
         version = component.version or (self._required(first.required_by)[0] if first.required_by else None)
-        last = next(iter(of_platforms.values()))[-1]
-        return PinnedComponent(component.name, component.title, version or last.version, of_platforms)
+        version = version or next(iter(of_platforms.values()))[-1].version
+        return {
+            platform: Tree(component.name, component.title, version, platform, files)
+            for platform, files in of_platforms.items()
+        }
 
     def _choose(self, file: ComponentFile, platform: str) -> DistributionPackage:
         if file.file:

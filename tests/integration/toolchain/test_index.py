@@ -37,7 +37,7 @@ def test_the_index_that_pip_or_uv_is_set_to_use(tmp_path: Path, monkeypatch: pyt
 def test_credentials_are_sent_to_the_index_only_and_never_shown(
     wheel_files: dict[str, bytes], pinned: lock.Lock, tmp_path: Path
 ) -> None:
-    wheel = pinned["torch-2.10-stable"].platforms[this_platform()][0]
+    wheel = pinned["torch-2.10-stable"][this_platform()].files[0]
     with IndexServer(dict(wheel_files), password=("me", "secret"), file_host="localhost") as server:
         url = server.url.replace("//", "//me:secret@")
         index = Index(url)
