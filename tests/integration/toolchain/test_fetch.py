@@ -38,7 +38,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 def fetched_with_cuda(pinned: lock.Lock) -> int:
     """Return the bytes of the compiler and of the headers of CUDA's libraries."""
     names = ("cuda-13.0", "cuda-libraries-13.0")
-    return sum(pin.download for name in names for pin in pinned[name].platforms[this_platform()])
+    return sum(pin.download for name in names for pin in pinned[name][this_platform()].files)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -61,7 +61,7 @@ def test_a_cuda_tree_has_the_files_of_the_wheels_except_libnvvm(
     got = files_of(toolkit.root)
     expected = {
         name.removeprefix("nvidia/cu13/"): data
-        for wheel in pinned["cuda-13.0"].platforms[this_platform()]
+        for wheel in pinned["cuda-13.0"][this_platform()].files
         for name, data in unpacked(wheel.file).items()
         if name.startswith("nvidia/cu13/")
     }
@@ -70,7 +70,7 @@ def test_a_cuda_tree_has_the_files_of_the_wheels_except_libnvvm(
     modes = {name: stat.S_IMODE((toolkit.root / name).stat().st_mode) for name in got}
     assert modes["bin/nvcc"] == modes["bin/ptxas"] == modes["nvvm/bin/cicc"] == 0o555
     assert modes["bin/nvcc.profile"] == modes["include/cuda_runtime.h"] == 0o444
-    assert server.sent == sum(wheel.download for wheel in pinned["cuda-13.0"].platforms[this_platform()])
+    assert server.sent == sum(wheel.download for wheel in pinned["cuda-13.0"][this_platform()].files)
     assert_only_finished_trees(cache)
 
 
@@ -117,7 +117,7 @@ def test_a_download_continues_after_a_broken_connection(
     server.faults[NVCC] = Fault(times=2, cut=1_000_000)
     toolkits.toolkit(toolchains(), CUDA)
     requests = [request for request in server.requests if request.file == NVCC]
-    wheel = next(wheel for wheel in pinned["cuda-13.0"].platforms[this_platform()] if wheel.file == NVCC)
+    wheel = next(wheel for wheel in pinned["cuda-13.0"][this_platform()].files if wheel.file == NVCC)
     assert len(requests) == 3
     again = sum(request.sent for request in requests) - wheel.download
     assert 0 <= again < 100_000, "bytes were downloaded twice"
@@ -188,7 +188,7 @@ def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
     process.communicate()
     assert not list(cache.glob("toolchains/trees/[!.]*"))
     kept = {path.name: path.stat().st_size for path in cache.glob("toolchains/scratch/*/*")}
-    wheels = pinned["cuda-13.0"].platforms[this_platform()]
+    wheels = pinned["cuda-13.0"][this_platform()].files
     assert 500_000 < sum(kept.values()) < sum(wheel.download for wheel in wheels)
 
     del server.faults[NVCC]
@@ -256,7 +256,7 @@ def test_the_index_that_pip_or_uv_is_set_to_use(tmp_path: Path, monkeypatch: pyt
 def test_credentials_are_sent_to_the_index_only_and_never_shown(
     wheel_files: dict[str, bytes], pinned: lock.Lock, tmp_path: Path
 ) -> None:
-    wheel = pinned["torch-2.10-stable"].platforms[this_platform()][0]
+    wheel = pinned["torch-2.10-stable"][this_platform()].files[0]
     with IndexServer(dict(wheel_files), password=("me", "secret"), file_host="localhost") as server:
         url = server.url.replace("//", "//me:secret@")
         index = Index(url)
