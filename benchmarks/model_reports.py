@@ -11,7 +11,7 @@ from typing import Any
 import recording
 import torch
 
-KERNELS = ("adaln", "blocks", "decode", "geglu", "rmsnorm", "rope3d")
+KERNELS = ("adaln", "blocks", "decode", "geglu", "loss", "rmsnorm", "rope3d")
 
 
 def kernel(name: str) -> Any:

@@ -1,7 +1,8 @@
 """Which of a project's compiler flags are allowed.
 
 A flag is allowed if it neither runs a program, nor loads code into a compiler, nor reads a file that the key of the
-compile step does not cover. Flags are known by their form, so that new warnings and optimizations need no entry.
+compile step does not cover. Flags are known by their form, so that new warnings and optimizations need no entry;
+`compiler_flags.toml` has the forms.
 nvcc gives the flags of its host compiler to a shell, so they must not mean anything to that either.
 """
 
@@ -10,46 +11,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from kernel_builder.config.kernel_sources import options
+from kernel_builder import toml_file
 from kernel_format.errors import ConfigError
 
-# Flags of g++, also of other compilers for host code. Their values are no paths.
-HOST = (
-    r"-[DU][A-Za-z_]\w*(\([\w, .]*\))?(=[^\x00-\x1f\x7f]*)?",
-    r"-O(\d|s|g|fast)?",
-    r"-g[\w-]*",
-    r"--?std=[\w+]+",
-    r"-[wvH]|-pipe|-pthread|-pedantic(-errors)?|-ansi|-fopenmp",
-    r"-W(?![alp],)[\w=+-]+",
-    r"-f(?!plugin|pass-plugin|profile|auto-profile|branch-probabilities|dump|use-ld|sanitize-|module-mapper|compare-debug)"
-    r"[\w=,.+:-]+",
-    r"-m(?!relocatable|llvm)[\w=,.+-]+",
-    r"-l[\w+.-]+",
-    r"--param=?[\w=-]*",
-)
+_TABLE: Mapping[str, Any] = toml_file.read(Path(__file__).with_suffix(".toml"))
+HOST: tuple[str, ...] = tuple(_TABLE["host"])
 _INNER = r"--?[\w-]+(=[\w,.-]+)?|\d+"  # of ptxas and the like
 # Characters that a shell changes between the double quotes that nvcc puts around a macro. nvcc doubles no backslash.
 _EXPANDED = re.compile(r'[$`]|\\(?!")')
 # The value of -Xcompiler has no quotes there.
 _PLAIN = re.compile(r"[\w=.:+/%-]*")
+_WITH_VALUE = re.compile("|".join(_TABLE["with_value"]))
 _PASSED_ON = re.compile(r"(?:-X|--)(compiler|ptxas|fatbin|cudafe|nvlink)(?:-options)?")
 
-_REASONS = {
-    r"@": "reads options from a file",
-    r"-(B|-?sysroot|specs|iprefix|iwithprefix)": "chooses other programs and headers",
-    r"-(wrapper|run|-?ccbin|-?compiler-bindir|-?cudadevrt|-?dryrun|fuse-ld)": "runs another program",
-    r"-f?(pass-)?plugin|-load|-mllvm": "loads code into the compiler",
-    r"-fmodule-mapper": "asks another program where files are",
-    r"-(I|-?include|imacros|isystem|iquote|idirafter|L|-?library-path)": "names files outside of the project",
-    r"-(fprofile|fauto-profile|fbranch-prob)": "reads or writes a profile",
-    r"-?-?(options-file|optf)": "reads options from a file",
-    r"-(shared|static|s|pie|rdynamic|nostdlib|Wl,|Xlinker|z|T|u)\b": "is for the link, whose options are the "
-    "builder's: docs/linking.md",
-    r"-(x\b|ObjC|fobjc)": "chooses a language, which the suffix of a source does",
-    r"-(c|E|S|o|M\w*|save-temps)\b": "chooses the compiler's output, which is one object for each source",
-    r"[^-]": "is an input file",
-}
 _PROJECT_INCLUDE = re.compile(r"(?:-I|--include-path=?)(.*)")
 
 
@@ -69,7 +45,8 @@ def check(
         by_shell: The compiler, if it gives its flags to a shell.
         refused: Options that are not, whatever the forms say, without their dashes; each with the reason.
     """
-    for program, flag in _single(flags):
+    for program, option in single(flags):
+        flag = "=".join(option) if option[0].startswith("--") else "".join(option)
         where = f"{root / 'build.toml'}: [{table}] {key}"
         if re.search(r"-(m\w+|arch|gpu-architecture|code|gpu-code)=native\b", flag):
             raise ConfigError(
@@ -108,7 +85,7 @@ def split_includes(flags: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def _refusal(flag: str, where: str, known: str | None = None) -> ConfigError:
-    reason = known or next((words for form, words in _REASONS.items() if re.match(form, flag)), None)
+    reason = known or next((words for words, form in _TABLE["refused"].items() if re.match(form, flag)), None)
     says = reason or "is not among the flags that are known to read no other file and run no other program"
     return ConfigError(
         f"the flag {flag!r} is refused: it {says}",
@@ -117,13 +94,18 @@ def _refusal(flag: str, where: str, known: str | None = None) -> ConfigError:
     )
 
 
-def _single(flags: Sequence[str]) -> Iterator[tuple[str | None, str]]:
-    """Yield flags one by one, each with the program that nvcc passes it on to, or None."""
+def options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield each option with its value, if that is the next argument."""
+    words = iter(flags)
+    for word in words:
+        value = next(words, None) if _WITH_VALUE.fullmatch(word) else None
+        yield (word,) if value is None else (word, value)
+
+
+def single(flags: Sequence[str]) -> Iterator[tuple[str | None, tuple[str, ...]]]:
+    """Yield options one by one, each with the program that nvcc passes it on to, or None."""
     for option in options(flags):
         name, _, value = option[0].partition("=")
         passed = _PASSED_ON.fullmatch(name)
-        if passed is None:
-            yield None, "=".join(option) if len(option) > 1 and option[0].startswith("--") else "".join(option)
-            continue
-        for part in (value or (option[1] if len(option) > 1 else "")).split(","):
-            yield passed[1], part
+        words = (value or "".join(option[1:])).split(",") if passed else ()
+        yield from ((passed[1], (word,)) for word in words) if passed else [(None, option)]

@@ -6,23 +6,14 @@ and flags of all of them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from kernel_builder.config.compiler_flags import options
 from kernel_builder.config.project import HEADER_SUFFIXES, Backend, Framework, Kernel, Project, TorchNoarch
 from kernel_format.release import Release
-
-# Options of compilers that take the next argument as their value.
-_WITH_VALUE = re.compile(
-    r"-X[a-z]+|--?(?:gencode|include|isystem|D|I|U|std|t|maxrregcount|threads|param|diag[-_][a-z]+|ftz|prec-div"
-    r"|prec-sqrt|fmad|default-stream|static-global-template-stub|device-entity-has-hidden-visibility|compress-mode"
-    r"|rdc|relocatable-device-code|gpu-architecture|gpu-code|arch|code)"
-    r"|--[a-z]+-options|--generate-code|--include-path"
-)
-
 
 # The fields of a kernel with flags, and those with its architectures, where None means all.
 FLAGS = ("cxx_flags", "cuda_flags", "hip_flags", "sycl_flags")
@@ -89,14 +80,6 @@ def _distinct(items: Iterable[str]) -> tuple[str, ...]:
 def _joined(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the options of all lists, each once: nvcc refuses some that are repeated."""
     return tuple(word for option in dict.fromkeys(o for flags in lists for o in options(flags)) for word in option)
-
-
-def options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield each option with its value, if that is the next argument."""
-    words = iter(flags)
-    for word in words:
-        value = next(words, None) if _WITH_VALUE.fullmatch(word) else None
-        yield (word,) if value is None else (word, value)
 
 
 def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence[Backend]) -> Iterator[str]:

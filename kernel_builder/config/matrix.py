@@ -53,9 +53,3 @@ def load() -> Matrix:
 def torch_releases() -> tuple[Release, ...]:
     """Return every Torch release of the matrix, ascending."""
     return load().torch
-
-
-def cxx_standard(torch: Release) -> int:
-    """Return the C++ standard for a Torch release's headers. Releases after the matrix take that of its newest."""
-    standards = load().cxx
-    return standards.get(torch, standards[max(standards)] if torch > max(standards) else 17)

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kernel_builder.config import known_backends, matrix
@@ -141,55 +141,14 @@ def skipped_backends(project: Project) -> tuple[Backend, ...]:
 
 
 def check_offered(project: Project, variant: Variant) -> None:
-    """Raise an error for a variant that the project's own `build.toml` rules out.
-
-    Variants outside the matrix are allowed: any Torch and CUDA release in the project's ranges can be named.
-    """
-
-    def refuse(message: str, hint: str) -> VariantError:
-        return VariantError(message, where=f"{project.name}: {variant.name}", hint=hint)
-
-    names = ", ".join(v.name for v in variants(project)) or "none"
-    listed = f"the variants of this project are: {names}"
-    if variant.backend not in project.backends:
-        raise refuse(f"the project has no {variant.backend} backend", listed)
-    if isinstance(project.framework, TorchNoarch):
-        if not isinstance(variant.framework, Noarch):
-            raise refuse("the project is Python only and has no compiled variants", listed)
+    """Raise an error for a variant of the matrix that the project does not offer, or one outside of the matrix."""
+    if variant in variants(project, whole=True):
         return
-    if isinstance(variant.framework, Noarch):
-        raise refuse("the project is compiled and has no Python-only variants", listed)
-    if isinstance(project.framework, TorchFramework) is isinstance(variant.framework, TvmFfiAbi):
-        raise refuse(f"the project is a [{project.framework.table}] project", listed)
-    if isinstance(project.framework, TorchFramework):
-        _check_torch(project.framework, variant, refuse, listed)
-    elif variant.framework.release != (offered := matrix.load().tvm_ffi):
-        raise refuse(f"this builder compiles for TVM FFI {offered}", listed)
-    backend = variant.backend
-    if reason := backend.why_not_compiled(project):
-        raise refuse(f"this builder does not compile the project for {backend.name}: {reason}", listed)
-    if backend.platforms and variant.platform not in backend.platforms:
-        raise refuse(f"{backend.title} is on {' and '.join(backend.platforms)} only", listed)
-    if variant.release not in backend.allowed(project, [variant.release]):
-        raise refuse(backend.forbids(variant.release), listed)
-
-
-def _check_torch(
-    framework: TorchFramework, variant: Variant, refuse: Callable[[str, str], VariantError], listed: str
-) -> None:
-    """Raise an error for a variant of a Torch release that a project does not support."""
-    assert not isinstance(variant.framework, Noarch)
-    floor = framework.stable_abi.get(variant.backend)
-    release = variant.framework.release
-    if isinstance(variant.framework, StableAbi) and variant.framework.release != floor:
-        raise refuse(
-            f"the project's stable ABI for {variant.backend} is {floor}" if floor else "the project has no stable ABI",
-            "set [torch] stable-abi in build.toml to the oldest Torch release to support" if not floor else listed,
-        )
-    if floor and release < floor and not framework.minver:
-        raise refuse(
-            f"the project's stable ABI starts at Torch {floor}",
-            f'set [torch] minver = "{release}" for binaries on the full C++ ABI of the releases before it',
-        )
-    if not (floor and release >= floor) and not is_within(release, framework.minver, framework.maxver):
-        raise refuse(f"[torch] minver and maxver rule out Torch {release}", listed)
+    noarch = isinstance(project.framework, TorchNoarch)
+    reason = "" if noarch else variant.backend.why_not_compiled(project)
+    raise VariantError(
+        f"is not a variant of the [{project.framework.table}] project {project.name}{f': {reason}' if reason else ''}",
+        where=variant.name,
+        hint=f"it offers {', '.join(v.name for v in variants(project)) or 'none'}, and those of `kernel-builder "
+        "list-variants --all`; for others, change `backends`, `minver`, `maxver` or `stable-abi` in build.toml",
+    )

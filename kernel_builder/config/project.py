@@ -68,10 +68,6 @@ class Backend(variant.Backend):
         """Return the releases that the project's own settings allow."""
         return releases
 
-    def forbids(self, release: Release | None) -> str:
-        """Return the message for a release that a project's settings do not allow."""
-        return f"the project rules out {self.title} {release}"
-
     def representative(self, releases: Sequence[Release | None]) -> Sequence[Release | None]:
         """Return the releases whose binaries on the stable ABI serve all of these, by default each of them."""
         return releases

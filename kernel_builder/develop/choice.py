@@ -22,7 +22,7 @@ _NONE = Release(0, 0)
 def to_develop(project: Project, name: str | None, toolchains: Toolchains) -> Variant:
     """Return the variant of this name, or else the one that the installed Torch loads, or else the newest."""
     if name:
-        return buildable.named(project, [name], toolchains)[0]
+        return buildable.named(project, name, toolchains)
     offered, _ = buildable.available(project, toolchains)
     every, _ = buildable.available(project, toolchains, whole=True)
     return newest(loadable(offered) or loadable(every) or offered)

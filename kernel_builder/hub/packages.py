@@ -13,7 +13,6 @@ from kernel_builder import checks, elf
 from kernel_builder.checks import summary
 from kernel_builder.config import known_backends
 from kernel_builder.config.project import Backend, Project
-from kernel_builder.config.variant import Variant
 from kernel_builder.hub import package_api
 from kernel_builder.progress import Progress
 from kernel_builder.steps import recorded_sources
@@ -197,7 +196,7 @@ def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: 
     stale: dict[tuple[str, ...], list[str]] = {}
     for name, package in packages.items():
         recorded = package.metadata.recorded_sources
-        differences = recorded_sources.differences(project, Variant.parse(name), recorded, package.directory)
+        differences = recorded_sources.differences(project, recorded, package.directory)
         if lines := tuple(dict.fromkeys(differences)):
             stale.setdefault(lines, []).append(name)
     if stale:

@@ -237,7 +237,7 @@ def _obstacle(project: Project, name: str, metadata: PackageMetadata, toolchains
     if metadata.python_name not in (None, project.python_name):
         return f"--source has the kernel {project.python_name}, not {metadata.python_name}"
     try:
-        (variant,) = buildable.named(project, [name], toolchains)
+        variant = buildable.named(project, name, toolchains)
     except KernelBuilderError as error:
         return str(error)
     if metadata.is_cross_compiled == (variant.platform not in (None, this_platform())):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 
 from kernel_builder.package.assembly import package_key
@@ -18,7 +15,6 @@ from kernel_format.tree_digest import hash_tree
 
 # The reason of a skipped `load` check that the caller left out.
 NO_LOAD = "--no-load"
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -58,19 +54,3 @@ def write(planned: PlannedVariant, record: CheckRecord, cache: Path) -> None:
 
 def _path(planned: PlannedVariant, cache: Path) -> Path:
     return cache / "packages" / f"{package_key(planned)}.json"
-
-
-@cache
-def load_conditions() -> str:
-    """Return a digest of the interpreter, its module path, the installed distributions, and the GPU's driver.
-
-    If it changes, a package that could not be loaded before may load.
-    """
-    digest = hashlib.sha256(sys.version.encode())
-    for entry in sys.path:
-        directory = Path(entry or ".")
-        if directory.is_dir():
-            names = sorted(path.name for path in directory.glob("*.dist-info"))
-            digest.update("\n".join([str(directory.resolve()), *names]).encode())
-    digest.update(_DRIVER.read_bytes() if _DRIVER.is_file() else b"")
-    return digest.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ from pathlib import Path
 from kernel_builder import checks
 from kernel_builder.checks import CheckReport, ProbeProcess
 from kernel_builder.checks import summary as checks_summary
-from kernel_builder.checks.torch_build import may_load
+from kernel_builder.checks.torch_build import may_load, torch_versions
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.package import foreign_files, records
@@ -134,7 +135,12 @@ def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bo
     """
     if record is None or not request.load or "load" in record.passed:
         return record is not None
-    return record.skipped.get("load") != records.NO_LOAD and record.conditions == records.load_conditions()
+    return record.skipped.get("load") != records.NO_LOAD and record.conditions == _load_conditions()
+
+
+def _load_conditions() -> str:
+    """Return the versions of Python and Torch. If they change, a package that could not be loaded before may load."""
+    return f"{sys.version} {dict(torch_versions())}"
 
 
 @dataclass
@@ -268,7 +274,7 @@ class _Run:
             if is_unchanged(path, content) and not probe.has_changed(path):
                 # The conditions do not cover the kernels of the Hub's cache that a package may depend on.
                 needs_others = report.package.metadata and report.package.metadata.kernel_depends
-                conditions = None if needs_others else records.load_conditions()
+                conditions = None if needs_others else _load_conditions()
                 sandbox = probe.confinement.described()
                 record = records.CheckRecord(content[0], report.passed, report.skipped, conditions, sandbox)
                 intact.append(replace(target, report=report, record=record))

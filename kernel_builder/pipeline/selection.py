@@ -226,7 +226,7 @@ def _selection(
     refused: list[FailedVariant] = []
     for name in dict.fromkeys(request.variants):
         try:
-            chosen += buildable.named(project, [name], toolchains)
+            chosen.append(buildable.named(project, name, toolchains))
         except VariantError as error:
             if not several and len(set(request.variants)) == 1:
                 raise

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.backends.cuda import CUDA
-from kernel_builder.config import compiler_flags, kernel_sources, known_backends
+from kernel_builder.config import compiler_flags, known_backends
 from kernel_builder.config.project import HEADER_SUFFIXES, Kernel
 from kernel_builder.port.setup_runs import SetupRun
 from kernel_builder.steps import include_scan
@@ -194,7 +194,7 @@ class TableReader:
     def _flags(self, key: str, flags: Sequence[str], include: list[str]) -> tuple[str, ...]:
         """Return the flags that `build` takes. Others become capabilities, a Torch release, or include directories."""
         kept: list[str] = []
-        for option in kernel_sources.options(flags):
+        for option in compiler_flags.options(flags):
             text = " ".join(option)
             if directory := re.fullmatch(r"(?:-I|-isystem|--include-path=?) ?(.+)", text):
                 include += self._paths("include_dirs", [directory[1]], Path.is_dir)

@@ -63,16 +63,17 @@ def missing_dependency(project: Project, backend: Backend, toolchains: Toolchain
     return next((missing for name in needed if (missing := toolchains.dependency_obstacle(name))), None)
 
 
-def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tuple[Variant, ...]:
-    """Return the variants of these names, each once."""
-    chosen = []
-    for name in dict.fromkeys(names):
-        variant = Variant.parse(name)
-        offered.check_offered(project, variant)
-        if reason := obstacle(project, variant, toolchains):
-            raise VariantError(f"cannot be built here: {reason.reason}", where=name, hint=reason.hint)
-        chosen.append(variant)
-    return tuple(chosen)
+def named(project: Project, name: str, toolchains: Toolchains) -> Variant:
+    """Return the variant of a name.
+
+    Raises:
+        VariantError: If the project does not offer it, or this machine cannot build it.
+    """
+    variant = Variant.parse(name)
+    offered.check_offered(project, variant)
+    if reason := obstacle(project, variant, toolchains):
+        raise VariantError(f"cannot be built here: {reason.reason}", where=name, hint=reason.hint)
+    return variant
 
 
 def available(

@@ -1,4 +1,4 @@
-"""The builder's cache of objects and binaries, and the directory in which a build works.
+"""The builder's cache of objects and binaries.
 
 Outputs are named by content. An output takes its name when it is whole. Its digest is beside it, so that an output
 which a crash or a bad disk damages later is built again.
@@ -6,19 +6,16 @@ which a crash or a bad disk damages later is built again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from kernel_builder.steps.graph import Binary, CompileStep, Graph
 from kernel_format.errors import StoreError
-from kernel_format.files import debugging, discard, locked, remove_tree, write_atomically
+from kernel_format.files import write_atomically
 
 # Outputs that no build has used for this long are removed; they can be built again.
 _KEEP_SECONDS = 30 * 24 * 3600
@@ -85,43 +82,6 @@ def check_path(directory: Path) -> None:
             where=str(directory),
             hint="set KERNEL_BUILDER_CACHE to a plain path; project directories may have any name",
         )
-
-
-@contextmanager
-def work_directory(cache: Path) -> Iterator[Path]:
-    """Create a directory in which a build's steps run, and remove it at the end.
-
-    A build holds a lock on its directory. The next build removes directories whose lock is free: their builds were
-    killed. Compilers of such a build may still be running; they have relative paths, so they stay in their directory.
-    """
-    parent = cache / "work"
-    (cache / "locks").mkdir(parents=True, exist_ok=True)
-    with locked(cache / "locks" / "work.lock"):
-        parent.mkdir(exist_ok=True)
-        if not debugging():
-            _remove_abandoned(parent)
-        work = Path(tempfile.mkdtemp(dir=parent))
-        descriptor = os.open(work, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    try:
-        yield work
-    finally:
-        discard(work)
-        os.close(descriptor)
-        with suppress(OSError):  # it is not empty
-            parent.rmdir()
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for directory in parent.iterdir():
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(descriptor)
-        remove_tree(directory)
 
 
 def prune(graph: Graph, cache: Path) -> None:

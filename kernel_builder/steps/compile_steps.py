@@ -82,7 +82,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
         None
         if isinstance(abi, TvmFfiAbi)
         else cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
-        matrix.cxx_standard(release),
+        matrix.load().cxx.get(release, 17),
         cache(lambda: backend.toolkit_libraries(toolchains, toolkit) if toolkit else None),
         cache(toolchains.dependency),
         _tvm_ffi(toolchains, abi) if isinstance(abi, TvmFfiAbi) else None,
@@ -272,7 +272,7 @@ def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
         return not match or int(_STANDARDS.get(match[1], match[1])) >= standard
 
     def without_older(flags: Sequence[str]) -> tuple[str, ...]:
-        return tuple(word for option in filter(newer, kernel_sources.options(flags)) for word in option)
+        return tuple(word for option in filter(newer, compiler_flags.options(flags)) for word in option)
 
     every: dict[str, Any] = {key: without_older(getattr(kernel, key)) for key in kernel_sources.FLAGS}
     return replace(kernel, **every)

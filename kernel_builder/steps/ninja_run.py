@@ -18,7 +18,7 @@ import ninja
 from ninja import ninja_syntax
 
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.steps.cache import check_path, missing, output_path, prune, put, work_directory
+from kernel_builder.steps.cache import check_path, missing, output_path, prune, put
 from kernel_builder.steps.confinement import Confinement
 from kernel_builder.steps.failures import check_symbols, failure
 from kernel_builder.steps.files_read import foreign, listed, readable
@@ -26,6 +26,7 @@ from kernel_builder.steps.graph import Binary, CompileStep, Graph, Outcome
 from kernel_builder.steps.step_scripts import INSIDE, stage_compile, stage_link
 from kernel_builder.toolchain import host_compiler
 from kernel_format.errors import BuildError, StoreError, ToolchainError
+from kernel_format.files import temporary_directory
 
 # The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
@@ -73,7 +74,8 @@ def run(
         if not binaries:
             return Outcome()
         check_path(cache)
-        with work_directory(cache) as work:
+        (cache / "work").mkdir(parents=True, exist_ok=True)
+        with temporary_directory(cache / "work") as work:
             running = _Run(graph, cache, work, jobs, progress or Silent(), idle)
             running.all(compiles, binaries, confinement or Confinement())
     except OSError as error:

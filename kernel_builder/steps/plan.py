@@ -58,7 +58,7 @@ def plan(
                 binary = _binary(project, variant, python, toolchains)
                 module = binary.module
             archs = _archs(project, variant, toolchains)
-            sources = recorded_sources.record(project, variant, binary.objects if binary else ())
+            sources = recorded_sources.record(project, binary.objects if binary else ())
             compiler = _compiler(project, variant, toolchains)
             planned.append(PlannedVariant(project, variant, module, archs, python, compiler, sources, binary))
     return Graph(tuple(planned))

@@ -62,7 +62,6 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: 
     """Directories of running processes, of other programs and those that a link leads to stay."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(files, "_UNLOCKED_SECONDS", 0)
     (tmp_path / "kernel-builder-other").mkdir()
     (tmp_path / "linked").mkdir()
     (tmp_path / "kernel-builder-tmp-link").symlink_to(tmp_path / "linked")

@@ -64,9 +64,6 @@ class _Cuda(CompiledBackend):
         low = max((floor for floor in (needed, settings.get("minver")) if floor), default=None)
         return [release for release in releases if release and is_within(release, low, settings.get("maxver"))]
 
-    def forbids(self, release: Release | None) -> str:
-        return f"[general.cuda] minver and maxver or a kernel's cuda-minver rule out CUDA {release}"
-
     def representative(self, releases: Sequence[Release | None]) -> list[Release | None]:
         """Return the oldest of each major: every later minor release can load its binaries."""
         oldest: dict[int, Release | None] = {}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config.kernel_sources import options
+from kernel_builder.config.compiler_flags import single
 from kernel_format.errors import ConfigError
 
-_PASSED_ON = r"(?:-X|--)(compiler|ptxas|fatbin|cudafe|nvlink)(?:-options)?"
+# Programs that nvcc runs -> clang's option for theirs; it runs no cudafe++ and no nvlink.
+_PASSED_ON = {"compiler": "-Xarch_host", "ptxas": "-Xcuda-ptxas", "fatbin": "-Xcuda-fatbinary"}
 
 
 @cache
@@ -24,24 +25,14 @@ def _table() -> Mapping[str, Any]:
 def of_clang(flags: Sequence[str], where: str) -> tuple[str, ...]:
     """Return nvcc's flags as clang's."""
     translated: list[str] = []
-    for option in options(flags):
-        name, _, value = option[0].partition("=")
-        passed = re.fullmatch(_PASSED_ON, name)
-        if passed:
-            words = (value or (option[1] if option[1:] else "")).split(",")
-            translated += _passed_on(passed[1], [word for word in words if word])
+    for program, option in single(flags):
+        if program:
+            translated += [_PASSED_ON[program], *option] if program in _PASSED_ON and any(option) else []
         elif re.fullmatch(_table()["shared"], option[0]) and option[0] not in {"-gencode", "-lineinfo"}:
             translated += option
         else:
             translated += _of_nvcc("=".join(option), where)
     return tuple(translated)
-
-
-def _passed_on(program: str, words: Sequence[str]) -> Iterator[str]:
-    """Yield options for a program that nvcc runs, as clang passes them on; it runs no cudafe++ and no nvlink."""
-    option = {"compiler": "-Xarch_host", "ptxas": "-Xcuda-ptxas", "fatbin": "-Xcuda-fatbinary"}.get(program)
-    for word in words if option else ():
-        yield from (option or "", word)
 
 
 def _of_nvcc(written: str, where: str) -> tuple[str, ...]:

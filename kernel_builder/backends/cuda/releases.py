@@ -64,12 +64,9 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
     """Return the capabilities to compile a kernel for, ascending.
 
     These are the entries of the kernel's list that the compiler knows and the platform has. A kernel without a list
-    gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these. For a CUDA
-    release that is not in the matrix, the newest release of the matrix below it stands in, or else the oldest.
+    gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these.
     """
-    of_release = known_capabilities()
-    at_or_below = [release for release in of_release if release <= cuda]
-    known = set(of_release[max(at_or_below) if at_or_below else min(of_release)]) - _tegra(platform)
+    known = set(known_capabilities()[cuda]) - _tegra(platform)
     if kernel.cuda_capabilities is None:
         newest = max(known, key=capability_key)
         every = tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=capability_key))

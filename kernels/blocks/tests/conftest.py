@@ -11,7 +11,7 @@ import torch
 from kernels import get_local_kernel
 
 PROJECT = Path(__file__).parents[1]
-DEPENDENCIES = ("adaln", "decode", "geglu", "rmsnorm", "rope3d")
+DEPENDENCIES = ("adaln", "decode", "geglu", "loss", "rmsnorm", "rope3d")
 
 
 def pytest_configure(config):

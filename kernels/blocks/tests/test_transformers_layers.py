@@ -17,7 +17,7 @@ from transformers.utils.import_utils import is_kernels_available
 
 PROJECT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("kernels_of_the_cpu")
-KERNELS = ("adaln", "blocks", "decode", "geglu", "rmsnorm", "rope3d")
+KERNELS = ("adaln", "blocks", "decode", "geglu", "loss", "rmsnorm", "rope3d")
 # By the layer's name in transformers, where the MLPs have none before `replace_kernel_forward_from_hub`.
 LLAMA = {"RMSNorm": "LlamaRMSNorm", "rotary_pos_emb": "RotaryPosEmb", "MLP": "GatedMLP"}
 LAYERS = {

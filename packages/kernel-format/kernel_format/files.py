@@ -21,7 +21,6 @@ from typing import IO
 from kernel_format.errors import BuildError
 
 _TEMPORARY = "kernel-builder-tmp-"
-_UNLOCKED_SECONDS = 10
 _LOCK_SECONDS = 0.05  # between two looks at a lock
 
 
@@ -139,29 +138,35 @@ def debugging() -> bool:
 
 
 @contextmanager
-def temporary_directory() -> Iterator[Path]:
-    """Create a directory of this user alone, and remove it at the end with all its content.
+def temporary_directory(parent: Path | None = None) -> Iterator[Path]:
+    """Create a directory of this user alone, by default in the system's, and remove it at the end with all its content.
 
-    A lock marks it as used. The next process that creates one removes those of killed processes.
+    A lock marks it as used. The next process that creates one removes those of killed processes. Programs of such a
+    process may still run; those with relative paths stay in their directory.
     """
+    parent = parent or Path(tempfile.gettempdir())
     if not debugging():
-        _remove_abandoned(Path(tempfile.gettempdir()))
-    directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
-    descriptor = os.open(directory, os.O_RDONLY)
+        _remove_abandoned(parent)
+    directory, descriptor = _locked_directory(parent)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # shared, since programs that run inside may lock it too
         yield directory
     finally:
-        discard(directory)
+        if debugging():
+            print(f"kept: {directory}", file=sys.stderr, flush=True)
+        else:
+            remove_tree(directory)
         os.close(descriptor)
 
 
-def discard(directory: Path) -> None:
-    """Remove a work directory at the end of its use, or print its name when debugging."""
-    if debugging():
-        print(f"kept: {directory}", file=sys.stderr, flush=True)
-    else:
-        remove_tree(directory)
+def _locked_directory(parent: Path) -> tuple[Path, int]:
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
+        with suppress(FileNotFoundError):  # another process has removed it before it was locked
+            descriptor = os.open(directory, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # shared, since programs that run inside may lock it too
+            if directory.exists():
+                return directory, descriptor
+            os.close(descriptor)
 
 
 @cache
@@ -171,11 +176,9 @@ def _remove_abandoned(parent: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                status = os.fstat(descriptor)
-                if status.st_uid != os.geteuid() or time.time() - status.st_ctime < _UNLOCKED_SECONDS:
-                    continue  # another user's, or its process has not locked it yet
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(directory)
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove_tree(directory)
             finally:
                 os.close(descriptor)
 

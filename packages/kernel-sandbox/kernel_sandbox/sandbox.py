@@ -1,8 +1,8 @@
 """Sandboxes: bubblewrap where it is installed and may be used, else Landlock, else a plain process.
 
 Each of them takes away the network where the system permits it, the sight of other processes' memory, and writing
-outside a scratch directory. `confine.py` runs in the processes, and `system_calls.py` lists the refused
-system calls.
+outside a scratch directory. `confine.py` runs in the processes, and `system_calls.py` refuses system
+calls.
 """
 
 from __future__ import annotations

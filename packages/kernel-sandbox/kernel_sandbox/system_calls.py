@@ -2,118 +2,21 @@
 
 Landlock says nothing of sockets with a path, of modes, owners and times of files, of terminals and key rings, and
 bubblewrap leaves some of these open as well. The list becomes a program for seccomp, which the kernel runs at each
-system call. The packages that wrap libseccomp for Python are unkept or need its headers where they are installed.
+system call; `system_calls.json` has the numbers. The packages that wrap libseccomp for Python are unkept or need its
+headers where they are installed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-# Name -> numbers on x86_64 and aarch64; None where the architecture does not have it. Newer calls have one number.
-_Numbers = tuple[int | None, int | None]
-
-# Every socket leads out: to sockets with a path, abstract ones, the network, the hypervisor (vsock), and the kernel's
-# own services (netlink, packets, cryptography). io_uring would make these calls without seccomp.
-_SOCKETS: dict[str, _Numbers] = {
-    "socket": (41, 198),
-    "connect": (42, 203),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-}
-# Changes of metadata, which Landlock permits.
-_METADATA: dict[str, _Numbers] = {
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, None),
-    "fchown": (93, 55),
-    "lchown": (94, None),
-    "fchownat": (260, 54),
-    "utime": (132, None),
-    "utimes": (235, None),
-    "futimesat": (261, None),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    "setxattrat": (463, 463),
-    "removexattrat": (466, 466),
-    "file_setattr": (469, 469),
-}
-_OTHERS: dict[str, _Numbers] = {
-    # Key rings of the user's session, which may hold passwords.
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    # Memory, semaphores and messages that processes share by number or name.
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "shmctl": (31, 195),
-    "semget": (64, 190),
-    "semop": (65, 193),
-    "semctl": (66, 191),
-    "semtimedop": (220, 192),
-    "msgget": (68, 186),
-    "msgsnd": (69, 189),
-    "msgrcv": (70, 188),
-    "msgctl": (71, 187),
-    "mq_open": (240, 180),
-    "mq_unlink": (241, 181),
-    # Memory and open files of other processes.
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438),
-    # Events of other files.
-    "inotify_add_watch": (254, 27),
-    "fanotify_init": (300, 262),
-    # Files by number, whatever their path is.
-    "open_by_handle_at": (304, 265),
-    # New namespaces, in which a process has more rights, and parts of the kernel that had many faults.
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    # Mounts: root in bubblewrap could make the system's files writable again.
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "open_tree_attr": (467, 467),
-}
-# Calls that change the scheduling of processes -> the arguments, by position, that limit them to the caller.
-_OF_PROCESSES: dict[tuple[int, int], dict[int, int]] = {
-    (302, 261): {0: 0},  # prlimit64
-    (141, 140): {0: 0, 1: 0},  # setpriority, for a process and not for a user
-    (251, 30): {0: 1, 1: 0},  # ioprio_set, the same
-    (142, 118): {0: 0},  # sched_setparam
-    (144, 119): {0: 0},  # sched_setscheduler
-    (314, 274): {0: 0},  # sched_setattr
-}
-_SET_AFFINITY = (203, 122)
-_UTIMENSAT, _IOCTL, _CLONE, _CLONE3, _SOCKETPAIR, _FCNTL = (
-    (280, 88),
-    (16, 29),
-    (56, 220),
-    (435, 435),
-    (53, 199),
-    (72, 25),
-)
+# The numbers of the calls on x86_64 and aarch64, null where the architecture does not have a call.
+_TABLE: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 # The allowed controls of open files: questions about terminals (TCGETS, TIOCGPGRP, TIOCGWINSZ), flags of descriptors
 # (FIOCLEX, FIONCLEX, FIONBIO), waiting bytes (FIONREAD), and copies (FICLONE). Others change files that may only be
@@ -127,6 +30,7 @@ _FCNTLS = (1026, 1024)
 _CLONE_NEWUSER = 0x10000000
 _AF_UNIX, _STREAM, _SEQPACKET, _KIND = 1, 1, 5, 0xF
 
+# Their order is that of the numbers in the table.
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000  # the same calls under other numbers
 _EACCES, _ENOTTY, _ENOSYS = 13, 25, 38
@@ -162,32 +66,34 @@ def seccomp_filter(device: str) -> bytes:
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _DENY),
     ]
-    refused = {**_SOCKETS, **_OTHERS}
-    paired = [_SOCKETPAIR[column]]
-    if device != "cpu":
-        paired.append(refused.pop("socket")[column] or 0)
-    for number in _of(refused, column):
-        lines += _if_called(number, [(_RETURN, 0, 0, _DENY)])
-    for number in _of(_METADATA, column):
+    own = {call: numbers[column] for call, numbers in _TABLE["with rules of their own"].items()}
+    paired = [own["socketpair"]]
+    for call, number in _numbers("refused", column):
+        if device != "cpu" and call == "socket":
+            paired.append(number)
+        else:
+            lines += _if_called(number, [(_RETURN, 0, 0, _DENY)])
+    for _, number in _numbers("pretended", column):
         lines += _if_called(number, [(_RETURN, 0, 0, _PRETEND)])
-    lines += _if_called(_UTIMENSAT[column], _UNLESS_IT_MAKES_A_FILE)
+    lines += _if_called(own["utimensat"], _UNLESS_IT_MAKES_A_FILE)
     for number in paired:
         lines += _if_called(number, _ONLY_CONNECTED)
-    lines += _if_called(_IOCTL[column], _controls(device))
-    lines += _if_called(_FCNTL[column], _refused_if(1, _EQUAL, _FCNTLS))
-    for numbers, own in _OF_PROCESSES.items():
-        lines += _if_called(numbers[column], _answered_unless(own, _DENY))
+    lines += _if_called(own["ioctl"], _controls(device))
+    lines += _if_called(own["fcntl"], _refused_if(1, _EQUAL, _FCNTLS))
+    for call in _TABLE["limited to the caller"]:
+        lines += _if_called(call["numbers"][column], _answered_unless(call["arguments"], _DENY))
     if device != "cpu":  # OpenMP binds its threads by their numbers, which name processes of the user as well
-        lines += _if_called(_SET_AFFINITY[column], _answered_unless({0: 0}, _PRETEND))
-    lines += _if_called(_CLONE[column], _refused_if(0, _ANY_BIT, [_CLONE_NEWUSER]))
+        lines += _if_called(own["sched_setaffinity"], _answered_unless([(0, 0)], _PRETEND))
+    lines += _if_called(own["clone"], _refused_if(0, _ANY_BIT, [_CLONE_NEWUSER]))
     # Its flags are in memory, where a filter cannot look: the C library then uses `clone`.
-    lines += _if_called(_CLONE3[column], [(_RETURN, 0, 0, _MISSING)])
+    lines += _if_called(own["clone3"], [(_RETURN, 0, 0, _MISSING)])
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
 
-def _of(calls: dict[str, _Numbers], column: int) -> Iterator[int]:
-    return (numbers[column] for numbers in calls.values() if numbers[column] is not None)  # type: ignore[misc]
+def _numbers(group: str, column: int) -> Iterator[tuple[str, int]]:
+    calls = (call for entry in _TABLE[group] for call in entry["calls"].items())
+    return ((name, numbers[column]) for name, numbers in calls if numbers[column] is not None)
 
 
 def _if_called(number: int, lines: Sequence[_Instruction]) -> list[_Instruction]:
@@ -214,11 +120,11 @@ def _controls(device: str) -> list[_Instruction]:
     return [_argument(1), *allowed, (_AND, 0, 0, 0xFF00), *kinds, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _answered_unless(arguments: dict[int, int], answer: int) -> list[_Instruction]:
-    """Return lines that allow a call with these arguments, and answer any other."""
+def _answered_unless(arguments: Iterable[Sequence[int]], answer: int) -> list[_Instruction]:
+    """Return lines that allow a call with these arguments (position, value), and answer any other."""
     tests = [
         line
-        for position, value in arguments.items()
+        for position, value in arguments
         for line in (_argument(position), (_EQUAL, 1, 0, value), (_RETURN, 0, 0, answer))
     ]
     return [*tests, (_RETURN, 0, 0, _ALLOW)]

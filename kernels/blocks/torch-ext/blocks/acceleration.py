@@ -18,7 +18,12 @@ _accelerated: "weakref.WeakKeyDictionary[nn.Module, tuple[Any, Report]]" = weakr
 
 
 def accelerate(
-    model: Any, check: Optional[Check] = None, *, graphs: bool = False, scope: Optional[str] = None
+    model: Any,
+    check: Optional[Check] = None,
+    *,
+    graphs: bool = False,
+    scope: Optional[str] = None,
+    logits: bool = True,
 ) -> Report:
     """Replace operations of a model by faster kernels, in place.
 
@@ -41,6 +46,9 @@ def accelerate(
             a first call of some seconds. `"blocks"`: the blocks in the lists of a model, which share a trace, so that
             the first call takes a second or two. Together with `graphs` it is for the calls that no graph serves,
             which run the model's own forward by default.
+        logits: Whether a training step of a language model returns its logits beside its loss. Without them, the loss
+            is computed from chunks of logits, which takes gigabytes less memory: a call with labels, in which
+            gradients are recorded, then returns None for its logits.
 
     Returns:
         The replaced operations, those left and the reasons, and the figures of the check. It grows with every trace
@@ -48,16 +56,18 @@ def accelerate(
 
     Raises:
         TypeError: If `model` or `check` is of another type.
-        ValueError: If a pipeline without a denoiser should be checked, if `scope` has another value, or if it is
-            `"model"` together with `graphs`.
+        ValueError: If a pipeline without a denoiser should be checked, if `scope` has another value, if it is
+            `"model"` together with `graphs`, or if `logits=False` is given with another scope than `"model"`.
     """
     if scope not in (None, "model", "blocks"):
         raise ValueError(f'blocks: scope must be "model" or "blocks", not {scope!r}')
     if graphs and scope == "model":
         raise ValueError('blocks: graphs=True needs scope="blocks", or none')
+    if not logits and (graphs or scope == "blocks"):
+        raise ValueError('blocks: logits=False needs scope="model", without graphs')
     roots = _roots(model)
     checked = None if check is None else _root_to_check(model, check)
-    options = graphs, scope or (None if graphs else "model")
+    options = graphs, scope or (None if graphs else "model"), logits
     report = Report()
     for root in roots:
         given, known = _accelerated.get(root, (None, report))
@@ -66,7 +76,7 @@ def accelerate(
         if _accelerated.get(root, (None, report))[0] != options:
             _restore_root(root)
             if options[1] is not None:
-                trace(root, report, options[1])
+                trace(root, report, options[1], logits)
             _accelerated[root] = options, report
     if graphs:
         report.graphs = add_graphs(model, report)

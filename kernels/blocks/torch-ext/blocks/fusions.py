@@ -6,16 +6,19 @@ last of its operations stood.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from .attention import drop_causal_mask, group_heads
 from .editing import Editor, broadcasts, fits, is_alike
-from .kernel_set import DEVICE, adaln, geglu, rmsnorm, rope3d
-from .masks import drop_causal_mask
+from .head_losses import join_loss
+from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
 from .matching import Match, call, match, mean, named, narrow, one_plus, rsqrt, sqrt, tagged, wide
+from .recomputed import GATES, gated_linear
 from .rotations import rotate, rotate_together
 from .rows import halves
 from .values import argument, dtype_of, is_tensor, operation, same_value, shape_of, value
@@ -71,17 +74,24 @@ KERNELS_OF = {
     geglu.geglu_pair: Kernel("gated activation", ("geglu",)),
     geglu.swiglu: Kernel("gated activation", ("geglu",)),
     geglu.swiglu_pair: Kernel("gated activation", ("geglu",)),
+    loss.linear_cross_entropy: Kernel("cross entropy with its linear layer", ("loss",)),
+    gated_linear: Kernel("gated activation", ("geglu",)),
     rope3d.apply_rotary: Kernel("rotary embedding", ("rope3d",)),
     rope3d.norm_rotary: Kernel("q/k norm with rotary embedding", ("rope3d",)),
 }
 
 
-def fuse(module: GraphModule) -> list[tuple[Node, str]]:
-    """Replace all operations of a graph that the kernels compute. Return those that almost are, and the reasons."""
+def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, str]]:
+    """Replace all operations of a graph that the kernels compute. Return those that almost are, and the reasons.
+
+    Without `returns_logits`, a graph with gradients returns None for logits that only a loss reads.
+    """
     editor = Editor(module)
     editor.merge_views()
     for replace in (
+        partial(join_loss, returns_logits=returns_logits),
         drop_causal_mask,
+        group_heads,
         rotate,
         _modulate,
         _normalize,
@@ -89,6 +99,7 @@ def fuse(module: GraphModule) -> list[tuple[Node, str]]:
         _add_before_norm,
         rotate_together,
         _activate,
+        _recompute_gate,
         _join_gelu,
     ):
         for node in editor.nodes():
@@ -277,6 +288,22 @@ def _activate(editor: Editor, node: Node) -> None:
             new = editor.insert(node, function, (base,), options, like=node)
         editor.replace(node, new)
         return
+
+
+def _recompute_gate(editor: Editor, node: Node) -> None:
+    """Let a linear layer that has gradients keep the operands of its gated input, which has no other reader."""
+    if operation(node) != "linear" or not torch.is_grad_enabled():
+        return
+    gated, weight, bias = (argument(node, index, name) for index, name in enumerate(("input", "weight", "bias")))
+    is_gated = isinstance(gated, Node) and gated.target in GATES and len(gated.users) == 1
+    if not is_gated or not fits(weight, dtype_of(gated)) or not (bias is None or fits(bias, dtype_of(gated))):
+        return
+    if value(gated).requires_grad and editor.may_join([gated], node):
+        new = editor.insert(
+            node, gated_linear, (gated.target.__name__, dict(gated.kwargs), gated.args, weight, bias), like=node
+        )
+        new.meta["nn_module_stack"] = gated.meta.get("nn_module_stack")
+        editor.replace(node, new)
 
 
 def _join_gelu(editor: Editor, node: Node) -> None:

@@ -20,7 +20,8 @@ def _metadata(package: Path) -> dict[str, Any]:
 _REPOSITORIES = [depend["repo-id"] for depend in _metadata(Path(__file__).parent)["kernel-depends"]]
 KERNELS = {repo_id.partition("/")[2]: get_kernel_dep(repo_id) for repo_id in _REPOSITORIES}
 
-adaln, decode, geglu, rmsnorm, rope3d = (KERNELS[name] for name in ("adaln", "decode", "geglu", "rmsnorm", "rope3d"))
+adaln, decode, geglu, loss = (KERNELS[name] for name in ("adaln", "decode", "geglu", "loss"))
+rmsnorm, rope3d = KERNELS["rmsnorm"], KERNELS["rope3d"]
 is_forward_mode = rmsnorm.derivatives.is_forward_mode
 is_transformed = rmsnorm.derivatives.is_transformed
 

@@ -27,17 +27,21 @@ from .recording import is_recording
 _traced: "weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[nn.Module]]" = weakref.WeakKeyDictionary()
 
 
-def trace(model: nn.Module, findings: Findings, scope: str) -> None:
+def trace(model: nn.Module, findings: Findings, scope: str, returns_logits: bool = True) -> None:
     """Let a model run by graphs with the kernels, from its next call on. Each graph adds to the findings.
 
     Args:
         model: The model.
         findings: Of its report.
         scope: "model" for a graph of the whole model, "blocks" for one of each class of blocks in its lists.
+        returns_logits: As in `fuse`.
     """
     modules = [model] if scope == "model" else _blocks_of(model)
     classes = {type(module) for module in modules}
-    calls = {cls: _compiled([module for module in modules if type(module) is cls], findings) for cls in classes}
+    calls = {
+        cls: _compiled([module for module in modules if type(module) is cls], _Backend(cls, findings, returns_logits))
+        for cls in classes
+    }
     for module in modules:
         call = _TracedCall(calls[type(module)], module)
         call.former = module._compiled_call_impl
@@ -69,16 +73,16 @@ def _blocks_of(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def _compiled(modules: Sequence[nn.Module], findings: Findings) -> Callable[..., Any]:
+def _compiled(modules: Sequence[nn.Module], backend: "_Backend") -> Callable[..., Any]:
     """Return the call of modules of one class, by graphs that they share."""
-    cls, methods = type(modules[0]), _methods_in(modules)
+    methods = _methods_in(modules)
 
     def traced(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
 
     # Torch counts the graphs of a code object, up to 8: each model and each class of blocks has one of its own.
     traced.__code__ = traced.__code__.replace()
-    compiled = torch.compile(traced, backend=_Backend(cls, findings))
+    compiled = torch.compile(traced, backend=backend)
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Who compiles the model gets its own operations, which Inductor fuses.
@@ -87,7 +91,7 @@ def _compiled(modules: Sequence[nn.Module], findings: Findings) -> Callable[...,
         if is_off():
             return (module._compiled_call_impl.former or module._call_impl)(*args, **kwargs)
         if any(getattr(owner, name) is not method for owner, name, method in methods):
-            findings.left[cls.__name__, "the method of a class was patched after accelerate"] = 1
+            backend.findings.left[backend.cls.__name__, "the method of a class was patched after accelerate"] = 1
             return module._call_impl(*args, **kwargs)
         with dynamo_config.patch(skip_nnmodule_hook_guards=False):  # hooks may be added after the trace
             return compiled(module, *args, **kwargs)
@@ -108,8 +112,8 @@ def _methods_in(modules: Sequence[nn.Module]) -> list[tuple[type, str, Any]]:
 class _Backend:
     """The function that `torch.compile` calls with each graph of one model, or of one class of blocks."""
 
-    def __init__(self, cls: type, findings: Findings) -> None:
-        self._cls, self._findings = cls, findings
+    def __init__(self, cls: type, findings: Findings, returns_logits: bool) -> None:
+        self.cls, self.findings, self._returns_logits = cls, findings, returns_logits
         self._breaks = dict(counters["graph_break"])
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -119,8 +123,8 @@ class _Backend:
         own = GraphModule(module, _copied(module.graph))
         for part in module.modules():  # the others are the bodies of checkpoints and the like
             if isinstance(part, GraphModule):
-                misses = fuse(part)
-                self._findings.add(part.graph, misses, self._cls, owner=str(id(self)))
+                misses = fuse(part, self._returns_logits)
+                self.findings.add(part.graph, misses, self.cls, owner=str(id(self)))
 
         def run(*args: Any) -> Any:
             # The kernels have no forward mode, and their formulas for transforms are the model's own operations.
@@ -132,7 +136,7 @@ class _Backend:
         for reason, number in counters["graph_break"].items():
             if number > self._breaks.get(reason, 0):
                 title = reason.strip().partition("\n")[0]
-                self._findings.left["graph break", title] += number - self._breaks.get(reason, 0)
+                self.findings.left["graph break", title] += number - self._breaks.get(reason, 0)
         self._breaks = dict(counters["graph_break"])
 
 

@@ -50,8 +50,7 @@ def linear_cross_entropy(
     Raises:
         TypeError: If an argument has a wrong type; the message names it.
         ValueError: If `reduction` has another value, or if shapes do not fit.
-        RuntimeError: If a tensor has a wrong dtype or device, or if a second backward pass without `create_graph` needs
-            the gradients, which the first one has consumed.
+        RuntimeError: If a tensor has a wrong dtype or device.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"loss: reduction must be 'mean' or 'sum', not {reduction!r}")
@@ -155,15 +154,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        if is_grad_enabled():  # in a backward pass only with `create_graph=True`
+        # Gradients are enabled in a backward pass with `create_graph=True` only. An earlier backward pass, with
+        # `retain_graph=True`, has overwritten the gradients of the forward pass.
+        if is_grad_enabled() or ctx.grads is None:
             *tensors, target = ctx.saved_tensors
             grads = gradients(lambda *given: _formula(*given, target, ctx.options), tensors, (), (grad,))
             return *grads, None, None
-        if ctx.grads is None:
-            raise RuntimeError(
-                "loss: an earlier backward pass has consumed the gradients of linear_cross_entropy: call it again for "
-                "a second pass, or pass create_graph=True"
-            )
         grads, ctx.grads = ctx.grads, None
         return *(own.mul_(grad) if wanted else None for own, wanted in zip(grads, ctx.wanted)), None, None
 

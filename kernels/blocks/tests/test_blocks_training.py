@@ -1,0 +1,134 @@
+"""Training steps: the head and its cross entropy in one kernel, and the tensors that a step keeps."""
+
+import pytest
+import torch
+from model_cases import error
+from text_models import TOKENS, model_of
+from torch import nn
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_dynamo", "on_the_device_of_the_kernels")
+
+DOES = "cross entropy with its linear layer"
+LABELS = TOKENS.clone()
+LABELS[0, :5] = -100
+
+
+def gradients(model, **options):
+    output = model(TOKENS, labels=LABELS, use_cache=False, **options)
+    loss = output.loss
+    return loss, output.logits, torch.autograd.grad(loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_items_in_batch": torch.tensor(17)}], ids=["mean", "sum"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])  # gemma2 has tied weights and a softcap
+def test_a_training_step_without_logits(blocks, name, options):
+    model = model_of(name)
+    expected, logits, grads = gradients(model, **options)
+    report = blocks.accelerate(model, logits=False)
+    loss, none, own = gradients(model, **options)
+    assert none is None
+    assert {does for _, does in report.replaced} >= {DOES, "RMSNorm"}
+    assert error(loss, expected) < 1e-6
+    assert max(map(error, own, grads)) < 1e-5
+    assert error(model(TOKENS).logits, logits) < 1e-5
+    with torch.no_grad():
+        assert error(model(TOKENS, labels=LABELS).logits, logits) < 1e-5
+
+
+def test_logits_stay_by_default_and_the_report_names_the_option(blocks):
+    model = model_of("llama")
+    report = blocks.accelerate(model)
+    assert gradients(model)[1] is not None
+    [reason] = [reason for _, reason in report.left if "logits" in reason]
+    assert "accelerate(model, logits=False)" in reason
+
+
+class Head(nn.Module):
+    """A head that returns its loss alone, of a kind."""
+
+    def __init__(self, kind, dtype=torch.float32):
+        super().__init__()
+        self.norm, self.linear, self.kind = nn.RMSNorm(16, dtype=dtype), nn.Linear(16, 40, dtype=dtype), kind
+
+    def forward(self, x, target):
+        logits = self.linear(self.norm(x))
+        if self.kind == "smoothed":
+            return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), label_smoothing=0.1, ignore_index=3)
+        if self.kind == "weighted":
+            return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), torch.linspace(1, 2, 40))
+        if self.kind == "each row":
+            return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none").amax()
+        if self.kind == "shares":
+            return F.cross_entropy(logits.flatten(0, 1).float(), F.one_hot(target.flatten(), 40).float())
+        if self.kind == "folded":
+            return F.cross_entropy(logits.reshape(-1, 20).float(), target.repeat(1, 2).flatten() % 20)
+        if self.kind == "used":
+            return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten()) + logits.square().mean()
+        raise ValueError(self.kind)
+
+
+@pytest.mark.parametrize("kind", ["smoothed", "weighted", "each row", "shares", "folded", "used"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_only_losses_that_the_kernel_computes_are_replaced(blocks, kind, dtype):
+    model, x, target = Head(kind, dtype), torch.randn(2, 6, 16, dtype=dtype), torch.randint(40, (2, 6))
+    expected = model(x, target)
+    grads = torch.autograd.grad(expected, list(model.parameters()))
+    report = blocks.accelerate(model, logits=False)
+    actual = model(x, target)
+    assert ("Head", DOES) in report.replaced if kind == "smoothed" else ("Head", DOES) not in report.replaced
+    bound = 1e-5 if dtype == torch.float32 else 2e-2
+    assert max(map(error, (actual, *torch.autograd.grad(actual, list(model.parameters()))), (expected, *grads))) < bound
+
+
+@pytest.mark.parametrize("options", [{"graphs": True}, {"scope": "blocks"}])
+def test_only_a_traced_model_can_leave_out_logits(blocks, options):
+    with pytest.raises(ValueError, match='logits=False needs scope="model", without graphs'):
+        blocks.accelerate(model_of("llama"), logits=False, **options)
+
+
+class Gated(nn.Module):
+    def __init__(self, bias, joined):
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16, bias=bias)
+        self.both = nn.Linear(16, 48) if joined else None
+
+    def forward(self, x):
+        if self.both is not None:
+            up, gate = self.both(x).chunk(2, dim=-1)
+            return self.down(F.gelu(gate) * up)
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def second_derivatives(model, x):
+    output = model(x)
+    first = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+    used = [parameter for name, parameter in model.named_parameters() if ("both" in name) != (model.both is None)]
+    used += [*model.down.parameters()]
+    return output, *first, *torch.autograd.grad(output.sum() + first[0].square().sum(), [x, *used])
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_derivatives_of_a_feed_forward_that_computes_its_product_again(blocks, bias, joined):
+    model, x = Gated(bias, joined), torch.randn(2, 5, 16, requires_grad=True)
+    expected = second_derivatives(model, x)
+    report = blocks.accelerate(model)
+    assert max(map(error, second_derivatives(model, x), expected)) < 1e-5
+    assert report.replaced == {("Gated", "gated activation"): 1}
+    model.requires_grad_(False)
+    for frozen, own in zip(torch.autograd.grad(model(x).square().sum(), x), expected[1:]):
+        assert error(frozen, own) < 1e-5
+
+
+def test_a_step_keeps_neither_products_nor_copies_nor_logits(blocks):
+    model = model_of("llama", intermediate_size=112).train()
+    blocks.accelerate(model, logits=False)
+    gradients(model)
+    kept = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
+        model(TOKENS, labels=LABELS, use_cache=False)
+    shapes = [tuple(tensor.shape) for tensor in kept.values()]
+    assert len([shape for shape in shapes if shape[-1] == 112 and shape[0] != 64]) == 4  # two operands in two layers
+    assert len([shape for shape in shapes if shape == (2, 2, 12, 16)]) == 4  # keys and values of two heads
+    assert not [shape for shape in shapes if shape[-1] == 99]
