@@ -196,7 +196,7 @@ def _kind_of(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> Optional[tu
         (count, 2 * count) if sin.shape == cos.shape and is_real else ()
     ):  # a value for each element, or for each pair
         if 4 <= width <= len(x) and width % 2 == 0:
-            rotated, tables = x[:width], (cos, sin)
+            rotated, tables = x[:width], [cos, sin]
             first, second = rotated.chunk(2)
             interleaved = torch.stack((-rotated[1::2], rotated[::2]), -1).flatten()
             for pairs, turned in (("half", torch.cat((-second, first))), ("interleaved", interleaved)):
