@@ -1,7 +1,7 @@
 """Editions of `build.toml` before 6: `as_current` reads them, `converted` rewrites a file.
 
-Files before edition 5 have no `edition`, and before edition 4 neither a `version` nor a table of a framework. Edition 5 is
-a superset of edition 4. Editions 1 and 2 are refused.
+Files before edition 5 have no `edition`, and those before edition 4 may have no `version` and no table of a framework.
+Edition 5 is a superset of edition 4. Editions 1 and 2 are refused.
 """
 
 from __future__ import annotations
