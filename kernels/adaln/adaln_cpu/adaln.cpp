@@ -23,7 +23,7 @@ using namespace kit;
 
 using Floats = std::vector<float>;
 
-// Reads and writes T or float32, as the dtype of a modulation or parameter is.
+// Reads and writes T or float32, as the dtype of a modulation or parameter is. Writes nothing where data is null.
 template <class T>
 INLINE void read(const void* data, Type type, int64_t begin, int64_t count, float* values) {
   if (type == Type::float32) return decode_all<Float32>(static_cast<const float*>(data) + begin, count, values);
@@ -31,6 +31,7 @@ INLINE void read(const void* data, Type type, int64_t begin, int64_t count, floa
 }
 template <class T>
 INLINE void write(const float* values, void* data, Type type, int64_t begin, int64_t count) {
+  if (data == nullptr) return;
   if (type == Type::float32) return encode_all<Float32>(values, count, static_cast<float*>(data) + begin);
   encode_all<T>(values, count, static_cast<typename T::Storage*>(data) + begin);
 }
@@ -78,9 +79,9 @@ INLINE void write_row(void* data, Type type, int64_t row, int64_t hidden, Value&
 INLINE bool enters_span(int64_t row, int64_t first, int64_t span) { return row == first || row % span == 0; }
 
 // Writes a row of residual + branch * gate; if `stepwise`, the product is rounded, too.
-template <class T, class Problem>
-INLINE void write_sum(const Problem& problem, const Rows& residuals, int64_t row, const Floats& gate) {
-  const auto *residual = at<T>(residuals, row), *branch = at<T>(problem.branch, row);
+template <class T>
+INLINE void write_sum(const Forward& problem, int64_t row, const Floats& gate) {
+  const auto *residual = at<T>(problem.x, row), *branch = at<T>(problem.branch, row);
   auto* sum = row_at<T>(problem.sum, row, problem.hidden);
   for_blocks(problem.hidden, [&](int64_t start, int64_t length) ALWAYS_INLINE {
     Block values, products;
@@ -93,15 +94,6 @@ INLINE void write_sum(const Problem& problem, const Rows& residuals, int64_t row
     for (int64_t i = 0; i < length; ++i) values[i] += products[i];
     encode_all<T>(values, length, sum + start);
   });
-}
-
-template <class T>
-INLINE void run_rows(const Gate& problem, int64_t begin, int64_t end) {
-  Floats gate(problem.hidden);
-  for (int64_t row = begin; row < end; ++row) {
-    if (enters_span(row, begin, problem.span)) read<T>(problem.gate, row / problem.span, 0, 1.0f, gate);
-    write_sum<T>(problem, problem.residual, row, gate);
-  }
 }
 
 struct Moments {
@@ -142,7 +134,8 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
       }
     }
     if (problem.branch.data != nullptr) {
-      write_sum<T>(problem, problem.x, row, gate);
+      write_sum<T>(problem, row, gate);
+      if (problem.normed == nullptr) continue;
       decode_all<T>(row_at<T>(problem.sum, row, hidden), hidden, x.data());
     } else {
       read<T>(problem.x, row, x);
@@ -178,29 +171,6 @@ INLINE void for_parts(const Problem& problem, int64_t begin, int64_t end, Work&&
   }
 }
 
-template <class T>
-INLINE void run_rows(const GateBackward& problem, int64_t begin, int64_t end) {
-  const int64_t hidden = problem.hidden;
-  Floats grad(hidden), branch(hidden), gate(hidden);
-  for_parts(problem, begin, end, [&](int64_t first, int64_t last, float* partial) ALWAYS_INLINE {
-    for (int64_t row = first; row < last; ++row) {
-      if (enters_span(row, first, problem.span)) read<T>(problem.gate, row / problem.span, 0, 1.0f, gate);
-      read<T>(problem.grad, row, grad);
-      write_row<T>(problem.grad_branch, problem.type, row, hidden,
-                   [&](int64_t i) ALWAYS_INLINE { return grad[i] * gate[i]; });
-      if (problem.grad_gate == nullptr) continue;
-      read<T>(problem.branch, row, branch);
-      if (partial != nullptr) {
-#pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) partial[i] += grad[i] * branch[i];
-      } else {
-        write_row<T>(problem.grad_gate, problem.gate.type, row, hidden,
-                     [&](int64_t i) ALWAYS_INLINE { return grad[i] * branch[i]; });
-      }
-    }
-  });
-}
-
 // The rows of a backward pass, one at a time.
 template <class T>
 class BackwardRow {
@@ -223,6 +193,16 @@ class BackwardRow {
 
   // Writes the gradients of a row, and adds to the sums over rows.
   INLINE void run(int64_t row, float* partial) {
+    if (problem_.x.data != nullptr) {
+      differentiate_norm(row, partial);
+    } else {
+      read<T>(problem_.grad_sum, row, total_);
+    }
+    if (problem_.grad_branch != nullptr) write_grad_branch(row, partial);
+  }
+
+ private:
+  INLINE void differentiate_norm(int64_t row, float* partial) {
     read<T>(problem_.x, row, x_);
     read<T>(problem_.grad, row, grad_);
     find_grad_x();  // x is then the normed row
@@ -245,10 +225,8 @@ class BackwardRow {
       for (int64_t i = 0; i < hidden_; ++i) total_[i] += other_[i];
     }
     write_row<T>(problem_.grad_x, problem_.type, row, hidden_, [&](int64_t i) ALWAYS_INLINE { return total_[i]; });
-    if (problem_.grad_branch != nullptr) write_grad_branch(row, partial);
   }
 
- private:
   INLINE void find_grad_x() {
     const Moments moments = moments_of(problem_, x_);
     const float mean = moments.mean, rstd = moments.rstd;
@@ -275,7 +253,7 @@ class BackwardRow {
       write_row<T>(problem_.grad_gate, problem_.gate.type, row, hidden_,
                    [&](int64_t i) ALWAYS_INLINE { return total_[i] * other_[i]; });
     } else {
-      float* sums = partial + kGate * hidden_;
+      float* sums = partial + problem_.sums.gate() * hidden_;
 #pragma omp simd
       for (int64_t i = 0; i < hidden_; ++i) sums[i] += total_[i] * other_[i];
     }
@@ -299,51 +277,6 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
   });
 }
 
-template <class T>
-INLINE void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
-  const int64_t hidden = problem.hidden, count = end - begin, width = problem.sums.count * hidden;
-  const bool per_row = problem.span == 1;
-  Floats weight(count), bias(count), scale(count), grad_scale(count), grad_weight(count), grad_bias(count);
-  read<T>(problem.weight, begin, 1.0f, weight);
-  read<T>(problem.bias, begin, 0.0f, bias);
-  for (int64_t group = 0; group < problem.sums.groups; ++group) {
-    float* sums = problem.sums.partial + group * problem.sums.parts * width;
-    for (int k = 0; k < problem.sums.count; ++k) {
-      add_parts(sums, problem.sums.parts, width, k * hidden + begin, k * hidden + end);
-    }
-    const float* slope = sums + kSlope * hidden + begin;
-    const float* slope_times_normed = sums + kSlopeTimesNormed * hidden + begin;
-    read<T>(per_row ? Modulation{} : problem.scale, group, begin, 0.0f, scale);
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      grad_scale[i] = weight[i] * slope_times_normed[i] + bias[i] * slope[i];
-      grad_weight[i] += (1.0f + scale[i]) * slope_times_normed[i];
-      grad_bias[i] += (1.0f + scale[i]) * slope[i];
-    }
-    if (per_row) continue;
-    const int64_t to = group * hidden + begin;
-    if (problem.grad_scale != nullptr) write<T>(grad_scale.data(), problem.grad_scale, problem.scale.type, to, count);
-    if (problem.grad_shift != nullptr) write<T>(slope, problem.grad_shift, problem.scale.type, to, count);
-    if (problem.grad_gate != nullptr) {
-      write<T>(sums + kGate * hidden + begin, problem.grad_gate, problem.gate.type, to, count);
-    }
-  }
-  if (problem.grad_weight != nullptr) {
-    write<T>(grad_weight.data(), problem.grad_weight, problem.weight.type, begin, count);
-  }
-  if (problem.grad_bias != nullptr) write<T>(grad_bias.data(), problem.grad_bias, problem.bias.type, begin, count);
-}
-
-template <class T>
-INLINE void reduce_columns(const GateBackward& problem, int64_t begin, int64_t end) {
-  const int64_t hidden = problem.hidden;
-  for (int64_t group = 0; group < problem.sums.groups; ++group) {
-    float* sums = problem.sums.partial + group * problem.sums.parts * hidden;
-    add_parts(sums, problem.sums.parts, hidden, begin, end);
-    write<T>(sums + begin, problem.grad_gate, problem.gate.type, group * hidden + begin, end - begin);
-  }
-}
-
 // The functions over rows and over columns, as types.
 struct OnRows {
   template <class T, class Problem>
@@ -352,37 +285,54 @@ struct OnRows {
   }
 };
 struct OnColumns {
-  template <class T, class Problem>
-  static INLINE void run(const Problem& problem, int64_t begin, int64_t end) {
-    reduce_columns<T>(problem, begin, end);
+  template <class T>
+  static INLINE void run(const Backward& problem, int64_t begin, int64_t end) {
+    const int64_t hidden = problem.hidden, count = end - begin, width = problem.sums.count * hidden;
+    const bool per_row = problem.span == 1;
+    Floats weight(count), bias(count), scale(count), grad_scale(count), grad_weight(count), grad_bias(count);
+    read<T>(problem.weight, begin, 1.0f, weight);
+    read<T>(problem.bias, begin, 0.0f, bias);
+    for (int64_t group = 0; group < problem.sums.groups; ++group) {
+      const int64_t to = group * hidden + begin;
+      float* sums = problem.sums.partial + group * problem.sums.parts * width;
+      for (int k = 0; k < problem.sums.count; ++k) {
+        add_parts(sums, problem.sums.parts, width, k * hidden + begin, k * hidden + end);
+      }
+      if (!per_row) {
+        write<T>(sums + problem.sums.gate() * hidden + begin, problem.grad_gate, problem.gate.type, to, count);
+      }
+      if (problem.x.data == nullptr) continue;
+      const float* slope = sums + kSlope * hidden + begin;
+      const float* slope_times_normed = sums + kSlopeTimesNormed * hidden + begin;
+      read<T>(per_row ? Modulation{} : problem.scale, group, begin, 0.0f, scale);
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) {
+        grad_scale[i] = weight[i] * slope_times_normed[i] + bias[i] * slope[i];
+        grad_weight[i] += (1.0f + scale[i]) * slope_times_normed[i];
+        grad_bias[i] += (1.0f + scale[i]) * slope[i];
+      }
+      if (per_row) continue;
+      write<T>(grad_scale.data(), problem.grad_scale, problem.scale.type, to, count);
+      write<T>(slope, problem.grad_shift, problem.scale.type, to, count);
+    }
+    write<T>(grad_weight.data(), problem.grad_weight, problem.weight.type, begin, count);
+    write<T>(grad_bias.data(), problem.grad_bias, problem.bias.type, begin, count);
   }
 };
 
-template <class Problem>
-int set_parts(const Problem& problem, int64_t* parts) {
+}  // namespace
+
+void run(const Forward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+void run(const Backward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+void reduce(const Backward& problem, int64_t begin, int64_t end) {
+  run_on_cpu<OnColumns>(problem.type, problem, begin, end);
+}
+
+int partial_sums(const Backward& problem, int64_t* parts) {
   constexpr int64_t kRows = 16;  // of a part, at least, so that the sums are the smaller part of the work
   const int64_t groups = problem.sums.groups;
   *parts = std::max<int64_t>(1, std::min(64 / groups, problem.rows / groups / kRows));
   return 0;
 }
-
-}  // namespace
-
-void run(const Gate& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
-void run(const Forward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
-void run(const Backward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
-void run(const GateBackward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnRows>(problem.type, problem, begin, end);
-}
-
-void reduce(const Backward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnColumns>(problem.type, problem, begin, end);
-}
-void reduce(const GateBackward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnColumns>(problem.type, problem, begin, end);
-}
-
-int partial_sums(const Backward& problem, int64_t* parts) { return set_parts(problem, parts); }
-int partial_sums(const GateBackward& problem, int64_t* parts) { return set_parts(problem, parts); }
 
 }  // namespace adaln

@@ -10,6 +10,7 @@
 // rows / span * hidden * 2m (3m with a gate).
 #include "adaln_cuda/forward_factor.cuh"
 #include "adaln_cuda/forward_general.cuh"
+#include "adaln_cuda/gate_rows.cuh"
 
 namespace adaln {
 namespace {
@@ -191,10 +192,13 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
 }  // namespace
 
 int run(const Forward& problem, void* stream) {
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
   cudaError_t error = cudaSuccess;
-  dispatch_dtype(problem.type, [&](auto tag) {
-    error = launch<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));
-  });
+  if (problem.normed == nullptr) {
+    return launch_gate(problem, cuda_stream, &error) ? error : launch_general(problem, cuda_stream);
+  }
+  dispatch_dtype(problem.type,
+                 [&](auto tag) { error = launch<typename decltype(tag)::Element>(problem, cuda_stream); });
   return error;
 }
 
