@@ -10,7 +10,6 @@
 // differently. With -fno-trapping-math the compiler may compute both sides of a branch, without which rounding does not
 // vectorize.
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "adaln/problem.h"
@@ -23,24 +22,11 @@ using namespace kit;
 
 using Floats = std::vector<float>;
 
-// Reads and writes T or float32, as the dtype of a modulation or parameter is. Writes nothing where data is null.
-template <class T>
-INLINE void read(const void* data, Type type, int64_t begin, int64_t count, float* values) {
-  if (type == Type::float32) return decode_all<Float32>(static_cast<const float*>(data) + begin, count, values);
-  decode_all<T>(static_cast<const typename T::Storage*>(data) + begin, count, values);
-}
-template <class T>
-INLINE void write(const float* values, void* data, Type type, int64_t begin, int64_t count) {
-  if (data == nullptr) return;
-  if (type == Type::float32) return encode_all<Float32>(values, count, static_cast<float*>(data) + begin);
-  encode_all<T>(values, count, static_cast<typename T::Storage*>(data) + begin);
-}
-
 // Reads `otherwise` where there is no such tensor.
 template <class T>
 INLINE void read(const Parameter& parameter, int64_t begin, float otherwise, Floats& values) {
   if (parameter.data == nullptr) return values.assign(values.size(), otherwise);
-  read<T>(parameter.data, parameter.type, begin, static_cast<int64_t>(values.size()), values.data());
+  read_as<T>(parameter.type, parameter.data, begin, static_cast<int64_t>(values.size()), values.data());
 }
 template <class T>
 INLINE void read(const Modulation& modulation, int64_t span, int64_t begin, float otherwise, Floats& values) {
@@ -102,11 +88,11 @@ struct Moments {
 
 template <class Problem>
 INLINE Moments moments_of(const Problem& problem, const Floats& x) {
-  const auto hidden = static_cast<double>(problem.hidden);
-  const double sum = problem.centered ? sum_of(problem.hidden, [&](int64_t i) ALWAYS_INLINE { return x[i]; }) : 0.0;
-  const auto mean = static_cast<float>(sum / hidden);
-  const double squares = sum_of(problem.hidden, [&](int64_t i) ALWAYS_INLINE { return (x[i] - mean) * (x[i] - mean); });
-  return {mean, static_cast<float>(1.0 / std::sqrt(squares / hidden + static_cast<double>(problem.eps)))};
+  const int64_t hidden = problem.hidden;
+  const double sum = problem.centered ? sum_of(hidden, [&](int64_t i) ALWAYS_INLINE { return x[i]; }) : 0.0;
+  const auto mean = static_cast<float>(sum / static_cast<double>(hidden));
+  const double squares = sum_of(hidden, [&](int64_t i) ALWAYS_INLINE { return (x[i] - mean) * (x[i] - mean); });
+  return {mean, reciprocal_norm(squares, hidden, problem.eps)};
 }
 
 template <class T>
@@ -154,20 +140,6 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
     write_row<T>(problem.normed, problem.type, row, hidden, [&](int64_t i) ALWAYS_INLINE {
       return (stepwise ? x[i] : (x[i] - mean) * rstd * factor[i]) + offset[i];
     });
-  }
-}
-
-// Calls `work(part, first, last)` with the rows of each part; parts are counted over all groups.
-template <class Problem, class Work>
-INLINE void for_parts(const Problem& problem, int64_t begin, int64_t end, Work&& work) {
-  const Sums& sums = problem.sums;
-  const int64_t rows = problem.rows / sums.groups, share = rows / sums.parts, longer = rows % sums.parts;
-  for (int64_t part_of_all = begin; part_of_all < end; ++part_of_all) {
-    const int64_t part = part_of_all % sums.parts;
-    const int64_t first = part_of_all / sums.parts * rows + part * share + std::min(part, longer);
-    float* partial = sums.partial == nullptr ? nullptr : sums.partial + part_of_all * sums.count * problem.hidden;
-    if (partial != nullptr) std::fill_n(partial, sums.count * problem.hidden, 0.0f);
-    work(first, first + share + (part < longer ? 1 : 0), partial);
   }
 }
 
@@ -268,13 +240,19 @@ class BackwardRow {
 
 template <class T>
 INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
+  const Sums& sums = problem.sums;
+  const int64_t rows = problem.rows / sums.groups;
   BackwardRow<T> of_row(problem);
-  for_parts(problem, begin, end, [&](int64_t first, int64_t last, float* partial) ALWAYS_INLINE {
-    for (int64_t row = first; row < last; ++row) {
-      if (enters_span(row, first, problem.span)) of_row.load_span(row / problem.span);
+  for (int64_t part = begin; part < end; ++part) {  // counted over all groups
+    const auto [first, last] = part_of(rows, sums.parts, part % sums.parts);
+    const int64_t before = part / sums.parts * rows;
+    float* partial = sums.partial == nullptr ? nullptr : sums.partial + part * sums.count * problem.hidden;
+    if (partial != nullptr) std::fill_n(partial, sums.count * problem.hidden, 0.0f);
+    for (int64_t row = before + first; row < before + last; ++row) {
+      if (enters_span(row, before + first, problem.span)) of_row.load_span(row / problem.span);
       of_row.run(row, partial);
     }
-  });
+  }
 }
 
 // The functions over rows and over columns, as types.
@@ -299,7 +277,7 @@ struct OnColumns {
         add_parts(sums, problem.sums.parts, width, k * hidden + begin, k * hidden + end);
       }
       if (!per_row) {
-        write<T>(sums + problem.sums.gate() * hidden + begin, problem.grad_gate, problem.gate.type, to, count);
+        write_as<T>(problem.gate.type, sums + problem.sums.gate() * hidden + begin, problem.grad_gate, to, count);
       }
       if (problem.x.data == nullptr) continue;
       const float* slope = sums + kSlope * hidden + begin;
@@ -312,11 +290,11 @@ struct OnColumns {
         grad_bias[i] += (1.0f + scale[i]) * slope[i];
       }
       if (per_row) continue;
-      write<T>(grad_scale.data(), problem.grad_scale, problem.scale.type, to, count);
-      write<T>(slope, problem.grad_shift, problem.scale.type, to, count);
+      write_as<T>(problem.scale.type, grad_scale.data(), problem.grad_scale, to, count);
+      write_as<T>(problem.scale.type, slope, problem.grad_shift, to, count);
     }
-    write<T>(grad_weight.data(), problem.grad_weight, problem.weight.type, begin, count);
-    write<T>(grad_bias.data(), problem.grad_bias, problem.bias.type, begin, count);
+    write_as<T>(problem.weight.type, grad_weight.data(), problem.grad_weight, begin, count);
+    write_as<T>(problem.bias.type, grad_bias.data(), problem.grad_bias, begin, count);
   }
 };
 

@@ -196,7 +196,7 @@ __global__ void LAUNCH_BOUNDS(kGateTable[kRow].backward_threads, kGateTable[kRow
 }
 
 template <typename T, int kRow>
-bool launch_gate_row(const Forward& problem, cudaStream_t stream, cudaError_t* error) {
+bool launch_gate_row(const Forward& problem, const DeviceProperties& device, cudaStream_t stream, cudaError_t* error) {
   constexpr GateConfig kConfig = kGateTable[kRow];
   constexpr int kWidth = kVectorWidth<T>;
   StridedRows residual, branch, gate;
@@ -216,7 +216,7 @@ bool launch_gate_row(const Forward& problem, cudaStream_t stream, cudaError_t* e
                             problem.hidden,
                             fast_divisor(problem.span),
                             problem.stepwise,
-                            prefetch_pays(problem.rows * problem.hidden * int64_t{3 * sizeof(T)})};
+                            prefetch_pays(device, problem.rows * problem.hidden * int64_t{3 * sizeof(T)})};
   const GateLayout layout = gate_layout(kConfig, problem.hidden, kWidth, kConfig.threads);
   const auto blocks = static_cast<unsigned>((problem.rows + layout.rows - 1) / layout.rows * layout.blocks_per_row);
   *error = launch_with_pdl(gate_kernel<T, kRow>, dim3(blocks), dim3(layout.columns * layout.rows), 0, stream, strided,
@@ -225,7 +225,7 @@ bool launch_gate_row(const Forward& problem, cudaStream_t stream, cudaError_t* e
 }
 
 template <typename T, int kRow>
-bool launch_gate_row(const Backward& problem, cudaStream_t stream, cudaError_t* error) {
+bool launch_gate_row(const Backward& problem, const DeviceProperties&, cudaStream_t stream, cudaError_t* error) {
   constexpr GateConfig kConfig = kGateTable[kRow];
   constexpr int kWidth = kVectorWidth<T>;
   const int64_t rows = problem.rows / problem.sums.groups, parts = problem.sums.groups * problem.sums.parts;
@@ -257,12 +257,12 @@ bool launch_gate_row(const Backward& problem, cudaStream_t stream, cudaError_t* 
 
 // Launches the gate of a problem without a norm. Returns false unless its rows are evenly strided and aligned.
 template <typename Problem>
-bool launch_gate(const Problem& problem, cudaStream_t stream, cudaError_t* error) {
+bool launch_gate(const Problem& problem, const DeviceProperties& device, cudaStream_t stream, cudaError_t* error) {
   bool taken = false;
   dispatch_dtype(problem.type, [&](auto tag) {
     using T = typename decltype(tag)::Element;
     with_row<kGateTable>(gate_row(problem.type),
-                         [&](auto row) { taken = launch_gate_row<T, row()>(problem, stream, error); });
+                         [&](auto row) { taken = launch_gate_row<T, row()>(problem, device, stream, error); });
   });
   return taken;
 }
