@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kGeneralThreads)
       store_as(problem.type, problem.grad_branch, at, total * gate.at(column));
       if (problem.grad_gate == nullptr) return;
       const float product = total * branch.at(column);
+      if (own_modulations) return store_as(problem.gate.type, problem.grad_gate, at, product);
       add(problem.sums.gate(), column, product);
-      if (own_modulations) store_as(problem.gate.type, problem.grad_gate, at, product);
     });
   }
 }
