@@ -1,8 +1,8 @@
-// RMSNorm of both passes without the rotation, for rows of any length, stride and alignment: the general kernels. The
-// rotation's own kernel runs after the forward pass, in place, and before the backward pass.
+// RMSNorm forward, without the rotation, and its backward pass with the rotation: the general kernels, for rows of any
+// length, stride and alignment. After the forward pass, the rotation's own kernel runs in place.
 //
-// Reads:    q and k, or them and the rotated gradients, each row twice; the weights.
-// Writes:   the normalized rows; or the gradients of q and k over the rotated ones, and partial sums of the weights'.
+// Reads:    q and k, or them and the gradients, each row twice; the weights, and backward the tables.
+// Writes:   the normalized rows; or the gradients of q and k, and partial sums of the weights'.
 // Must not: use atomics: equal inputs give equal bits.
 //
 // A block loops over rows of one side. Each thread has the same elements of every row.
@@ -40,6 +40,24 @@ struct GeneralRow {
   __device__ float load(const void* data, const Strides& strides, int64_t element) const {
     return decode(static_cast<const T*>(data)[offset(strides, element)]);
   }
+  // An element of the gradient, rotated by the transposed matrix.
+  __device__ float load_gradient(int64_t element) const {
+    const Rotation& rotation = problem.rotation;
+    const Side& from = rotation.sides[side];
+    const float grad = load(from.from, from.from_strides, element);
+    const int64_t of_head = element % rotation.width;
+    if (token < rotation.prefix || of_head >= 2 * rotation.pairs) return grad;
+    const int64_t pair = rotation.half ? of_head % rotation.pairs : of_head / 2;
+    const bool second = rotation.half ? of_head >= rotation.pairs : of_head % 2 != 0;
+    const int64_t distance = rotation.half ? rotation.pairs : 1;
+    const float other = load(from.from, from.from_strides, second ? element - distance : element + distance);
+    const Tokens& table = rotation.table;
+    const int64_t entry =
+        sequence * table.batch_stride + (token - rotation.prefix) * table.row_stride + pair * table.pair_stride;
+    const float cos = load_as(table.type, table.cos, entry + (second ? table.second : 0));
+    const float sin = load_as(table.type, table.sin, entry + (second ? 0 : table.second));
+    return grad * cos + (second ? -other : other) * sin;
+  }
   __device__ float factor(int64_t element) const {
     const SideNorm& norm = problem.norms[side];
     return norm.weight == nullptr ? 1.0f : load_as(norm.weight_type, norm.weight, element) + problem.offset;
@@ -72,7 +90,7 @@ __global__ void __launch_bounds__(kGeneralThreads) norm_general_kernel(const __g
     for (int64_t i = threadIdx.x; i < elements; i += blockDim.x) {
       const float x = row.load(x_data, x_strides, i);
       sums[0] += x * x;
-      if (kBackward) sums[1] += x * (row.load(side.to, side.to_strides, i) * row.factor(i));
+      if (kBackward) sums[1] += x * (row.load_gradient(i) * row.factor(i));
     }
     sum_over_group(sums, scratch[half]);
     half ^= 1;  // a slow warp may still read this half while the next sums are written
@@ -83,7 +101,7 @@ __global__ void __launch_bounds__(kGeneralThreads) norm_general_kernel(const __g
       T& to = static_cast<T*>(side.to)[row.offset(side.to_strides, i)];
       float result = x * rstd;
       if constexpr (kBackward) {
-        const float grad = decode(to);
+        const float grad = row.load_gradient(i);
         if (partial != nullptr) partial[i] += grad * result;
         result = rstd * (grad * factor - x * projection);
       } else {

@@ -9,7 +9,6 @@
 // Bytes: q and k are read once and written once, and the tables are read once; backward, the gradients are read as
 // well. With one float32 entry per element, as LTX-Video has them, the tables are as many bytes as q and k together.
 #include <algorithm>
-#include <utility>
 
 #include "kit/launch.cuh"
 #include "kit/two_stage_reduction.cuh"
@@ -212,11 +211,6 @@ int norm_rotate_backward(const NormRotation& problem, void* stream) {
   const cudaError_t error = current_device_properties(&device);
   if (error != cudaSuccess) return error;
   const NormPlan plan = plan_norm(problem, true, device.sms);
-  if (plan.row < 0) {
-    Rotation rotation = problem.rotation;
-    if (rotation.sides[0].heads == 0) std::swap(rotation.sides[0], rotation.sides[1]);
-    if (const int failed = run(rotation, stream); failed != 0) return failed;
-  }
   return dispatch_dtype(problem.rotation.type, [&](auto tag) {
     using T = typename decltype(tag)::Element;
     launch_norm<T, true>(problem, plan, static_cast<cudaStream_t>(stream));
