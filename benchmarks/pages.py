@@ -147,6 +147,7 @@ def kernels() -> Values:
 def models() -> Values:
     """Return the values of docs/models.md."""
     report, generate = results("models-h200"), results("generate.h200")
+    training = results("training-h200")
     return {
         "report": report,
         "targets_of_models": list(model_results.model_targets(report)),
@@ -154,6 +155,10 @@ def models() -> Values:
         "headings": model_results.HEADINGS,
         **_classes(results("model-classes")["models"]),
         "generate": generate,
+        "training": training,
+        "training_titles": model_results.TRAINING_TITLES,
+        "training_variants": model_results.TRAINING,
+        "targets_of_training": list(model_results.training_targets(training["cases"])),
         "targets_of_generate": list(model_results.generate_targets(generate["cases"])),
         "title": model_results.generate_title,
         "speed": model_results.speed,

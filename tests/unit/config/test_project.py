@@ -139,7 +139,7 @@ def test_notices_are_in_the_warnings(home: Path) -> None:
     assert edition.startswith("build.toml has no edition")
     assert "\n" not in edition
     assert rest == [
-        "[kernel.cuda] cuda-capabilities: no known CUDA release compiles for 11.8; it is skipped",
+        "[kernel.cuda] cuda-capabilities: no known CUDA compiles for 11.8; it is skipped",
         "[kernel.relu] src: 'relu.cpp' is named twice; it is compiled once",
         "[kernel.relu] and [kernel.more] all name 'relu.cpp'; compiled once for cpu, with the flags of all",
     ]
