@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitOperationAdd
 
+from kernel_builder.pipeline import BuildRequest, build
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
 from kernel_hub import tokens
 from tests.support.builder_process import run_builder
@@ -188,7 +190,7 @@ def test_pull_requests_do_not_change_the_branches(hub: RunningHub, quick: Path) 
     assert tree(hub, DOUBLING, result["builds"]["revision"]) != before[0]
 
 
-def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
+def test_versions_and_other_branches(hub: RunningHub, quick: Path, tmp_path: Path) -> None:
     put(hub, quick)
     hub.api().create_branch(DOUBLING, repo_type="kernel", branch="v2")
     (quick / "CARD.md").write_text("# Of an older version\n")
@@ -200,7 +202,7 @@ def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
 
     config = quick / "build.toml"
     config.write_text(config.read_text().replace("version = 1", "version = 2"))
-    edit(quick / "build" / CUDA, "metadata.json", '"version": 1\n', '"version": 2\n')
+    build(BuildRequest((quick,), variants=(CUDA,), load=False), Toolchains(cache=tmp_path / "cache"))
     result = put(hub, quick)
     assert result.main and result.main.revision
     assert not {path for path in tree(hub, DOUBLING, "v2") if not path.startswith((".", "build/"))}
