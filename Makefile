@@ -3,7 +3,7 @@
 # make test          the whole test suite: lint, types, documentation, tests; it ends with the list of skipped tests
 # make unit          the unit tests alone
 # make lint          format, lint, types, import contracts, declared dependencies
-# make update        take new releases of Torch, CUDA and clients from the package index into the builder's tables
+# make update        take new releases of Torch and clients from the package index into the builder's tables
 # make docs          build the documentation in site/ and check every link
 # make packages      build the CPU packages of kernels/, which the tests load
 # make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a test needs it (Debian, Ubuntu)

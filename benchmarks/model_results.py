@@ -27,6 +27,8 @@ TITLES = {
     "gemma3n-1024": "Gemma 3n E2B, prefill of 1,024",
     "z-image-4096": "Z-Image, 1024x1024",
 }
+TRAINING_TITLES = {"llama-1b": "Llama 3.2 1B", "qwen2-1.5b": "Qwen2.5 1.5B"}
+TRAINING = ("eager", "compile", "liger", "accelerated", "accelerated, no logits")
 HEADINGS = {
     "eager": "eager",
     "compile": "compile",
@@ -83,6 +85,13 @@ def model_targets(report: Mapping[str, Any]) -> Iterator[Row]:
     yield _each("training step: accelerated / eager", trained, 0.8)
 
 
+def training_targets(cases: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the targets of training steps of language models."""
+    for title, unit, most in (("time", "milliseconds", 0.95), ("memory", "gib", 1.0)):
+        ratios = {name: case[TRAINING[-1]][unit] / case["liger"][unit] for name, case in cases.items()}
+        yield _each(f"training step without logits / Liger: {title}", ratios, most)
+
+
 def _mean(title: str, ratios: Mapping[str, float], mean: float, most: float | None = None) -> Row:
     target = f"mean at most {mean}" + (f", each at most {most}" if most else "")
     value, worst = statistics.geometric_mean(ratios.values()), max(ratios, key=lambda case: ratios[case])
@@ -95,7 +104,12 @@ def _each(title: str, ratios: Mapping[str, float], most: float, unit: str = "") 
     worst = max(ratios, key=lambda case: ratios[case])
     over = sum(ratio > most for ratio in ratios.values())
     count = f", {over} of {len(ratios)} above" if over else ""
-    return Row(title, f"each at most {most}{unit}", f"{ratios[worst]:.2f}{unit} ({TITLES[worst]}){count}", not over)
+    return Row(
+        title,
+        f"each at most {most}{unit}",
+        f"{ratios[worst]:.2f}{unit} ({(TITLES | TRAINING_TITLES)[worst]}){count}",
+        not over,
+    )
 
 
 def _at_least(title: str, least: float, ratio: float | None) -> Row:

@@ -115,6 +115,7 @@ def _run_variant(name: str, variant: str, layers: int | None, pipe: Any) -> None
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     loss = step().item()
+    torch.cuda.empty_cache()
     pipe.send((torch.cuda.max_memory_allocated() / 2**30, loss))
     if variant.startswith("accelerated"):
         print(report, flush=True)
@@ -123,12 +124,15 @@ def _run_variant(name: str, variant: str, layers: int | None, pipe: Any) -> None
             pipe.recv()
         except EOFError:
             return
+        step()
         torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(_STEPS):
             step()
         torch.cuda.synchronize()
-        pipe.send(1000 * (time.perf_counter() - started) / _STEPS)
+        elapsed = time.perf_counter() - started
+        torch.cuda.empty_cache()  # the next variant needs the memory
+        pipe.send(1000 * elapsed / _STEPS)
 
 
 def _make(name: str, layers: int | None) -> tuple[Any, dict[str, Any]]:

@@ -9,6 +9,7 @@ import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kernel_builder import toml_file
 from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import NAME, REPO_ID
 from kernel_builder.config.project import python_name
@@ -21,9 +22,6 @@ BACKENDS = ("cpu", "cuda")
 """The backends of the template."""
 # Names that the new project itself defines.
 _RESERVED = ("layers", "metadata", "op", "ops", "torch")
-# Marks text that only the author can write.
-NOT_WRITTEN = "Not written yet:"
-_PASSES = "forward and backward, for float32, float16 and bfloat16"
 
 
 def create(
@@ -173,25 +171,9 @@ def render(tree: Path, values: Mapping[str, str], wanted: Sequence[str] = ()) ->
 
 def _description(operator: str) -> dict[str, str]:
     """Return the texts about the operator; the author of another operator than the template's has to write them."""
-    if operator == "relu":
-        return {
-            "layer": "ReLU",
-            "title": "ReLU",
-            "formula": "torch.nn.functional.relu(x)",
-            "returns": "Return `max(x, 0)` as a contiguous tensor.",
-            "summary": f"ReLU, {_PASSES}.",
-            "replaces": "Replaces `torch.nn.ReLU`.",
-            "card_of_layer": "`kernels.kernelize` can replace `torch.nn.ReLU` in a model with `kernel.layers.ReLU`.",
-            "replaced": "torch.nn.ReLU()",
-        }
+    texts = toml_file.read(_TEMPLATES / "init_texts.toml")
     layer = "".join(map(str.capitalize, operator.split("_")))
     return {
-        "layer": layer,
-        "title": f"`{operator}`",
-        "formula": "torch.where(x <= 0, 0.0, x)",
-        "returns": f"{NOT_WRITTEN} the result; so far `max(x, 0)`, as a contiguous tensor.",
-        "summary": f"{NOT_WRITTEN} the computation of `{operator}`, {_PASSES}.",
-        "replaces": f"{NOT_WRITTEN} the module that it replaces.",
-        "card_of_layer": f"{NOT_WRITTEN} the module that `kernels.kernelize` can replace with `kernel.layers.{layer}`.",
-        "replaced": f"eager  # {NOT_WRITTEN} the module that the layer replaces",
+        name: string.Template(text).substitute(operator=operator, layer=layer)
+        for name, text in texts.get(operator, texts["other"]).items()
     }

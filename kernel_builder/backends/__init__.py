@@ -94,7 +94,6 @@ class CompiledBackend(Backend):
     library_headers: re.Pattern[str] | None = None
     # Libraries of the device that a binary names as needed only if it calls them.
     linked_if_called: tuple[LinkedIfCalled, ...] = ()
-    torch_part: SymbolFamily | None = None  # symbols of Torch's own libraries for the back end; None if it has none
     # The threads that a warp of its devices may have, for the emulator; empty if that cannot emulate it.
     warp_sizes: tuple[int, ...] = ()
     translates: CompiledBackend | None = None  # the back end whose sources hipify translates to its own; None for none
@@ -171,7 +170,8 @@ class CompiledBackend(Backend):
 
     def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
         """Return the libraries of Torch that a binary names as needed, besides those of all back ends."""
-        return ()
+        names = () if not self.torch_version else ("torch",) if stable else ("c10", "torch")
+        return tuple(f"lib{name}_{self.torch_version}.so" for name in names)
 
     def static_runtime(self, toolkit: Toolkit | None) -> Path | None:
         """Return the static library of the device's runtime, for a binary without Torch, which would bring it."""
@@ -181,11 +181,21 @@ class CompiledBackend(Backend):
 
     def needed_libraries(self, release: Release | None) -> frozenset[str]:
         """Return the libraries of the device that a binary for a release, or for any, may need."""
-        return frozenset()
+        return frozenset(self.torch_libraries(stable=False))
 
-    def library_hint(self, library: str) -> str | None:
-        """Return the remedy for a library that a binary must not need, or None."""
-        return None
+    @property
+    def link_torch(self) -> str:
+        """The remedy for a symbol of a library that Torch loads."""
+        return f"link with libtorch_{self.torch_version}.so, which loads the {self.title} libraries that Torch uses"
+
+    @property
+    def torch_part(self) -> SymbolFamily | None:
+        """The symbols of Torch's own libraries for the back end; None if it has none."""
+        if not (name := self.torch_version):
+            return None
+        names = re.compile(rf"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10){len(name)}{name}")
+        libraries = re.compile(rf"lib(?:torch|c10)_{name}\.so")
+        return SymbolFamily(f"Torch's {self.title} part", names, libraries, self.link_torch)
 
     def symbol_families(self, framework: Abi | None) -> Sequence[SymbolFamily]:
         """Return the symbols that a binary may leave undefined, because Torch has loaded the libraries."""

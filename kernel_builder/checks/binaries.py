@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +218,10 @@ def check_dependencies(package: CheckedPackage, binary: SharedObject) -> Iterato
                 if release and backend is variant.backend:
                     reason = f"which Torch for {backend.title} {release.major} does not depend on"
                 break
-        of_table: Iterator[str | None] = (hint for start, hint in table["hint"].items() if library.startswith(start))
-        of_backends = (backend.library_hint(library) for backend in package.known_backends)
+        of_table = (hint for start, hint in table["hint"].items() if library.startswith(start))
         stem = library.partition(".so")[0].removeprefix("lib")
         default = f"drop -l{stem}, and compile the parts that you need through `src`"
-        yield Finding(f"needs {library}, {reason}", next(filter(None, chain(of_table, of_backends)), default))
+        yield Finding(f"needs {library}, {reason}", next(of_table, default))
 
 
 @cache

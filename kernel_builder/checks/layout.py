@@ -92,7 +92,7 @@ def _metadata(package: CheckedPackage, metadata: PackageMetadata) -> Iterator[Fi
         return
     if variant and metadata.backend != variant.backend.name:
         yield _finding(name, f"`backend.type` is {metadata.backend!r}, the variant is for {variant.backend}")
-    if variant and variant.platform and variant.backend.has_archs and not metadata.archs:
+    if variant and variant.platform and variant.backend.archs_key and not metadata.archs:
         reason = "the client could not refuse a device that it does not support"
         yield _finding(name, f"`backend.archs` is missing or empty: {reason}")
     identifier = metadata.id or ""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.develop.choice import TORCH_INDEX
 from kernel_builder.plural import counted
@@ -117,19 +116,13 @@ def update(checkout: Path) -> None:
     """Add the index's new releases to the tables of the builder.
 
     DIR is a checkout of kernel-builder's repository (default: here). A new Torch release is added to the matrix, with
-    its CUDA releases and its C++ standard, and to the tables of its exported functions and its libraries; the lock gets
-    the newest patch of every release. Downloads some 0.4 GB, and 1 GB more for a new Torch release. Prints the changes
-    as Markdown, or nothing.
+    its CUDA releases and its C++ standard, and to the table of its exported functions; the lock gets the newest patch
+    of every release. Downloads some 0.4 GB. Prints the changes as Markdown, or nothing.
 
     \b
     kernel-builder toolchain update && git diff --stat
     """
-    own = {component.name for component in components.in_table(CUDA.data)}
-    others = [
-        component
-        for component in components.known().values()
-        if component.name not in own and not component.name.startswith("torch-")
-    ]
+    others = [component for component in components.known().values() if not component.name.startswith("torch-")]
     with shown(sys.stderr) as progress:
         newer = find(checkout, others, index_url=None, torch_index=TORCH_INDEX, progress=progress)
     newer.write(checkout)

@@ -5,6 +5,7 @@ A project does not depend on the toolchains, which decide later whether there is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ class Backend(variant.Backend):
 
     Attributes:
         suffixes: Endings of sources that its own compiler compiles, besides those of C++.
-        has_archs: Whether the metadata of its binaries lists architectures.
+        archs_key: The field of kernels and Python-only projects with its architectures; empty if it has none.
         dispatch_key: With which Torch dispatches to its ops, such as `CUDA`; empty if the checks know of none.
         in_every_torch: Whether each build of Torch has it. Where Torch has another one too, the client loads packages
             for it on request only.
@@ -40,7 +41,7 @@ class Backend(variant.Backend):
     compiles: ClassVar[bool] = False
 
     suffixes: frozenset[str] = frozenset()
-    has_archs: bool = False
+    archs_key: str = ""
     dispatch_key: str = ""
     in_every_torch: bool = False
     torch_version: str = ""
@@ -86,7 +87,12 @@ class Backend(variant.Backend):
 
     def notes(self, kernel: Kernel) -> Iterator[str]:
         """Yield notices for the author of a `[kernel.<name>]` table."""
-        return iter(())
+        listed, known = getattr(kernel, self.archs_key, None) or (), self.known_archs()
+        if unknown := [arch for arch in listed if arch_number(arch) not in known]:
+            yield (
+                f"[kernel.{kernel.name}] {self.archs_key.replace('_', '-')}: no known {self.title} compiles for "
+                f"{', '.join(unknown)}; {'it is' if len(unknown) == 1 else 'they are'} skipped"
+            )
 
     def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
         """Return a kernel that is compiled for some architectures only, or as it is if it has no others.
@@ -107,10 +113,6 @@ class Backend(variant.Backend):
     def is_present(self) -> bool:
         """Return whether this machine has the hardware, as far as the builder can tell."""
         return self.compiles
-
-    def noarch_archs(self, framework: TorchNoarch) -> tuple[str, ...] | None:
-        """Return the architectures that a Python-only project declares, or None."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,11 @@ class Project:
     def python_name(self) -> str:
         """The name of the Python package."""
         return python_name(self.name)
+
+
+def arch_number(arch: str) -> str:
+    """Return a capability without its suffixes: `9.0` for `9.0a+PTX`. Architectures of other back ends have none."""
+    return re.sub(r"^(\d+\.\d+)[af]?(\+PTX)?$", r"\1", arch)
 
 
 def python_name(name: str) -> str:

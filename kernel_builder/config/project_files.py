@@ -54,7 +54,7 @@ def _check_backends(project: Project, place: TomlPlace) -> None:
         return
     for backend in project.backends:
         is_compiled = backend.compiles and not backend.why_not_compiled(project)
-        if is_compiled and backend.has_archs and all(kernel.backend is not backend for kernel in project.kernels):
+        if is_compiled and backend.archs_key and all(kernel.backend is not backend for kernel in project.kernels):
             raise ConfigError(
                 f"lists {backend.name}, and no [kernel.<name>] is for it, so its packages would have no device code",
                 where=str(place),

@@ -66,7 +66,7 @@ def plan(
 
 def _archs(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[str, ...]:
     if isinstance(project.framework, TorchNoarch):
-        return variant.backend.noarch_archs(project.framework) or ()
+        return getattr(project.framework, variant.backend.archs_key, None) or ()
     backend = backends.compiled(variant.backend)
     kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
     toolkit = backend.toolkit(toolchains, variant.release)

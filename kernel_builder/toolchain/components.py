@@ -42,8 +42,7 @@ class ComponentFile:
         file: The name of the file, which all platforms share.
         release: The newest version of this release of the project, for each platform.
         required_by: The version that another package requires: `cuda-toolkit 13.0` is the newest version of that
-            release. `torch` alone is the oldest version that one of the pinned Torch releases requires, so that a
-            kernel uses nothing that another Torch lacks.
+            release.
     """
 
     project: str

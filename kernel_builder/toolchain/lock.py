@@ -61,34 +61,18 @@ class PinnedFile(NamedTuple):
         return sum(stop - start for start, stop in self.ranges)
 
 
-class PinnedComponent(NamedTuple):
-    """A component whose files are pinned; see `components.Component`.
-
-    Attributes:
-        platforms: Platform -> files. The one platform of a component that all platforms share is `any`.
-    """
-
-    name: str
-    title: str
-    version: str
-    platforms: Mapping[str, tuple[PinnedFile, ...]]
-
-    def tree(self, platform: str) -> Tree | None:
-        """Return the directory of the component for a platform, or None if it is not pinned for it."""
-        where = ANY if ANY in self.platforms else platform
-        return Tree(self.name, self.title, where, self.platforms[where]) if where in self.platforms else None
-
-
 class Tree(NamedTuple):
     """One directory of the store, unpacked from pinned files.
 
     Attributes:
-        kind: The name of its component.
+        kind: The name of its component; see `components.Component`.
         title: The name in messages.
+        platform: The platform that it is for; `any` if all platforms share it.
     """
 
     kind: str
     title: str
+    version: str
     platform: str
     files: tuple[PinnedFile, ...]
 
@@ -111,7 +95,14 @@ class Tree(NamedTuple):
         return sum(file.download for file in self.files)
 
 
-Lock = Mapping[str, PinnedComponent]
+# Component -> platform -> tree.
+Lock = Mapping[str, Mapping[str, Tree]]
+
+
+def tree(lock: Lock, name: str, platform: str) -> Tree | None:
+    """Return the tree of a component for a platform, or None if it is not pinned for it."""
+    trees = lock.get(name, {})
+    return trees.get(ANY) or trees.get(platform)
 
 
 def torch_releases(lock: Lock) -> list[Release]:
@@ -138,12 +129,10 @@ def loads(text: str, where: str) -> Lock:
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
         return {
-            name: PinnedComponent(
-                name,
-                entry["title"],
-                entry["version"],
-                {platform: tuple(map(load_file, files)) for platform, files in entry["platforms"].items()},
-            )
+            name: {
+                platform: Tree(name, entry["title"], entry["version"], platform, tuple(map(load_file, files)))
+                for platform, files in entry["platforms"].items()
+            }
             for name, entry in data["components"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -156,19 +145,16 @@ def loads(text: str, where: str) -> Lock:
 
 def dumps(lock: Lock) -> str:
     """Return the text of a lock: JSON with one value a line, so that changes are easy to review."""
-    components = {
-        name: {
-            "title": pin.title,
-            "version": pin.version,
-            "platforms": {
-                platform: [
-                    {**file._asdict(), "ranges": [f"{start}-{stop}" for start, stop in file.ranges]} for file in files
-                ]
-                for platform, files in pin.platforms.items()
-            },
+    components = {}
+    for name, trees in lock.items():
+        first = next(iter(trees.values()))
+        platforms = {
+            platform: [
+                {**file._asdict(), "ranges": [f"{start}-{stop}" for start, stop in file.ranges]} for file in tree.files
+            ]
+            for platform, tree in trees.items()
         }
-        for name, pin in lock.items()
-    }
+        components[name] = {"title": first.title, "version": first.version, "platforms": platforms}
     return json.dumps({"schema": SCHEMA, "components": components}, indent=2) + "\n"
 
 

@@ -21,7 +21,7 @@ from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain.components import Component, ComponentFile
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import ANY, Lock, PinnedComponent, PinnedFile
+from kernel_builder.toolchain.lock import ANY, Lock, PinnedFile, Tree
 from kernel_format.errors import ToolchainError
 
 # Two ranges closer than this many bytes are fetched as one: a request costs more than the bytes between.
@@ -32,91 +32,70 @@ def resolve(
     index: Index, wanted: Iterable[Component], progress: Progress, platforms: Sequence[str] = PLATFORMS
 ) -> Lock:
     """Return the lock for some components. A component without files is reported and left out."""
-    components = list(wanted)
-    torches = {file.release for component in components for file in component.files if file.project == "torch"}
-    resolver = _Resolver(index, sorted(filter(None, torches)))
+    resolver = _Resolver(index)
     pinned = {}
-    for component in components:
+    for component in wanted:
         if not component.files:
             progress.say(f"{component.title}: left out, no index has it")
             continue
-        pinned[component.name] = resolver.component(component, platforms)
-        progress.say(f"{component.title}: {pinned[component.name].version}")
+        trees = pinned[component.name] = resolver.component(component, platforms)
+        progress.say(f"{component.title}: {next(iter(trees.values())).version}")
     return pinned
 
 
 class _Resolver:
     """Chooses versions, and asks the index for each package's requirements once."""
 
-    def __init__(self, index: Index, torches: Sequence[Release]) -> None:
-        self._index, self._torches = index, torches
+    def __init__(self, index: Index) -> None:
+        self._index = index
         self._required = cache(self._requirements)
 
-    def component(self, component: Component, platforms: Sequence[str]) -> PinnedComponent:
+    def component(self, component: Component, platforms: Sequence[str]) -> dict[str, Tree]:
         first = component.files[0]
         of_platforms = {
             platform: tuple(_pin(self._index, self._choose(file, platform), file) for file in component.files)
             for platform in ([ANY] if all(file.file for file in component.files) else platforms)
         }
         version = component.version or (self._required(first.required_by)[0] if first.required_by else None)
-        last = next(iter(of_platforms.values()))[-1]
-        return PinnedComponent(component.name, component.title, version or last.version, of_platforms)
+        version = version or next(iter(of_platforms.values()))[-1].version
+        return {
+            platform: Tree(component.name, component.title, version, platform, files)
+            for platform, files in of_platforms.items()
+        }
 
     def _choose(self, file: ComponentFile, platform: str) -> DistributionPackage:
         if file.file:
             return self._index.file(file.project, file.file)
-        versions = self._versions(file, platform)
+        versions = self._versions(file)
         offered = for_platform(self._index.packages(file.project), platform)
         offered = [package for package in offered if version_of(package) in versions]
         if not offered:
             raise self._index.lacks(f"{file.project}{versions} for {platform}")
         return max(offered, key=preference)
 
-    def _versions(self, file: ComponentFile, platform: str) -> SpecifierSet:
+    def _versions(self, file: ComponentFile) -> SpecifierSet:
         if file.release:
-            return SpecifierSet(f"=={self._newest(file.project, file.release)}")
+            return SpecifierSet(f"=={version_of(self._newest(file.project, file.release))}")
         assert file.required_by
-        if file.required_by == "torch":
-            return self._oldest_of_torch(file.project, platform)
         version, requirements = self._required(file.required_by)
         specifiers = [requirement.specifier for requirement in requirements if requirement.name == file.project]
         if not specifiers:
             raise self._index.lacks(f"{file.project} for {file.required_by}, which {version} does not require")
         return SpecifierSet(",".join(map(str, specifiers)))
 
-    def _newest(self, project: str, release: Release) -> Version:
+    def _newest(self, project: str, release: Release) -> DistributionPackage:
         offered = of_release(self._index.packages(project), release)
         if not offered:
             raise self._index.lacks(f"{project} {release}")
-        return max(map(version_of, offered))
+        return max(offered, key=version_of)
 
-    def _requirements(self, required_by: str) -> tuple[str, tuple[Requirement, ...]]:
+    def _requirements(self, required_by: str) -> tuple[str, list[Requirement]]:
         project, _, release = required_by.partition(" ")
-        version = self._newest(project, Release.parse(release))
-        wheels = of_release(self._index.packages(project), Release.parse(release))
-        wheel = next(wheel for wheel in wheels if version_of(wheel) == version)
-        return str(version), tuple(requirements_of(self._index, wheel))
-
-    def _oldest_of_torch(self, project: str, platform: str) -> SpecifierSet:
-        """Return the oldest version of a package that a Torch release requires."""
-        versions = []
-        for release in self._torches:
-            newest = self._newest("torch", release)
-            wheels = for_platform(self._index.packages("torch"), platform)
-            wheel = max((wheel for wheel in wheels if version_of(wheel) == newest), key=preference)
-            for requirement in requirements_of(self._index, wheel):
-                exact = (specifier for specifier in requirement.specifier if specifier.operator == "==")
-                versions += [Version(specifier.version) for specifier in exact if requirement.name == project]
-        if not versions:
-            raise self._index.lacks(f"{project}, which no pinned Torch release requires")
-        return SpecifierSet(f"=={min(versions)}")
-
-
-def requirements_of(index: Index, wheel: DistributionPackage) -> list[Requirement]:
-    """Return the requirements in a wheel's metadata."""
-    with index.open(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return Metadata.from_email(archive.read(name), validate=False).requires_dist or []
+        wheel = self._newest(project, Release.parse(release))
+        with self._index.open(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            metadata = Metadata.from_email(archive.read(name), validate=False)
+        return str(version_of(wheel)), metadata.requires_dist or []
 
 
 def version_of(package: DistributionPackage) -> Version:

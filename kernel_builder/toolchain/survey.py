@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from kernel_builder.backends import CLANG
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import PLATFORMS, this_platform
-from kernel_builder.toolchain import components, dependencies
 from kernel_builder.toolchain.toolchains import Toolchains
 from kernel_format.errors import ToolchainError
 
@@ -63,7 +60,7 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
         ),
         Requirement("ninja", _version("ninja") or _first_line("ninja", "--version"), BUILDS, ninja),
         _tried("CUDA toolkit", (), partial(_installed_cuda, toolchains)),
-        *_components(toolchains),
+        Requirement("pinned toolchains", _pinned(toolchains)),
         Requirement("torch", _version("torch"), (LOAD,), "python -m pip install torch"),
         Requirement("kernels", _version("kernels"), (LOAD,), "python -m pip install kernels"),
         Requirement("git", _first_line("git", "--version"), (), "apt-get install git, or dnf install git"),
@@ -101,24 +98,10 @@ def _installed_cuda(toolchains: Toolchains) -> str:
     return f"{toolkit.version} at {toolkit.root}"
 
 
-def _components(toolchains: Toolchains) -> Iterator[Requirement]:
-    """Yield the pinned compilers and headers, without those of Torch."""
-    for name, component in components.known().items():
-        if not name.startswith("torch-"):
-            is_compiler = name == CLANG or re.fullmatch(r"cuda-\d+\.\d+", name) is not None
-            yield _tried(component.title, (CUDA,) if is_compiler else (), partial(_component, toolchains, name))
-
-
-def _component(toolchains: Toolchains, name: str) -> str:
-    is_library = name in dependencies.known()
-    if missing := (toolchains.dependency_obstacle if is_library else toolchains.component_obstacle)(name):
-        raise ToolchainError(missing.reason, hint=missing.hint)
-    if given := toolchains.given_dependencies.get(name):
-        return f"at {given}"
-    tree = toolchains.lock[name].tree(this_platform())
-    assert tree
-    stored = toolchains.store.find(tree.name) is not None
-    return "in the store" if stored else f"{tree.download / 1e6:.0f} MB to download at first use"
+def _pinned(toolchains: Toolchains) -> str:
+    trees = toolchains.pinned()
+    stored = sum(toolchains.store.find(tree.name) is not None for tree in trees)
+    return f"{stored} of {len(trees)} in the store, others are downloaded at first use: `kernel-builder toolchain list`"
 
 
 def _version(package: str) -> str | None:

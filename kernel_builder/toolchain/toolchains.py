@@ -112,7 +112,7 @@ class Toolchains:
         tree = self._tree(name)
         if tree is None:
             raise ToolchainError(f"the lock does not have it for {this_platform()}", where=name, hint=_UPDATE)
-        return ComponentFiles(self.fetch(tree), self.lock[name].version, tree.identity)
+        return ComponentFiles(self.fetch(tree), tree.version, tree.identity)
 
     def component_obstacle(self, name: str) -> Obstacle | None:
         """Return why a component cannot be had on this machine, or None if it can. No network."""
@@ -121,8 +121,7 @@ class Toolchains:
         return Obstacle(f"needs {name}, which the lock does not have for {this_platform()}", _UPDATE)
 
     def _tree(self, name: str, platform: str | None = None) -> Tree | None:
-        pinned = self.lock.get(name)
-        return pinned.tree(platform or this_platform()) if pinned else None
+        return lock.tree(self.lock, name, platform or this_platform())
 
     def derived(self, name: str, title: str, make: Callable[[Path], None]) -> Path:
         """Return a directory of the store that is derived from others, once.

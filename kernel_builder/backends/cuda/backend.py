@@ -23,14 +23,13 @@ from kernel_builder.backends.cuda.releases import (
     capabilities,
     capability_key,
     known_capabilities,
-    number_of,
     runs_on,
 )
 from kernel_builder.backends.cuda.toolkits import CudaToolkit, as_cuda
 from kernel_builder.backends.host_code import CompileOptions
 from kernel_builder.backends.tools import HeaderLibrary, HostCompiler, Obstacle, ToolchainSource, Toolkit
 from kernel_builder.config import compiler_flags
-from kernel_builder.config.project import Kernel, Project, TorchNoarch
+from kernel_builder.config.project import Kernel, Project, arch_number
 from kernel_format.errors import ConfigError
 from kernel_format.release import Release, is_within
 from kernel_format.variant import Abi
@@ -81,13 +80,7 @@ class _Cuda(CompiledBackend):
         return not (release and kernel.cuda_minver and release < kernel.cuda_minver)
 
     def notes(self, kernel: Kernel) -> Iterator[str]:
-        known = self.known_archs()
-        unknown = [c for c in kernel.cuda_capabilities or () if number_of(c) not in known]
-        if unknown:
-            yield (
-                f"[kernel.{kernel.name}] cuda-capabilities: no known CUDA release compiles for {', '.join(unknown)}; "
-                f"{'it is' if len(unknown) == 1 else 'they are'} skipped"
-            )
+        yield from super().notes(kernel)
         listed = kernel.cuda_capabilities or ()
         for capability in kernel.only_capabilities if listed else ():
             if not any(runs_on(entry, capability) for entry in listed):
@@ -97,15 +90,12 @@ class _Cuda(CompiledBackend):
                 )
 
     def limited(self, kernel: Kernel, only: tuple[str, ...]) -> Kernel:
-        if kernel.cuda_capabilities and {number_of(c) for c in kernel.cuda_capabilities} <= set(only):
+        if kernel.cuda_capabilities and {arch_number(c) for c in kernel.cuda_capabilities} <= set(only):
             return kernel
         return super().limited(kernel, only)
 
     def known_archs(self) -> list[str]:
         return sorted({c for known in known_capabilities().values() for c in known}, key=capability_key)
-
-    def noarch_archs(self, framework: TorchNoarch) -> tuple[str, ...] | None:
-        return framework.cuda_capabilities
 
     def archs(self, kernels: Sequence[Kernel], release: Release | None, platform: str) -> tuple[str, ...]:
         assert release
@@ -164,14 +154,11 @@ class _Cuda(CompiledBackend):
         archs = capabilities(options.kernel, cuda.release, host.platform)
         return (commands.by_clang if cuda.clang else commands.by_nvcc)(host, cuda, options, archs)
 
-    def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
-        return ("libtorch_cuda.so",) if stable else ("libc10_cuda.so", "libtorch_cuda.so")
-
     def static_runtime(self, toolkit: Toolkit | None) -> Path:
         return as_cuda(toolkit).lib / "libcudart_static.a"
 
     def needed_libraries(self, release: Release | None) -> frozenset[str]:
-        names = {"libtorch_cuda.so", "libc10_cuda.so"}
+        names = {*super().needed_libraries(release)}
         for stem, entry in self.data["library"].items():
             version = entry.get("soname", {})
             every = (
@@ -182,13 +169,8 @@ class _Cuda(CompiledBackend):
             names |= {f"lib{stem}.so.{of}" for of in every}
         return frozenset(names)
 
-    def library_hint(self, library: str) -> str | None:
-        if library.startswith("libcudart"):
-            return "leave the CUDA runtime's symbols undefined: they resolve through libtorch_cuda.so"
-        return None
-
     def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
-        return libraries.symbol_families(framework)
+        return libraries.symbol_families(framework, self.link_torch)
 
     def device_code(self, binary: Path, read_at: ReadAt | None = None) -> list[DeviceCode]:
         return fatbin.read(binary, read_at)
@@ -227,15 +209,9 @@ CUDA = _Cuda(
     # Torch does not load the driver in a way that others see, and a binary that only named it would not load on a
     # machine without a driver.
     linked_if_called=(LinkedIfCalled("libcuda.so.1", symbols=" cu[A-Z]", but_not=" cuFile"),),
-    has_archs=True,
+    archs_key="cuda_capabilities",
     dispatch_key="CUDA",
     torch_version="cuda",
     warp_sizes=(32,),
-    torch_part=SymbolFamily(
-        "Torch's CUDA part",
-        re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)4cuda"),
-        re.compile(r"lib(?:torch|c10)_cuda\.so"),
-        libraries.LINK_TORCH,
-    ),
     looks_like=re.compile(r"lib(?:cu[a-z]|nv[a-zA-Z]|nccl|torch_cuda|c10_cuda)"),
 )

@@ -13,13 +13,12 @@ from kernel_builder.backends.cuda.releases import TABLE, data
 from kernel_format.release import Release
 from kernel_format.variant import Abi, FullAbi, StableAbi, TvmFfiAbi
 
-LINK_TORCH = "link with libtorch_cuda.so, which loads the CUDA libraries that Torch uses"
 _HINTS = {"cuda": "get the function with cudaGetDriverEntryPoint, or "}
 _OF_RUNTIME = re.compile(r"(?:__)?cuda[A-Z]")
 
 
 @cache
-def symbol_families(framework: Abi | None) -> tuple[SymbolFamily, ...]:
+def symbol_families(framework: Abi | None, link_torch: str) -> tuple[SymbolFamily, ...]:
     libraries: Mapping[str, Mapping[str, Any]] = data()["library"]
     prefixes = {stem: known for stem, entry in libraries.items() if (known := entry.get("symbols", stem))}
     families = []
@@ -32,7 +31,7 @@ def symbol_families(framework: Abi | None) -> tuple[SymbolFamily, ...]:
                 libraries[stem].get("title", f"lib{stem}"),
                 re.compile(rf"(?:__)?{prefixes[stem]}[A-Z]"),
                 re.compile(rf"libtorch_cuda\.so|{own}" if loaded else own),
-                LINK_TORCH if loaded else f"{_HINTS.get(stem, '')}open lib{stem}.so with dlopen when it is called",
+                link_torch if loaded else f"{_HINTS.get(stem, '')}open lib{stem}.so with dlopen when it is called",
             )
         )
     return tuple(families)

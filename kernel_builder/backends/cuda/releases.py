@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config.project import Kernel
+from kernel_builder.config.project import Kernel, arch_number
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
 
@@ -40,10 +40,6 @@ def capability_key(capability: str) -> tuple[int, int, str]:
     return int(match[1]), int(match[2]), match[3]
 
 
-def number_of(capability: str) -> str:
-    return re.sub(r"[af]?(\+PTX)?$", "", capability)
-
-
 def runs_on(entry: str, capability: str) -> bool:
     """Return whether a GPU of a capability runs the code for an entry of `cuda-capabilities`."""
     (major, minor, suffix), (of_gpu, minor_of_gpu, _) = capability_key(entry), capability_key(capability)
@@ -71,19 +67,19 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
         newest = max(known, key=capability_key)
         every = tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=capability_key))
         return _nearest(every, kernel.only_capabilities)
-    wanted = {c for c in kernel.cuda_capabilities if number_of(c) in known}
+    wanted = {c for c in kernel.cuda_capabilities if arch_number(c) in known}
     if not wanted:
         raise _none_left(kernel, kernel.cuda_capabilities, cuda, platform)
     return _nearest(tuple(sorted(wanted, key=capability_key)), kernel.only_capabilities)
 
 
 def _none_left(kernel: Kernel, listed: Sequence[str], cuda: Release, platform: str) -> VariantError:
-    elsewhere = [c for c in listed if number_of(c) in _tegra(platform)]
+    elsewhere = [c for c in listed if arch_number(c) in _tegra(platform)]
     unknown = [c for c in listed if c not in elsewhere]
     reasons = [f"CUDA {cuda} does not compile for {', '.join(unknown)}"] if unknown else []
     reasons += [f"no {platform} machine has {', '.join(elsewhere)}"] if elsewhere else []
     hint = "add a capability"
-    numbers = {number_of(c) for c in unknown}
+    numbers = {arch_number(c) for c in unknown}
     if knowing := [release for release, of_release in known_capabilities().items() if numbers & set(of_release)]:
         bound = f'minver = "{min(knowing)}"' if min(knowing) > cuda else f'maxver = "{max(knowing)}"'
         hint += f", or leave this CUDA release out by [general.cuda] {bound}"

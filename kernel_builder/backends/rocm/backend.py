@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path, PurePosixPath
 
 from kernel_builder import toml_file
@@ -34,7 +33,7 @@ from kernel_builder.backends.host_code import (
 from kernel_builder.backends.rocm import code_objects, device_libraries, hipify
 from kernel_builder.backends.tools import ComponentFiles, HostCompiler, Obstacle, ToolchainSource, Toolkit
 from kernel_builder.config import compiler_flags
-from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.project import Kernel, Project, TorchFramework, TvmFfi
 from kernel_builder.probe_cache import ProbeCache
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
@@ -105,22 +104,6 @@ _BY_CLANG = Compiler(
 )
 
 
-# Libraries and symbols.
-
-_LINK_TORCH = "link with libtorch_hip.so, which loads the HIP runtime"
-
-
-@cache
-def _runtime() -> SymbolFamily:
-    names = toml_file.read(_TABLE.with_name("rocm_runtime.toml"))["functions"]
-    return SymbolFamily(
-        "the HIP runtime",
-        re.compile(rf"(?:{'|'.join(map(re.escape, names))})$"),
-        re.compile(r"libtorch_hip\.so|libamdhip64\.so"),
-        _LINK_TORCH,
-    )
-
-
 class _Rocm(CompiledBackend):
     def why_not_compiled(self, project: Project) -> str:
         if isinstance(project.framework, TvmFfi):
@@ -135,20 +118,8 @@ class _Rocm(CompiledBackend):
     def torch_index(self, release: Release | None) -> str:
         return f"rocm{release}" if release else self.name
 
-    def notes(self, kernel: Kernel) -> Iterator[str]:
-        known = self.known_archs()
-        unknown = [arch for arch in kernel.rocm_archs or () if arch not in known]
-        if unknown:
-            yield (
-                f"[kernel.{kernel.name}] rocm-archs: clang does not compile for {', '.join(unknown)}; "
-                f"{'it is' if len(unknown) == 1 else 'they are'} skipped"
-            )
-
     def known_archs(self) -> list[str]:
         return list(self.data["archs"]["known"])
-
-    def noarch_archs(self, framework: TorchNoarch) -> tuple[str, ...] | None:
-        return framework.rocm_archs
 
     def archs(self, kernels: Sequence[Kernel], release: Release | None, platform: str) -> tuple[str, ...]:
         every = {arch for kernel in kernels for arch in self._archs_of(kernel)}
@@ -229,19 +200,11 @@ class _Rocm(CompiledBackend):
         )
         return DeviceCommand(argv, _BY_CLANG, generated)
 
-    def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
-        return ("libtorch_hip.so",) if stable else ("libc10_hip.so", "libtorch_hip.so")
-
-    def needed_libraries(self, release: Release | None) -> frozenset[str]:
-        return frozenset(self.torch_libraries(stable=False))
-
-    def library_hint(self, library: str) -> str | None:
-        if library.startswith("libamdhip64"):
-            return "leave the HIP runtime's symbols undefined: they resolve through libtorch_hip.so"
-        return None
-
     def symbol_families(self, framework: Abi | None) -> tuple[SymbolFamily, ...]:
-        return (_runtime(),)
+        names = toml_file.read(_TABLE.with_name("rocm_runtime.toml"))["functions"]
+        functions = re.compile(rf"(?:{'|'.join(map(re.escape, names))})$")
+        libraries = re.compile(r"libtorch_hip\.so|libamdhip64\.so")
+        return (SymbolFamily("the HIP runtime", functions, libraries, self.link_torch),)
 
     def device_code(self, binary: Path, read_at: ReadAt | None = None) -> list[DeviceCode]:
         return code_objects.read(binary, read_at)
@@ -264,18 +227,12 @@ ROCM = _Rocm(
     table=_TABLE,
     # As in Torch's own build of extensions defines.
     defines=("-DUSE_ROCM=1", "-D__HIP_PLATFORM_AMD__=1"),
-    has_archs=True,
+    archs_key="rocm_archs",
     # Torch calls AMD GPUs `cuda`.
     dispatch_key="CUDA",
     torch_version="hip",
     warp_sizes=(32, 64),
     translates=CUDA,
-    torch_part=SymbolFamily(
-        "Torch's ROCm part",
-        re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)3hip"),
-        re.compile(r"lib(?:torch|c10)_hip\.so"),
-        _LINK_TORCH,
-    ),
     # shim_cuda.cpp of Torch is among the sources that its own build hipifies (libtorch_cuda_core_sources in
     # build_variables.bzl), and hipify does not rename its functions.
     shims_of="cuda",

@@ -27,8 +27,8 @@ def replace(blocks, monkeypatch):
     """Return a function that makes a forward the accelerated call, for one test."""
 
     def register(forward):
-        def compiled(modules, findings):
-            findings.replaced["Slow", "RMSNorm"] += 1
+        def compiled(modules, backend):
+            backend.findings.replaced["Slow", "RMSNorm"] += 1
             return lambda module, x: (module._call_impl if blocks.kernel_set.is_off() else partial(forward, module))(x)
 
         monkeypatch.setattr(blocks.tracing, "_compiled", compiled)

@@ -21,7 +21,6 @@ from kernel_builder.toolchain.resolve import resolve
 
 from .index_server import IndexServer, build_wheels
 
-COMMAND = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
 # The command with another lock than the one that comes with the builder.
 _WITH_LOCK = """
 import sys, pathlib
@@ -73,7 +72,7 @@ required-by = "cuda-toolkit 13.0"
 files = [
     { project = "nvidia-cublas", prefix = "nvidia/cu13/", take = ["include/"] },
     { project = "nvidia-cusparse", prefix = "nvidia/cu13/", take = ["include/"] },
-    { project = "nvidia-cudnn-cu13", required-by = "torch", prefix = "nvidia/cudnn/", take = ["include/"] },
+    { project = "nvidia-cudnn-cu13", release = "9.19", prefix = "nvidia/cudnn/", take = ["include/"] },
 ]
 """
 COMPONENTS = (*of_torch([Release(2, 10)]), *in_table(tomli.loads(CUDA_TABLE)), *LIBRARIES)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from .attention import unrepeated
 from .editing import Editor, fits, is_alike, origin
 from .kernel_set import decode, geglu, rope3d
 from .values import argument, dtype_of, operation, same_value, shape_of, value
@@ -109,7 +110,7 @@ def _attend(editor: Editor, node: Node) -> None:
     """Compute the attention of one token over a fixed cache, and write its key and value there."""
     if operation(node) != "scaled_dot_product_attention" or len(node.args) < 3 or not fits(node):
         return
-    query, memory = node.args[0], [_unrepeated(part) for part in node.args[1:3]]
+    query, memory = node.args[0], [unrepeated(part) for part in node.args[1:3]]
     mask = argument(node, 3, "attn_mask")
     writes = [_write_to(part, node) for part in memory]
     if None in writes or argument(node, 4, "dropout_p", 0.0) or argument(node, 5, "is_causal", False):
@@ -140,14 +141,6 @@ def _attend(editor: Editor, node: Node) -> None:
     editor.replace(node, editor.insert_view(node, "reshape", new, *shape))
     for write in writes:
         editor.erase(write)
-
-
-def _unrepeated(states: Any) -> Any:
-    """Return the keys or values of which transformers makes one for each query head."""
-    if operation(states) == "reshape" and operation(states.args[0]) == "expand":
-        inner = states.args[0].args[0]
-        return inner.args[0] if operation(inner) == "getitem" and value(inner).dim() == 5 else states
-    return states
 
 
 def _write_to(memory: Any, attention: Node) -> Optional[Node]:

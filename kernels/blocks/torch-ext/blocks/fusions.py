@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from .attention import drop_causal_mask, group_heads
 from .editing import Editor, broadcasts, fits, is_alike
 from .head_losses import join_loss
 from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
-from .masks import drop_causal_mask
 from .matching import Match, call, match, mean, named, narrow, one_plus, rsqrt, sqrt, tagged, wide
+from .recomputed import GATES, gated_linear
 from .rotations import rotate, rotate_together
-from .rows import counted, row_source
+from .rows import halves
 from .values import argument, dtype_of, is_tensor, operation, same_value, shape_of, value
 
 # Torch has no documented function for it. The schemas of ATen's ops stay compatible. On the CPU it is the exact GELU.
@@ -74,6 +75,7 @@ KERNELS_OF = {
     geglu.swiglu: Kernel("gated activation", ("geglu",)),
     geglu.swiglu_pair: Kernel("gated activation", ("geglu",)),
     loss.linear_cross_entropy: Kernel("cross entropy with its linear layer", ("loss",)),
+    gated_linear: Kernel("gated activation", ("geglu",)),
     rope3d.apply_rotary: Kernel("rotary embedding", ("rope3d",)),
     rope3d.norm_rotary: Kernel("q/k norm with rotary embedding", ("rope3d",)),
 }
@@ -89,6 +91,7 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
     for replace in (
         partial(join_loss, returns_logits=returns_logits),
         drop_causal_mask,
+        group_heads,
         rotate,
         _modulate,
         _normalize,
@@ -96,6 +99,7 @@ def fuse(module: GraphModule, returns_logits: bool = True) -> list[tuple[Node, s
         _add_before_norm,
         rotate_together,
         _activate,
+        _recompute_gate,
         _join_gelu,
     ):
         for node in editor.nodes():
@@ -268,7 +272,9 @@ def _activate(editor: Editor, node: Node) -> None:
         if argument(activation, 1, "inplace", False) is True:
             return
         approximate = argument(activation, 1, "approximate", "none")
-        base, half = _halves(gate, up)
+        base, half = halves(gate, up)
+        if base is not None and not fits(base, dtype_of(gate)):
+            base = None
         options: Any
         if name == "silu":
             function, options = (geglu.swiglu_pair, ()) if base is None else (geglu.swiglu, {"gate": half})
@@ -282,6 +288,22 @@ def _activate(editor: Editor, node: Node) -> None:
             new = editor.insert(node, function, (base,), options, like=node)
         editor.replace(node, new)
         return
+
+
+def _recompute_gate(editor: Editor, node: Node) -> None:
+    """Let a linear layer whose weight has a gradient keep the operands of its gated input, if nothing else reads it."""
+    if operation(node) != "linear" or not torch.is_grad_enabled():
+        return
+    gated, weight, bias = (argument(node, index, name) for index, name in enumerate(("input", "weight", "bias")))
+    is_gated = isinstance(gated, Node) and gated.target in GATES and len(gated.users) == 1
+    if not is_gated or not fits(weight, dtype_of(gated)) or not (bias is None or fits(bias, dtype_of(gated))):
+        return
+    if value(weight).requires_grad and editor.may_join([gated], node):
+        new = editor.insert(
+            node, gated_linear, (gated.target.__name__, dict(gated.kwargs), gated.args, weight, bias), like=node
+        )
+        new.meta["nn_module_stack"] = gated.meta.get("nn_module_stack")
+        editor.replace(node, new)
 
 
 def _join_gelu(editor: Editor, node: Node) -> None:
@@ -303,20 +325,3 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return `gelu(linear(x, weight, bias), approximate="tanh")`, with the GELU in the epilogue of the product."""
     out = _ADDMM_ACTIVATION.default(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
     return out.view(*x.shape[:-1], out.shape[-1])
-
-
-def _halves(gate: Node, up: Node) -> tuple[Optional[Node], str]:
-    """Return the value whose halves are `gate` and `up`, if there is one, and which half is the gate."""
-    (base, first), (other, second) = row_source(gate), row_source(up)
-    count = first.numel()
-    if (
-        base is not other
-        or first.ndim != 1
-        or not fits(base, dtype_of(gate))
-        or shape_of(base) != (*shape_of(gate)[:-1], 2 * count)
-    ):
-        return None, ""
-    low, high = counted(1, count), counted(count + 1, 2 * count)
-    if torch.equal(first, low) and torch.equal(second, high):
-        return base, "first"
-    return (base, "second") if torch.equal(first, high) and torch.equal(second, low) else (None, "")

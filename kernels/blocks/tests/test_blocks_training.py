@@ -1,4 +1,4 @@
-"""Losses of language models: the head and its cross entropy in one kernel, with and without logits."""
+"""Training steps: the head and its cross entropy in one kernel, and the tensors that a step keeps."""
 
 import pytest
 import torch
@@ -85,3 +85,50 @@ def test_only_losses_that_the_kernel_computes_are_replaced(blocks, kind, dtype):
 def test_only_a_traced_model_can_leave_out_logits(blocks, options):
     with pytest.raises(ValueError, match='logits=False needs scope="model", without graphs'):
         blocks.accelerate(model_of("llama"), logits=False, **options)
+
+
+class Gated(nn.Module):
+    def __init__(self, bias, joined):
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16, bias=bias)
+        self.both = nn.Linear(16, 48) if joined else None
+
+    def forward(self, x):
+        if self.both is not None:
+            up, gate = self.both(x).chunk(2, dim=-1)
+            return self.down(F.gelu(gate) * up)
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def second_derivatives(model, x):
+    output = model(x)
+    first = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+    used = [parameter for name, parameter in model.named_parameters() if ("both" in name) != (model.both is None)]
+    used += [*model.down.parameters()]
+    return output, *first, *torch.autograd.grad(output.sum() + first[0].square().sum(), [x, *used])
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_derivatives_of_a_feed_forward_that_computes_its_product_again(blocks, bias, joined):
+    model, x = Gated(bias, joined), torch.randn(2, 5, 16, requires_grad=True)
+    expected = second_derivatives(model, x)
+    report = blocks.accelerate(model)
+    assert max(map(error, second_derivatives(model, x), expected)) < 1e-5
+    assert report.replaced == {("Gated", "gated activation"): 1}
+    model.requires_grad_(False)
+    for frozen, own in zip(torch.autograd.grad(model(x).square().sum(), x), expected[1:]):
+        assert error(frozen, own) < 1e-5
+
+
+def test_a_step_keeps_neither_products_nor_copies_nor_logits(blocks):
+    model = model_of("llama", intermediate_size=112).train()
+    blocks.accelerate(model, logits=False)
+    gradients(model)
+    kept = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
+        model(TOKENS, labels=LABELS, use_cache=False)
+    shapes = [tuple(tensor.shape) for tensor in kept.values()]
+    assert len([shape for shape in shapes if shape[-1] == 112 and shape[0] != 64]) == 4  # two operands in two layers
+    assert len([shape for shape in shapes if shape == (2, 2, 12, 16)]) == 4  # keys and values of two heads
+    assert not [shape for shape in shapes if shape[-1] == 99]
