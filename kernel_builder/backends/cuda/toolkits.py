@@ -24,7 +24,6 @@ from kernel_builder.backends.tools import (
     ToolchainSource,
     Toolkit,
 )
-from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.plural import listed
 from kernel_builder.probe_cache import output_of
 from kernel_format.errors import ToolchainError
@@ -115,20 +114,12 @@ def obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
     """Return why this machine cannot compile for a CUDA release, or None if it can. No network."""
     if _choose(toolchains, release):
         return None
-    clang, choice = _clang_release(), toolchains.cuda_compiler
-    if choice == "clang":
-        return Obstacle(
-            f"needs CUDA {release}; clang compiles for CUDA {clang.major} and later on {' and '.join(PLATFORMS)}",
-            "leave out `--cuda-compiler clang`",
-        )
+    system, choice = installed(toolchains), toolchains.cuda_compiler
     with_compiler = [known for known in releases() if _has_pinned_nvcc(toolchains, known)]
-    hint = ""
     if _has_clang(toolchains) and choice is None:
-        with_compiler.append(clang)
-    elif _has_clang(toolchains) and release.major == clang.major:
-        hint = "leave out `--cuda-compiler nvcc`, since clang compiles for it, or "
-    system = installed(toolchains)
+        with_compiler.append(_clang_release())
     has = f", and {system.root} is CUDA {system.release}" if system else ""
+    hint = f"leave out `--cuda-compiler {choice}`, or " if choice else ""
     return Obstacle(
         f"needs CUDA {release}; this builder has {listed(sorted(with_compiler)) if with_compiler else 'none'}{has}",
         f"{hint}{_INSTALL.format(release)}",
