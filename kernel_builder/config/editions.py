@@ -1,7 +1,7 @@
 """Editions of `build.toml` before 6: `as_current` reads them, `converted` rewrites a file.
 
-Files before edition 5 have no `edition`. Edition 4 is read, as by the public parser: edition 5 is a superset of it.
-Edition 3 is only converted. Editions 1 and 2 are refused.
+Files before edition 5 have no `edition`, and those before edition 4 may have no `version` and no table of a framework.
+Edition 5 is a superset of edition 4. Editions 1 and 2 are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernel_builder.config.toml_schema import TomlPlace, nearest
 from kernel_format.errors import ConfigError
 
 EDITION = 6
-NO_EDITION = "build.toml has no edition and is read as edition 4; `kernel-builder update-build DIR` converts it"
+NO_EDITION = "build.toml has no edition and is read as edition 3 or 4; `kernel-builder update-build DIR` converts it"
 FRAMEWORKS = ("torch", "torch-noarch", "tvm-ffi")
 _UPDATE = f"convert the file to edition {EDITION}: `kernel-builder update-build DIR`"
 _SINCE = f"edition {EDITION}, of the public builder's release 0.18"
@@ -42,22 +42,16 @@ def as_current(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping[s
                 hint=f'write language = "cpp-{tables[name]["backend"]}"',
             )
         return document, ()
-    at = TomlPlace(place.file, "general", "edition")
-    _refuse_unknown(general, at)
-    license, option = ("", "") if "license" in general else ("; `license` is missing too", " --license NAME")
-    hint = f"`kernel-builder update-build DIR{option}` converts the file to edition {EDITION}"
-    if "edition" in general:
-        if not _is_integer(general["edition"]):
-            return document, ()  # the reader of [general] reports it
-        if general["edition"] < 5:
-            message = f"this is edition {general['edition']}; expected edition {EDITION}{license}"
-            raise ConfigError(message, where=str(at), hint=hint)
-    elif "version" not in general or not any(name in document for name in FRAMEWORKS):
-        missing = "`version`" if "version" not in general else f"[{'], ['.join(FRAMEWORKS)}]"
-        message = f"is missing, and so is {missing}, as in edition 3; expected edition {EDITION}{license}"
-        raise ConfigError(message, where=str(at), hint=hint)
+    _refuse_unknown(general, TomlPlace(place.file, "general", "edition"))
+    edition = general.get("edition", 3)
+    if not _is_integer(edition):
+        return document, ()  # the reader of [general] reports it
     _refuse_newer(document, general, place.file)
     converted = {**document, "general": {**general, "edition": EDITION}}
+    if edition < 4:
+        converted["general"].setdefault("version", 1)
+        if not any(name in document for name in FRAMEWORKS):
+            converted["torch-noarch"] = {}
     if tables:
         renamed = {
             name: {

@@ -121,9 +121,9 @@ def test_what_makes_another_graph(blocks):
         (object(), "argument x is a object, which two calls cannot be compared by"),
         ({1, 2}, "argument x is a set, which"),
         (torch.Generator(), "argument x is a Generator, which"),
-        (DynamicCache(), "argument x is a DynamicCache, whose tensors move"),
+        (DynamicCache(), "argument x is a DynamicCache, whose tensors move: use a StaticCache"),
         (torch.empty(2, device="meta"), "argument x is on meta, the model on cpu"),
-        (torch.eye(2).to_sparse(), "argument x is a sparse tensor"),
+        (torch.eye(2).to_sparse(), "argument x is a Tensor, which two calls cannot be compared by"),
         ([{"a": object()}], r"argument x\[0\]\['a'\] is a object"),
     ],
 )
@@ -176,15 +176,19 @@ def test_output_has_the_cache_of_the_call(blocks):
 
 
 def test_state_of_a_cache_does_not_keep_it_alive(blocks):
-    cache = StaticCache(llama().config, max_cache_len=32)
-    cache.early_initialization(1, 2, 16, torch.float32, torch.device("cpu"))
-    state = module_of(blocks, "graph_runner")._Caches({"cache": cache}, torch.device("cpu"))
-    assert state.find_difference({"cache": cache}) is None
+    model, tokens = llama(), torch.tensor([[1]])
+    accelerate_on_cpu(blocks, model)
+    runner = module_of(blocks, "graphs").runners[model]
+    cache = StaticCache(model.config, max_cache_len=32)
+    model(input_ids=tokens, past_key_values=cache, use_cache=True)
+    model(input_ids=tokens, past_key_values=cache, use_cache=True)
     keys = weakref.ref(cache.layers[0].keys)
+    assert len(runner._caches) == len(runner._met) == 1
     del cache
     gc.collect()
     assert keys() is None
-    assert not state.are_alive()
+    model(input_ids=tokens, past_key_values=StaticCache(model.config, max_cache_len=32), use_cache=True)
+    assert len(runner._met) == 1, "no later cache is taken for it"
 
 
 def test_caches_that_count_in_python_are_not_captured(blocks):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels
 
 PACKAGE = Path(__file__).parents[1] / "torch-ext/blocks"
 # Models without a rotary embedding that is replaced, and without a gated MLP.
-NO_ROTARY = {"AuraFlow", "deepseek_v3", "CogView 4", "Cosmos", "Lumina 2", "Mochi", "PRX", "Sana"} | (
+NO_ROTARY = {"AuraFlow", "deepseek_v3", "Lumina 2", "Mochi", "PRX", "Sana"} | (
     VISION.keys() - {"dinov3_vit", "pixtral"}
 )
 UNGATED = {

@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import KernelBuilderError
 from kernel_format.files import debugging
 from tests.support.fork_server import ForkServer
 from tests.support.places import CPU, PROJECTS, ROOT
@@ -43,6 +44,10 @@ RIGHT = "out[i] = factor * in[i]"
 MEASURED = ("--dtype", "float32", "--rounds", "3")
 
 
+# The package of the CPU variant, which is not loaded.
+FOR_CPU = ("--variant", CPU, "--no-load")
+
+
 @dataclass(frozen=True)
 class Done:
     """The result of a command; `answer` is the JSON that it printed."""
@@ -52,7 +57,45 @@ class Done:
     stderr: str
 
 
-Run = Callable[..., Done]
+@dataclass(frozen=True)
+class Run:
+    """Runs the command line with `--json`. `cache` is that of the test's builds, unless they name another one."""
+
+    cache: Path
+
+    def __call__(self, cache: Path, *arguments: str | Path, **more: str) -> Done:
+        """Run a command with a cache, and with more variables of the environment."""
+        done = command(cache, *arguments, "--json", **more)
+        assert "Traceback" not in done.stderr, done.stderr
+        return Done(done.returncode, json.loads(done.stdout) if done.stdout.strip() else None, done.stderr)
+
+    def build(self, *arguments: str | Path, cache: Path | None = None, **more: str) -> Any:
+        """Run a build that succeeds, and return its answer."""
+        done = self(cache or self.cache, "build", *arguments, **more)
+        assert done.code == 0, done
+        return done.answer
+
+    def refuse(
+        self,
+        project: Path,
+        *options: str | Path,
+        error: type[KernelBuilderError],
+        where: str | Path,
+        message: str,
+        hint: str | None,
+        cache: Path | None = None,
+        **more: str,
+    ) -> Done:
+        """Run a build of a project that fails with this error, and changes nothing in the project.
+
+        The fields of the error contain the texts; `hint` is None for an error without one.
+        """
+        with untouched(project):
+            done = self(cache or self.cache, "build", project, *options, **more)
+        assert_refused(done, error, where=where, message=message, hint=hint)
+        return done
+
+
 Copy = Callable[..., Path]
 NewCache = Callable[[str], Path]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -110,13 +153,13 @@ def replace(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
-def assert_refused(done: Done, code: int, error: str, *, where: str, message: str, hint: str | None) -> None:
-    """Assert that a build failed with this error, and that its fields contain these texts; None if it has no hint."""
-    assert done.code == code, done
+def assert_refused(
+    done: Done, error: type[KernelBuilderError], *, where: str | Path, message: str, hint: str | None
+) -> None:
+    """Assert that a command failed with this error, and that its fields contain these texts; None if it has no hint."""
+    assert (done.code, done.answer["error"]) == (error.exit_code, error.__name__), done
     got = done.answer
-    assert got["error"] == error, done
-    assert where in got["where"], done
-    assert message in got["message"], done
+    assert str(where) in got["where"] and message in got["message"], done
     assert got["hint"] is None if hint is None else hint in got["hint"], done
 
 
@@ -165,21 +208,14 @@ def command(cache: Path, *arguments: str | Path, **more: str) -> subprocess.Comp
     if debugging():  # in this process, which a debugger controls
         done = CliRunner().invoke(main, given, env=variables, catch_exceptions=False)
         return subprocess.CompletedProcess(given, done.exit_code, done.stdout, done.stderr)
-    if more:  # a variable of Python or of a library counts where that is imported
+    if any(name.startswith(("PYTHON", "HF_", "LOCAL_")) for name in more):  # read when modules are imported
         return subprocess.run([BUILDER, *given], capture_output=True, text=True, check=False, env=variables)
     return COMMANDS.run("from kernel_builder.cli import main; main()", given, variables)
 
 
 @pytest.fixture
-def kernel_builder() -> Run:
-    """Return a function that runs the command line with `--json`."""
-
-    def run(cache: Path, *arguments: str | Path, **more: str) -> Done:
-        done = command(cache, *arguments, "--json", **more)
-        assert "Traceback" not in done.stderr, done.stderr
-        return Done(done.returncode, json.loads(done.stdout) if done.stdout.strip() else None, done.stderr)
-
-    return run
+def kernel_builder(cache: Path) -> Run:
+    return Run(cache)
 
 
 @pytest.fixture
@@ -194,7 +230,7 @@ def project(copy_project: Copy) -> Path:
 
 @pytest.fixture
 def cache(new_cache: NewCache) -> Path:
-    return new_cache("cache")
+    return new_cache("default-cache")
 
 
 @pytest.fixture(scope="session")
@@ -205,16 +241,12 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> dict[str, bytes | str]:
     """Return the packages of an undisturbed build of the CPU variant of stable-scale."""
-    home = tmp_path_factory.mktemp("undisturbed")
-    project, cache = home / "stable-scale", home / "cache"
+    project = tmp_path_factory.mktemp("undisturbed") / "stable-scale"
     shutil.copytree(PROJECTS / "stable-scale", project)
-    cache.mkdir()
-    (cache / "toolchains").symlink_to(Toolchains().store.root)
-    command = [BUILDER, "build", project, "--variant", CPU, "--no-load"]
-    subprocess.run(command, check=True, capture_output=True, env=environment(cache))
+    Run(shared_cache).build(project, *FOR_CPU)
     return snapshot(project / "build")
 
 
@@ -277,14 +309,11 @@ def scale(copy_project: Callable[..., Path], shared_cache: Path, kernel_builder:
 
     def make(statement: str = RIGHT) -> Path:
         project = copy_project("stable-scale")
-        source = project / "scale" / "scale_cpu.cpp"
-        assert RIGHT in source.read_text()
-        source.write_text(source.read_text().replace(RIGHT, statement))
+        replace(project / "scale" / "scale_cpu.cpp", RIGHT, statement)
         (project / "benchmarks").mkdir()
         shutil.copy(ROOT / "kernels" / "kit" / "workload.py", project / "benchmarks")
         shutil.copy(ROOT / "tests" / "unit" / "measure" / "scale_benchmark.py", project / "benchmarks" / "benchmark.py")
-        done = kernel_builder(shared_cache, "build", project, "--variant", CPU, "--no-load")
-        assert done.code == 0, done.stderr
+        kernel_builder.build(project, *FOR_CPU, cache=shared_cache)
         return project
 
     return make

@@ -11,28 +11,26 @@ from pathlib import Path
 import pytest
 from kernels_data import Metadata
 
-from kernel_format.errors import ConfigError, KernelBuilderError, PackageError, VariantError
-from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
-from tests.integration.build_command.conftest import (
-    Copy,
-    Run,
-    assert_refused,
-    replace,
-    untouched,
+from kernel_format.errors import (
+    CheckError,
+    ConfigError,
+    KernelBuilderError,
+    NothingToBuildError,
+    PackageError,
+    VariantError,
 )
+from kernel_sandbox.confine import BUBBLEWRAP, LANDLOCK, landlock_version
+from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, assert_refused, replace
 from tests.support.places import CPU
 from tests.support.sandboxes import hide_bubblewrap, skip_unless
 
 Edit = Callable[[Path], object]
 PACKAGE = "torch-ext/stable_scale"
+NOWHERE = "/dev/null/out"
 
 
 def in_file(name: str, old: str, new: str) -> Edit:
     return lambda project: replace(project / name, old, new)
-
-
-def in_build_toml(old: str, new: str) -> Edit:
-    return in_file("build.toml", old, new)
 
 
 def with_source(old: str, new: str) -> Edit:
@@ -54,121 +52,103 @@ def without_sources(project: Path) -> None:
     (project / "torch-ext/torch_binding.h").touch()
 
 
-# Edit of the project, error, place, message, hint.
+def unchanged(project: Path) -> None:
+    pass
+
+
+def test_a_directory_without_a_project(tmp_path: Path, kernel_builder: Run) -> None:
+    expected = {"where": tmp_path / "build.toml", "message": "there is no such file", "hint": "init"}
+    kernel_builder.refuse(tmp_path, error=ConfigError, **expected)
+
+
+# Backend, edit of the project, place, message, hint.
 MISTAKES = [
-    (lambda project: (project / "build.toml").unlink(), ConfigError, "build.toml", "there is no such file", "init"),
     (
-        in_file("scale/scale_cpu.cpp", "#include", '#include "/tmp/mine.h"\n#include'),
-        *(ConfigError, "scale/scale_cpu.cpp", "by an absolute path", "copy it into the project"),
+        *("cpu", in_file("scale/scale_cpu.cpp", "#include", '#include "/tmp/mine.h"\n#include')),
+        *("scale/scale_cpu.cpp", "by an absolute path", "copy it into the project"),
     ),
-    (with_source("scale_cpu.cpp", "s.cu"), ConfigError, "scale_cpu] src", "is a CUDA source", 'language = "cpp-cuda"'),
-    (with_source("scale_cpu.cpp", "s.f90"), ConfigError, "scale_cpu] src", "neither a header nor a source", ".cpp"),
-    (without_sources, ConfigError, "[torch] src", "nothing to compile", "registers the functions"),
-    (lambda project: os.mkfifo(project / PACKAGE / "x.py"), ConfigError, "x.py", "is not a file: a pipe", ""),
+    ("cpu", with_source("scale_cpu.cpp", "s.cu"), "scale_cpu] src", "is a CUDA source", 'language = "cpp-cuda"'),
+    ("cpu", with_source("scale_cpu.cpp", "s.f90"), "scale_cpu] src", "neither a header nor a source", ".cpp"),
+    ("cpu", without_sources, "[torch] src", "nothing to compile", "registers the functions"),
+    ("cpu", lambda project: os.mkfifo(project / PACKAGE / "x.py"), "x.py", "is not a file: a pipe", ""),
     (
-        lambda project: Path(os.fsdecode(os.fsencode(project / PACKAGE) + b"/n\xff.py")).touch(),
-        *(ConfigError, r"n\xff.py", "is not UTF-8", "rename"),
+        *("cpu", lambda project: Path(os.fsdecode(os.fsencode(project / PACKAGE) + b"/n\xff.py")).touch()),
+        *(r"n\xff.py", "is not UTF-8", "rename"),
     ),
-]
-CUDA_MISTAKES = [
     # nvcc passes names to a shell.
-    (with_source("scale_cuda.cu", "$(touch owned).cu"), ConfigError, "cuda] src", "nvcc cannot compile", "rename the"),
-    (with_headers_in_a_shell_command, ConfigError, "scale_cuda] include", "nvcc cannot compile", "rename"),
-    (
-        in_build_toml("[torch]", '[general.cuda]\nmaxver = "9.0"\n[torch]'),
-        *(VariantError, "minver, maxver", "leave no cuda variant", "widen the range"),
-    ),
+    ("cuda", with_source("scale_cuda.cu", "$(touch owned).cu"), "cuda] src", "nvcc cannot compile", "rename the"),
+    ("cuda", with_headers_in_a_shell_command, "scale_cuda] include", "nvcc cannot compile", "rename"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("backend", "edit", "error", "where", "message", "hint"),
-    [*(("cpu", *mistake) for mistake in MISTAKES), *(("cuda", *mistake) for mistake in CUDA_MISTAKES)],
-)
+@pytest.mark.parametrize(("backend", "edit", "where", "message", "hint"), MISTAKES)
 def test_a_mistake_in_a_project_is_refused_before_compiling(
-    project: Path,
-    cache: Path,
-    kernel_builder: Run,
-    backend: str,
-    edit: Edit,
-    error: type[KernelBuilderError],
-    where: str,
-    message: str,
-    hint: str,
+    project: Path, kernel_builder: Run, backend: str, edit: Edit, where: str, message: str, hint: str
 ) -> None:
     edit(project)
-    with untouched(project):
-        done = kernel_builder(cache, "build", project, "--backend", backend)
-    assert_refused(done, error.exit_code, error.__name__, where=where, message=message, hint=hint)
+    done = kernel_builder.refuse(
+        project, "--backend", backend, error=ConfigError, where=where, message=message, hint=hint
+    )
     assert str(project) in done.answer["where"]
 
 
-NOWHERE = "/dev/null/out"
-
-
 @pytest.mark.parametrize(
-    ("options", "error", "where", "message", "hint"),
+    ("edit", "options", "error", "where", "message", "hint"),
     [
         (
-            ("--variant", "torch-stable-abi210-cpo-x86_64-linux"),
+            *(in_file("build.toml", "[torch]", '[general.cuda]\nmaxver = "9.0"\n[torch]'), ("--backend", "cuda")),
+            *(VariantError, "minver, maxver", "leave no cuda variant", "widen the range"),
+        ),
+        (
+            *(unchanged, ("--variant", "torch-stable-abi210-cpo-x86_64-linux")),
             *(VariantError, "abi210-cpo", "is not a variant's name; expected for example", "list-variants"),
         ),
         (
-            ("--variant", "torch-stable-abi210-cu126-x86_64-linux", "--cuda-compiler", "nvcc"),
-            *(
-                VariantError,
-                "cu126",
-                "cannot be built here: needs CUDA 12.6; this builder has 13.0",
-                "--cuda-home",
-            ),
+            *(unchanged, ("--variant", "torch-stable-abi210-cu126-x86_64-linux", "--cuda-compiler", "nvcc")),
+            *(VariantError, "cu126", "cannot be built here: needs CUDA 12.6; this builder has 13.0", "--cuda-home"),
         ),
-        (("--variant", "torch-cpu"), VariantError, "torch-cpu", "is not a variant of the [torch] project", CPU),
-        (("--variant", CPU, "--no-load", "--out", __file__), PackageError, __file__, "is a file", "--out"),
-        (("--variant", CPU, "--no-load", "--out", NOWHERE), PackageError, "/dev/null", "cannot be written", "--out"),
+        (unchanged, ("--variant", "torch-cpu"), VariantError, "torch-cpu", "is not a variant of the [torch]", CPU),
+        (unchanged, (*FOR_CPU, "--out", __file__), PackageError, __file__, "is a file", "--out"),
+        (unchanged, (*FOR_CPU, "--out", NOWHERE), PackageError, "/dev/null", "cannot be written", "--out"),
     ],
 )
 def test_a_variant_or_a_destination_that_is_none_is_refused(
     project: Path,
     shared_cache: Path,
     kernel_builder: Run,
+    edit: Edit,
     options: Sequence[str],
     error: type[KernelBuilderError],
     where: str,
     message: str,
     hint: str,
 ) -> None:
-    with untouched(project):
-        done = kernel_builder(shared_cache, "build", project, *options)
-    assert_refused(done, error.exit_code, error.__name__, where=where, message=message, hint=hint)
+    edit(project)
+    expected = {"where": where, "message": message, "hint": hint}
+    kernel_builder.refuse(project, *options, cache=shared_cache, error=error, **expected)
 
 
 def test_a_project_that_cannot_be_read_does_not_stop_the_others(
-    copy_project: Copy, cache: Path, kernel_builder: Run, tmp_path: Path
+    copy_project: Copy, kernel_builder: Run, tmp_path: Path
 ) -> None:
     """As for `kernel-builder build repository/*`: files and other directories are named, and are not failures."""
     good, bad = copy_project("python-only", "good"), copy_project("python-only", "bad")
     replace(bad / "build.toml", "[general]", "[general")
     (tmp_path / "README.md").touch()
     (tmp_path / "scripts").mkdir()
-    everything = [bad, good, tmp_path / "README.md", tmp_path / "scripts"]
-    done = kernel_builder(cache, "build", *everything, "--no-load")
-    assert_refused(done, 2, "ConfigError", where=str(bad), message="not TOML", hint="")
+    everything = [good, tmp_path / "README.md", tmp_path / "scripts", "--no-load"]
+    done = kernel_builder.refuse(bad, *everything, error=ConfigError, where=bad, message="not TOML", hint="")
     assert {built["project"] for built in done.answer["packages"]} == {"python-only"}
     assert [(failed["project"], failed["variant"]) for failed in done.answer["failures"]] == [("bad", None)]
     elsewhere = {missing["project"]: missing["reason"] for missing in done.answer["unavailable"]}
     assert elsewhere == dict.fromkeys(("README.md", "scripts"), "not a project: there is no build.toml")
-    assert kernel_builder(cache, "build", *everything[1:], "--no-load").code == 0
+    kernel_builder.build(*everything)
 
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("kind", [None, BUBBLEWRAP, LANDLOCK])
 def test_a_package_that_kills_its_loader_does_not_stop_other_projects(
-    copy_project: Copy,
-    cache: Path,
-    kernel_builder: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str | None,
+    copy_project: Copy, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
 ) -> None:
     """All packages of a command are loaded by forks of one process."""
     if kind == LANDLOCK:
@@ -177,14 +157,15 @@ def test_a_package_that_kills_its_loader_does_not_stop_other_projects(
     replace(bad / "build.toml", "python-only", "killer")
     (bad / "torch-ext/python_only").rename(bad / "torch-ext/killer")
     (bad / "torch-ext/killer/__init__.py").write_text("import os\n\nos.kill(os.getppid(), 9)\n")
-    done = kernel_builder(cache, "build", bad, good, "--backend", "cpu", "--sandbox", "auto" if kind else "off")
+    options = ("--backend", "cpu", "--sandbox", "auto" if kind else "off")
+    done = kernel_builder(kernel_builder.cache, "build", bad, good, *options)
     built = {package["project"]: package for package in done.answer["packages"]}
     skip_unless(kind, built["python-only"]["sandbox"]["load"])
     assert "load" in built["python-only"]["checks"]["passed"]
     if kind == LANDLOCK:  # the loader is the first process of a pid namespace, which a signal from inside cannot kill
         assert done.code == 0 and set(built) == {"killer", "python-only"}
         return
-    assert_refused(done, 7, "CheckError", where=str(bad), message="killed by SIGKILL", hint="correct the project")
+    assert_refused(done, CheckError, where=bad, message="killed by SIGKILL", hint="correct the project")
     assert set(built) == {"python-only"}
 
 
@@ -206,7 +187,6 @@ CHANGES = [
 )
 def test_no_change_by_a_load_is_published(
     copy_project: Copy,
-    cache: Path,
     kernel_builder: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -224,7 +204,8 @@ def test_no_change_by_a_load_is_published(
     for project, change in zip(projects, changes, strict=True):
         with (project / "torch-ext" / "python_only" / "__init__.py").open("a") as stream:
             stream.write(f"\nimport os\nfrom pathlib import Path\n\nhere = Path(__file__).parent\n{change}\n")
-    done = kernel_builder(cache, "build", *projects, "--backend", "cpu", "--sandbox", "auto" if kind else "off")
+    options = ("--backend", "cpu", "--sandbox", "auto" if kind else "off")
+    done = kernel_builder(kernel_builder.cache, "build", *projects, *options)
     assert done.code == 6 and not done.answer["packages"], done
     assert not [change for project, change in zip(projects, changes, strict=True) if (project / "build").exists()]
     errors = {error["where"]: error for failed in done.answer["failures"] for error in failed["errors"]}
@@ -234,30 +215,29 @@ def test_no_change_by_a_load_is_published(
         assert "changed while it was checked" in error["message"] and "must not write" in error["hint"], error
 
 
-def test_a_project_for_other_backends_only_is_an_error(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+def test_a_project_for_other_backends_only_is_an_error(copy_project: Copy, kernel_builder: Run) -> None:
     project = copy_project("stable-scale")
     text = (project / "build.toml").read_text()
     text = text[: text.index("[kernel.")].replace('["cpu", "cuda"]', '["metal"]')
     kernel = '[kernel.m]\nlanguage = "cpp-metal"\ndepends = ["torch"]\nsrc = ["scale/scale_cpu.cpp"]\n'
     (project / "build.toml").write_text(re.sub(r"stable-abi.*\n", "", text) + kernel)
-    done = kernel_builder(cache, "build", project)
     hint = "leave the project out, or add cpu, cuda and rocm to `backends`"
-    assert_refused(done, 12, "NothingToBuildError", where=str(project), message="not compile for metal", hint=hint)
+    expected = {"where": project, "message": "not compile for metal", "hint": hint}
+    done = kernel_builder.refuse(project, error=NothingToBuildError, **expected)
     assert done.answer["packages"] == []
     assert done.answer["skipped-backends"] == {"stable-scale": ["metal"]}
 
 
-def test_a_check_can_be_allowed_by_name(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+def test_a_check_can_be_allowed_by_name(copy_project: Copy, kernel_builder: Run) -> None:
     project = copy_project("python-only")
     (init,) = (project / "torch-ext").glob("*/__init__.py")
     init.write_text(init.read_text() + "import pytest\n")
-    refused = kernel_builder(cache, "build", project, "--no-load")
-    assert_refused(refused, 7, "CheckError", where=str(project), message="pytest", hint="--allow python-imports")
+    expected = {"where": project, "message": "pytest", "hint": "--allow python-imports"}
+    kernel_builder.refuse(project, "--no-load", error=CheckError, **expected)
     assert not (project / "build").exists()
-    done = kernel_builder(cache, "build", project, "--allow", "python-imports")
-    assert done.code == 0, done
-    package = Path(done.answer["packages"][0]["path"])
+    options = ("--allow", "python-imports")
+    answer = kernel_builder.build(project, "--variant", "torch-cpu", "--no-load", *options)
+    package = Path(answer["packages"][0]["path"])
     assert json.loads((package / "metadata.json").read_text())["provenance"]["allowed-checks"] == ["python-imports"]
     assert Metadata.read_from_file(package / "metadata.json").name is not None
-    assert kernel_builder(cache, "check-builds", project).code == 7
-    assert kernel_builder(cache, "check-builds", project, "--allow", "python-imports").code == 0
+    assert kernel_builder(kernel_builder.cache, "check-builds", project, *options).code == 0

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.integration.build_command.conftest import (
-    Copy,
-    Run,
-    assert_refused,
-    command,
-    replace,
-    untouched,
-)
+from kernel_format.errors import BuildError, CheckError, KernelBuilderError
+from tests.integration.build_command.conftest import FOR_CPU, RIGHT, Copy, Run, command, replace, untouched
 from tests.support.places import CPU
 
 CALLER = ", in scale/scale_cpu.cpp"
@@ -26,34 +21,24 @@ FACET = "_ZNSt7codecvtIDsDu11__mbstate_tE2idE"
 GLIBC = tuple(int(part) for part in (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 0").split()[1].split("."))
 
 
-def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> None:
+def test_a_compile_error(project: Path, kernel_builder: Run) -> None:
     """The error names the file and the variant, and has the command and the output of the compiler."""
-    source = project / "scale" / "scale_cpu.cpp"
+    source, undeclared = project / "scale" / "scale_cpu.cpp", "‘input’ was not declared"
     replace(source, "factor * in[i]", "factor * input[i]")
-    arguments = ("build", project, "--variant", CPU)
-    with untouched(project):
-        done = kernel_builder(cache, *arguments)
-        people = command(cache, *arguments)
-    assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=None)
-    assert re.search(
-        r"compiler failed: scale/scale_cpu\.cpp:4:\d+: error: ‘input’ was not declared", done.answer["message"]
-    )
-    assert "scale/scale_cpu.cpp:4" in done.answer["output"]
-    assert "‘input’ was not declared" in done.answer["output"]
+    done = kernel_builder.refuse(project, *FOR_CPU, error=BuildError, where=source, message=CPU, hint=None)
+    assert re.search(rf"compiler failed: scale/scale_cpu\.cpp:4:\d+: error: {undeclared}", done.answer["message"])
+    assert "scale/scale_cpu.cpp:4" in done.answer["output"] and undeclared in done.answer["output"]
     assert "g++ -c " in done.answer["command"]
-    assert people.returncode == 5
-    assert "failed" in people.stdout
-    for message in (f"error: {source}", CPU, "‘input’ was not declared"):
-        assert message in people.stderr
+    people = command(kernel_builder.cache, "build", project, *FOR_CPU)
+    assert people.returncode == 5 and "failed" in people.stdout
     # The compiler's message comes first; the command is in a log.
-    assert people.stderr.index("‘input’ was not declared") < people.stderr.index("error: /")
+    assert CPU in people.stderr and people.stderr.index(undeclared) < people.stderr.index(f"error: {source}")
     assert "g++ -c " not in people.stderr
     (log,) = re.findall(r"all of its output: (.*)", people.stderr)
     assert "g++ -c " in Path(log).read_text()
     replace(source, "factor * input[i]", "factor * in[i]")
-    repaired = kernel_builder(cache, *arguments, "--no-load")
     # Two compiles: the source, and the binding, whose namespace is a digest that includes the source.
-    assert (repaired.code, repaired.answer["compiles"]) == (0, 2)
+    assert kernel_builder.build(project, *FOR_CPU)["compiles"] == 2
 
 
 def test_several_compile_errors_are_all_reported_and_another_project_is_built(
@@ -80,32 +65,25 @@ def test_several_compile_errors_are_all_reported_and_another_project_is_built(
         ("no_such_header", "the C++ library of this compiler has no <{}>: do not include"),
     ],
 )
-def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, header: str, advice: str) -> None:
+def test_a_missing_header(project: Path, kernel_builder: Run, header: str, advice: str) -> None:
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "#include", f"#include <{header}>\n#include")
-    with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU)
-    hint = advice.format(header)
-    assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=hint)
+    expected = {"where": source, "message": CPU, "hint": advice.format(header)}
+    kernel_builder.refuse(project, *FOR_CPU, error=BuildError, **expected)
 
 
 @pytest.mark.parametrize(
-    ("declaration", "call", "code", "error", "message"),
+    ("declaration", "call", "error", "message"),
     [
-        ("float lost(float);", "lost(in[i])", 7, "CheckError", "lost"),
+        ("float lost(float);", "lost(in[i])", CheckError, "lost"),
         (
-            'extern "C" float omp_alloc(float);',
-            "omp_alloc(in[i])",
-            5,
-            "BuildError",
+            *('extern "C" float omp_alloc(float);', "omp_alloc(in[i])", BuildError),
             f"needs 1 symbol newer than glibc 2.28, GLIBCXX_3.4.24 and Torch's libgomp (GOMP_5.0), for {CPU}:\n"
             f"  omp_alloc (OMP_5.0.1){CALLER}",
         ),
         pytest.param(
             f'extern "C" unsigned arc4random(); extern float facet __asm__("{FACET}");',
-            "arc4random() + facet",
-            5,
-            "BuildError",
+            *("arc4random() + facet", BuildError),
             f"for {CPU}:\n  std::codecvt<char16_t, char8_t, __mbstate_t>::id (GLIBCXX_3.4.26){CALLER}\n"
             f"  arc4random (GLIBC_2.36){CALLER}",
             marks=pytest.mark.skipif(GLIBC < (2, 36), reason="this machine's own C library does not have it"),
@@ -113,15 +91,33 @@ def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, heade
     ],
 )
 def test_undefined_and_too_new_symbols_are_reported(
-    project: Path, cache: Path, kernel_builder: Run, declaration: str, call: str, code: int, error: str, message: str
+    project: Path, kernel_builder: Run, declaration: str, call: str, error: type[KernelBuilderError], message: str
 ) -> None:
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "void scale(", f"{declaration}\nvoid scale(")
     replace(source, "factor * in[i]", call)
-    with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
-    assert done.code == code, done
-    assert done.answer["error"] == error
-    assert message in done.answer["message"]
+    done = kernel_builder.refuse(project, *FOR_CPU, error=error, where="", message=message, hint="")
     assert CPU in done.answer["message"]
-    assert done.answer["hint"]
+
+
+def test_a_failed_step_can_be_run_again(project: Path, kernel_builder: Run) -> None:
+    """KERNEL_BUILDER_DEBUG=keep keeps work directories."""
+    source = project / "scale" / "scale_cpu.cpp"
+    replace(source, RIGHT, "out[i] = unknown * in[i]")
+    expected = {"error": BuildError, "where": source, "message": "unknown", "hint": None}
+    done = kernel_builder.refuse(project, *FOR_CPU, **expected, KERNEL_BUILDER_DEBUG="keep")
+    assert (
+        "no sandbox is available, so compilers and packages run without one (KERNEL_BUILDER_DEBUG=keep)" in done.stderr
+    )
+    (work,) = (Path(name) for name in re.findall(r"^kept: (.*/work/[\w-]+)$", done.stderr, re.M))
+    (copied,) = work.glob("*/inside/src/scale/scale_cpu.cpp")
+    failed = copied.parents[3]
+    replace(copied, "unknown", "factor")
+    subprocess.run(["sh", "../command"], check=True, cwd=failed / "inside")
+    assert (failed / "inside/out.o").exists()
+
+    cache = kernel_builder.cache
+    kernel_builder.refuse(project, *FOR_CPU, **expected, KERNEL_BUILDER_DEBUG="keep")
+    assert len(list((cache / "work").iterdir())) == 2
+    kernel_builder.refuse(project, *FOR_CPU, **expected)
+    assert not list((cache / "work").glob("*")), "a build without the variable removes them"

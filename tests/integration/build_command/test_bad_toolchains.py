@@ -5,41 +5,38 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from tests.integration.build_command.conftest import (
-    NewCache,
-    Run,
-    assert_refused,
-    untouched,
-)
-from tests.support.places import CPU
+from kernel_format.errors import FetchError, StoreError, ToolchainError
+from tests.integration.build_command.conftest import FOR_CPU, NewCache, Run
 
 
-def test_no_compiler(project: Path, cache: Path, kernel_builder: Run, tmp_path: Path) -> None:
-    empty = tmp_path / "bin"
-    empty.mkdir()
-    with untouched(project):
-        done = kernel_builder(cache, "build", project, "--backend", "cpu", PATH=str(empty), CXX="")
-        named = kernel_builder(cache, "build", project, "--backend", "cpu", CXX="no-such-g++")
-    assert_refused(done, 4, "ToolchainError", where="g++", message="g++ 11 or newer", hint="apt-get install g++")
-    assert_refused(named, 4, "ToolchainError", where="no-such-g++", message="no such program", hint="CXX")
+def test_no_compiler(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    missing = {"where": "g++", "message": "g++ 11 or newer", "hint": "apt-get install g++"}
+    kernel_builder.refuse(project, *FOR_CPU, error=ToolchainError, **missing, PATH=str(tmp_path / "bin"), CXX="")
+    named = {"where": "no-such-g++", "message": "no such program", "hint": "CXX"}
+    kernel_builder.refuse(project, *FOR_CPU, error=ToolchainError, **named, CXX="no-such-g++")
 
 
 def test_an_index_that_cannot_be_reached(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple/"
-    with untouched(project):
-        done = kernel_builder(tmp_path / "cold", "build", project, "--variant", CPU, PIP_INDEX_URL=url)
-        offline = kernel_builder(tmp_path / "cold", "build", project, "--variant", CPU, "--offline")
-    assert_refused(
-        done, 4, "FetchError", where=f"at {url}", message="the index cannot be reached", hint="kernel-builder toolchain"
-    )
-    assert_refused(offline, 4, "FetchError", where="Torch 2.10", message="not in the store", hint="toolchain fetch")
-    assert list((tmp_path / "cold" / "toolchains").glob("trees/*torch*")) == []
+    cold = tmp_path / "cold"
+    expected = {"where": f"at {url}", "message": "the index cannot be reached", "hint": "kernel-builder toolchain"}
+    kernel_builder.refuse(project, *FOR_CPU, cache=cold, error=FetchError, **expected, PIP_INDEX_URL=url)
+    expected = {"where": "Torch 2.10", "message": "not in the store", "hint": "toolchain fetch"}
+    kernel_builder.refuse(project, *FOR_CPU, "--offline", cache=cold, error=FetchError, **expected)
+    assert list((cold / "toolchains").glob("trees/*torch*")) == []
 
 
-def test_a_cache_path_with_white_space_is_refused(project: Path, kernel_builder: Run, new_cache: NewCache) -> None:
-    cache = new_cache("my cache, mine")
-    with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU)
-    assert_refused(done, 4, "StoreError", where=str(cache), message="white space", hint="KERNEL_BUILDER_CACHE")
+def test_a_cache_path_that_nvcc_would_split_is_refused(project: Path, kernel_builder: Run, new_cache: NewCache) -> None:
+    for name in ("my cache", "one,two", "$HOME"):
+        cache = new_cache(name)
+        expected = {"where": cache, "message": "white space, commas", "hint": "KERNEL_BUILDER_CACHE"}
+        kernel_builder.refuse(project, *FOR_CPU, cache=cache, error=StoreError, **expected)
+
+
+def test_debugging_and_a_required_sandbox_exclude_each_other(project: Path, kernel_builder: Run) -> None:
+    expected = {"where": "--sandbox", "message": "runs nothing in a sandbox", "hint": "leave out"}
+    options = (*FOR_CPU, "--sandbox", "require")
+    kernel_builder.refuse(project, *options, error=ToolchainError, **expected, KERNEL_BUILDER_DEBUG="keep")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -12,10 +13,10 @@ from kernels import Metadata  # type: ignore[attr-defined]
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
+from kernel_format.errors import ConfigError, PackageError
 from tests.integration.build_command.conftest import (
     LOAD,
     Copy,
-    NewCache,
     Run,
     assert_refused,
     replace,
@@ -43,19 +44,17 @@ print(one.scaled(torch.ones(1), 2.0).item(), two.scaled(torch.ones(1), 2.0).item
 """
 
 
-def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_stable_abi_project(copy_project: Copy, kernel_builder: Run) -> None:
     """Variants share binaries; the client loads the result; a second build runs no step."""
     project = copy_project("stable-scale", "a project, größer")
-    cache = new_cache("cache")
-    done = kernel_builder(cache, "build", project, "--all", "--no-load")
-    assert done.code == 0, done
-    packages = {package["variant"]: package for package in done.answer["packages"]}
+    answer = kernel_builder.build(project, "--all", "--no-load")
+    packages = {package["variant"]: package for package in answer["packages"]}
     # One step for each source, backend and CUDA compiler: two sources, for the CPU, clang, and nvcc of three releases.
-    assert done.answer["compiles"] == 2 * 5
+    assert answer["compiles"] == 2 * 5
     assert len({package["module"] for package in packages.values()}) == 5
     assert len(packages) == 30
     assert CPU in packages["torch213-cxx11-cpu-x86_64-linux"]["shares-binary-with"]
-    missing = {variant["variant"]: variant for variant in done.answer["unavailable"]}
+    missing = {variant["variant"]: variant for variant in answer["unavailable"]}
     assert missing and all(name.endswith("-aarch64-linux") for name in missing)
     assert "torch-stable-abi210-cpu-aarch64-linux" in missing
 
@@ -65,51 +64,39 @@ def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_buil
     assert metadata.id == packages[CUDA]["module"]
     assert metadata.backend.archs == ["9.0"]
 
-    again = kernel_builder(cache, "build", project, "--all", "--no-load")
-    assert again.answer["steps"] == 0
-    assert {package["status"] for package in again.answer["packages"]} == {"unchanged"}
+    again = kernel_builder.build(project, "--all", "--no-load")
+    assert again["steps"] == 0
+    assert {package["status"] for package in again["packages"]} == {"unchanged"}
 
 
 def test_a_changed_source_recompiles_itself_and_the_binding_and_both_versions_load(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+    copy_project: Copy, kernel_builder: Run
 ) -> None:
-    project, cache = copy_project("stable-scale"), new_cache("cache")
-    before = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load", "--out", project / "one")
-    unused = cache / "objects" / "aa" / "unused.o"
+    project, options = copy_project("stable-scale"), ("--backend", "cpu", "--no-load")
+    before = kernel_builder.build(project, *options, "--out", project / "one")
+    unused = kernel_builder.cache / "objects" / "aa" / "unused.o"
     unused.parent.mkdir(exist_ok=True)
     unused.touch()
     os.utime(unused, (0, 0))
-    source = project / "scale" / "scale_cpu.cpp"
-    source.write_text(source.read_text().replace("factor * in[i]", "factor * in[i] + 1"))
-    after = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
-    assert (after.answer["compiles"], after.answer["steps"]) == (2, 3)
+    replace(project / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * in[i] + 1")
+    after = kernel_builder.build(project, *options)
+    assert (after["compiles"], after["steps"]) == (2, 3)
     # A build removes outputs that no build has used for a month.
     assert not unused.exists()
-    assert after.answer["packages"][0]["module"] != before.answer["packages"][0]["module"]
+    assert after["packages"][0]["module"] != before["packages"][0]["module"]
     assert run_python(LOAD_TWO, project / "one", project / "build") == "2.0 3.0"
 
     python = project / "torch-ext" / "stable_scale" / "__init__.py"
     python.write_text(python.read_text() + "# changed\n")
     # Two versions of the Python files must not register under one namespace, so the binding is compiled again.
-    renamed = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
-    assert (renamed.answer["compiles"], renamed.answer["steps"]) == (1, 2)
+    renamed = kernel_builder.build(project, *options)
+    assert (renamed["compiles"], renamed["steps"]) == (1, 2)
 
 
-def test_several_projects_are_built_by_one_command(
-    copy_project: Copy, shared_cache: Path, kernel_builder: Run, tmp_path: Path
+def test_an_installed_toolkit_compiles_for_one_capability(
+    copy_project: Copy, kernel_builder: Run, tmp_path: Path
 ) -> None:
-    first, second = copy_project("stable-scale", "one"), copy_project("python-only", "two")
-    out = tmp_path / "out"
-    done = kernel_builder(shared_cache, "build", first, second, "--backend", "cpu", "--no-load", "--out", out)
-    assert done.code == 0, done
-    assert sorted(path.name for path in out.iterdir()) == ["python-only", "stable-scale"]
-    assert (out / "python-only" / "torch-cpu" / "metadata.json").is_file()
-
-
-def test_cuda_home_names_the_toolkit_to_build_with(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
-) -> None:
-    """The toolkit of this test is a copy of the pinned one. Its nvcc records that it runs."""
+    """The toolkit is a copy of the pinned one, whose nvcc records that it runs. Such packages are for local use."""
     pinned, toolkit, calls = toolkits.toolkit(Toolchains(), Release(13, 0)).root, tmp_path / "cuda", tmp_path / "calls"
     shutil.copytree(pinned, toolkit, copy_function=os.symlink)
     nvcc = toolkit / "bin" / "nvcc"
@@ -118,15 +105,24 @@ def test_cuda_home_names_the_toolkit_to_build_with(
     nvcc.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {pinned}/bin/nvcc "$@"\n')
     nvcc.chmod(0o755)
     project = copy_project("stable-scale")
-    options = ("--variant", CUDA, "--no-load", "--cuda-home", toolkit, "--sandbox", "off")
-    done = kernel_builder(new_cache("cache"), "build", project, *options)
-    assert done.code == 0, done
+    replace(project / "build.toml", '["9.0"]', '["8.0", "9.0a"]')
+    options = ("--variant", CUDA, "--no-load", "--cuda-home", toolkit, "--sandbox", "off", "--capability", "9.0")
+    kernel_builder.build(project, *options)
     assert "scale_cuda.cu" in calls.read_text()
+    metadata = json.loads((project / "build" / CUDA / "metadata.json").read_text())
+    assert metadata["backend"]["archs"] == ["9.0a"]
+    assert metadata["provenance"]["capabilities-limited"] == ["9.0"]
+
+    upload = kernel_builder(kernel_builder.cache, "upload", project, "--repo-id", "org/stable-scale", "--dry-run")
+    expected = {"where": CUDA, "message": "built with --capability 9.0", "hint": "without --capability"}
+    assert_refused(upload, PackageError, **expected)
+    wrong = {"where": "--capability", "message": "'9.0a' is not", "hint": "9.0 selects 9.0a"}
+    kernel_builder.refuse(project, "--capability", "9.0a", error=ConfigError, **wrong)
 
 
 @pytest.mark.parametrize("file", ["torch-cpu/notes.txt", None])
 def test_other_files_in_the_place_of_a_package_are_not_replaced(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, file: str | None
+    copy_project: Copy, kernel_builder: Run, tmp_path: Path, file: str | None
 ) -> None:
     project = copy_project("python-only")
     place = project / "build" / (file or "torch-cpu")
@@ -135,34 +131,37 @@ def test_other_files_in_the_place_of_a_package_are_not_replaced(
         place.write_text("mine")
     else:
         place.symlink_to(tmp_path)
-    with untouched(project):
-        done = kernel_builder(new_cache("cache"), "build", project, "--backend", "cpu", "--no-load")
-    assert_refused(done, 6, "PackageError", where="build/torch-cpu", message="is not a package", hint="move or remove")
+    expected = {"where": "build/torch-cpu", "message": "is not a package", "hint": "move or remove"}
+    kernel_builder.refuse(project, "--backend", "cpu", "--no-load", error=PackageError, **expected)
 
 
-def test_packages_of_another_kernel_are_not_replaced(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+def test_one_command_builds_several_projects(
+    copy_project: Copy, shared_cache: Path, kernel_builder: Run, tmp_path: Path
 ) -> None:
-    first, second, out = copy_project("python-only", "one"), copy_project("python-only", "two"), tmp_path / "out"
+    """Packages of another kernel are not replaced."""
+    first, second, out = copy_project("stable-scale"), copy_project("python-only"), tmp_path / "out"
+    options = ("--backend", "cpu", "--no-load")
+    kernel_builder.build(first, second, *options, "--out", out, cache=shared_cache)
+    assert sorted(path.name for path in out.iterdir()) == ["python-only", "stable-scale"]
+    assert (out / "python-only" / "torch-cpu" / "metadata.json").is_file()
+
     replace(second / "build.toml", 'name = "python-only"', 'name = "python-two"')
     (second / "torch-ext/python_only").rename(second / "torch-ext/python_two")
-    cache, options = new_cache("cache"), ("--backend", "cpu", "--no-load", "--out", out)
-    assert kernel_builder(cache, "build", first, *options).code == 0
+    expected = {"where": out, "message": "another kernel than python-two", "hint": "--out"}
     with untouched(out):
-        done = kernel_builder(cache, "build", second, *options)
-    assert_refused(done, 6, "PackageError", where=str(out), message="another kernel than python-two", hint="--out")
+        kernel_builder.refuse(second, *options, "--out", out / "python-only", error=PackageError, **expected)
 
 
-def test_other_files_in_build_are_kept(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> None:
+def test_other_files_in_build_are_kept(copy_project: Copy, kernel_builder: Run) -> None:
     project = copy_project("python-only")
     (project / "build" / "notes").mkdir(parents=True)
     (project / "build" / "notes" / "mine.txt").write_text("mine")
     old = project / "build" / "torch29-cxx11-cpu-x86_64-linux"
     old.mkdir()
     (old / "metadata.json").write_text("{}")
-    assert kernel_builder(shared_cache, "build", project, "--variant", "torch-cpu", "--no-load").code == 0
+    kernel_builder.build(project, "--variant", "torch-cpu", "--no-load")
     assert old.exists()
-    assert kernel_builder(shared_cache, "build", project, "--no-load").code == 0
+    kernel_builder.build(project, "--no-load")
     # The project no longer offers this variant, so a full build removes it.
     assert sorted(path.name for path in (project / "build").iterdir()) == ["notes", "torch-cpu", "torch-cuda"]
     assert (project / "build" / "notes" / "mine.txt").read_text() == "mine"

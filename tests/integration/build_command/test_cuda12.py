@@ -9,8 +9,9 @@ import pytest
 
 from kernel_builder import elf
 from kernel_builder.backends.cuda import libraries
+from kernel_format.errors import BuildError
 from kernel_format.release import Release
-from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, untouched
+from tests.integration.build_command.conftest import Copy, Run, replace
 from tests.support.places import CUDA
 
 CUDA12 = CUDA.replace("cu130", "cu126")
@@ -21,7 +22,7 @@ def binary_of(package: Path) -> Path:
     return binary
 
 
-def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, kernel_builder: Run) -> None:
     """With clang for both, the variants share a binary, which uses functions that the runtime of every release has.
 
     The source calls functions that nvcc declares for the host, and clang for the device alone.
@@ -32,10 +33,8 @@ def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, new_cache: NewCach
             "int blocks(long n, int at_least, float a) { return max(at_least, int(min(n, 9L) + max(a, 1.5))); }\n"
         )
     replace(project / "build.toml", 'cuda-capabilities = ["9.0"]', 'cuda-capabilities = ["9.0+PTX", "10.0", "12.1"]')
-    arguments = ("build", project, "--variant", CUDA12, "--variant", CUDA, "--cuda-compiler", "clang", "--no-load")
-    done = kernel_builder(new_cache("cache"), *arguments)
-    assert done.code == 0, done
-    assert done.answer["compiles"] == 2
+    options = ("--variant", CUDA12, "--variant", CUDA, "--cuda-compiler", "clang", "--no-load")
+    assert kernel_builder.build(project, *options)["compiles"] == 2
     packages = [project / "build" / name for name in (CUDA12, CUDA)]
     contents = {binary_of(package).read_bytes() for package in packages}
     assert len(contents) == 1
@@ -53,40 +52,21 @@ def test_one_binary_serves_cuda_12_and_13(copy_project: Copy, new_cache: NewCach
     )
 
 
-def test_a_function_that_a_runtime_lacks_is_refused(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
-) -> None:
-    """The headers of CUDA 12.8 declare it, but a Torch for CUDA 12.6 would not load the binary."""
-    project = copy_project("stable-scale")
-    with (project / "scale" / "scale_cuda.cu").open("a") as stream:
-        stream.write('extern "C" void at_end(cudaEvent_t a) { float ms; cudaEventElapsedTime_v2(&ms, a, a); }\n')
-        stream.write("void* kept = (void*)at_end;\n")
-    with untouched(project):
-        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12, "--no-load")
-    message = "cudaEventElapsedTime_v2 is not in the runtime of CUDA 12.6"
-    assert_refused(done, 7, "CheckError", where=str(project), message=message, hint="correct the project")
-
-
 @pytest.mark.parametrize(
     ("flag", "message", "hint"),
     [
         ("-DREFUSED", "not for clang", "#ifndef __clang__"),
-        (
-            "-fno-such-flag",
-            "unknown argument: '-fno-such-flag'",
-            "has no -fno-such-flag: remove it from `cuda-flags`",
-        ),
+        ("-fnone", "unknown argument: '-fnone'", "has no -fnone: remove it from `cuda-flags`"),
     ],
 )
 def test_a_source_or_a_flag_that_clang_rejects(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, flag: str, message: str, hint: str
+    copy_project: Copy, kernel_builder: Run, flag: str, message: str, hint: str
 ) -> None:
     project = copy_project("stable-scale")
     declared = 'cuda-capabilities = ["9.0"]\n'
     replace(project / "build.toml", declared, f'{declared}cuda-flags = ["{flag}"]\n')
     with (project / "scale" / "scale_cuda.cu").open("a") as stream:
         stream.write("#if defined(__clang__) && defined(REFUSED)\n#error not for clang\n#endif\n")
-    with untouched(project):
-        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
-    assert_refused(done, 5, "BuildError", where="scale_cuda.cu", message=message, hint=hint)
+    expected = {"where": "scale_cuda.cu", "message": message, "hint": hint}
+    done = kernel_builder.refuse(project, "--variant", CUDA12, error=BuildError, **expected)
     assert "BUG REPORT" not in done.stderr

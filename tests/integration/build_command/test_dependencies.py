@@ -10,14 +10,8 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.steps import compile_steps
 from kernel_builder.toolchain import Toolchains
-from tests.integration.build_command.conftest import (
-    Copy,
-    NewCache,
-    Run,
-    assert_refused,
-    replace,
-    untouched,
-)
+from kernel_format.errors import ToolchainError, VariantError
+from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, replace
 from tests.support.places import CPU, CUDA
 
 # The files of CUTLASS that the code below uses.
@@ -49,14 +43,13 @@ def cutlass(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, kernel_builder: Run) -> None:
     """Symbols of cuBLAS stay undefined: Torch's CUDA part loads it."""
     project = depend(copy_project("stable-scale"), "cutlass_3_8", "cutlass/cutlass.h", "cutlass/util/command_line.h")
     with (project / "scale" / "scale_cuda.cu").open("a") as source:
         source.write("#include <cutlass/version.h>\nstatic_assert(CUTLASS_MAJOR == 3 && CUTLASS_MINOR == 8);\n")
         source.write("#include <cublas_v2.h>\nint blas(cublasHandle_t* handle) { return cublasCreate(handle); }\n")
-    done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA, "--no-load")
-    assert done.code == 0, done
+    kernel_builder.build(project, "--variant", CUDA, "--no-load")
     (binary,) = (project / "build" / CUDA).rglob("*.so")
     assert b"cublasCreate_v2" in binary.read_bytes()
 
@@ -91,11 +84,9 @@ def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
 ) -> None:
     project, cache = depend(copy_project("stable-scale"), "cutlass_4_5"), tmp_path / "cold"
     hint = "KERNEL_BUILDER_DEPENDENCIES=cutlass_4_5=DIR; or depend on one that the index has: cutlass_3_5, "
-    with untouched(project):
-        named = kernel_builder(cache, "build", project, "--variant", CUDA)
-        every = kernel_builder(cache, "build", project, "--backend", "cuda")
-    assert_refused(named, 3, "VariantError", where=CUDA, message="needs cutlass_4_5, which no package index", hint=hint)
-    assert_refused(every, 3, "VariantError", where=str(project), message="needs cutlass_4_5", hint=hint)
+    for option, where in ((("--variant", CUDA), CUDA), (("--backend", "cuda"), project)):
+        expected = {"where": where, "message": "needs cutlass_4_5, which no package index", "hint": hint}
+        kernel_builder.refuse(project, *option, cache=cache, error=VariantError, **expected)
     assert not cache.exists()
     rows = {row["variant"]: row for row in kernel_builder(cache, "list-variants", project).answer}
     assert not rows[CUDA]["buildable"]
@@ -103,19 +94,14 @@ def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
     assert rows[CPU]["buildable"]
 
 
-def test_a_directory_with_the_library(
-    copy_project: Copy, new_cache: NewCache, cutlass: Path, kernel_builder: Run
-) -> None:
+def test_a_directory_with_the_library(copy_project: Copy, cutlass: Path, kernel_builder: Run) -> None:
     """The content of the directory's headers, and not its place, determines the sources that are compiled again."""
     headers = ("cutlass/gemm_coord.h", "cutlass/util/packed_stride.hpp")
-    project, cache = depend(copy_project("stable-scale"), "cutlass_4_5", *headers, backend="cpu"), new_cache("cache")
+    project = depend(copy_project("stable-scale"), "cutlass_4_5", *headers, backend="cpu")
 
-    def compiles(directory: Path) -> int:
+    def compiles(directory: Path) -> object:
         given = {"KERNEL_BUILDER_DEPENDENCIES": f"cutlass_4_5={directory}"}
-        done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", **given)
-        assert done.code == 0, done
-        count: int = done.answer["compiles"]
-        return count
+        return kernel_builder.build(project, *FOR_CPU, **given)["compiles"]
 
     assert compiles(cutlass) == 2
     moved = cutlass.rename(cutlass.with_name("moved"))
@@ -124,18 +110,14 @@ def test_a_directory_with_the_library(
     assert compiles(moved) == 2, "the kernel, and the binding with its new op namespace"
 
 
-def test_a_directory_of_another_version_is_refused(
-    copy_project: Copy, new_cache: NewCache, cutlass: Path, kernel_builder: Run
-) -> None:
-    project, cache = depend(copy_project("stable-scale"), "cutlass_4_4"), new_cache("cache")
+def test_a_directory_of_another_version_is_refused(copy_project: Copy, cutlass: Path, kernel_builder: Run) -> None:
+    project = depend(copy_project("stable-scale"), "cutlass_4_4")
     for given, message in {
         f"cutlass_4_4={cutlass}": "is CUTLASS 4.5.2, expected 4.4",
         f"cutlass_4_4={cutlass}/include": "has no include/cutlass/cutlass.h",
         "cutlass_4_4": "is not NAME=DIR",
         f"cutlass_9_9={cutlass}": "is not NAME=DIR with one of the names cutlass_2_10",
     }.items():
-        with untouched(project):
-            done = kernel_builder(cache, "build", project, "--variant", CUDA, KERNEL_BUILDER_DEPENDENCIES=given)
-        assert done.code == 4, done
-        assert message in done.answer["message"]
-        assert done.answer["hint"]
+        expected = {"where": "", "message": message, "hint": ""}
+        variables = {"KERNEL_BUILDER_DEPENDENCIES": given}
+        kernel_builder.refuse(project, "--variant", CUDA, error=ToolchainError, **expected, **variables)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace
+from kernel_format.errors import ConfigError
+from tests.integration.build_command.conftest import Copy, Run, replace
 
 BASE = "org/stable-scale"
 TOP = """\
@@ -18,57 +19,47 @@ def doubled(x):
 """
 
 
-def write_top(directory: Path, *depends: str, python: str = TOP, repo_id: str = "") -> Path:
+def write_top(directory: Path, *depends: str) -> Path:
     """Write a project of Python alone that depends on version 1 of other kernels."""
     package = directory / "torch-ext" / directory.name
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(python)
+    (package / "__init__.py").write_text(TOP)
     listed = ", ".join(f'{{ repo-id = "{depend}", version = 1 }}' for depend in depends)
     (directory / "build.toml").write_text(
         f'[general]\nname = "{directory.name}"\nversion = 1\nedition = 5\nlicense = "mit"\nbackends = ["cpu"]\n'
-        f'kernel-depends = [{listed}]\nhub.repo-id = "{repo_id or f"org/{directory.name}"}"\n[torch-noarch]\n'
+        f'kernel-depends = [{listed}]\nhub.repo-id = "org/{directory.name}"\n[torch-noarch]\n'
     )
     return directory
 
 
-def loaded(done: object, variant: str) -> list[bool]:
-    return ["load" in built["passed-checks"] for built in done.answer["packages"] if built["variant"] == variant]
-
-
-def test_a_kernel_that_depends_on_compiled_ones(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
-) -> None:
+def test_a_kernel_that_depends_on_compiled_ones(copy_project: Copy, kernel_builder: Run, tmp_path: Path) -> None:
     """The ops of a dependency are not the project's. It may be a project of the command, or in LOCAL_KERNELS."""
-    cache = new_cache("cache")
     versions = []
     for version in (1, 2):
         versions.append(copy_project("stable-scale", f"scale-v{version}"))
         replace(versions[-1] / "build.toml", "version = 1", f"version = {version}")
     top = write_top(tmp_path / "top", BASE)
 
-    alone = kernel_builder(cache, "build", top, HF_HUB_CACHE=str(tmp_path / "empty"))
-    (package,) = alone.answer["packages"]
+    (package,) = kernel_builder.build(top, HF_HUB_CACHE=str(tmp_path / "empty"))["packages"]
     reason = package["skipped-checks"]["load"]
     assert "which this machine does not have: build its project in the same command" in reason
 
-    together = kernel_builder(cache, "build", top, *versions, "--backend", "cpu")
-    assert together.code == 0, together.answer
-    assert [(built["project"], "load" in built["passed-checks"]) for built in together.answer["packages"]] == [
+    together = kernel_builder.build(top, *versions, "--backend", "cpu")["packages"]
+    assert [(built["project"], "load" in built["passed-checks"]) for built in together] == [
         ("stable-scale (scale-v1)", True),
         ("stable-scale (scale-v2)", True),
         ("top", True),
     ]
-    assert "ops" in together.answer["packages"][2]["passed-checks"]
+    assert "ops" in together[2]["passed-checks"]
 
     (top / "torch-ext" / "top" / "more.py").write_text("")
-    local = kernel_builder(cache, "build", top, "--sandbox", "off", LOCAL_KERNELS=f"{BASE}={versions[0] / 'build'}")
-    assert local.code == 0, local.answer
-    assert loaded(local, "torch-cpu") == [True]
+    (local,) = kernel_builder.build(top, "--sandbox", "off", LOCAL_KERNELS=f"{BASE}={versions[0] / 'build'}")[
+        "packages"
+    ]
+    assert local["variant"] == "torch-cpu" and "load" in local["passed-checks"]
 
 
-def test_kernels_that_depend_on_each_other(new_cache: NewCache, kernel_builder: Run, tmp_path: Path) -> None:
-    cycle = [write_top(tmp_path / "one", "org/two"), write_top(tmp_path / "two", "org/one")]
-    done = kernel_builder(new_cache("cache"), "build", *cycle, "--no-load")
-    assert_refused(
-        done, 2, "ConfigError", where="kernel-depends", message="the kernels depend on each other: ", hint="remove one"
-    )
+def test_kernels_that_depend_on_each_other(kernel_builder: Run, tmp_path: Path) -> None:
+    one, two = write_top(tmp_path / "one", "org/two"), write_top(tmp_path / "two", "org/one")
+    expected = {"where": "kernel-depends", "message": "the kernels depend on each other: ", "hint": "remove one"}
+    kernel_builder.refuse(one, two, "--no-load", error=ConfigError, **expected)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from kernel_builder import elf
 from kernel_builder.config.variant import Release
 from tests.integration.build_command.conftest import LOAD, Copy, Run, replace, run_python
 from tests.support.newest import full_abi
-from tests.support.places import CPU
 
 LOAD_PYTHON = """
 import sys, torch
@@ -55,61 +52,50 @@ except ModuleNotFoundError as error:
 """
 
 
-def test_no_edition_a_source_in_two_kernels_and_the_stable_abi_of_2_9(
-    copy_project: Copy, cache: Path, kernel_builder: Run
-) -> None:
+def test_a_project_that_only_the_public_builder_has_built(copy_project: Copy, kernel_builder: Run) -> None:
+    """No edition, a source in two kernels, the stable ABI of 2.9, headers in csrc, and the GNU dialect.
+
+    Sources of `[torch]` and of kernels find headers in csrc, after those in their `include` directories.
+    """
     project = copy_project("stable-scale")
-    file = project / "build.toml"
+    file, binding = project / "build.toml", project / "torch-ext" / "torch_binding.cpp"
     file.write_text(file.read_text().replace("edition = 6\n", "").replace('language = "cpp-', 'backend = "'))
     replace(file, 'stable-abi = "2.10"', 'stable-abi = "2.9"')
+    replace(file, 'include = ["."]', 'include = [".", "scale"]')
     again = 'src = ["scale/scale_cpu.cpp", "./scale/scale_cpu.cpp", "scale/scale.h", "scale/scale.h"]'
     with file.open("a") as stream:
         stream.write(f'[kernel.again]\nbackend = "cpu"\ndepends = []\n{again}\n')
+    (project / "csrc" / "api").mkdir(parents=True)
+    (project / "csrc" / "api" / "limits.h").write_text("#define LIMIT 8\n")
+    (project / "csrc" / "scale.h").write_text("#error the one of `include` comes first\n")
+    for source in (binding, project / "scale" / "scale_cpu.cpp"):
+        # `typeof` is of GNU's dialect, which is CMake's default.
+        source.write_text(f'#include "api/limits.h"\nstatic_assert(typeof(LIMIT){{8}} == LIMIT);\n{source.read_text()}')
+    replace(binding, '"scale/scale.h"', '"scale.h"')
+    replace(binding, '"registration.h"', '"../torch-ext/registration.h"')
     variant = "torch-stable-abi29-cpu-x86_64-linux"
-    done = kernel_builder(cache, "build", project, "--variant", variant, "--no-load")
-    assert done.code == 0, done
-    (package,) = done.answer["packages"]
-    assert "torch-stable-abi" in package["checks"]["passed"]
-    assert done.answer["compiles"] == 2
+    done = kernel_builder(kernel_builder.cache, "build", project, "--variant", variant, "--no-load")
+    assert (done.code, done.answer["compiles"]) == (0, 2), done
+    assert "torch-stable-abi" in done.answer["packages"][0]["checks"]["passed"]
     assert any("no edition" in notice for notice in done.answer["notices"])
     assert done.stderr.count("update-build DIR") == 1
     assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
 
 
-def test_headers_in_csrc_the_path_of_registration_h_and_the_gnu_dialect(
-    copy_project: Copy, cache: Path, kernel_builder: Run
-) -> None:
-    """Sources of `[torch]` and of kernels find headers in csrc, after those in their `include` directories."""
-    project = copy_project("stable-scale")
-    (project / "csrc" / "api").mkdir(parents=True)
-    (project / "csrc" / "api" / "limits.h").write_text("#define LIMIT 8\n")
-    (project / "csrc" / "scale.h").write_text("#error the one of `include` comes first\n")
-    replace(project / "build.toml", 'include = ["."]', 'include = [".", "scale"]')
-    for name in ("torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp"):
-        source = project / name
-        # `typeof` is of GNU's dialect, which is CMake's default.
-        source.write_text(f'#include "api/limits.h"\nstatic_assert(typeof(LIMIT){{8}} == LIMIT);\n{source.read_text()}')
-    replace(project / "torch-ext" / "torch_binding.cpp", '"scale/scale.h"', '"scale.h"')
-    replace(project / "torch-ext" / "torch_binding.cpp", '"registration.h"', '"../torch-ext/registration.h"')
-    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
-    assert (done.code, done.answer["compiles"]) == (0, 2), done
-
-
-def test_a_module_of_the_name_of_the_package(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+def test_a_module_of_the_name_of_the_package(copy_project: Copy, kernel_builder: Run) -> None:
     """The directory for old clients would hide the module, so the package has none."""
     project = copy_project("python-only")
     package = project / "torch-ext" / "python_only"
     (package / "__init__.py").rename(package / "python_only.py")
     (package / "__init__.py").write_text("from .python_only import doubled\n\n__all__ = ['doubled']\n")
-    done = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
-    assert done.code == 0, done
+    kernel_builder.build(project, "--backend", "cpu", "--no-load")
     built = project / "build" / "torch-cpu"
     assert (built / "python_only.py").read_bytes() == (package / "python_only.py").read_bytes()
     assert not (built / "python_only").exists()
     assert run_python(LOAD_PYTHON, project) == "[2.0, 2.0]"
 
 
-def test_the_package_and_its_modules_import_by_name(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+def test_the_package_and_its_modules_import_by_name(copy_project: Copy, kernel_builder: Run) -> None:
     """Tests import a package by its Python name, beside the client: each of its modules is loaded once."""
     project = copy_project("python-only")
     package = project / "torch-ext" / "python_only"
@@ -121,24 +107,23 @@ def test_the_package_and_its_modules_import_by_name(copy_project: Copy, cache: P
     (package / "inner").mkdir()
     (package / "inner" / "__init__.py").touch()
     (package / "inner" / "leaf.py").write_text("import sys\n\nsys.imported.append('leaf')\n")
-    done = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
-    assert done.code == 0, done
+    kernel_builder.build(project, "--backend", "cpu", "--no-load")
     for order in (("by_name", "by_client", "by_path"), ("by_client", "by_name"), ("by_path", "by_client", "by_name")):
         assert run_python(IMPORT_BY_NAME, project, *order) == "No module named 'python_only.missing'"
 
 
-def test_the_full_abi_before_the_stable_abi(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
-    """One command builds for the installed Torch on the full C++ ABI, and for later ones on the stable ABI."""
+def test_the_full_abi_before_the_stable_abi(copy_project: Copy, kernel_builder: Run) -> None:
+    """One command builds for the installed Torch on the full C++ ABI, also with nvcc, and for later ones."""
     installed = Release.parse(".".join(torch.__version__.split(".")[:2]))
     later = Release(installed.major, installed.minor + 1)
     project = copy_project("stable-scale")
     replace(project / "build.toml", 'stable-abi = "2.10"', f'stable-abi = "{later}"\nminver = "{installed}"')
-    done = kernel_builder(cache, "build", project, "--backend", "cpu")
-    assert done.code == 0, done
-    packages = {package["variant"]: package["passed-checks"] for package in done.answer["packages"]}
     full, stable = full_abi(installed, "cpu"), f"torch-stable-abi{later.digits}-cpu-x86_64-linux"
-    assert packages.keys() == {full, stable}
-    assert "load" in packages[full] and "torch-stable-abi" in packages[stable], packages
+    cuda = full_abi(installed, "cu130")
+    chosen = [option for variant in (full, stable, cuda) for option in ("--variant", variant)]
+    packages = {built["variant"]: built for built in kernel_builder.build(project, *chosen)["packages"]}
+    assert packages.keys() == {full, stable, cuda}
+    assert "load" in packages[full]["passed-checks"] and "torch-stable-abi" in packages[stable]["passed-checks"]
     needed = {name: elf.read(next((project / "build" / name).glob("*.so"))).needed for name in packages}
     assert "libtorch.so" in needed[full] and "libtorch.so" not in needed[stable]
     assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"

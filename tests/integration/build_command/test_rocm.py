@@ -5,10 +5,7 @@ Nothing here runs the kernel.
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +13,9 @@ import pytest
 from kernel_builder import checks, elf
 from kernel_builder.backends.rocm import NOT_RUN
 from kernel_format.cache_directory import default_cache
+from kernel_format.errors import BuildError
 from kernel_format.metadata import PackageMetadata
-from tests.integration.build_command.conftest import Copy, NewCache, Run, assert_refused, replace, untouched
+from tests.integration.build_command.conftest import Copy, NewCache, Run, replace
 from tests.support.places import ROOT
 
 VARIANTS = [f"torch-stable-abi210-rocm{digits}-x86_64-linux" for digits in ("71", "72")]
@@ -52,19 +50,14 @@ def with_rocm(root: Path) -> Path:
     return root
 
 
-def findings(package: Path, only: str) -> Iterator[str]:
-    yield from (finding.message for finding in checks.run(package, only=[only], load=False).findings)
-
-
 def test_a_cuda_kernel_is_compiled_for_rocm(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    project, cache = with_rocm(copy_project("stable-scale")), new_cache("cache")
-    done = kernel_builder(cache, "build", project, "--backend", "rocm")
-    assert done.code == 0, done
-    assert done.answer["compiles"] == 3
+    project = with_rocm(copy_project("stable-scale"))
+    answer = kernel_builder.build(project, "--backend", "rocm")
+    assert answer["compiles"] == 3
     packages = [project / "build" / name for name in VARIANTS]
     (binary,) = packages[0].glob("*.so")
     assert {path.read_bytes() for package in packages for path in package.glob("*.so")} == {binary.read_bytes()}
-    for built in done.answer["packages"]:
+    for built in answer["packages"]:
         assert built["skipped-checks"]["load"] == "this machine's Torch has no ROCm"
         assert "device-code" in built["checks"]["passed"]
         assert "load" not in built["checks"]["passed"]
@@ -76,14 +69,13 @@ def test_a_cuda_kernel_is_compiled_for_rocm(copy_project: Copy, new_cache: NewCa
 
     # The same bytes in another directory, with another cache.
     elsewhere = with_rocm(copy_project("stable-scale", "elsewhere/größer, too"))
-    again = kernel_builder(new_cache("another"), "build", elsewhere, "--variant", VARIANTS[1], "--no-load")
-    assert again.code == 0, again
+    kernel_builder.build(elsewhere, "--variant", VARIANTS[1], "--no-load", cache=new_cache("another"))
     assert (elsewhere / "build" / VARIANTS[1] / binary.name).read_bytes() == binary.read_bytes()
 
     # Code for an architecture less, and one more.
     recorded = packages[1] / "metadata.json"
     recorded.write_text(recorded.read_text().replace('"gfx1100"', '"gfx90a"'))
-    assert list(findings(packages[1], "device-code")) == [
+    assert [finding.message for finding in checks.run(packages[1], only=["device-code"]).findings] == [
         "has no code for gfx90a, which its metadata lists",
         "has code for gfx1100, which its metadata does not list",
     ]
@@ -98,56 +90,24 @@ def test_a_kernel_is_compiled_for_rocm(name: str, tmp_path: Path, kernel_builder
     """For the architectures of its list; `tests/system/platforms/test_linux_variants.py` compiles geglu for one."""
     ignored = shutil.ignore_patterns("build", "naive", "tests", "benchmarks")
     project = Path(shutil.copytree(ROOT / "kernels" / name, tmp_path / name, ignore=ignored))
-    done = kernel_builder(default_cache(), "build", project, "--variant", VARIANTS[1], "--no-load")
-    assert done.code == 0, done
-    (built,) = done.answer["packages"]
+    (built,) = kernel_builder.build(project, "--variant", VARIANTS[1], "--no-load", cache=default_cache())["packages"]
     assert built["checks"]["findings"] == []
 
 
-def test_a_source_that_does_not_compile_is_named_with_its_line(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
-) -> None:
+def test_a_source_that_does_not_compile_is_named_with_its_line(copy_project: Copy, kernel_builder: Run) -> None:
     project = with_rocm(copy_project("stable-scale"))
     replace(project / "scale/scale_cuda.cu", "int64_t i =", 'asm("bar.sync 0;");\n  nvcuda::wmma::f(); int64_t i =')
     for other in ("torch-ext/torch_binding.cpp", "scale/row_norm.cu"):  # which would only take time
         (project / other).write_text("")
-    with untouched(project):
-        done = kernel_builder(new_cache("cache"), "build", project, "--backend", "rocm")
-    assert_refused(done, 5, "BuildError", where="scale/scale_cuda.cu", message="scale_cuda.cu:9", hint="USE_ROCM")
+    expected = {"where": "scale/scale_cuda.cu", "message": "scale_cuda.cu:9", "hint": "USE_ROCM"}
+    kernel_builder.refuse(project, "--backend", "rocm", error=BuildError, **expected)
 
 
-@pytest.mark.parametrize(
-    ("called", "library", "expected"),
-    [
-        ("hipLaunchKernel", "libtorch_hip.so", []),
-        ("aoti_torch_get_current_cuda_stream", "libtorch_hip.so", []),
-        ("hipLaunchKernel", "libtorch_cpu.so", ["no library that the binary needs defines it"]),
-        ("hipNoSuchFunction", "libtorch_hip.so", ["is undefined"]),
-        ("cudaMalloc", "libtorch_hip.so", ["which a rocm variant does not have"]),
-    ],
-)
-def test_undefined_symbols_are_those_of_the_runtime_and_of_torch(
-    tmp_path: Path, called: str, library: str, expected: list[str]
-) -> None:
-    package = tmp_path / VARIANTS[0]
-    package.mkdir()
-    (package / "metadata.json").write_text(json.dumps({"backend": {"type": "rocm"}}))
-    source = f'extern "C" void {called}(); extern "C" void f() {{ {called}(); }}'
-    gxx = ["g++", "-shared", "-fPIC", "-x", "c++", "-"]
-    subprocess.run([*gxx, f"-Wl,-soname,{library}", "-o", str(tmp_path / library)], input=b"", check=True)
-    linked = ["-o", str(package / "m.so"), "-Wl,--no-as-needed", f"-L{tmp_path}", f"-l:{library}"]
-    subprocess.run([*gxx, *linked], input=source.encode(), check=True)
-    messages = list(findings(package, "undefined"))
-    assert len(messages) == len(expected)
-    assert all(words in message for words, message in zip(expected, messages, strict=True))
-
-
-def test_the_example_for_metal_is_python_only(tmp_path: Path, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_the_example_for_metal_is_python_only(tmp_path: Path, kernel_builder: Run) -> None:
     shutil.copytree(ROOT / "examples/metal", tmp_path / "metal")
-    done = kernel_builder(new_cache("cache"), "build", tmp_path / "metal", "--backend", "metal")
-    assert done.code == 0, done
-    (built,) = done.answer["packages"]
-    assert (built["variant"], done.answer["compiles"]) == ("torch-metal", 0)
+    answer = kernel_builder.build(tmp_path / "metal", "--backend", "metal")
+    (built,) = answer["packages"]
+    assert (built["variant"], answer["compiles"]) == ("torch-metal", 0)
     assert built["checks"]["findings"] == []
     page = (ROOT / "docs/hardware.md").read_text()
     assert (ROOT / "examples/metal/build.toml").read_text() in page

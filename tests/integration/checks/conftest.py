@@ -29,6 +29,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (
         "libtorch_cpu.so",
         "libtorch_cuda.so",
+        "libtorch_hip.so",
         "libforeign.so.3",
         "libcudart.so.12",
         "libgomp-a34b3233.so.1",

@@ -180,15 +180,34 @@ def test_an_unversioned_symbol_of_the_cpp_runtime_is_a_warning(compile_module: C
     assert report.ok
 
 
-def test_cuda_libraries_are_those_of_the_variants_cuda(
-    compile_module: Compile, make: Make, probe: ProbeProcess
+CUDA12, ROCM = (STABLE_CUDA.replace("cu130", release) for release in ("cu126", "rocm71"))
+
+
+@pytest.mark.parametrize(
+    ("variant", "function", "library", "message"),
+    [
+        (
+            STABLE_CUDA,
+            "cudaMalloc",
+            "libcudart.so.12",
+            "needs libcudart.so.12, which Torch for CUDA 13 does not depend",
+        ),
+        # The headers of CUDA 12.8 declare it, but a Torch for CUDA 12.6 would not load the binary.
+        (CUDA12, "cudaEventElapsedTime_v2", "libtorch_cuda.so", "is not in the runtime of CUDA 12.6"),
+        (ROCM, "hipLaunchKernel", "libtorch_hip.so", None),
+        (ROCM, "aoti_torch_get_current_cuda_stream", "libtorch_hip.so", None),
+        (ROCM, "hipLaunchKernel", "libtorch_cpu.so", "no library that the binary needs defines it"),
+        (ROCM, "hipNoSuchFunction", "libtorch_hip.so", "is undefined"),
+        (ROCM, "cudaMalloc", "libtorch_hip.so", "which a rocm variant does not have"),
+    ],
+)
+def test_symbols_and_libraries_are_those_of_the_variants_runtime_and_torch(
+    compile_module: Compile, make: Make, variant: str, function: str, library: str, message: str | None
 ) -> None:
-    module = compile_module(STABLE_CUDA, "", "-Wl,--no-as-needed", "-l:libcudart.so.12")
-    (finding,) = findings(make(STABLE_CUDA, module), probe=probe)
-    assert (finding.check, finding.message) == (
-        "dependencies",
-        "needs libcudart.so.12, which Torch for CUDA 13 does not depend on",
-    )
+    module = compile_module(variant, calling_c(function), "-Wl,--no-as-needed", f"-l:{library}")
+    messages = [finding.message for finding in findings(make(variant, module), "undefined", "dependencies")]
+    assert len(messages) == (message is not None), messages
+    assert all(str(message) in text for text in messages), messages
 
 
 def test_the_full_abi_may_use_the_cpp_of_torch(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:

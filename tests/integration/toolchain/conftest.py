@@ -21,7 +21,6 @@ from kernel_builder.toolchain.resolve import resolve
 
 from .index_server import IndexServer, build_wheels
 
-COMMAND = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
 # The command with another lock than the one that comes with the builder.
 _WITH_LOCK = """
 import sys, pathlib

@@ -72,32 +72,10 @@ _CUDA_13: dict[str, tuple[str, dict[str, bytes]]] = {
     ),
     "nvidia-cusparse": ("12.6.3.3", {"include/cusparse.h": b"// cusparse\n"}),
 }
-# The parts of CUDA 12.8 that clang compiles with, which have a directory each, and clang.
-_CUDA_12: dict[str, dict[str, bytes]] = {
-    "nvidia-cuda-cccl": {"include/nv/target": b"// target\n"},
-    "nvidia-cuda-nvcc": {
-        "bin/ptxas": b"\x7fELF ptxas",
-        "nvvm/lib64/libnvvm.so": noise("libnvvm", 2_000_000),
-        "nvvm/libdevice/libdevice.10.bc": b"BC",
-    },
-    "nvidia-cuda-runtime": {"include/cuda.h": b"// 12.8\n", "lib/libcudart.so.12": noise("cudart", 700_000)},
-    "nvidia-curand": {"include/curand_mtgp32_kernel.h": b"// curand\n", "include/curand_kernel.h": b"// no\n"},
-}
-_CLANG = {
-    ("ziglang", "0.17.1"): {
-        "ziglang/lib/std/std.zig": noise("std", 1_000_000),
-        "ziglang/zig": b"\x7fELF" + noise("zig", 2_000_000),
-    },
-    ("ziglang", "0.18.0"): {"ziglang/zig": b"\x7fELF of another clang"},
-    ("clang-include-cleaner", "22.1.7"): {
-        "clang_include_cleaner/data/lib/clang/22/include/__clang_cuda_runtime_wrapper.h": b"// wrapper\n",
-        "bin/tool": noise("tool", 900_000),
-    },
-}
 
 
 def _compilers(machine: str) -> dict[str, bytes]:
-    """Return the wheels of CUDA and clang for a machine."""
+    """Return the wheels of CUDA for a machine."""
     parts = {
         (project, version): {f"nvidia/cu13/{name}": data for name, data in files.items()}
         for project, (version, files) in _CUDA_13.items()
@@ -110,13 +88,10 @@ def _compilers(machine: str) -> dict[str, bytes]:
             "nvidia/cudnn/lib/libcudnn.so.9": b"\x7fELF",
         }
         parts["nvidia-cudnn-cu13", version] = header
-    for project, files in _CUDA_12.items():
-        directory = f"nvidia/{project.removeprefix('nvidia-').replace('-', '_')}"
-        parts[f"{project}-cu12", "12.8.90"] = {f"{directory}/{name}": data for name, data in files.items()}
     tag = f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}"
     return {
         f"{project.replace('-', '_')}-{version}-{tag}.whl": wheel(project, version, files)
-        for (project, version), files in {**parts, **_CLANG}.items()
+        for (project, version), files in parts.items()
     }
 
 
@@ -188,12 +163,10 @@ def _torch_wheel(version: str, mark: str) -> bytes:
 
 
 def build_wheels() -> dict[str, bytes]:
-    """Return file name -> bytes: CUDA 12 and 13.0, clang, builds of Torch 2.10, header libraries."""
+    """Return file name -> bytes: CUDA 13.0, builds of Torch 2.10, header libraries."""
     parts_of_13 = {project: version for project, (version, _) in _CUDA_13.items()}
-    parts_of_12 = {f"{project}-cu12": "12.8.90" for project in _CUDA_12}
     sets = {
         "12.6.3": {"nvidia-cuda-nvcc-cu12": "12.6.85"},
-        "12.8.1": parts_of_12,
         "13.0.1": parts_of_13 | {"nvidia-cuda-nvcc": "13.0.48"},
         "13.0.2": parts_of_13,
         "13.0.3rc1": parts_of_13 | {"nvidia-nvvm": "13.0.99"},

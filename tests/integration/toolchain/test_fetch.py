@@ -1,4 +1,4 @@
-"""Fetching a tree from an index into the store, and every error on the way."""
+"""Fetching a tree from an index into the store, every error on the way, and the choice of the index."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from kernel_builder.backends.cuda import toolkits
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.toolchain.index import Index, configured_url
 from kernel_format.errors import FetchError, StoreError
 
 from .index_server import CUTLASS, Fault, IndexServer
@@ -164,16 +165,13 @@ def test_a_body_without_its_bytes_or_without_an_end_is_an_error_or_cut(
     assert sum(request.sent for request in server.requests) < 30_000_000
 
 
-def test_a_different_file_of_the_same_name_is_rejected_before_the_download(
+def test_another_file_of_the_name_or_none_is_rejected_before_the_download(
     toolchains: Make, server: IndexServer
 ) -> None:
     server.stated[NVCC] = "f" * 64
     with pytest.raises(FetchError, match=r"f{64}, expected"):
         toolkits.toolkit(toolchains(), CUDA)
     assert not [request for request in server.requests if request.file == NVCC]
-
-
-def test_an_index_that_lacks_the_file(toolchains: Make, server: IndexServer) -> None:
     del server.files[NVCC]
     with pytest.raises(FetchError, match="does not have it") as caught:
         toolkits.toolkit(toolchains(), CUDA)
@@ -233,3 +231,40 @@ def test_a_store_that_cannot_be_written(toolchains: Make, tmp_path: Path, cache:
         assert "KERNEL_BUILDER_CACHE" in (caught.value.hint or "")
     finally:
         subprocess.run(undo, check=True)
+
+
+def test_the_index_that_pip_or_uv_is_set_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    configuration = tmp_path / "xdg/pip/pip.conf"
+    configuration.parent.mkdir(parents=True)
+    configuration.write_text("[global]\nindex-url = http://from.file/simple\n")
+    named = tmp_path / "named.conf"
+    named.write_text("[global]\nindex-url = http://from.named/simple\n")
+    environment = {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}
+    expected = [
+        ("PIP_CONFIG_FILE", str(named), "http://from.named/simple"),
+        ("UV_INDEX_URL", "http://from.uv/simple", "http://from.uv/simple"),
+        ("UV_DEFAULT_INDEX", "http://from.uv2/simple", "http://from.uv2/simple"),
+        ("PIP_INDEX_URL", "http://from.pip/simple", "http://from.pip/simple"),
+    ]
+    assert configured_url(environment) == "http://from.file/simple"
+    for name, value, url in expected:  # each setting takes precedence over those above it
+        environment[name] = value
+        assert configured_url(environment) == url
+
+
+def test_credentials_are_sent_to_the_index_only_and_never_shown(
+    wheel_files: dict[str, bytes], pinned: lock.Lock, tmp_path: Path
+) -> None:
+    wheel = pinned["torch-2.10-stable"][this_platform()].files[0]
+    with IndexServer(dict(wheel_files), password=("me", "secret"), file_host="localhost") as server:
+        url = server.url.replace("//", "//me:secret@")
+        index = Index(url)
+        index.fetch(wheel, tmp_path / "part")
+        assert (tmp_path / "part").stat().st_size == wheel.download
+        assert {request.authorization for request in server.requests} == {None}
+        with pytest.raises(FetchError) as caught:
+            index.packages("no-such-project")
+        assert "secret" not in str(caught.value)
+        with pytest.raises(FetchError, match="401"):
+            Index(server.url).packages("torch")

@@ -37,12 +37,29 @@ def test_the_newest_matching_versions_are_pinned(pinned: lock.Lock) -> None:
         platform: f"torch-2.10.1-3-cp310-cp310-manylinux_2_28_{platform.partition('-')[0]}.whl"
         for platform in PLATFORMS
     }
+    libraries = {pin.project: pin for pin in pinned["cuda-libraries-13.0"]["x86_64-linux"].files}
+    assert libraries["nvidia-cublas"].download < 2_000, "the headers, without the library"
+    assert libraries["nvidia-cudnn-cu13"].version == "9.19.0.56", "neither the newest nor the oldest: Torch requires it"
+
+
+def test_header_libraries_are_pinned_from_wheels_and_source_distributions(
+    pinned: lock.Lock, wheel_files: dict[str, bytes]
+) -> None:
+    """Not 2.10, which has no files."""
+    assert [name for name in pinned if name.startswith("cutlass")] == ["cutlass_3_8", "cutlass_4_0"]
+    (wheel,) = pinned["cutlass_3_8"][lock.ANY].files
+    assert wheel.record and wheel.download < 3_000
+    for sdist in pinned["cutlass_4_0"][lock.ANY].files:
+        assert sdist.record is None
+        assert sdist.ranges == ((0, len(wheel_files[sdist.file])),)
+        assert sdist.sha256 == sdist.fetched == hashlib.sha256(wheel_files[sdist.file]).hexdigest()
 
 
 def test_writing_downloads_little_more_than_the_pinned_ranges_and_is_repeatable(
     server: IndexServer, pinned: lock.Lock
 ) -> None:
     assert lock.dumps(resolve(Index(server.url), COMPONENTS, Silent())) == lock.dumps(pinned)
+    assert lock.loads(lock.dumps(pinned), "") == pinned
     wheels = [wheel for trees in pinned.values() for tree in trees.values() for wheel in tree.files]
     # The pinned ranges are downloaded to hash them, and the zip directory at the end of each wheel.
     assert server.sent < sum(wheel.download for wheel in wheels) * 1.2
@@ -68,10 +85,6 @@ def test_a_file_that_the_index_lacks(server: IndexServer, table: str, message: s
     entry = f"[component.x]\ntitle = 'x'\nfiles = [{{ {table}, prefix = '', take = [''] }}]"
     with pytest.raises(FetchError, match=message):
         resolve(Index(server.url), in_table(tomli.loads(entry)), Silent())
-
-
-def test_a_written_lock_reads_back(pinned: lock.Lock) -> None:
-    assert lock.loads(lock.dumps(pinned), "") == pinned
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 6, "components": {"cuda-13.0": {}}}'])
@@ -106,23 +119,3 @@ def test_the_header_libraries_are_those_that_depends_names() -> None:
     )
     for name, library in known.items():
         assert name == f"cutlass_{'_'.join(library['version'].split('.')[:2])}"
-
-
-def test_cuda_libraries_are_pinned_without_the_libraries(pinned: lock.Lock) -> None:
-    libraries = {pin.project: pin for pin in pinned["cuda-libraries-13.0"]["x86_64-linux"].files}
-    assert libraries["nvidia-cublas"].download < 2_000
-    assert libraries["nvidia-cudnn-cu13"].version == "9.19.0.56", "neither the newest nor the oldest: Torch requires it"
-
-
-def test_header_libraries_are_pinned_from_wheels_and_source_distributions(
-    pinned: lock.Lock, wheel_files: dict[str, bytes]
-) -> None:
-    assert [name for name in pinned if name.startswith("cutlass")] == ["cutlass_3_8", "cutlass_4_0"], (
-        "2.10 has no files"
-    )
-    (wheel,) = pinned["cutlass_3_8"][lock.ANY].files
-    assert wheel.record and wheel.download < 3_000
-    for sdist in pinned["cutlass_4_0"][lock.ANY].files:
-        assert sdist.record is None
-        assert sdist.ranges == ((0, len(wheel_files[sdist.file])),)
-        assert sdist.sha256 == sdist.fetched == hashlib.sha256(wheel_files[sdist.file]).hexdigest()

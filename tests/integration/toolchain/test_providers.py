@@ -1,14 +1,21 @@
-"""The installed g++ and CUDA toolkit, and the errors if they cannot be used."""
+"""The installed g++ and CUDA toolkit, the choice of a compiler, and the errors if they cannot be used."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from kernel_builder.backends.cuda import toolkits
+from kernel_builder import toml_file
+from kernel_builder.backends.cuda import CUDA, backend, toolkits
+from kernel_builder.backends.tools import CudaCompiler
+from kernel_builder.cli import main
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ToolchainError
@@ -119,3 +126,56 @@ def test_cuda_obstacle_explains_why_a_release_cannot_be_used(toolchains: Make, t
     assert toolkits.obstacle(toolchains(cuda_home=toolkit), Release(12, 6)) is None
     with pytest.raises(ToolchainError, match=r"CUDA 12\.6"):
         toolkits.toolkit(tools, Release(12, 6))
+
+
+@pytest.mark.parametrize(
+    ("release", "compiler", "words"),
+    [
+        ("12.8", None, None),
+        ("13.9", None, "needs CUDA 13.9; this builder has 12.8, 13.0"),
+        ("12.6", "nvcc", "leave out `--cuda-compiler nvcc`"),
+        ("13.0", "clang", None),
+        ("11.8", "clang", "leave out `--cuda-compiler clang`"),
+    ],
+)
+def test_the_choice_of_a_compiler(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, release: str, compiler: CudaCompiler | None, words: str | None
+) -> None:
+    """The builder's own lock has nvcc from CUDA 13 on, and clang for all releases since 12."""
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    tools = Toolchains(cache=cache, offline=True, cuda_compiler=compiler)
+    obstacle = toolkits.obstacle(tools, Release.parse(release))
+    assert obstacle is None if words is None else obstacle and words in f"{obstacle.reason}; {obstacle.hint}"
+
+
+def test_every_option_of_nvcc_is_allowed_or_refused_with_a_reason() -> None:
+    """`nvcc_options.toml` knows every option of the pinned nvcc."""
+    nvcc = toolkits.toolkit(Toolchains(), max(filter(None, CUDA.releases()))).root / "bin" / "nvcc"
+    words = subprocess.run([nvcc, "--help"], capture_output=True, text=True, check=True).stdout
+    options = re.findall(r"^--([\w+-]+).*?\((?:-([\w+-]+))?\)", words, re.M)
+    names = {name for pair in options for name in pair if name}
+    assert len(names) > 150
+    _, refused = backend.nvcc_options()
+    data = toml_file.read(Path(backend.__file__).with_name("nvcc_options.toml"))
+    known = {name for kind in data["allowed"].values() for name in kind} | refused.keys()
+    assert names - known == set()
+    assert set(data["allowed"]["plain"]) & refused.keys() == set()
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_doctor_tells_if_a_machine_is_complete(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(cache))
+    for name in ("CXX", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if not complete:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(main, ["doctor", "--json"])
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["ready"]) == (1 - complete, {"cpu": complete, "cuda": complete})
+    findings = {finding["name"]: finding for finding in report["findings"]}
+    assert findings["pinned toolchains"]["value"].startswith("0 of ") or not complete
+    missing = {name: finding["hint"] for name, finding in findings.items() if not finding["ok"]}
+    assert complete or "apt-get install g++" in missing["g++"]
+    assert complete or "git" in missing, "optional requirements are listed too"

@@ -54,6 +54,11 @@ def test_identical_steps_are_merged(copy_project: Copy) -> None:
     assert len(planned.variants_of(planned.compiles[0])) == 6
 
 
+def test_one_more_torch_release_compiles_its_binding_only(copy_project: Copy) -> None:
+    planned = graph([copy_project("full-scale")], full_abi(BEFORE, CUDA_13), CUDA)
+    assert sorted(step.source for step in planned.compiles) == [SOURCE_CUDA, BINDING, BINDING]
+
+
 @pytest.mark.parametrize(
     ("file", "changed"),
     [

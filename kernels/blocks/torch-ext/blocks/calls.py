@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -16,6 +16,17 @@ _FLOATS = (float, complex)
 
 class Refused(Exception):
     """No graph can serve the call. The text says why, for the report."""
+
+
+def refuse_if(*reasons: tuple[Any, Optional[str]]) -> None:
+    """Raise `Refused` for the first condition that is true.
+
+    Args:
+        reasons: Conditions and the texts for the report.
+    """
+    for is_true, reason in reasons:
+        if is_true:
+            raise Refused(reason)
 
 
 @dataclass(frozen=True)
@@ -50,27 +61,22 @@ def take_apart(args: tuple, kwargs: dict[str, Any], device: torch.device, modes:
     leaves, structure = tree_flatten((args, kwargs))
     caches: dict[str, Any] = {}
 
-    def refuse(index: int, reason: str) -> Refused:
-        return Refused(f"argument {_name_of(args, kwargs, index)} {reason}")
-
     def describe(index: int, value: Any) -> Any:
         cls = type(value)
-        if cls in PLAIN_TENSORS:
-            if value.device != device:
-                raise refuse(index, f"is on {value.device}, the model on {device}")
-            if value.layout is not torch.strided:
-                raise refuse(index, "is a sparse tensor")
+        if cls in PLAIN_TENSORS and value.layout is torch.strided and value.device == device:
             return value.shape, value.stride(), value.dtype, value.requires_grad
         if is_value(value):
             return cls, repr(value) if cls in _FLOATS else value  # True == 1 == 1.0, and 0.0 == -0.0
+        name = _name_of(args, kwargs, index)
         # The protocol of transformers' caches: whether their tensors stay where they are.
-        fixed = getattr(value, "is_compileable", None)
-        if fixed is None or isinstance(value, type) or not hasattr(value, "__dict__"):
-            raise refuse(index, f"is a {cls.__name__}, which two calls cannot be compared by")
-        if not fixed:
-            raise refuse(index, f"is a {cls.__name__}, whose tensors move: a StaticCache stays in place")
-        caches[_name_of(args, kwargs, index)] = value
-        return cls, id(value)
+        fixed = None if isinstance(value, type) else getattr(value, "is_compileable", None)
+        if fixed:
+            caches[name] = value
+            return cls, id(value)
+        if cls in PLAIN_TENSORS and value.device != device:
+            raise Refused(f"argument {name} is on {value.device}, the model on {device}")
+        reason = "which two calls cannot be compared by" if fixed is None else "whose tensors move: use a StaticCache"
+        raise Refused(f"argument {name} is a {cls.__name__}, {reason}")
 
     parts = tuple(describe(index, leaf) for index, leaf in enumerate(leaves))
     return Call(device, (modes, str(structure), parts), leaves, structure, caches)

@@ -20,7 +20,7 @@ from .kernel_set import DEVICE, adaln, geglu, loss, rmsnorm, rope3d
 from .matching import Match, call, match, mean, named, narrow, one_plus, rsqrt, sqrt, tagged, wide
 from .recomputed import GATES, gated_linear
 from .rotations import rotate, rotate_together
-from .rows import counted, row_source
+from .rows import halves
 from .values import argument, dtype_of, is_tensor, operation, same_value, shape_of, value
 
 # Torch has no documented function for it. The schemas of ATen's ops stay compatible. On the CPU it is the exact GELU.
@@ -272,7 +272,9 @@ def _activate(editor: Editor, node: Node) -> None:
         if argument(activation, 1, "inplace", False) is True:
             return
         approximate = argument(activation, 1, "approximate", "none")
-        base, half = _halves(gate, up)
+        base, half = halves(gate, up)
+        if base is not None and not fits(base, dtype_of(gate)):
+            base = None
         options: Any
         if name == "silu":
             function, options = (geglu.swiglu_pair, ()) if base is None else (geglu.swiglu, {"gate": half})
@@ -323,20 +325,3 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return `gelu(linear(x, weight, bias), approximate="tanh")`, with the GELU in the epilogue of the product."""
     out = _ADDMM_ACTIVATION.default(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
     return out.view(*x.shape[:-1], out.shape[-1])
-
-
-def _halves(gate: Node, up: Node) -> tuple[Optional[Node], str]:
-    """Return the value whose halves are `gate` and `up`, if there is one, and which half is the gate."""
-    (base, first), (other, second) = row_source(gate), row_source(up)
-    count = first.numel()
-    if (
-        base is not other
-        or first.ndim != 1
-        or not fits(base, dtype_of(gate))
-        or shape_of(base) != (*shape_of(gate)[:-1], 2 * count)
-    ):
-        return None, ""
-    low, high = counted(1, count), counted(count + 1, 2 * count)
-    if torch.equal(first, low) and torch.equal(second, high):
-        return base, "first"
-    return (base, "second") if torch.equal(first, high) and torch.equal(second, low) else (None, "")

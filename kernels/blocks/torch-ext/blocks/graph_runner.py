@@ -21,8 +21,8 @@ from .snapshots import Snapshot
 LIMIT = 8
 # Shapes that were met but have no graph: enough for a loop over some buckets, and small.
 _REMEMBERED = 64
-# Calls that are left alone, at most, before a model whose forwards change it is looked at again.
-_MOST_LEFT = 1024
+# After so many forwards in a row that change the model, it is looked at again once in so many calls.
+_CHANGES, _PERIOD = 4, 32
 
 
 @dataclass
@@ -32,56 +32,23 @@ class _Graph:
     Attributes:
         replay: Runs it on `inputs`, into the tensors of `output`.
         inputs: For each tensor of the call: where its contents go.
-        output: The structure of the result, with `_Cache` in place of a cache of the call.
-        caches: The caches in its key, and their state.
+        output: The structure of the result, with references in place of caches.
+        caches: The ids of the caches in its key.
     """
 
     replay: Callable[[], None]
     inputs: list[Tensor]
     output: Any
-    caches: "_Caches"
+    caches: set[int]
 
-    def launch(self, call: Call) -> Any:
+    def launch(self) -> Any:
         def take_out(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
                 return leaf.clone()
-            return call.caches[leaf.name] if isinstance(leaf, _Cache) else leaf
+            return leaf() if isinstance(leaf, weakref.ref) else leaf
 
         self.replay()
         return tree_map(take_out, self.output)
-
-
-@dataclass(frozen=True)
-class _Cache:
-    """Stands for a cache in a captured output."""
-
-    name: str  # of the argument
-
-
-class _Caches:
-    """The caches among the arguments of a call, which are not kept alive, and their state."""
-
-    def __init__(self, caches: dict[str, Any], device: torch.device) -> None:
-        snapshots = {name: Snapshot(cache, device) for name, cache in caches.items()}
-        # A snapshot holds a cache's tensors: without the callback, the tensors would outlive the cache.
-        self._references = [weakref.ref(cache, lambda _: snapshots.clear()) for cache in caches.values()]
-        self._snapshots = snapshots
-
-    def are(self, caches: dict[str, Any]) -> bool:
-        """Return whether these are the same objects: a key has their ids, which others may get after them."""
-        return all(reference() is cache for reference, cache in zip(self._references, caches.values()))
-
-    def are_alive(self) -> bool:
-        return all(reference() is not None for reference in self._references)
-
-    def find_difference(self, caches: dict[str, Any]) -> Optional[str]:
-        """Return the name of the changed part of the caches, or None."""
-        if not self.are(caches):
-            return next(iter(caches))
-        for name, snapshot in self._snapshots.items():
-            if not snapshot.is_current(caches[name]):
-                return f"{name}.{snapshot.find_difference(caches[name])}"
-        return None
 
 
 class GraphRunner(Captures):
@@ -92,12 +59,13 @@ class GraphRunner(Captures):
     def __init__(self, model: nn.Module, findings: Findings, limit: int = LIMIT, gpu: Optional[Gpu] = None) -> None:
         super().__init__(type(model), findings, GraphCounts(), gpu)
         self._limit = limit
-        self._is_busy = False
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
-        self._met: OrderedDict[Any, _Caches] = OrderedDict()
+        self._met: OrderedDict[Any, set[int]] = OrderedDict()  # with the ids of caches in the keys
         self._refused: OrderedDict[Any, str] = OrderedDict()
-        self._changes = 0  # forwards in a row that have changed the model
-        self._left = 0  # calls that run eagerly without a look at the model
+        # A snapshot holds a cache's tensors, and goes with the cache.
+        self._caches: weakref.WeakKeyDictionary[Any, Snapshot] = weakref.WeakKeyDictionary()
+        self._calls = 0
+        self._changes = 0  # calls in a row that found the model changed
         self._change = ""
         if "forward" in vars(model) and "_hf_hook" not in vars(model):
             self.counts.note = "its forward was replaced by other code"
@@ -110,21 +78,15 @@ class GraphRunner(Captures):
             try:
                 call = self._prepare(model, args, kwargs)
                 with self._lock:
-                    if self._is_busy:
-                        raise Refused("the call comes from its own forward")
-                    self._is_busy = True
-                    try:
-                        return self._run(model, call, forward, args, kwargs)
-                    finally:
-                        self._is_busy = False
+                    return self._run(model, call, forward, args, kwargs)
             except Refused as refused:
                 self.counts.eager[str(refused)] += 1
             return forward(*args, **kwargs)
 
     def _prepare(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Call:
-        if self._left > 0:
-            self._left -= 1
-            raise Refused(self._change)
+        self._calls += 1
+        if self._changes > _CHANGES and self._calls % _PERIOD:
+            raise Refused(self._change)  # a snapshot takes more time than some forwards
         device = self._device_of(model)
         if is_forward_mode() or is_transformed():
             raise Refused("forward-mode differentiation or a transform of torch.func is active")
@@ -135,84 +97,79 @@ class GraphRunner(Captures):
         return call
 
     def _run(self, model: nn.Module, call: Call, forward: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        reason = self._check_state(model, call.device) or "the first call of its shape"
-        for key in [key for key, graph in self._graphs.items() if not graph.caches.are_alive()]:
-            self._drop(key)
+        """Run a call. The second one in the same state of the model and the caches is captured.
+
+        A forward that counts in Python, or fills a cache, is never captured: a replay would not count.
+        """
+        change = self._check_state(model, call.device)
+        self._changes, self._change = (0, "") if change is None else (self._changes + 1, change)
+        change = change or self._check_caches(call)
         graph = self._graphs.get(call.key)
         if graph is not None:
-            difference = graph.caches.find_difference(call.caches)
-            if difference is None:
-                self._graphs.move_to_end(call.key)
-                with self._gpu.in_order(call.device):
-                    for static, tensor in zip(graph.inputs, call.tensors):
-                        static.copy_(tensor)
-                    self.counts.replays += 1
-                    return graph.launch(call)
-            self._drop(call.key)
-            reason = f"{difference} has changed"
+            self._graphs.move_to_end(call.key)
+            with self._gpu.in_order(call.device):
+                for static, tensor in zip(graph.inputs, call.tensors):
+                    static.copy_(tensor)
+                self.counts.replays += 1
+                return graph.launch()
         if call.key in self._refused:
             raise Refused(self._refused[call.key])
-        met, has_run = self._met.pop(call.key, None), hasattr(self._thread, "has_run")
-        if met is not None and has_run and met.are(call.caches):
+        has_run, is_met = hasattr(self._thread, "has_run"), call.key in self._met
+        if has_run and is_met:
+            del self._met[call.key]
             try:
                 return self._capture_call(model, call, forward)
             except Refused as refused:
                 _remember(self._refused, call.key, str(refused))
                 raise
-        return self._try(reason if met is None or has_run else "the first call in its thread", model, call, forward)
-
-    def _try(self, reason: str, model: nn.Module, call: Call, forward: Callable) -> Any:
-        """Run a call eagerly, and find out whether a graph could take its place.
-
-        A forward that counts in Python, or fills a cache, cannot be captured: a replay would not count. It cannot be
-        attempted either: where a capture fails, the forward runs a second time.
-        """
-        caches = _Caches(call.caches, call.device)
-        args, kwargs = tree_unflatten(call.leaves, call.structure)
+        self.counts.eager[change or ("the first call in its thread" if is_met else "the first call of its shape")] += 1
         result = forward(*args, **kwargs)
         # cuBLAS and cuDNN make a handle at their first use in a thread, which a capture does not allow.
         self._thread.has_run = True
-        change, difference = self._change_in(model), caches.find_difference(call.caches)
-        if change is not None:
-            self._forget()
-            # The first forward may prepare something. Where all change the model, snapshots would take more time than
-            # some models do, and lead to nothing.
-            self._left = min(2**self._changes, _MOST_LEFT) if self._changes > 0 else 0
-            self._changes, self._change = self._changes + 1, change
-        else:
-            self._changes = 0
-            if difference is None:
-                _remember(self._met, call.key, caches)
-            else:
-                change = f"its forward changes {difference}"
-        self.counts.eager[change or reason] += 1
+        _remember(self._met, call.key, {id(cache) for cache in call.caches.values()})
         return result
+
+    def _check_caches(self, call: Call) -> Optional[str]:
+        """Drop the graphs of caches that have changed or are gone. Return the name of a change, or None."""
+        change = None
+        for name, cache in call.caches.items():
+            snapshot = self._caches.get(cache)
+            if snapshot is not None and not snapshot.is_current(cache):
+                change = f"{name}.{snapshot.find_difference(cache)} has changed"
+                del self._caches[cache]
+        known = {id(cache) for cache in self._caches}  # another cache may have the id of one that is gone
+        for key in [key for key, graph in self._graphs.items() if not graph.caches <= known]:
+            self._drop(key)
+        for key in [key for key, caches in self._met.items() if not caches <= known]:
+            del self._met[key]
+        for cache in call.caches.values():
+            if cache not in self._caches:
+                self._caches[cache] = Snapshot(cache, call.device)
+        return change
 
     def _capture_call(self, model: nn.Module, call: Call, forward: Callable) -> Any:
         inputs = [tensor.clone() for tensor in call.tensors]
         statics = iter(inputs)
         leaves = [next(statics) if type(leaf) in PLAIN_TENSORS else leaf for leaf in call.leaves]
         args, kwargs = tree_unflatten(leaves, call.structure)
-        caches = _Caches(call.caches, call.device)
         replay, output = self._capture(
             forward, lambda run: run(*args, **kwargs), lambda output: output, call.device, not self._graphs
         )
-        graph = _Graph(replay, inputs, _output_of(output, call.caches), caches)
+        graph = _Graph(replay, inputs, _output_of(output, call.caches), {id(cache) for cache in call.caches.values()})
         del output
         with self._gpu.in_order(call.device):
-            result = graph.launch(call)
-        # The Python of the forward and its kernels have run once each now: the result counts, whatever follows.
-        if not all(map(_has_same_bits, inputs, call.tensors)):
-            for static, tensor in zip(inputs, call.tensors):
-                tensor.copy_(static)
-            _remember(self._refused, call.key, "its forward writes into its arguments")
-        elif caches.find_difference(call.caches) is None and self._change_in(model) is None:
+            result = graph.launch()
+        # The kernels have run once now: the result counts, whatever follows.
+        if all(map(_has_same_bits, inputs, call.tensors)):
             self._graphs[call.key] = graph
             self.counts.captured += 1
             if len(self._graphs) > self._limit:
                 self._drop(next(iter(self._graphs)))
             self._count_held()
             return result
+        for static, tensor in zip(inputs, call.tensors):
+            tensor.copy_(static)
+        _remember(self._refused, call.key, "its forward writes into its arguments")
         self._gpu.wait()  # `graph` ends here
         return result
 
@@ -226,6 +183,7 @@ class GraphRunner(Captures):
         self._graphs.clear()
         self._met.clear()
         self._refused.clear()
+        self._caches.clear()
         self._snapshot = None
         self._count_held()
 
@@ -247,11 +205,11 @@ def _output_of(output: Any, caches: dict[str, Any]) -> Any:
     Raises:
         Refused: If it holds something that a replay cannot make.
     """
-    names = {id(cache): name for name, cache in caches.items()}
+    known = {id(cache) for cache in caches.values()}
 
     def check(leaf: Any) -> Any:
-        if id(leaf) in names:
-            return _Cache(names[id(leaf)])
+        if id(leaf) in known:
+            return weakref.ref(leaf)
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             raise Refused("gradients are needed")
         if type(leaf) not in PLAIN_TENSORS and not is_value(leaf):

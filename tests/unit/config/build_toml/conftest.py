@@ -1,19 +1,20 @@
 """Fixtures of the tests that compare our reader of build.toml with the public parser.
 
-That is the parser of client 0.17.2, which reads edition 5. `test_edition_6.py` has the newer parser's rules.
-
-Our reader rejects every file that the public parser rejects. It accepts the other files, or rejects them for a reason
-that `STRICTER` in `test_stricter.py` lists.
+That is the parser of client 0.17.2, which reads edition 5. Our reader rejects every file that the public parser
+rejects. It accepts the other files, or rejects them for a reason that `cases.toml` lists.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kernels._rust import Backend, Build, KernelVersion
 
+from kernel_builder import toml_file
 from kernel_builder.config import build_toml, known_backends, project
 from kernel_builder.config.project_files import read_project
 from kernel_format.errors import ConfigError
@@ -30,7 +31,6 @@ CPU = '[kernel.c]\nbackend = "cpu"\ndepends = ["torch"]\nsrc = ["a.cpp"]\n'
 CUDA = '[kernel.g]\nbackend = "cuda"\ndepends = ["torch"]\nsrc = ["a.cu"]\n'
 # Names of projects. The fixture `home` has a Python package for each.
 NAMES = ("a-b", "ab", "a1", "a--b", "a-" + "b" * 40)
-DEPENDENCY = '{repo-id = "o/k", version = 1}'
 
 
 def general(**changes: str | None) -> str:
@@ -59,6 +59,22 @@ def kernel(backend: str, *lines: str, depends: str = '["torch"]', src: str = '["
 def more(text: str) -> str:
     """Return a valid file followed by `text`."""
     return general() + text
+
+
+def texts(cases: Mapping[str, Any]) -> list[str]:
+    """Return the files of a table of `cases.toml`, which says how their entries change a valid file."""
+    changed = ({key: value or None for key, value in keys.items()} for keys in cases.get("general", ()))
+    kernels = ({"lines": (), **entry} for entry in cases.get("kernel", ()))
+    return [
+        *(general(**keys) for keys in changed),
+        *map(torch, cases.get("torch", ())),
+        *map(framework, cases.get("framework", ())),
+        *(kernel(entry.pop("backend"), *entry.pop("lines"), **entry) for entry in kernels),
+        *map(more, cases.get("more", ())),
+    ]
+
+
+CASES = toml_file.read(Path(__file__).with_name("cases.toml"))
 
 
 @pytest.fixture(scope="module")

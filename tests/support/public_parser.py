@@ -1,0 +1,27 @@
+"""The public parser of `build.toml` on files of edition 6: that of client 0.17.2 reads edition 5.
+
+The package index has no client with a parser of edition 6. The editions differ in the spelling of a few keys alone.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kernels._rust import Build
+
+
+def in_edition_5(text: str) -> str:
+    """Return a file of edition 6 in edition 5. Rust and several upstream repositories have no spelling there."""
+    text = re.sub(r"\blanguage(\s*)= (['\"])cpp-", r"backend\1= \2", text.replace("edition = 6", "edition = 5"))
+    return re.sub(r'\bupstream = \[("[^"]*")\]', r"upstream = \1", text)
+
+
+def read(text: str, directory: Path) -> Build:
+    """Read a file of edition 6, which is written to a directory in edition 5.
+
+    Raises:
+        ValueError: If the public parser rejects it.
+    """
+    (directory / "build.toml").write_bytes(in_edition_5(text).encode())
+    return Build.open(directory)
