@@ -356,11 +356,11 @@ def test_memory_is_bounded(blocks, monkeypatch):
     decoder = module_of(blocks, "graphs").decoders[model]
     for batch in range(1, 7):
         generate(model, PROMPT.expand(batch, -1))
-    assert [state.kind[0] for state in decoder._states] == [3, 4, 5, 6]
+    assert [state.kind[0] for state in decoder._free] == [3, 4, 5, 6]
     held = counts.memory
-    monkeypatch.setattr(generation, "_SHARE", decoder._states[-1].bytes / 2**40)
+    monkeypatch.setattr(generation, "_SHARE", decoder._free[-1].bytes / 2**40)
     generate(model, PROMPT.expand(6, -1))
-    assert [state.kind[0] for state in decoder._states] == [6]
+    assert [state.kind[0] for state in decoder._free] == [6]
     assert counts.memory < held
     blocks.restore(model)
     assert counts.memory == 0
@@ -506,8 +506,8 @@ def test_threads(blocks):
     for thread in threads:
         thread.join()
     assert not failures
-    assert counts.calls + sum(counts.eager.values()) == 18
-    assert set(counts.eager) <= {"4 other threads generate"}
+    assert counts.calls == 18
+    assert not counts.eager
     assert counts.steps > 50
 
 

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -16,6 +16,17 @@ _FLOATS = (float, complex)
 
 class Refused(Exception):
     """No graph can serve the call. The text says why, for the report."""
+
+
+def refuse_if(*reasons: tuple[Any, Optional[str]]) -> None:
+    """Raise `Refused` for the first condition that is true.
+
+    Args:
+        reasons: Conditions and the texts for the report.
+    """
+    for is_true, reason in reasons:
+        if is_true:
+            raise Refused(reason)
 
 
 @dataclass(frozen=True)

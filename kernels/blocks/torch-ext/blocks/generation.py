@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .calls import Refused
+from .calls import Refused, refuse_if
 from .captures import Captures
 from .decoding import fuse_step
 from .findings import Findings, GenerationCounts
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # they import transformers
     from .generation_call import GenerateCall
     from .generation_step import State
 
-# Threads that generate at the same time, and sizes of batches that take turns.
+# Memory of calls that is kept for later ones: of sizes of batches, and of threads.
 _STATES = 4
 # The part of the GPU's memory that caches may hold between calls.
 _SHARE = 1 / 8
@@ -50,7 +50,8 @@ class Decoder(Captures):
 
     def __init__(self, cls: type, findings: Findings, gpu: Optional[Gpu] = None) -> None:
         super().__init__(cls, findings, GenerationCounts(), gpu)
-        self._states: list[State] = []
+        self._states: set[State] = set()
+        self._free: list[State] = []  # that no call uses, the last used one last
         self._refused: dict[Any, str] = {}
 
     def is_active(self) -> bool:
@@ -76,20 +77,18 @@ class Decoder(Captures):
         arguments = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
         arguments["generation_config"] = generation_config
         try:
-            if synced_gpus:
-                raise Refused("several processes generate in step")
             device = self._device_of(model)
-            if torch.is_autocast_enabled(self._gpu.type):
-                raise Refused("autocast is on")  # keys of the prefill and of a step may have different dtypes
-            if input_ids.device != device:
-                raise Refused(f"the tokens are on {input_ids.device}, the model on {device}")
+            refuse_if(
+                (synced_gpus, "several processes generate in step"),
+                # Keys of the prefill and of a step may have different dtypes.
+                (torch.is_autocast_enabled(self._gpu.type), "autocast is on"),
+                (input_ids.device != device, f"the tokens are on {input_ids.device}, the model on {device}"),
+            )
             # Another thread may be in a step, which changes the model's configuration.
             with self._lock, _for_decoding(model):
                 call = GenerateCall(model, own, input_ids, **arguments, streamer=streamer, kwargs=model_kwargs)
                 self._check_state(model, device)
-                if call.key in self._refused:
-                    raise Refused(self._refused[call.key])
-                state = self._take(call, device)
+                refuse_if((call.key in self._refused, self._refused.get(call.key)))
         except Refused as refused:
             self.counts.eager[str(refused)] += 1
             return own(input_ids, **arguments, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
@@ -98,10 +97,9 @@ class Decoder(Captures):
             self.counts.by_hand[call.by_hand] += 1
         self._thread.is_active = True
         try:
-            return self._generate(model, forward, own, call, state)
+            return self._generate(model, forward, own, call)
         finally:
             self._thread.is_active = False
-            self._give_back(state)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -109,41 +107,38 @@ class Decoder(Captures):
         self._gpu.wait()
         for state in self._states:
             state.graphs.clear()  # another thread may use it
-        self._states.clear()
+        self._states.difference_update(self._free)
+        self._free.clear()
         self._refused.clear()
         self._snapshot = None
         self._count()
 
-    def _take(self, call: "GenerateCall", device: torch.device) -> "State":
+    def _take(self, call: "GenerateCall", capacity: int) -> "State":
         """Return a state for a call: one that is free, or a new one."""
         from .generation_step import State
 
         kind = call.input_ids.shape[0], call.windows, self._gpu.modes()
-        free = [state for state in self._states if not state.is_busy]
-        state = next((state for state in reversed(free) if state.kind == kind), None)
+        state = next((state for state in reversed(self._free) if state.kind == kind), None)
         if state is None:
-            if len(self._states) >= _STATES:
-                if not free:
-                    raise Refused(f"{_STATES} other threads generate")
-                self._drop(free[0])
-            state = State(kind, call.windows, device)
-        state.is_busy = True
-        # The last one was used last.
-        self._states = [other for other in self._states if other is not state] + [state]
+            state = State(kind, call, capacity)
+            self._states.add(state)
+        else:
+            self._free.remove(state)
+            state.resize(call, capacity, self._gpu.wait)
         return state
 
     def _give_back(self, state: "State") -> None:
+        device = state.token.device
         with self._lock:
-            with self._gpu.in_order(state.token.device):
-                state.is_busy = False
-            limit = self._gpu.memory(state.token.device) * _SHARE
-            while sum(held.bytes for held in self._states) > limit and any(not held.is_busy for held in self._states):
-                self._drop(next(held for held in self._states if not held.is_busy))
+            with self._gpu.in_order(device):
+                self._free.append(state)
+            limit = self._gpu.memory(device) * _SHARE
+            while len(self._free) > _STATES or (self._free and sum(free.bytes for free in self._free) > limit):
+                self._gpu.wait()
+                dropped = self._free.pop(0)
+                dropped.graphs.clear()
+                self._states.remove(dropped)
             self._count()
-
-    def _drop(self, state: "State") -> None:
-        self._gpu.wait()
-        self._states.remove(state)
 
     def _count(self) -> None:
         has_graphs = any(state.graphs for state in self._states)
@@ -151,52 +146,53 @@ class Decoder(Captures):
 
     # --- one call ----------------------------------------------------------------------------------------------------
 
-    def _generate(
-        self, model: nn.Module, forward: Callable, own: Callable, call: "GenerateCall", state: "State"
-    ) -> Any:
+    def _generate(self, model: nn.Module, forward: Callable, own: Callable, call: "GenerateCall") -> Any:
         first = _first_token(own, call)
         tokens = first if isinstance(first, Tensor) else first.sequences
         cached = int(call.cache.get_seq_length())
         ahead = cached + 1 - tokens.shape[1]  # embeddings may come in place of tokens
         most_cached = call.max_length + ahead
-        with self._gpu.in_order(state.token.device):  # the call before may have been on another stream
-            state.begin(call, tokens, bucket_of(min(most_cached, cached + _ROOM)), self._gpu.wait)
+        kept = {} if isinstance(first, Tensor) else {name: getattr(first, name) for name in ("scores", "logits")}
+        with self._lock, self._gpu.in_order(tokens.device):  # the call before may have been on another stream
+            state = self._take(call, bucket_of(min(most_cached, cached + _ROOM)))
+            state.begin(call, tokens, self._gpu.wait)
         if not call.is_filled and type(call.cache).__name__ == "DynamicCache":
             call.cache.layers.clear()  # its memory is free then
-        kept = {} if isinstance(first, Tensor) else {name: getattr(first, name) for name in ("scores", "logits")}
 
         def step(length: int) -> None:
             """Compute the token after `length` tokens."""
             position = length + ahead - 1
             if position >= state.cache.capacity:
-                state.resize(state.cache, bucket_of(min(2 * position, most_cached)), self._gpu.wait)
+                state.resize(call, bucket_of(min(2 * position, most_cached)), self._gpu.wait)
             self._run_step(state, call, model, forward)
 
-        with _for_decoding(model):
-            if call.by_hand is None:
-                length = self._loop(call, state, step, tokens.shape[1])
-            else:
-                length = _loop_by_hand(call, state, step, tokens.shape[1], kept)
-        if call.streamer is not None:
-            call.streamer.end()
-        sequences = state.ids[:, :length].clone()
-        if call.is_filled:
-            state.cache.fill(call.cache, length + ahead - 1)
+        try:
+            with _for_decoding(model):
+                length = self._loop(call, state, step, tokens.shape[1], kept)
+            if call.streamer is not None:
+                call.streamer.end()
+            sequences = state.ids[:, :length].clone()
+            if call.is_filled:
+                state.cache.fill(call.cache, length + ahead - 1)
+        finally:
+            self._give_back(state)
         if isinstance(first, Tensor):
             return sequences
         return type(first)(**{**first, **kept, "sequences": sequences, call.cache_name: call.cache})
 
-    def _loop(self, call: "GenerateCall", state: "State", step: Callable[[int], None], length: int) -> int:
+    def _loop(self, call: "GenerateCall", state: "State", step: Callable, length: int, kept: dict[str, Any]) -> int:
         """Launch steps until all sequences are done. Return the number of tokens.
 
         A step is launched when the news of the step before the last one are here. The GPU is never without work, and
         computes one step for nothing at the end: always one, so that the same random numbers are left each time.
+        Steps whose tokens are chosen outside of the graph wait for those of the last one.
         """
+        is_by_hand, is_done = call.by_hand is not None, False
+        state.end(call, call.criteria(state.ids[:, :length], kept.get("scores")) if is_by_hand else None)
         waiting = deque([(length, self._gpu.send(state.news))])
-        is_done = False
         while True:
             is_last = length >= call.max_length or (call.deadline is not None and time.time() > call.deadline)
-            while waiting and not is_done and (is_last or len(waiting) > 1):
+            while waiting and not is_done and (is_last or is_by_hand or len(waiting) > 1):
                 length_then, receive = waiting.popleft()
                 *tokens, goes_on = receive().tolist()
                 if call.streamer is not None:
@@ -206,6 +202,8 @@ class Decoder(Captures):
             if is_done or is_last:
                 return length
             step(length)
+            if is_by_hand:
+                state.choose_by_hand(call, length, kept)
             length += 1
             waiting.append((length, self._gpu.send(state.news)))
 
@@ -254,28 +252,6 @@ def _first_token(own: Callable[..., Any], call: "GenerateCall") -> Any:
 
     criteria = StoppingCriteriaList([MaxLengthCriteria(call.input_ids.shape[1] + 1)])
     return own(call.input_ids, call.processors, criteria, call.config, **call.kwargs)
-
-
-def _loop_by_hand(call: "GenerateCall", state: "State", step: Callable[[int], None], length: int, kept: Any) -> int:
-    """Choose tokens as transformers does, after the logits of each step. Return the number of tokens."""
-    unfinished = torch.ones(state.kind[0], dtype=torch.long, device=state.ids.device)
-    while True:
-        ids = state.ids[:, :length]
-        unfinished = unfinished & ~call.criteria(ids, kept.get("scores"))
-        if call.streamer is not None:
-            call.streamer.put(ids[:, -1].cpu())
-        if not unfinished.max():
-            return length
-        step(length)
-        logits = state.logits.clone()
-        processed = call.processors(ids, logits)
-        if call.keeps_logits:
-            kept["logits"] += (logits,)
-        if call.keeps_scores:
-            kept["scores"] += (processed,)
-        best = torch.multinomial(processed.softmax(-1), 1)[:, 0] if call.config.do_sample else processed.argmax(-1)
-        state.put(best if call.pad is None else best * unfinished + call.pad * (1 - unfinished), length)
-        length += 1
 
 
 def _for_decoding(model: nn.Module) -> Any:

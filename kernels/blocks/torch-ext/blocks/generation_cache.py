@@ -24,29 +24,12 @@ class FixedLayer(CacheLayerMixin):
     # Decides whether transformers compiles the model and makes masks for all slots.
     is_compileable = False
 
-    def __init__(self, position: Tensor, window: Optional[int]) -> None:
+    def __init__(self, like: Any, slots: int, window: Optional[int], position: Tensor, slot: Tensor) -> None:
+        """Have memory of the shape of the layer `like`. `slot`, [1], is that of the token in a step."""
         super().__init__()
-        self._position = position
-        self.window = window
-        self.is_sliding = window is not None
-        self.slot = position  # [1], of the token in a step
-
-    @property
-    def slots(self) -> int:
-        return self.keys.shape[2] if self.keys is not None else 0
-
-    def resize(self, like: CacheLayerMixin, capacity: int) -> None:
-        """Have memory for `capacity` tokens, of the shape of another layer's, with the content of the present one."""
-        slots = capacity if self.window is None else min(self.window, capacity)
-        if self.slots != slots:
-            # Tensors that are made in inference mode could not be written outside of it.
-            with torch.inference_mode(False):
-                new: Any = [x.new_zeros((*x.shape[:2], slots, x.shape[3])) for x in (like.keys, like.values)]
-            for memory, before in zip(new, (self.keys, self.values)):
-                if before is not None:  # only a window that stays as it is can have wrapped around
-                    memory[:, :, : before.shape[2]] = before
-            self.keys, self.values = new
-            self.is_initialized = True
+        self.keys, self.values = (x.new_zeros((*x.shape[:2], slots, x.shape[3])) for x in (like.keys, like.values))
+        self.is_initialized, self.is_sliding = True, window is not None
+        self.window, self.slots, self.slot, self._position = window, slots, slot, position
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise NotImplementedError("the cache has its memory before the first step")
@@ -100,37 +83,35 @@ class FixedCache(Cache):
 
     layers: Any
 
-    def __init__(self, windows: Sequence[Optional[int]], device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.position = torch.zeros(1, dtype=torch.long, device=device)
-        super().__init__(layers=[FixedLayer(self.position, window) for window in windows])
-        self.capacity = 0
-        self.masks: dict[str, Tensor] = {}
-
-    @property
-    def bytes(self) -> int:
-        return sum(2 * layer.keys.nbytes for layer in self.layers if layer.keys is not None)
-
-    @property
-    def _kinds(self) -> dict[str, FixedLayer]:
-        """A layer of each type, by the name that transformers has for the type."""
-        return {"sliding_attention" if layer.is_sliding else "full_attention": layer for layer in self.layers}
-
-    def resize(self, like: Cache, capacity: int) -> None:
-        """Move to memory for `capacity` tokens, of the shape of another cache's. Graphs of the old one must not run."""
-        for layer, other in zip(self.layers, like.layers):
-            layer.resize(other, capacity)
+    def __init__(self, windows: Sequence[Optional[int]], like: Any, capacity: int) -> None:
+        """Have memory for `capacity` tokens, of the shape of another cache's."""
         self.capacity = capacity
-        before, self.masks, slots = self.masks, {}, {}
-        with torch.inference_mode(False):
-            for name, layer in self._kinds.items():
-                shape = layer.keys.shape[0], 1, 1, layer.slots
-                self.masks[name] = torch.zeros(shape, dtype=torch.bool, device=layer.keys.device)
-                slots[layer.slots] = self.position if layer.window is None else torch.zeros_like(self.position)
-        for name, mask in before.items():
-            self.masks[name][..., : mask.shape[3]] = mask
-        for layer in self.layers:
-            layer.slot = slots[layer.slots]
+        self.masks: dict[str, Tensor] = {}
+        self._kinds: dict[str, FixedLayer] = {}  # a layer of each type, by the name that transformers has for the type
+        layers = []
+        with torch.inference_mode(False):  # else they could not be written outside of inference mode
+            self.position = torch.zeros(1, dtype=torch.long, device=like.layers[0].keys.device)
+            for window, given in zip(windows, like.layers):
+                name = "full_attention" if window is None else "sliding_attention"
+                slots = capacity if window is None else min(window, capacity)
+                known = self._kinds.get(name)
+                slot = known.slot if known else self.position if window is None else torch.zeros_like(self.position)
+                layers.append(FixedLayer(given, slots, window, self.position, slot))
+                if known is None:
+                    self._kinds[name] = layers[-1]
+                    shape = given.keys.shape[0], 1, 1, slots
+                    self.masks[name] = torch.zeros(shape, dtype=torch.bool, device=self.position.device)
+        super().__init__(layers=layers)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        states = [x for layer in self.layers for x in (layer.keys, layer.values)]
+        return [self.position, *self.masks.values(), *states]
+
+    def copy(self, smaller: "FixedCache") -> None:
+        """Copy the content of a smaller cache, of which no window has wrapped around unless it is as large here."""
+        for memory, before in zip(self.tensors, smaller.tensors):
+            memory[tuple(map(slice, before.shape))] = before
 
     def take(self, cache: Cache, attention_mask: Optional[Tensor]) -> None:
         """Copy the content of a cache of transformers with the same layers.

@@ -13,8 +13,9 @@ from transformers.generation import logits_process
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 from transformers.masking_utils import create_masks_for_generate
 
-from .calls import Refused, is_value
+from .calls import Refused, is_value, refuse_if
 
+_LAYERS = DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer
 _INPUTS = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "tokenizer"}
 # Processors that look at nothing but the scores, whichever tokens they are of.
 _BY_SCORE = {
@@ -72,33 +73,48 @@ class GenerateCall:
         Raises:
             Refused: If transformers' own loop must run it.
         """
-        _check_methods(model, own)
         self.input_ids, self.streamer, self.kwargs = input_ids, streamer, kwargs
         self.processors, self.criteria = logits_processor, stopping_criteria
         self.config = config = generation_config
         self.cache_name = next((name for name in ("cache", "past_key_values") if kwargs.get(name) is not None), "")
-        if not kwargs.get("use_cache") or not self.cache_name:
-            raise Refused("it has no cache")
+        self.cache = kwargs.get(self.cache_name)
         self.options = {
             name: value
             for name, value in kwargs.items()
             # transformers itself passes empty dictionaries, of encoders that have nothing to encode.
             if value is not None and not (type(value) is dict and not value) and name not in {*_INPUTS, self.cache_name}
         }
-        for name, value in self.options.items():
-            if not is_value(value):
-                raise Refused(f"the argument {name}")
-        for name in ("output_attentions", "output_hidden_states", "is_assistant"):
-            if getattr(config, name, None):
-                raise Refused(f"{name} is set")
-        if self.criteria.max_length is None:
-            raise Refused("it has no maximal length")
-        if self.criteria.max_length < input_ids.shape[1] + 2:
-            raise Refused("it is about one token")
-        if config.cache_implementation not in (None, "static"):
-            raise Refused(f"the caller asked for a cache: {config.cache_implementation}")
+        library, most = GenerationMixin.__module__, self.criteria.max_length
+        mask = kwargs.get("attention_mask")
+        implementation = model.config.get_text_config(decoder=True)._attn_implementation
+        outputs = ("output_attentions", "output_hidden_states", "is_assistant")
+        refuse_if(
+            (own.__func__.__module__ != library, "its class has a decoding loop of its own"),
+            (
+                type(model)._update_model_kwargs_for_generation.__module__ != library,
+                "its class prepares the arguments of each step",
+            ),
+            (model.config.is_encoder_decoder, "it is an encoder with a decoder"),
+            (
+                not getattr(model, "_can_compile_fullgraph", False),
+                "transformers does not run its class with a static cache",
+            ),
+            (implementation not in ("sdpa", "eager"), f"its attention is {implementation}"),
+            ("forward" in vars(model), "its forward was replaced by other code"),
+            (model._forward_hooks or model._forward_pre_hooks, "it has hooks"),
+            (not kwargs.get("use_cache") or self.cache is None, "it has no cache"),
+            *((not is_value(value), f"the argument {name}") for name, value in self.options.items()),
+            *((getattr(config, name, None), f"{name} is set") for name in outputs),
+            (most is None, "it has no maximal length"),
+            (most is not None and most < input_ids.shape[1] + 2, "it is about one token"),
+            (
+                config.cache_implementation not in (None, "static"),
+                f"the caller asked for a cache: {config.cache_implementation}",
+            ),
+            (type(self.cache) not in (DynamicCache, StaticCache), f"its cache is a {type(self.cache).__name__}"),
+            (mask is not None and mask.dim() != 2, "its attention mask is not one of tokens"),
+        )
         self.max_length: int = self.criteria.max_length
-        self.cache = kwargs[self.cache_name]
         self.is_filled = bool(config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False))
         self.windows = self._windows(model.config.get_text_config(decoder=True))
         self.takes_masks_by_type = self._takes_masks_by_type(model)
@@ -145,36 +161,28 @@ class GenerateCall:
         Raises:
             Refused: If a layer keeps something else, or has no room.
         """
-        cache, input_ids = self.cache, self.input_ids
-        if type(cache) not in (DynamicCache, StaticCache):
-            raise Refused(f"its cache is a {type(cache).__name__}")
-        if cache.offloading:
-            raise Refused("its cache is offloaded")
+        cache, tokens = self.cache, self.input_ids.shape[1]
         embeddings, mask = self.kwargs.get("inputs_embeds"), self.kwargs.get("attention_mask")
-        if mask is not None and mask.dim() != 2:
-            raise Refused("its attention mask is not one of tokens")
-        length = self.max_length - 1 + (0 if embeddings is None else embeddings.shape[1] - input_ids.shape[1])
-        for layer in cache.layers:
-            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer):
-                raise Refused(f"its cache has a {type(layer).__name__}")
-            if getattr(layer, "record_past", False):
-                raise Refused("its cache keeps tokens outside of a sliding window")
-            if layer.is_initialized and layer.keys.shape[0] != input_ids.shape[0]:
-                raise Refused("its cache is for another number of sequences")
-            if type(layer) is StaticLayer and layer.max_cache_len < length:
-                raise Refused("its cache is too small")
         # A static layer does not know its window if it has less room, and a dynamic cache may have no layers yet.
         layers = DynamicCache(config=config).layers
         windows = tuple(int(layer.sliding_window) if layer.is_sliding else None for layer in layers)
         kinds = [layer.is_sliding for layer in cache.layers] or [False] * len(layers)
-        if not layers or kinds != [layer.is_sliding for layer in layers]:
-            raise Refused("its cache has other layers than a new one of its model")
-        if len({window for window in windows if window is not None}) > 1:
-            raise Refused("its layers have different sliding windows")
         cached = int(cache.get_seq_length())
-        is_whole = cached < input_ids.shape[1] and (mask is None or mask.shape[1] == input_ids.shape[1])
-        if cached and (embeddings is not None or not is_whole):
-            raise Refused("the cache holds tokens that the call does not have")
+        is_whole = embeddings is None and cached < tokens and (mask is None or mask.shape[1] == tokens)
+        refuse_if(
+            (cache.offloading, "its cache is offloaded"),
+            *((type(layer) not in _LAYERS, f"its cache has a {type(layer).__name__}") for layer in cache.layers),
+            (
+                any(getattr(layer, "record_past", False) for layer in cache.layers),
+                "its cache keeps tokens outside of a sliding window",
+            ),
+            (
+                not layers or kinds != [layer.is_sliding for layer in layers],
+                "its cache has other layers than a new one of its model",
+            ),
+            (len({*windows} - {None}) > 1, "its layers have different sliding windows"),
+            (cached and not is_whole, "the cache holds tokens that the call does not have"),
+        )
         return windows
 
     def _takes_masks_by_type(self, model: Any) -> bool:
@@ -190,26 +198,6 @@ class GenerateCall:
         if len({window is None for window in self.windows}) > 1:
             raise Refused("its layers have masks that it does not tell apart")
         return False
-
-
-def _check_methods(model: Any, own: Any) -> None:
-    """Refuse models that decode in their own way."""
-    library = GenerationMixin.__module__
-    if own.__func__.__module__ != library:
-        raise Refused("its class has a decoding loop of its own")
-    if type(model)._update_model_kwargs_for_generation.__module__ != library:
-        raise Refused("its class prepares the arguments of each step")
-    if model.config.is_encoder_decoder:
-        raise Refused("it is an encoder with a decoder")
-    if not getattr(model, "_can_compile_fullgraph", False):
-        raise Refused("transformers does not run its class with a static cache")
-    implementation = model.config.get_text_config(decoder=True)._attn_implementation
-    if implementation not in ("sdpa", "eager"):
-        raise Refused(f"its attention is {implementation}")
-    if "forward" in vars(model):
-        raise Refused("its forward was replaced by other code")
-    if model._forward_hooks or model._forward_pre_hooks:
-        raise Refused("it has hooks")
 
 
 # --- logits processors ------------------------------------------------------------------------------------------------

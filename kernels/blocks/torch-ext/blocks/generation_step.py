@@ -27,68 +27,61 @@ class State:
         logits: [batch, vocabulary] in float32, of the last step, for calls that choose tokens outside of it.
         position_ids: Of the next step, for models whose callers give them.
         graphs: By the key of a call: a function that replays its step, and the owners of its inputs.
-        is_busy: Whether a call uses it.
     """
 
-    def __init__(self, kind: tuple, windows: tuple[Optional[int], ...], device: torch.device) -> None:
+    def __init__(self, kind: tuple, call: GenerateCall, capacity: int) -> None:
         self.kind = kind
-        self.is_busy = True
-        self.cache = FixedCache(windows, device)
+        self.cache = FixedCache(call.windows, call.cache, capacity)
         self.graphs: OrderedDict[Any, tuple[Callable[[], None], Any]] = OrderedDict()
         self.logits: Optional[Tensor] = None
         self.position_ids: Optional[Tensor] = None
         with torch.inference_mode(False):
-            self.length = torch.zeros(1, dtype=torch.long, device=device)
-            self.ids = self.length.new_zeros(kind[0], 0)
+            self.length = torch.zeros_like(self.cache.position)
+            self.ids = self.length.new_zeros(kind[0], capacity + 1)
             self.token = self.length.new_zeros(kind[0], 1)
             self.news = self.length.new_zeros(kind[0] + 1)
-            self.unfinished = torch.ones(kind[0], dtype=torch.bool, device=device)
+            self.unfinished = self.length.new_ones(kind[0], dtype=torch.bool)
 
     @property
     def bytes(self) -> int:
-        return self.cache.bytes + sum(x.nbytes for x in (self.ids, self.logits) if x is not None)
+        return sum(x.nbytes for x in (*self.cache.tensors, self.ids, self.logits) if x is not None)
 
-    def begin(self, call: GenerateCall, tokens: Tensor, capacity: int, wait: Callable[[], None]) -> None:
+    def begin(self, call: GenerateCall, tokens: Tensor, wait: Callable[[], None]) -> None:
         """Prepare for steps after the prefill and the first token.
 
         Args:
             call: Its cache has the content of the prefill.
             tokens: [batch, tokens], all of them with the first new one.
-            capacity: The number of tokens for which there has to be memory.
             wait: Waits until the GPU has finished all graphs: they must not be freed before.
         """
-        self.resize(call.cache, capacity, wait)
         self.cache.take(call.cache, call.kwargs.get("attention_mask"))
         self.ids.copy_(tokens[:, -1:].expand_as(self.ids))
         self.ids[:, : tokens.shape[1]] = tokens
         self.length.fill_(tokens.shape[1])
         self.token.copy_(tokens[:, -1:])
         self.unfinished.fill_(True)
-        self._end_sequences(tokens[:, -1], call.eos)
         given = call.kwargs.get("position_ids")
         following = None if given is None else given[..., -1:] + 1
-        if following is None or self.position_ids is None or self.position_ids.shape != following.shape:
-            if (following is None) != (self.position_ids is None) or following is not None:
-                wait()
-                self.graphs.clear()
+        if getattr(following, "shape", None) != getattr(self.position_ids, "shape", None):
+            wait()
+            self.graphs.clear()
             with torch.inference_mode(False):
                 self.position_ids = None if following is None else torch.zeros(following.shape).to(following)
         if following is not None:
             self.position_ids.copy_(following)
 
-    def resize(self, like: Any, capacity: int, wait: Callable[[], None]) -> None:
-        """Make room for more tokens, of the shape of another cache's."""
+    def resize(self, call: GenerateCall, capacity: int, wait: Callable[[], None]) -> None:
+        """Make room for more tokens, without the graphs."""
         if capacity <= self.cache.capacity:
             return
         wait()
         self.graphs.clear()
-        self.cache.resize(like, capacity)
+        before, self.cache = self.cache, FixedCache(call.windows, self.cache, capacity)
+        self.cache.copy(before)
         with torch.inference_mode(False):
-            ids = self.ids.new_zeros(self.kind[0], capacity + 1)
-        if self.ids.shape[1]:
-            ids.copy_(self.ids[:, -1:].expand_as(ids))  # the first that was generated, or a later one
-            ids[:, : self.ids.shape[1]] = self.ids
-        self.ids = ids
+            more = self.ids.new_zeros(self.kind[0], capacity + 1 - self.ids.shape[1])
+        more.copy_(self.ids[:, -1:].expand_as(more))  # the first that was generated, or a later one
+        self.ids = torch.cat((self.ids, more), 1)
 
     def remember(self, call: GenerateCall, replay: Callable[[], None], wait: Callable[[], None]) -> None:
         self.graphs[call.key] = replay, (call.processors, call.eos, call.pad)
@@ -147,24 +140,36 @@ class State:
         chosen = _best(scores)
         if candidates is not None:
             chosen = candidates.gather(1, chosen[:, None])[:, 0]
+        self._put(chosen, call)
+        self.end(call)
+
+    def choose_by_hand(self, call: GenerateCall, length: int, kept: dict[str, Any]) -> None:
+        """Choose tokens as transformers does, after the logits of a step. `kept` gets the scores and the logits."""
+        logits = self.logits.clone()
+        scores = call.processors(self.ids[:, :length], logits)
+        if call.keeps_logits:
+            kept["logits"] += (logits,)
+        if call.keeps_scores:
+            kept["scores"] += (scores,)
+        chosen = torch.multinomial(scores.softmax(-1), 1)[:, 0] if call.config.do_sample else scores.argmax(-1)
+        self._put(chosen, call)
+        self.end(call, call.criteria(self.ids[:, : length + 1], kept.get("scores")))
+
+    def _put(self, chosen: Tensor, call: GenerateCall) -> None:
         if call.pad is not None:
             chosen = torch.where(self.unfinished, chosen, call.pad)
         self.token.copy_(chosen[:, None])
         self.ids.index_copy_(1, self.length, self.token)
         self.length.add_(1)
-        self._end_sequences(chosen, call.eos)
 
-    def put(self, chosen: Tensor, length: int) -> None:
-        """Take tokens, [batch], that were chosen outside of a step, to be at `length`."""
-        self.token.copy_(chosen[:, None])
-        self.ids[:, length] = chosen
-        self.length.add_(1)
-
-    def _end_sequences(self, chosen: Tensor, eos: Optional[Tensor]) -> None:
-        if eos is not None:
+    def end(self, call: GenerateCall, is_done: Optional[Tensor] = None) -> None:
+        """End sequences whose token is an end, or those given, and write the news."""
+        if is_done is None and call.eos is not None:
             # Not `torch.isin`, which waits for the GPU if there are many ids.
-            self.unfinished.logical_and_((chosen[:, None] != eos).all(-1))
-        self.news[:-1].copy_(chosen)
+            is_done = (self.token == call.eos).any(-1)
+        if is_done is not None:
+            self.unfinished.logical_and_(~is_done)
+        self.news[:-1].copy_(self.token[:, 0])
         self.news[-1:].copy_(self.unfinished.any())
 
 
