@@ -75,6 +75,7 @@ def results(name: str) -> Any:
 def readme() -> Values:
     """Return the values of README.md."""
     builder, models, generate = results("builder"), results("models-h200"), results("generate.h200")
+    training = results("training-h200")
     measured = [result for result in kernel_results.read_results() if result.machine == README_MACHINE]
     rows = builder_rows(builder["figures"])
     return {
@@ -85,6 +86,13 @@ def readme() -> Values:
         "kernels_device": tables.device(measured[0].report),
         "kernels_commits": _commits({result.kernel: result.report.build["commit"] for result in measured}),
         "peers": _peers(measured),
+        "training": training,
+        "trained": {
+            "accelerated, no logits": "accelerated",
+            "liger": f"Liger {training['machine']['liger-kernel']}",
+            "compile": "`torch.compile`",
+            "eager": "eager",
+        },
         "models": models,
         "model_rows": [_model_row(models, case) for case in README_MODELS],
         "with_graphs": model_results.beside_the_fastest(models).values(),

@@ -12,11 +12,7 @@ from kernel_builder.hub.project_sources import published_files
 from kernel_builder.hub.verification import _checkout
 from kernel_builder.steps.provenance import GitState, git_state
 from kernel_format.errors import ConfigError, VerificationError
-
-
-def git(repository: Path, *arguments: str, text: str = "") -> str:
-    command = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, input=text).stdout.strip()
+from tests.support.git import git
 
 
 @pytest.fixture
@@ -150,6 +146,13 @@ def test_the_environment_names_no_other_repository(
         "GIT_CONFIG_PARAMETERS": f"'core.worktree={other}'",
     }
     monkeypatch.setenv(name, str(values[name]))
+    for key in ("core.fsmonitor", "filter.spy.clean"):
+        git(tmp_path, "config", "--file", str(repository / ".git/config"), key, f"touch {tmp_path}/ran; cat")
+    (repository / ".git/info/attributes").write_text("* filter=spy\n")
+    (repository / "kernel/a.cpp").touch()
+    (repository / ".git/info/exclude").write_text("kernel/notes\n")
+    (repository / "kernel/notes").write_text("")
     assert state(repository) == GitState(commit, dirty=False)
     assert set(published_files(repository / "kernel")) == {"a.cpp", "build.toml", "link", "run.sh"}
     assert touched([repository / "kernel"], commit) == []
+    assert not (tmp_path / "ran").exists()

@@ -49,11 +49,6 @@ def of_pair(gate, up, activation="gelu"):
     return kernel.geglu_pair(gate, up, "tanh" if activation == "gelu_tanh" else "none")
 
 
-def gradients(function, inputs, grad):
-    output = function(*inputs)
-    return torch.autograd.grad(output, inputs, grad.to(output.dtype))
-
-
 def units_apart(a, b):
     """Return the distance between two 16-bit tensors, in representable numbers."""
     ordered = [t.view(torch.int16).int() for t in (a, b)]

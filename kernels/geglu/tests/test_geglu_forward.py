@@ -1,4 +1,4 @@
-"""Compare results with float64."""
+"""Compare results and gradients with float64."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from reference_geglu import (
     GATES,
     HIDDEN,
     eager,
-    gradients,
     kernel,
     of_halves,
     of_pair,
@@ -16,22 +15,29 @@ from reference_geglu import (
     split,
     units_apart,
 )
-from testing import DEVICE, DTYPES, assert_as_good, copies, doubles, views
+from testing import DEVICE, DTYPES, assert_accurate, copies, doubles, gradients, results_and_gradients, views
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden", HIDDEN)
-def test_forward(hidden, dtype, activation):
-    x = random(5, 2 * hidden, dtype=dtype)
+@pytest.mark.parametrize("shape", [(5, h) for h in HIDDEN] + [(1, 64), (700, 64), (2, 150, 136), (333, 65)])
+def test_accuracy(shape, dtype, activation):
+    """Of results and gradients. Halves of one tensor give the bits of two tensors."""
+    x = random(*shape[:-1], 2 * shape[-1], dtype=dtype, requires_grad=True)
+    grad = random(*shape, dtype=dtype)
     for gate in GATES:
-        halves = split(x, gate)
-        out = of_halves(x, activation, gate)
+        formula, ours = (
+            lambda x, gate=gate: eager(*split(x, gate), activation),
+            lambda x, gate=gate: of_halves(x, activation, gate),
+        )
+        assert_accurate(ours, formula, formula, [x], [grad])
+        (out,), (of_x,) = results_and_gradients(ours, [x], [grad])
         assert out.is_contiguous()
-        assert_as_good(out, eager(*halves, activation), eager(*doubles(halves), activation))
-        assert torch.equal(of_pair(*halves, activation), out)
-        assert torch.equal(of_pair(*(half.contiguous() for half in halves), activation), out)
+        halves = [half.detach().requires_grad_() for half in split(x, gate)]
+        for pair in (halves, [half.detach().contiguous().requires_grad_() for half in halves]):
+            (same,), grads = results_and_gradients(lambda g, u: of_pair(g, u, activation), pair, [grad])
+            assert torch.equal(same, out) and all(map(torch.equal, grads, split(of_x, gate)))
 
 
 def test_up_as_an_argument():
@@ -57,9 +63,9 @@ def test_error_over_many_elements(dtype, activation):
         gate.requires_grad_()
         up.requires_grad_()
         inputs = doubles((gate, up))
-        expected = [eager(*inputs, activation), *gradients(lambda g, u: eager(g, u, activation), inputs, grad)]
+        expected = [eager(*inputs, activation), *gradients(lambda g, u: eager(g, u, activation), inputs, [grad])]
         ours, theirs = (
-            [f(gate, up, activation), *gradients(lambda g, u, f=f: f(g, u, activation), (gate, up), grad)]
+            [f(gate, up, activation), *gradients(lambda g, u, f=f: f(g, u, activation), (gate, up), [grad])]
             for f in (of_pair, eager)
         )
         for mine, other, e in zip(ours, theirs, expected):

@@ -111,20 +111,25 @@ def assert_runs_on_second_device(function, *tensors):
     torch.testing.assert_close(actual.cpu(), expected.cpu())
 
 
-def gradients(function, inputs, grads):
+def results_and_gradients(function, inputs, grads):
     outputs = function(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     wanted = [i for i in inputs if i is not None and i.requires_grad]
-    return torch.autograd.grad(outputs, wanted, [g.to(o.dtype) for g, o in zip(grads, outputs)])
+    return outputs, torch.autograd.grad(outputs, wanted, [g.to(o.dtype) for g, o in zip(grads, outputs)])
 
 
-def assert_gradients(function, eager_function, exact_function, inputs, grads):
-    """Assert that a function's gradients are as good as those of the eager function."""
-    expected = gradients(exact_function, doubles(inputs), grads)
-    reference = gradients(eager_function, inputs, grads)
-    actual = gradients(function, inputs, grads)
-    for a, r, e in zip(actual, reference, expected):
-        assert_as_good(a, r, e)
+def gradients(function, inputs, grads):
+    return results_and_gradients(function, inputs, grads)[1]
+
+
+def assert_accurate(function, eager_function, exact_function, inputs, grads, results=True):
+    """Assert that a function's results and gradients, or these alone, are as good as those of the eager function."""
+    expected = results_and_gradients(exact_function, doubles(inputs), grads)
+    reference = results_and_gradients(eager_function, inputs, grads)
+    actual = results_and_gradients(function, inputs, grads)
+    for kind in (0, 1) if results else (1,):
+        for a, r, e in zip(actual[kind], reference[kind], expected[kind]):
+            assert_as_good(a, r, e)
 
 
 def assert_waits_for_stream(function, x):

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from testing import Op, assert_gradients, load, random
+from testing import Op, assert_accurate, load, random
 
 PROJECT = Path(__file__).resolve().parents[1]
 EPS = 1e-6
@@ -38,19 +38,19 @@ def gradients_of_rows(grad, x, weight, grad_sum, offset=0.0):
     return ops.rms_norm_backward(grad, x, weight, grad_sum, weight is not None, EPS, offset)
 
 
-def assert_add_gradients(x, residual, weight, grads):
+def assert_accurate_sum(x, residual, weight, grads, **options):
+    """Compare `add_rms_norm` and its gradients with the formulas."""
 
-    def eager_add(x, residual, weight):
+    def fused(norm, x, residual, weight):
         total = x + residual
-        return eager(total, weight), total
+        if total.dtype == torch.float64:
+            # The forward pass rounds the sum; its gradient is that of the rounded value.
+            total = total + (total.to(grads[0].dtype).double() - total).detach()
+        return norm(total, weight, EPS, **options), total
 
-    def exact_add(x, residual, weight):
-        total = x + residual
-        # The forward pass rounds the sum; its gradient is that of the rounded value.
-        total = total + (total.to(grads[0].dtype).double() - total).detach()
-        return exact(total, weight), total
-
-    assert_gradients(kernel.add_rms_norm, eager_add, exact_add, [x, residual, weight], grads)
+    functions = partial(kernel.add_rms_norm, eps=EPS, **options), partial(fused, eager), partial(fused, exact)
+    assert_accurate(*functions, [x, residual, weight], grads)
+    assert torch.equal(kernel.add_rms_norm(x, residual, weight, EPS, **options)[1], x + residual)
 
 
 def inputs_of(count, weight_dtype=None):

@@ -1,30 +1,37 @@
-"""Compare results with float64."""
+"""Compare results and gradients with float64."""
 
 import pytest
 import torch
-from reference_rmsnorm import EPS, HIDDEN, eager, exact, gradients_of_rows, kernel
-from testing import DEVICE, DTYPES, assert_as_good, assert_gradients, copies, gradients, random, views
+from reference_rmsnorm import EPS, HIDDEN, assert_accurate_sum, eager, exact, gradients_of_rows, kernel
+from testing import DEVICE, DTYPES, assert_accurate, assert_as_good, copies, gradients, random, views
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden", HIDDEN)
-def test_forward(hidden, dtype):
-    x = random(5, hidden, dtype=dtype)
-    for weight in (None, random(hidden, dtype=dtype), random(hidden, dtype=torch.float32)):
-        normed = kernel.rms_norm(x, weight, EPS)
-        assert normed.is_contiguous()
-        assert_as_good(normed, eager(x, weight), exact(x, weight))
+@pytest.mark.parametrize(
+    "shape",
+    [(5, h) for h in HIDDEN]
+    + [(1, 64), (700, 64), (2, 150, 136), (300, 1000)]
+    # Row lengths that are not a multiple of a vector: the alignment repeats after a number of rows; there are as many
+    # rows, fewer, and more.
+    + [(1, 4097), (2, 8191), (7, 65), (8, 1002), (9, 1001), (300, 4095), (700, 63), (2000, 7)],
+)
+def test_norm(shape, dtype):
+    x, grad = random(*shape, dtype=dtype, requires_grad=True), random(*shape, dtype=dtype)
+    assert kernel.rms_norm(x).is_contiguous()
+    assert_accurate(kernel.rms_norm, eager, exact, [x], [grad])
+    for weight_dtype in {dtype, torch.float32}:
+        weight = random(shape[-1], dtype=weight_dtype, requires_grad=True)
+        assert_accurate(kernel.rms_norm, eager, exact, [x, weight], [grad])
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden", HIDDEN)
-def test_add_forward(hidden, dtype):
-    x, residual, weight = random(5, hidden, dtype=dtype), random(5, hidden, dtype=dtype), random(hidden, dtype=dtype)
-    normed, total = kernel.add_rms_norm(x, residual, weight, EPS)
-    assert torch.equal(total, x + residual)
-    assert_as_good(normed, eager(total, weight), exact(total, weight))
+@pytest.mark.parametrize("shape", [*((5, h) for h in HIDDEN), (1, 1), (1, 33), (1, 128), (1, 1001), (1, 4096)])
+def test_norm_of_sum(shape, dtype):
+    x, residual = (random(*shape, dtype=dtype, requires_grad=True) for _ in range(2))
+    weight = random(shape[-1], dtype=dtype, requires_grad=True)
+    assert_accurate_sum(x, residual, weight, [random(*shape, dtype=dtype) for _ in range(2)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,10 +62,9 @@ def test_eps(eps):
     x, weight = (random(*shape, dtype=torch.float32, requires_grad=True) for shape in ((6, 40), (40,)))
     grad = random(6, 40, dtype=torch.float32)
     total = kernel.add_rms_norm(x, x, weight, eps)[0]
-    assert_as_good(kernel.rms_norm(x, weight, eps), eager(x, weight, eps), exact(x, weight, eps))
     assert_as_good(total, eager(x + x, weight, eps), exact(x + x, weight, eps))
     functions = [lambda x, weight, f=f: f(x, weight, eps) for f in (kernel.rms_norm, eager, exact)]
-    assert_gradients(*functions, [x, weight], [grad])
+    assert_accurate(*functions, [x, weight], [grad])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -53,12 +53,46 @@ def assert_as_good(actual, exact, eager, rounded=None):
         assert own <= 1.1 * other + 1e-6 * exact.norm()
 
 
-def assert_normed_and_rotated(outs, inputs, weights, turns, half=False, **options):
-    """Compare results, of the dimensions [B, S, H, D], with the reference."""
+def gradients(inputs, weights, grads, dtype, turns, half, **options):
+    """Return the gradients of q, k and their weights, computed in `dtype` without roundings."""
+    given = [None if t is None else t.detach().to(dtype).requires_grad_() for t in (*inputs, *weights)]
+    outs = [reference(x, w, turns, half, dtype, **options) for x, w in zip(given[:2], given[2:])]
+    return torch.autograd.grad(outs, [t for t in given if t is not None], [g.to(dtype) for g in grads])
+
+
+def assert_accurate_gradients(actual, inputs, weights, grads, turns, half=False, rounding="last", **options):
+    """Assert that errors are at most 1.1 times those of float32 arithmetic without roundings."""
+    exact = gradients(inputs, weights, grads, torch.float64, turns, half, **options)
+    single = gradients(inputs, weights, grads, torch.float32, turns, half, **options)
+    for own, other, wanted in zip(actual, single, exact):
+        scale = torch.finfo(own.dtype).eps
+        error = (own.double() - wanted).norm()
+        assert error <= 1.1 * (other.to(own.dtype).double() - wanted).norm() + 2e-6 * wanted.norm()
+        # In short rows, terms that are a multiple of the gradient cancel.
+        torch.testing.assert_close(own.double(), wanted, rtol=2 * scale, atol=8 * scale * wanted.abs().max().item())
+
+
+def pairs_of(half):
+    return "half" if half else "interleaved"
+
+
+def assert_accurate(inputs, weights, turns, half=False, tables=None, rotary_dim=None, backward=True, **options):
+    """Compare results and gradients of a call with the reference, and return the results.
+
+    `tables`: those of `turns` as the call gets them, by default with one entry for each element.
+    """
+    cos, sin = tables or (joined(t, half) for t in turns)
+    given = [None if t is None else t.detach().requires_grad_(backward) for t in (*inputs, *weights)]
+    outs = kernel.norm_rotary(*given, cos, sin, pairs=pairs_of(half), rotary_dim=rotary_dim, **options)
     for out, x, weight in zip(outs, inputs, weights):
         exact = reference(x, weight, turns, half, **options)
-        eager = reference(x, weight, turns, half, torch.float32, **options)
-        assert_as_good(out, exact, eager)
+        assert_as_good(out.detach(), exact, reference(x, weight, turns, half, torch.float32, **options))
+    if backward:
+        leaves, grads = [t for t in given if t is not None], [random(*out.shape, dtype=out.dtype) for out in outs]
+        actual = torch.autograd.grad(outs, leaves, grads)
+        assert all(own.shape == leaf.shape and own.dtype == leaf.dtype for own, leaf in zip(actual, leaves))
+        assert_accurate_gradients(actual, inputs, weights, grads, turns, half, **options)
+    return outs
 
 
 def heads_of(q_heads, k_heads, dim, dtype, batch=2, tokens=7, weight_dtype=None, norm="head"):
@@ -82,7 +116,7 @@ def norm_op(norm):
         return tuple(reference(x, weight, turns, half, prefix=2, **options) for x, weight in pairs)
 
     def function(*given):
-        return kernel.norm_rotary(*given, cos, sin, pairs="half" if half else "interleaved", prefix=2, **options)
+        return kernel.norm_rotary(*given, cos, sin, pairs=pairs_of(half), prefix=2, **options)
 
     return Op(
         function, exact, lambda *given: [t for pair in heads_of(3, 1, 16, given[1], given[0], norm=norm) for t in pair]

@@ -140,3 +140,9 @@ for half in (False, True):
         7,
         16,
     )
+OPS["rope3d in turn"] = rotations(
+    lambda q, k: kernel.rope3d(q, k, GRID, order="in_turn"),
+    lambda x: rotated(x, ltx_angles(points(GRID), 16)),
+    TOKENS,
+    16,
+)

@@ -4,21 +4,8 @@ import pytest
 import torch
 from differentiate import assert_derivatives
 from reference_norm_rotary import normed
-from reference_rope3d import (
-    GRID,
-    TOKENS,
-    kernel,
-    ltx_angles,
-    points,
-    rotated,
-)
+from reference_rope3d import GRID, TOKENS, kernel, rotated
 from testing import random
-
-
-def test_derivatives_in_turn():
-    q = random(1, TOKENS, 2, 16, dtype=torch.float32)
-    turns = ltx_angles(points(GRID), 16)
-    assert_derivatives(lambda q: kernel.rope3d(q, None, GRID, order="in_turn"), lambda q: rotated(q, turns), (q,))
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -24,14 +24,19 @@ from testing import DEVICE, DTYPES, random
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("half", [False, True])
 def test_grid(dim, dtype, half):
-    q, k = random(2, TOKENS, 3, dim, dtype=dtype), random(2, TOKENS, 1, dim, dtype=dtype)
+    """Results and gradients, in place or not."""
+    leaves, grads = ([random(2, TOKENS, heads, dim, dtype=dtype) for heads in (3, 1)] for _ in range(2))
     angles = wan_angles(points(GRID), wan_widths(dim))
-    out_q, out_k = kernel.rope3d(q, k, GRID, pairs="half" if half else "interleaved")
-    assert out_q.is_contiguous() and out_k.is_contiguous()
-    assert_as_good(out_q, q, angles, half)
-    assert_as_good(out_k, k, angles, half)
-    alone, none = kernel.rope3d(q, None, GRID, pairs="half" if half else "interleaved")
-    assert none is None and torch.equal(alone, out_q)
+    pairs = "half" if half else "interleaved"
+    for inplace in (False, True):
+        given = [leaf.requires_grad_() for leaf in leaves]
+        outs = kernel.rope3d(*((x.clone() for x in given) if inplace else given), GRID, pairs=pairs, inplace=inplace)
+        for out, x, gradient, grad in zip(outs, leaves, torch.autograd.grad(outs, given, grads), grads):
+            assert out.is_contiguous()
+            assert_as_good(out.detach(), x.detach(), angles, half)
+            assert_as_good(gradient, grad, -angles, half)
+    alone, none = kernel.rope3d(leaves[0], None, GRID, pairs=pairs)
+    assert none is None and torch.equal(alone, outs[0])
 
 
 @pytest.mark.kernels_ci
@@ -40,11 +45,14 @@ def test_grid(dim, dtype, half):
 def test_in_turn(dim, dtype):
     """As in LTX: over the whole width, with positions between -1 and 1."""
     scale = tuple(2 / size for size in GRID)
-    q, k = (random(2, TOKENS, dim, dtype=dtype) for _ in range(2))
+    q, k = (random(2, TOKENS, dim, dtype=dtype, requires_grad=True) for _ in range(2))
     angles = ltx_angles([p * s - 1 for p, s in zip(points(GRID), scale)], dim)
-    arguments = {"order": "in_turn", "layout": "bsc", "scale": scale, "offset": -1}
-    for out, x in zip(kernel.rope3d(q, k, GRID, **arguments), (q, k)):
-        assert_as_good(out.unsqueeze(2), x.unsqueeze(2), angles)
+    outs = kernel.rope3d(q, k, GRID, order="in_turn", layout="bsc", scale=scale, offset=-1)
+    grads = [random(2, TOKENS, dim, dtype=dtype) for _ in range(2)]
+    for out, x, gradient, grad in zip(outs, (q, k), torch.autograd.grad(outs, (q, k), grads), grads):
+        assert_as_good(out.detach().unsqueeze(2), x.detach().unsqueeze(2), angles)
+        if dim <= 130:  # the bound for each element is for few of them
+            assert_as_good(gradient.unsqueeze(2), grad.unsqueeze(2), -angles)
         assert torch.equal(out[..., : dim % 6], x[..., : dim % 6])
 
 

@@ -16,7 +16,7 @@ from reference_rope3d import (
     wan_angles,
     wan_widths,
 )
-from testing import DTYPES, random
+from testing import DEVICE, DTYPES, random
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,6 +63,22 @@ def test_many_tokens(half):
             outs = kernel.rope3d(*given, grid, layout=layout, pairs="half" if half else "interleaved")
             for out, want in zip(outs, wanted):
                 assert_agrees(out.permute(order), want.bfloat16())
+
+
+@pytest.mark.parametrize("rotate", ["rope3d", "apply_rotary"])
+@pytest.mark.parametrize("grad_enabled", [False, True])
+def test_autograd_notices_writes_in_place(grad_enabled, rotate):
+    """Autograd refuses a gradient that needs a value which the rotation has overwritten."""
+    arguments = (GRID,) if rotate == "rope3d" else torch.rand(2, TOKENS, 8, device=DEVICE)
+    x = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)
+    y = x * 2
+    loss = y.square()
+    with torch.set_grad_enabled(grad_enabled):
+        getattr(kernel, rotate)(y, None, *arguments, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.sum().backward()
+    with pytest.raises(RuntimeError, match="leaf"):
+        getattr(kernel, rotate)(x, None, *arguments, inplace=True)
 
 
 def test_what_lies_between_is_not_written():

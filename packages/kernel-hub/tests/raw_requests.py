@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import requests
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 
+from tests.support.builder_process import run_builder
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL
 
@@ -30,8 +31,7 @@ def commit(api: HfApi, repo_id: str, path: str, content: bytes = b"x", **options
 
 def hub_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `kernel-builder hub` in a process of its own."""
-    command = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_builder(os.environ, "hub", *arguments)
 
 
 def target(url: str) -> tuple[str, int]:

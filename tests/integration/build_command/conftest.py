@@ -309,9 +309,7 @@ def scale(copy_project: Callable[..., Path], shared_cache: Path, kernel_builder:
 
     def make(statement: str = RIGHT) -> Path:
         project = copy_project("stable-scale")
-        source = project / "scale" / "scale_cpu.cpp"
-        assert RIGHT in source.read_text()
-        source.write_text(source.read_text().replace(RIGHT, statement))
+        replace(project / "scale" / "scale_cpu.cpp", RIGHT, statement)
         (project / "benchmarks").mkdir()
         shutil.copy(ROOT / "kernels" / "kit" / "workload.py", project / "benchmarks")
         shutil.copy(ROOT / "tests" / "unit" / "measure" / "scale_benchmark.py", project / "benchmarks" / "benchmark.py")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from kernel_format.errors import BuildError, CheckError, KernelBuilderError
-from tests.integration.build_command.conftest import FOR_CPU, Copy, Run, command, replace, untouched
+from tests.integration.build_command.conftest import FOR_CPU, RIGHT, Copy, Run, command, replace, untouched
 from tests.support.places import CPU
 
 CALLER = ", in scale/scale_cpu.cpp"
@@ -97,3 +98,26 @@ def test_undefined_and_too_new_symbols_are_reported(
     replace(source, "factor * in[i]", call)
     done = kernel_builder.refuse(project, *FOR_CPU, error=error, where="", message=message, hint="")
     assert CPU in done.answer["message"]
+
+
+def test_a_failed_step_can_be_run_again(project: Path, kernel_builder: Run) -> None:
+    """KERNEL_BUILDER_DEBUG=keep keeps work directories."""
+    source = project / "scale" / "scale_cpu.cpp"
+    replace(source, RIGHT, "out[i] = unknown * in[i]")
+    expected = {"error": BuildError, "where": source, "message": "unknown", "hint": None}
+    done = kernel_builder.refuse(project, *FOR_CPU, **expected, KERNEL_BUILDER_DEBUG="keep")
+    assert (
+        "no sandbox is available, so compilers and packages run without one (KERNEL_BUILDER_DEBUG=keep)" in done.stderr
+    )
+    (work,) = (Path(name) for name in re.findall(r"^kept: (.*/work/[\w-]+)$", done.stderr, re.M))
+    (copied,) = work.glob("*/inside/src/scale/scale_cpu.cpp")
+    failed = copied.parents[3]
+    replace(copied, "unknown", "factor")
+    subprocess.run(["sh", "../command"], check=True, cwd=failed / "inside")
+    assert (failed / "inside/out.o").exists()
+
+    cache = kernel_builder.cache
+    kernel_builder.refuse(project, *FOR_CPU, **expected, KERNEL_BUILDER_DEBUG="keep")
+    assert len(list((cache / "work").iterdir())) == 2
+    kernel_builder.refuse(project, *FOR_CPU, **expected)
+    assert not list((cache / "work").glob("*")), "a build without the variable removes them"

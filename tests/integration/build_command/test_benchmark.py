@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Point
-from tests.integration.build_command.conftest import BUILDER, MEASURED, RIGHT, Run, benchmark
+from tests.integration.build_command.conftest import BUILDER, FOR_CPU, MEASURED, RIGHT, Run, benchmark, replace
 from tests.support.places import CPU
 
 
@@ -48,19 +50,15 @@ def test_the_naive_kernel_is_the_first_peer_of_forward_passes(
     scale: Callable[..., Path], copy_project: Callable[..., Path], kernel_builder: Run, tmp_path: Path
 ) -> None:
     project, file = scale(), tmp_path / "scale.json"
-    declared = (project / "benchmarks" / "benchmark.py").read_text()
     for old, new in {
         'SHAPES = {"forward": ': 'SHAPES = {"forward + backward": {"cuda": [], "cpu": [(64, 512)]}, "forward": ',
         "return self.kernel.scaled(x, 3.0)": "return x * 3.0  # with a gradient\n\n"
         "    def naive(self, x):\n        return self.naive_kernel.scaled(x, 3.0)",
     }.items():
-        assert old in declared
-        declared = declared.replace(old, new)
-    (project / "benchmarks" / "benchmark.py").write_text(declared)
+        replace(project / "benchmarks" / "benchmark.py", old, new)
     copy_project("stable-scale", "naive").rename(project / "naive")
-    source = project / "naive" / "scale" / "scale_cpu.cpp"
-    source.write_text(source.read_text().replace(RIGHT, "out[i] = in[i] * factor"))
-    assert kernel_builder(tmp_path / "cache", "build", project / "naive", "--variant", CPU, "--no-load").code == 0
+    replace(project / "naive" / "scale" / "scale_cpu.cpp", RIGHT, "out[i] = in[i] * factor")
+    kernel_builder.build(project / "naive", *FOR_CPU)
     arguments = (project, *MEASURED, "--against", "naive,eager", "--shapes", "64x512", "--json", file)
     assert benchmark(*arguments).exit_code == 0
     report = BenchmarkReport.read(file)
@@ -98,3 +96,21 @@ def test_bad_selections_have_clear_errors(
     shutil.copytree(project / "benchmarks", unbuilt / "benchmarks")
     done = benchmark(unbuilt)
     assert done.exit_code == 3 and f"hint: kernel-builder build {unbuilt} --backend cpu" in done.stderr
+
+
+def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    # Every process would compile programs to learn which vector instructions the compiler supports.
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    file = tmp_path / "a directory to make" / "scale.json"
+    project = scale()
+    # A matrix product is a call of a library: Inductor compiles no C++ for it.
+    declared = project / "benchmarks" / "benchmark.py"
+    replace(declared, "PEERS = {", "DIAGONAL = 3.0 * torch.eye(512)\nPEERS = {")
+    replace(declared, "return 3.0 * x", "return torch.mm(x, DIAGONAL.to(x.dtype))")
+    options = [*MEASURED, "--against", "compile", "--shapes", "64x512", "--only", "device"]
+    done = benchmark(project, *options, "--json", file)
+    assert done.exit_code == 0, done.stderr
+    assert "[1/1] compiling peers" in done.stderr
+    assert list((tmp_path / "inductor").iterdir())
+    assert [row.times.keys() for row in BenchmarkReport.read(file).rows] == [{COPY, OURS, "compile"}]

@@ -16,8 +16,8 @@ from kernel_builder.hub import project_sources
 from kernel_builder.toolchain import Toolchains
 from tests.integration.build_command.conftest import (
     BUILDER,
+    FOR_CPU,
     Copy,
-    NewCache,
     Run,
     command,
     environment,
@@ -38,12 +38,12 @@ sys.exit(7)
 """
 
 
-def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: Path, kernel_builder: Run) -> None:
+def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: Path) -> None:
     project, cache = copy_project("stable-scale"), shared_cache
     replace(project / "build.toml", "[torch]", REPOSITORY)
     missing = command(cache, "testshell", project)
     assert missing.returncode == 6 and f"kernel-builder build {project}" in missing.stderr
-    assert kernel_builder(cache, "build", project, "--variant", CPU, "--no-load").code == 0
+    Run(cache).build(project, *FOR_CPU)
     done = command(cache, "testshell", project, "--", "python", "-c", LOAD_BY_NAME)
     assert done.returncode == 7, done.stderr
     assert done.stdout.split() == [str(project / "build" / CPU / "__init__.py"), "2.0", "3.0"]
@@ -57,24 +57,22 @@ def test_a_testshell_loads_the_built_package(copy_project: Copy, shared_cache: P
     assert refused.returncode == 4 and "pip install 'torch==2.10.*' --index-url" in refused.stderr
 
 
-def test_the_shell_is_that_of_the_user(copy_project: Copy, new_cache: NewCache) -> None:
+def test_the_shell_is_that_of_the_user(copy_project: Copy, cache: Path) -> None:
     """A shell without a command is $SHELL; SIGPIPE ends its programs, as in any shell."""
     devshell = [str(BUILDER), "devshell", str(copy_project("python-only"))]
-    env = environment(new_cache("cache"), SHELL="/bin/sh")
+    env = environment(cache, SHELL="/bin/sh")
     done = subprocess.run(devshell, input="yes | head -1\n", capture_output=True, text=True, check=True, env=env)
     assert done.stdout == "y\n" and "`exit` leaves this shell" in done.stderr
 
 
-def test_a_devshell_has_the_pinned_toolchain(
-    copy_project: Copy, new_cache: NewCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_devshell_has_the_pinned_toolchain(copy_project: Copy, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = copy_project("stable-scale")
     script = (
         "nvcc --version && $CXX -std=c++17 -fsyntax-only -DCUDA_KERNEL -DTORCH_EXTENSION_NAME=ops "
         "-DTORCH_TARGET_VERSION=0x020a000000000000 -I. torch-ext/torch_binding.cpp && echo compiled && echo $CUDA_HOME"
     )
     arguments = ["devshell", project, "--variant", CUDA, "--", "sh", "-c", f"cd {project} && {script}"]
-    done = command(new_cache("cache"), *arguments)
+    done = command(cache, *arguments)
     assert done.returncode == 0, done.stderr
     *words, compiled, home = done.stdout.splitlines()
     assert any("release 13.0" in line for line in words)
@@ -84,7 +82,7 @@ def test_a_devshell_has_the_pinned_toolchain(
     assert Path(home).name == Path(os.environ["CUDA_HOME"]).name and toolkits.installed(Toolchains()) is None
 
 
-def test_compile_commands_are_those_of_clangd(copy_project: Copy, new_cache: NewCache) -> None:
+def test_compile_commands_are_those_of_clangd(copy_project: Copy, cache: Path) -> None:
     """g++ accepts the entries of C++, and clangd that of CUDA, without the flags of nvcc that clang does not know."""
     project = copy_project("stable-scale", "a project")
     replace(project / "build.toml", '["9.0"]', '["9.0"]\ncuda-flags = ["-lineinfo", "-DBLOCK=256", "-Xptxas", "-v"]')
@@ -93,7 +91,7 @@ def test_compile_commands_are_those_of_clangd(copy_project: Copy, new_cache: New
         source, "#include <cuda_runtime.h>", "#include <atomic>\n#include <cuda_runtime.h>\nstd::atomic<int> calls;"
     )
     replace(source, "(count + 255) / 256, 256", "(count + BLOCK - 1) / BLOCK, BLOCK * (calls.fetch_add(1) >= 0)")
-    done = command(new_cache("cache"), "compile-commands", project)
+    done = command(cache, "compile-commands", project)
     assert done.returncode == 0, done.stderr
     entries = json.loads((project / "compile_commands.json").read_text())
     sources = ["torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp", "scale/scale_cuda.cu"]

@@ -5,27 +5,30 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from kernel_builder.backends.cuda import toolkits
+from kernel_builder.backends.cuda.releases import data
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT
 
 SOURCES = sorted([*ROOT.glob("kernels/*/*_cuda/*.cu"), *ROOT.glob("kernels/*/naive/*.cu")])
 
-pytestmark = pytest.mark.parametrize(
+each_source = pytest.mark.parametrize(
     "source", SOURCES, ids=[str(path.relative_to(ROOT / "kernels")) for path in SOURCES]
 )
 
 
-def compiles(command: Sequence[str | Path], source: Path, output: Path) -> None:
-    """Compile with the project's root as include directory; any output is a failure."""
+def output_of(command: Sequence[str | Path], source: Path, output: Path) -> str:
+    """Compile with the project's root as include directory, and return the compiler's messages."""
     include = f"-I{source.parent.parent}"
     done = subprocess.run(
         [*command, "-std=c++17", "-O3", "-DNDEBUG", include, "-c", source, "-o", output],
@@ -34,7 +37,13 @@ def compiles(command: Sequence[str | Path], source: Path, output: Path) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "")
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def compiles(command: Sequence[str | Path], source: Path, output: Path) -> None:
+    """Compile without a warning."""
+    assert output_of(command, source, output) == ""
 
 
 def clang(tools: Toolchains) -> list[str | Path]:
@@ -46,6 +55,7 @@ def clang(tools: Toolchains) -> list[str | Path]:
     return [toolkit.clang.root / "zig", "clang", "--target=x86_64-linux-gnu", "-x", "cuda", *places, gxx]
 
 
+@each_source
 def test_clang_warns_of_nothing(source: Path, tmp_path: Path) -> None:
     # Without a second pass for the host, which parses the same code without that of __CUDA_ARCH__.
     target = ["--offload-arch=sm_90", "--cuda-device-only", "-fsyntax-only", "-Wno-unused-command-line-argument"]
@@ -53,6 +63,7 @@ def test_clang_warns_of_nothing(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.device_code
+@each_source
 def test_clang(source: Path, tmp_path: Path) -> None:
     tools = Toolchains()
     toolkit = toolkits.toolkit(tools, Release(12, 6))
@@ -65,6 +76,7 @@ def test_clang(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.device_code
+@each_source
 def test_clang_keeps_arrays_in_registers(source: Path, tmp_path: Path) -> None:
     """No element is chosen by its address, and no copy of floats is split into bytes."""
     ptx = tmp_path / "ptx"
@@ -74,6 +86,7 @@ def test_clang_keeps_arrays_in_registers(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.device_code
+@each_source
 @pytest.mark.parametrize("release", [Release(13, 0), Release(13, 2)], ids=str)
 def test_nvcc(source: Path, release: Release, tmp_path: Path) -> None:
     toolkit = toolkits.toolkit(Toolchains(), release)
@@ -82,3 +95,59 @@ def test_nvcc(source: Path, release: Release, tmp_path: Path) -> None:
     warnings = ["-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror"]
     assert toolkit.nvcc is not None
     compiles([toolkit.nvcc, *targets, *warnings, "--expt-relaxed-constexpr"], source, tmp_path / "object")
+
+
+def test_fast_kernels_do_not_spill(tmp_path: Path) -> None:
+    """Registers of clang's code; without the builder's options, some of these kernels spill them."""
+    target = ["--offload-arch=sm_90", "--cuda-device-only", *data()["clang"]["device-flags"], "-Xcuda-ptxas", "-v"]
+    source = ROOT / "kernels/adaln/adaln_cuda/forward.cu"
+    messages = output_of([*clang(Toolchains()), *target], source, tmp_path / "cubin")
+    stores = re.findall(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores", messages)
+    fast = {name: int(count) for name, count in stores if "forward_general_kernel" not in name}
+    assert len(fast) > 10 and set(fast.values()) == {0}
+
+
+PTX = """\
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 p, .param .f32 q) {
+.reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .b16 %rs<9>; .reg .pred %p<2>;
+ld.param.b64 %rd1, [p];
+ld.param.b32 %r1, [q];
+add.rn.f32 %r2, %r1, %r1;
+BODY
+ret;
+}
+"""
+# As clang writes it -> as ptxas gets it. None is unchanged.
+STORES = {
+    "\tst.shared.b8 \t[%rd1], %r2;": "{ .reg .b32 %low1; and.b32 %low1, %r2, 255; st.shared.b8 \t[%rd1], %low1; }",
+    "st.global.b16 [%rd1+2], %r2;": "{ .reg .b32 %low1; and.b32 %low1, %r2, 65535; st.global.b16 [%rd1+2], %low1; }",
+    "st.b8 [%rd1], %rs3;": "{ .reg .b16 %low1; and.b16 %low1, %rs3, 255; st.b8 [%rd1], %low1; }",
+    "@%p1 st.u32 [%rd1], %rd2;": "{ .reg .b32 %low1; cvt.u32.u64 %low1, %rd2; @%p1 st.u32 [%rd1], %low1; }",
+    "st.global.v2.b8 [%rd1], {%rs1, 7};": "{ .reg .b16 %low1; and.b16 %low1, %rs1, 255; "
+    "st.global.v2.b8 [%rd1], {%low1, 7}; }",
+    "add.s32 %r3, %r1, 1; st.b8 [%rd1], %r3;": "add.s32 %r3, %r1, 1; "
+    "{ .reg .b32 %low1; and.b32 %low1, %r3, 255; st.b8 [%rd1], %low1; }",
+    "st.global.b32 [%rd1], %r2;": None,
+    "st.global.b16 [%rd1], %rs3;": None,
+    "st.global.v4.b32 [%rd1+16], {%r1, %r2, %r3, %r4};": None,
+    "st.global.b8 [%rd1], 1;": None,
+    "ld.global.b8 %r3, [%rd1];": None,
+}
+
+
+def test_stores_of_low_bytes_get_an_integer(tmp_path: Path) -> None:
+    """ptxas would store an integer conversion in place of the low bytes of a float. It accepts the corrected PTX."""
+    script = tmp_path / "ptxas"
+    script.write_text((resources.files("kernel_builder") / "templates/clang/ptxas").read_text())
+    source = tmp_path / "kernel.s"
+    source.write_text(PTX.replace("BODY", "\n".join(STORES)))
+    ptxas = toolkits.toolkit(Toolchains(), Release(12, 6)).root / "bin/ptxas"
+    command = ["sh", script, "-arch=sm_90", "--output-file", tmp_path / "kernel.o", source, "-O3"]
+    done = subprocess.run(command, env={**os.environ, "PTXAS": str(ptxas)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    body = [line.strip() for line in source.read_text().splitlines()[8:-2]]
+    assert body == [changed or line.strip() for line, changed in STORES.items()]
+    assert (tmp_path / "kernel.o").stat().st_size > 0

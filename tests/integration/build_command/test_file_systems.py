@@ -1,8 +1,9 @@
-"""Builds on full disks, and on read-only file systems."""
+"""Full disks, read-only file systems, users without a home directory, unusual umasks and places of the cache."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,14 +12,16 @@ import pytest
 
 from tests.integration.build_command.conftest import (
     BUILDER,
+    FOR_CPU,
     Copy,
     NewCache,
-    Run,
     environment,
     snapshot,
     untouched,
 )
 from tests.support.places import CPU
+
+CPU_ALONE = "torch-cpu"
 
 
 def in_namespace(script: str, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -42,9 +45,7 @@ needs_mounts = pytest.mark.skipif(not MAY_MOUNT, reason="this user may not mount
 
 
 @needs_mounts
-def test_disk_full_while_compiling(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
-) -> None:
+def test_disk_full_while_compiling(copy_project: Copy, new_cache: NewCache, tmp_path: Path) -> None:
     project, cache = copy_project("stable-scale"), tmp_path / "cache"
     cache.mkdir()
     store = new_cache("other") / "toolchains"
@@ -61,10 +62,8 @@ exec {BUILDER} build {project} --variant {CPU} --no-load --json
 
 
 @needs_mounts
-def test_disk_full_while_assembling(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
-) -> None:
-    project, cache, out = copy_project("python-only"), new_cache("cache"), tmp_path / "volume"
+def test_disk_full_while_assembling(copy_project: Copy, cache: Path, tmp_path: Path) -> None:
+    project, out = copy_project("python-only"), tmp_path / "volume"
     out.mkdir()
     package = project / "torch-ext" / "python_only"
     (package / "tables.py").write_text("# " + "x" * (64 * 1024))
@@ -87,10 +86,8 @@ exit $code
 
 @needs_mounts
 @pytest.mark.parametrize("where", ["cache", "project"])
-def test_a_read_only_file_system_is_reported(
-    copy_project: Copy, new_cache: NewCache, tmp_path: Path, where: str
-) -> None:
-    project, cache = copy_project("python-only"), new_cache("cache")
+def test_a_read_only_file_system_is_reported(copy_project: Copy, cache: Path, where: str) -> None:
+    project = copy_project("python-only")
     place = cache if where == "cache" else project
     with untouched(project, cache):
         setup = f"mount --bind {place} {place}; mount -o remount,ro,bind {place}"
@@ -101,3 +98,54 @@ def test_a_read_only_file_system_is_reported(
     assert "Read-only file system" in answer["message"]
     assert str(place) in answer["where"]
     assert ("KERNEL_BUILDER_CACHE" if where == "cache" else "--out") in answer["hint"]
+
+
+def test_a_user_without_a_home(project: Path, cache: Path) -> None:
+    if not (unshare := shutil.which("unshare")):
+        pytest.skip("this machine has no unshare")
+    as_number = [unshare, "--user", "--map-user=54321"]
+    if subprocess.run([*as_number, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine has no user namespaces")
+    unset = ("HOME", "USER", "LOGNAME", "XDG_CACHE_HOME", "KERNEL_BUILDER_CACHE")
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    for command in ("build", "list-variants"):
+        line = [*as_number, BUILDER, command, project, "--json"]
+        done = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 4
+        assert "no home directory" in json.loads(done.stdout)["message"]
+    line = [*as_number, BUILDER, "build", project, *FOR_CPU]
+    done = subprocess.run(
+        line, capture_output=True, text=True, env={**env, "KERNEL_BUILDER_CACHE": str(cache)}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_users_cannot_write_outputs_under_umask_0(copy_project: Copy, tmp_path: Path) -> None:
+    """Another user could put objects into the cache."""
+    project, cache = copy_project("python-only"), tmp_path / "made" / "cache"
+    command = [BUILDER, "build", project, "--variant", CPU_ALONE, "--no-load", "--json"]
+    done = subprocess.run(command, env=environment(cache), umask=0, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "warning" not in done.stderr, done
+    places = [cache, *cache.rglob("*"), project / "build", *(project / "build").rglob("*")]
+    assert {path.stat().st_mode & 0o777 & ~0o775 for path in places if not path.name.endswith(".json")} == {0}
+    cache.chmod(0o777)
+    done = subprocess.run(command, env=environment(cache), capture_output=True, text=True, check=True)
+    assert "other users can write to the cache" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_cache_of_another_user_is_a_warning(copy_project: Copy, cache: Path) -> None:
+    os.chown(cache, 54321, 54321)
+    command = [BUILDER, "build", copy_project("python-only"), "--variant", CPU_ALONE, "--no-load"]
+    done = subprocess.run(command, env=environment(cache), capture_output=True, text=True, check=True)
+    assert "other users can write to the cache" in done.stderr
+
+
+@needs_mounts
+def test_a_cache_on_another_file_system(copy_project: Copy, tmp_path: Path) -> None:
+    project, cache = copy_project("python-only"), tmp_path / "cache"
+    cache.mkdir()
+    command = f"exec {BUILDER} build {project} --variant {CPU_ALONE} --no-load --json"
+    done = in_namespace(f"mount -t tmpfs -o mode=700 cache {cache} && {command}", cache)
+    assert done.returncode == 0 and "other users" not in done.stderr, done

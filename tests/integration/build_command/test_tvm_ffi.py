@@ -46,41 +46,38 @@ needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="needs ca
 
 
 @pytest.mark.parametrize("name", ["tvm-scale", pytest.param("rust-scale", marks=needs_cargo)])
-def test_two_versions_load_in_one_process(copy_project: Copy, cache: Path, kernel_builder: Run, name: str) -> None:
+def test_two_versions_load_in_one_process(copy_project: Copy, kernel_builder: Run, name: str) -> None:
     projects = [copy_project(name, f"scale-v{version}") for version in (1, 2)]
     replace(projects[1] / "build.toml", "version = 1", "version = 2")
-    done = kernel_builder(cache, "build", *projects, "--backend", "cpu")
-    assert done.code == 0, done.answer
-    assert [built["variant"] for built in done.answer["packages"]] == [CPU, CPU]
-    assert all("load" in built["passed-checks"] for built in done.answer["packages"]), done.answer
-    assert not done.answer["warnings"], done.answer
-    wheel = kernel_builder(cache, "wheel", projects[0])
+    answer = kernel_builder.build(*projects, "--backend", "cpu")
+    assert [built["variant"] for built in answer["packages"]] == [CPU, CPU]
+    assert all("load" in built["passed-checks"] for built in answer["packages"]), answer
+    assert not answer["warnings"], answer
+    wheel = kernel_builder(kernel_builder.cache, "wheel", projects[0])
     assert wheel.code == 2 and "by the installed Torch" in wheel.answer["message"], wheel.answer
     packages = [str(project / "build" / CPU) for project in projects]
     assert run_python(LOAD, *packages).splitlines() == 2 * ["expected float32"]
 
 
-def test_a_binary_for_cuda_has_the_runtime_itself(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+def test_a_binary_for_cuda_has_the_runtime_itself(copy_project: Copy, kernel_builder: Run) -> None:
     """Nothing else brings it: tensors may be of another framework than Torch."""
     project = copy_project("tvm-scale")
-    done = kernel_builder(cache, "build", project, "--backend", "cuda", "--no-load")
-    assert done.code == 0, done.answer
-    (package,) = done.answer["packages"]
+    answer = kernel_builder.build(project, "--backend", "cuda", "--no-load")
+    (package,) = answer["packages"]
     assert package["variant"] == CUDA and package["checks"]["findings"] == [], package
     (path,) = (project / "build" / CUDA).glob("*.so")
     binary = elf.read(path)
     assert "libtvm_ffi.so" in binary.needed and not [name for name in binary.needed if "cuda" in name]
     assert binary.exported == {"__tvm_ffi_scaled"}
-    (elsewhere,) = (left for left in done.answer["unavailable"] if left["variant"] == CUDA.replace("130", "126"))
+    (elsewhere,) = (left for left in answer["unavailable"] if left["variant"] == CUDA.replace("130", "126"))
     assert "needs the static runtime of CUDA 12.6" in elsewhere["reason"] and "--cuda-home" in elsewhere["hint"]
 
 
-def test_a_library_without_functions_is_refused(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_a_library_without_functions_is_refused(copy_project: Copy, kernel_builder: Run) -> None:
     project = copy_project("tvm-scale")
     (project / "tvm-ffi-ext" / "binding.cpp").write_text("int nothing() { return 0; }\n")
     (project / "scale" / "scale_cpu.cpp").write_text("")
-    done = kernel_builder(new_cache("cache"), "build", project, "--backend", "cpu", "--no-load")
-    assert done.code != 0
+    done = kernel_builder(kernel_builder.cache, "build", project, "--backend", "cpu", "--no-load")
     (finding,) = done.answer["failures"][0]["checks"]["findings"]
     assert finding["check"] == "python-abi" and finding["message"] == "exports no function of TVM FFI"
     assert "TVM_FFI_DLL_EXPORT_TYPED_FUNC" in finding["hint"]
@@ -93,8 +90,7 @@ def test_a_crate_gives_equal_bytes_in_any_directory(
     """Also without a sandbox. The exports are TVM FFI's alone, and no path of this machine is in the binary."""
     projects = [copy_project("rust-scale", f"in-{place}") for place in ("one", "another")]
     for project, sandbox in zip(projects, ("auto", "off"), strict=True):
-        done = kernel_builder(new_cache(sandbox), "build", project, "--no-load", "--sandbox", sandbox)
-        assert done.code == 0, done.answer
+        kernel_builder.build(project, "--no-load", "--sandbox", sandbox, cache=new_cache(sandbox))
     one, another = (next((project / "build" / CPU).glob("*.so")) for project in projects)
     assert (one.name, one.read_bytes()) == (another.name, another.read_bytes())
     assert elf.read(one).exported == {"__tvm_ffi_scaled"}
@@ -106,9 +102,9 @@ def test_a_crate_gives_equal_bytes_in_any_directory(
 
 @needs_cargo
 def test_a_crate_that_cargo_refuses_is_an_error(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copy_project: Copy, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project, cache = copy_project("rust-scale"), new_cache("cache")
+    project, cache = copy_project("rust-scale"), kernel_builder.cache
     replace(project / "crate/src/lib.rs", "factor.value.float as f32", "facto")
     (failed,) = kernel_builder(cache, "build", project).answer["failures"]
     assert "cannot find value `facto`" in failed["errors"][0]["message"]
@@ -128,7 +124,7 @@ def test_a_crate_that_cargo_refuses_is_an_error(
 
 @needs_cargo
 def test_crates_come_from_cargos_cache(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copy_project: Copy, kernel_builder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`cargo fetch` filled it from a registry; the build has no network."""
     project = copy_project("rust-scale")
@@ -156,5 +152,4 @@ def test_crates_come_from_cargos_cache(
         subprocess.run(fetched, cwd=project, env={**os.environ, "CARGO_HOME": str(home)}, check=True)
         server.shutdown()
     monkeypatch.setenv("CARGO_HOME", str(home))
-    done = kernel_builder(new_cache("cache"), "build", project, "--no-load")
-    assert done.code == 0, done.answer
+    kernel_builder.build(project, "--no-load")

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from kernel_builder.cli import main
 from kernel_builder.config.project_files import read_project
-from tests.support.places import PROJECTS, ROOT
+from tests.support.places import CPU, PROJECTS, ROOT
 from tests.support.torch_process import run_with_torch
 
 PAGE = ROOT / "docs" / "port.md"
@@ -78,3 +80,17 @@ def test_port_understands_the_project_before(tmp_path: Path) -> None:
         (first,) = (ported for ported in read.kernels if ported.backend is kernel.backend)
         assert {*kernel.src, *after.framework.src} <= set(first.src)  # type: ignore[union-attr]
         assert set(kernel.cxx_flags) <= set(first.cxx_flags) and kernel.cuda_flags == first.cuda_flags[1:]
+
+
+def test_the_example_is_copied_built_and_tested(tmp_path: Path) -> None:
+    """examples/softmax, which the documentation names as a start for kernels of rows."""
+    project = tmp_path / "my-softmax"
+    for arguments in (
+        ["init", "--from", str(ROOT / "examples" / "softmax"), str(project)],
+        ["build", str(project), "--variant", CPU],
+    ):
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+    assert not [path for path in project.rglob("*") if path.is_symlink()]
+    tested = run_with_torch("import pytest, sys; sys.exit(pytest.main(['-q', *sys.argv[1:]]))", project / "tests")
+    assert tested.returncode == 0, tested.stdout

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from kernel_builder.config.variant import Variant
 from kernel_builder.steps import files_read, ninja_run
 from kernel_builder.steps.graph import Graph
 from kernel_builder.steps.plan import plan
-from kernel_builder.toolchain import Toolchains, host_compiler
+from kernel_builder.toolchain import Toolchains
 from tests.support.places import CPU, CUDA
 
 CUDA12 = CUDA.replace("cu130", "cu126")
@@ -22,7 +22,11 @@ SOURCE = {CPU: "scale/scale_cpu.cpp", CUDA: "scale/scale_cuda.cu", CUDA12: "scal
 
 
 def planned(directory: Path, variant: str) -> Graph:
-    return plan([(read_project(directory), [Variant.parse(variant)])], Toolchains())
+    """Return the graph of the kernel's source alone: the binding takes longer to compile."""
+    (whole,) = plan([(read_project(directory), [Variant.parse(variant)])], Toolchains()).variants
+    assert whole.binary
+    objects = tuple(step for step in whole.binary.objects if step.source == SOURCE[variant])
+    return Graph((replace(whole, binary=replace(whole.binary, objects=objects)),))
 
 
 def refusals(graph: Graph, cache: Path) -> list[str]:
@@ -56,7 +60,7 @@ def test_a_file_that_no_key_covers_is_an_error(
     (refusal,) = refusals(planned(directory, variant), cache)
     assert f"{source}: reads " in refusal
     assert f"{'./log' if '../log' in text else other}, which neither the project" in refusal
-    assert len(list((cache / "objects").glob("*/*.o"))) == 1  # of the binding
+    assert not list((cache / "objects").glob("*/*.o"))
 
 
 def test_several_capabilities(copy_project: Callable[..., Path], new_cache: Callable[[str], Path]) -> None:
@@ -98,21 +102,6 @@ def test_headers_of_the_compiler_and_the_c_library_are_known() -> None:
         "/usr/include/a/math.h",
     ]
     assert files_read.foreign(others, host.headers) == others
-
-
-def test_own_headers_on_other_systems(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    (store / "linux-headers/include/linux").mkdir(parents=True)
-    (store / "glibc/include").mkdir(parents=True)
-    (store / "glibc/include/linux").symlink_to(store / "linux-headers/include/linux")
-    search = [f"{store}/gcc/include/c++/14.3.0", f"{store}/gcc/lib/gcc/x/14.3.0/include", f"{store}/glibc/include"]
-    patterns = host_compiler._readable(search, f"{store}/gcc/lib/gcc/x/14.3.0", "14.3.0")
-    assert f"{re.escape(f'{store}/linux-headers/include/linux')}/.*" in patterns
-    assert f"{re.escape(search[0])}/.*" in patterns
-    assert f"{re.escape(search[1])}/.*" in patterns
-    assert f"{re.escape(search[2])}/.*" not in patterns
-    assert [host_compiler._is_of_cxx(path, "14.3.0") for path in search] == [True, False, False]
-    assert [host_compiler._is_inside(path, f"{store}/gcc/lib/gcc/x/14.3.0") for path in search] == [False, True, False]
 
 
 def test_lists_of_files(tmp_path: Path) -> None:

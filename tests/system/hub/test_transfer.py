@@ -7,22 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from huggingface_hub import CommitOperationAdd
 
 from kernel_format.errors import HubError, VerificationError
+from tests.support.builder_process import run_builder
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 
-COPY = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub", "import"]
-
 
 def copy(inside: RunningHub, outside: RunningHub, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [*COPY, source, "--from", outside.url, "--endpoint", inside.url, *options]
-    return subprocess.run(command, env=inside.environment, capture_output=True, text=True, check=False)
+    command = ["hub", "import", source, "--from", outside.url, "--endpoint", inside.url, *options]
+    return run_builder(inside.environment, *command)
 
 
 def downloads(hub: RunningHub) -> int:
@@ -82,14 +80,24 @@ def test_an_import_may_be_killed_and_run_twice_at_once(pair: tuple[RunningHub, R
     inside, outside = pair
     for number in range(3):
         publish_kernel(outside, write_kernel(tmp_path / f"{number}"), repo_id=f"kernels-community/k{number}")
-    command = [*COPY, "kernels-community", "--from", outside.url, "--endpoint", inside.url]
+    command = [
+        sys.executable,
+        "-m",
+        "kernel_builder",
+        "hub",
+        "import",
+        "kernels-community",
+        "--from",
+        outside.url,
+        "--endpoint",
+        inside.url,
+    ]
     for seconds in (1.5, 3):
         with subprocess.Popen(command, env=inside.environment, stderr=subprocess.DEVNULL) as process:
             time.sleep(seconds)
             process.kill()
-    with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(copy, inside, outside, "kernels-community") for _ in range(2)]
-    assert [done.result().returncode for done in both] == [0, 0], [done.result().stderr for done in both]
+    both = [subprocess.Popen(command, env=inside.environment) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
     assert copy(inside, outside, "kernels-community").stdout == ""
     for repo_id in (KERNEL, *(f"kernels-community/k{number}" for number in range(3))):
         files = [hub.api().list_repo_files(repo_id, repo_type="kernel", revision="v1") for hub in pair]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from click.testing import CliRunner
 from kernel_builder.cli import main
 from kernel_builder.config.changed import touched
 from kernel_format.errors import ConfigError
+from tests.support.git import git
 
 NOARCH = """
 [general]
@@ -23,12 +23,6 @@ backends = ["cpu"]
 
 [torch-noarch]
 """
-
-
-def git(repository: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "init.defaultBranch=main"]
-    done = subprocess.run(["git", *identity, *arguments], cwd=repository, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def commit(repository: Path, name: str, text: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Reading a project: every value is read, and each mistake is reported with its place and a hint."""
+"""Reading a project: every value, the files that it names, and each mistake with its place and a hint."""
 
 from __future__ import annotations
 
@@ -13,12 +13,108 @@ from kernel_builder.config import project
 from kernel_builder.config.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
-from tests.support.sample_project import MINIMAL, WHOLE, mistake, write_project
+from kernel_builder.hub import card, project_sources
+from kernel_format.errors import ConfigError
+
+MINIMAL = """\
+[general]
+name = "my-relu"
+version = 1
+edition = 5
+license = "apache-2.0"
+backends = ["cpu"]
+
+[torch]
+src = ["torch-ext/binding.cpp"]
+
+[kernel.relu]
+backend = "cpu"
+depends = ["torch"]
+src = ["relu.cpp"]
+"""
+WHOLE = """\
+[general]
+name = "my-relu"
+version = 3
+edition = 5
+license = "mit"
+backends = ["cuda", "cpu", "cuda"]
+upstream = "https://github.com/o/up"
+source = "git@github.com:o/src.git"
+python-depends = ["einops"]
+kernel-depends = [{ repo-id = "o/base", version = 2 }]
+
+[general.hub]
+repo-id = "o/my-relu"
+branch = "v3"
+
+[general.cuda]
+minver = "12.8"
+maxver = "13.2"
+python-depends = ["nvidia-cutlass-dsl"]
+kernel-depends = [{ repo-id = "o/more", revision = "main" }]
+
+[torch]
+src = ["torch-ext/binding.cpp"]
+include = ["./inc", "."]
+pyext = ["py", "json"]
+cxx-flags = ["-Wall"]
+minver = "2.10"
+maxver = "2.15"
+stable-abi = "2.10"
+
+[kernel.relu]
+backend = "cuda"
+depends = ["torch", "cutlass_4_0"]
+src = ["relu.cu", "inc/relu.h"]
+include = ["inc"]
+cxx-flags = ["-g"]
+cuda-capabilities = ["9.0a", "12.0+PTX"]
+cuda-flags = ["-lineinfo"]
+cuda-minver = "12.8"
+
+[kernel.relu-rocm]
+backend = "rocm"
+depends = []
+src = ["relu.cu"]
+rocm-archs = ["gfx942"]
+hip-flags = ["-O2"]
+"""
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return write_project(tmp_path)
+    """A project with all files that the texts above name, at a path with a space and an umlaut."""
+    home = tmp_path / "my ünusual project"
+    for name in (
+        "relu.cpp",
+        "relu.cu",
+        "inc/relu.h",
+        "torch-ext/binding.cpp",
+        "torch-ext/my_relu/__init__.py",
+        "torch-ext/my_relu/layers/__init__.py",
+        "torch-ext/my_relu/data/table.json",
+        "torch-ext/my_relu/notes.txt",
+        "torch-ext/my_relu/__pycache__/__init__.cpython-311.pyc",
+        "torch-ext/my_relu/__pycache__/stale.py",
+        "torch-ext/my_relu/.hidden.py",
+    ):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    (home / "build.toml").write_text(MINIMAL)
+    return home
+
+
+def mistake(home: Path, text: str | None = None) -> ConfigError:
+    """Return the error with which a project is refused, after its build.toml has got a text, if one is given."""
+    if text is not None:
+        (home / "build.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_project(home)
+    error = caught.value
+    assert error.hint and error.where
+    assert error.where.startswith(str(home))
+    return error
 
 
 def test_every_value_is_read(home: Path) -> None:
@@ -145,3 +241,93 @@ def test_notices_are_in_the_warnings(home: Path) -> None:
     ]
     (home / "build.toml").write_text(MINIMAL)
     assert read_project(home).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("link", "where"),
+    [
+        ("relu.cpp", "build.toml: [kernel.relu] src"),
+        ("torch-ext/binding.cpp", "build.toml: [torch] src"),
+        ("inc", "build.toml: [torch] include"),
+        ("torch-ext/my_relu/layers/__init__.py", "torch-ext/my_relu/layers/__init__.py"),
+        ("torch-ext/my_relu/layers", "torch-ext/my_relu/layers"),
+        ("torch-ext/my_relu", "torch-ext/my_relu"),
+    ],
+)
+def test_a_symbolic_link_out_of_the_project_is_refused(home: Path, tmp_path: Path, link: str, where: str) -> None:
+    outside = tmp_path / "outside"
+    (home / link).rename(outside)
+    (home / link).symlink_to(outside)
+    error = mistake(home, MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]'))
+    assert error.where == f"{home}/{where}"
+    assert "is a symbolic link out of the project" in error.message
+
+
+def test_no_link_publishes_what_git_keeps_or_is_outside(home: Path, tmp_path: Path) -> None:
+    """A checkout's `.git/config` may hold a token, and would be in the package, on `main` and in the card."""
+    (home / "build.toml").write_text(MINIMAL)
+    project = read_project(home)
+    (home / ".git").mkdir()
+    secrets = [home / ".git" / "config", tmp_path / "outside"]
+    for secret in secrets:
+        secret.write_text("token")
+        link = home / "torch-ext" / "my_relu" / "linked.py"
+        for place in (link, home / "CARD.md"):
+            place.symlink_to(secret)
+            assert place.relative_to(home).as_posix() not in project_sources.published_files(home)
+            if place == home / "CARD.md":
+                with pytest.raises(ConfigError, match="is a symbolic link out of the project"):
+                    card.source_text(project)
+            elif place == link:
+                assert "is a symbolic link out of the project" in mistake(home, MINIMAL).message
+            place.unlink()
+
+
+@pytest.mark.parametrize("link", ["relu.cpp", "inc", "torch-ext/my_relu/layers", "torch-ext/my_relu"])
+def test_links_into_the_git_repository_of_the_project_are_followed(home: Path, tmp_path: Path, link: str) -> None:
+    text = MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]')
+    (home / "build.toml").write_text(text)
+    expected = read_project(home)
+    outside = tmp_path / "shared"
+    (home / link).rename(outside)
+    (home / link).symlink_to(outside)
+    mistake(home)
+    (tmp_path / ".git").mkdir()
+    assert read_project(home) == expected
+    (home / ".git").mkdir()  # a repository in the repository
+    mistake(home)
+    (home / ".git").rmdir()
+    (home / link).unlink()
+    outside.rename(tmp_path / ".git/shared")
+    (home / link).symlink_to(tmp_path / ".git/shared")
+    mistake(home)
+
+
+@pytest.mark.parametrize("name", ["_ops.py", "metadata.json", "my_relu/ops.py"])
+def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None:
+    file = home / "torch-ext/my_relu" / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    error = mistake(home, MINIMAL.replace("[torch]", '[torch]\npyext = ["py", "json", "pyc"]'))
+    assert error.where == str(home / "torch-ext/my_relu" / name.partition("/")[0])
+
+
+def test_a_module_may_have_the_name_of_the_package(home: Path) -> None:
+    (home / "torch-ext/my_relu/my_relu.py").touch()
+    assert "my_relu.py" in dict(read_project(home).python_files)
+
+
+def test_hints_for_files_that_are_not_there(home: Path, tmp_path: Path) -> None:
+    """The link that `cp -r` leaves, and an empty submodule."""
+    (home / "kit").symlink_to("../kit-that-was-not-copied")
+    (home / ".gitmodules").write_text('[submodule "x"]\n\tpath = third_party/x\n')
+    text = MINIMAL
+    for old, new, hint in (
+        ("relu.cpp", "kit/relu.cpp", "kit is a symbolic link that leads nowhere, as after `cp -r`"),
+        ("relu.cpp", "third_party/x/a.cpp", "git submodule update --init third_party/x"),
+    ):
+        assert old in text
+        (home / "build.toml").write_text(text.replace(old, new))
+        with pytest.raises(ConfigError) as caught:
+            read_project(home)
+        assert caught.value.hint is not None and hint in caught.value.hint

@@ -1,12 +1,18 @@
-"""How calls are timed: with more data than the cache holds, and in turn."""
+"""How calls are timed, medians and their confidence intervals, and the accuracy of results."""
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from kernel_builder.measure.accuracy import deviation, fault
+from kernel_builder.measure.estimates import estimate
+from kernel_builder.measure.results import Deviation
 from kernel_builder.measure.timing import MOST_SETS, CpuClock, host_series, interleaved, sets_needed
 
 
@@ -71,3 +77,45 @@ def test_a_call_longer_than_a_series_is_run_once(spend: Callable[[float], None])
     run, _ = CpuClock().series([lambda: (seen.append(1.0), spend(60.0))])
     seen.clear()
     assert run() == pytest.approx(60.0) and len(seen) == 1
+
+
+def test_a_median_lies_within_its_interval() -> None:
+    assert estimate([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    assert estimate([5.0]) == (5.0, 5.0, 5.0)
+
+
+@pytest.mark.parametrize("number", [6, 15, 21, 40])
+def test_intervals_contain_the_true_median_with_the_stated_confidence(number: int) -> None:
+    chance = random.Random(0)
+    trials = 2000
+    held = 0
+    for _ in range(trials):
+        interval = estimate([chance.expovariate(1.0) for _ in range(number)])
+        # The median of this distribution, which is far from symmetric.
+        held += interval.low <= 0.693147 <= interval.high
+    assert 0.94 < held / trials < (0.99 if number > 6 else 1), "no wider than needed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_correct_rounding_is_at_most_half_an_ulp(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    exact = torch.rand(1000, dtype=torch.float64)
+    measured = deviation(exact.to(dtype), exact)
+    assert 0 < measured.relative < torch.finfo(dtype).eps and 0.2 < measured.ulps <= 0.5
+    assert fault([measured], [measured], 1.1) is None
+
+
+def test_wrong_shapes_and_infinities_deviate_infinitely() -> None:
+    exact = torch.ones(4, dtype=torch.float64)
+    assert deviation(torch.ones(2, 2), exact) == deviation(exact.float() / 0, exact) == (math.inf, math.inf)
+    assert deviation(torch.ones(0), torch.ones(0, dtype=torch.float64)) == (0, 0)
+
+
+def test_faults_name_the_result() -> None:
+    good, rough, spike = Deviation(1e-3, 0.5), Deviation(1.2e-3, 0.5), Deviation(1e-3, 1.2)
+    assert fault([good, good], [good, good], 1.1) is None
+    assert "result 2 is 0.0012 relative to its norm" in str(fault([good, rough], [good, good], 1.1))
+    assert "its error is 1.2 ulps" in str(fault([spike], [good], 1.1))
+    assert "1 result, expected 2" in str(fault([good], [good, good], 1.1))
+    assert fault([Deviation(math.nan, 0.0)], [good], 1.1)
+    assert fault([rough], [good], 4.0) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from kernel_builder.config.project_files import read_project
 from kernel_builder.steps.provenance import provenance
+from tests.support.git import git
 from tests.support.places import PROJECTS
 
 
@@ -28,17 +28,12 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def git(repository: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def recorded(repository: Path) -> Any:
     return provenance(read_project(repository / "kernels" / "stable-scale"), ["scale/scale_cpu.cpp"])["kernel"]
 
 
 def test_the_commit_is_recorded(repository: Path) -> None:
-    commit = git(repository, "rev-parse", "HEAD").strip()
+    commit = git(repository, "rev-parse", "HEAD")
     (repository / "unrelated").touch()
     assert recorded(repository) == {"commit": commit, "dirty": False}
 
@@ -66,16 +61,6 @@ def test_a_header_that_no_commit_has_is_seen(repository: Path) -> None:
     (project / "scale" / "rates.h").write_text("#define RATE 2\n")
     described = provenance(read_project(project), ["scale/scale_cpu.cpp", "scale/rates.h"])
     assert described["kernel"]["dirty"]
-
-
-def test_nothing_that_the_repository_configures_runs(repository: Path, tmp_path: Path) -> None:
-    touched = tmp_path / "touched"
-    git(repository, "config", "core.fsmonitor", f"touch {touched}")
-    git(repository, "config", "filter.spy.clean", f"touch {touched}; cat")
-    (repository / ".git" / "info" / "attributes").write_text("* filter=spy\n")
-    (repository / "shared" / "scale_cpu.cpp").touch()
-    assert not recorded(repository)["dirty"]
-    assert not touched.exists()
 
 
 def test_files_of_a_submodule_are_compared_with_its_commit(repository: Path, tmp_path_factory: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,11 +18,12 @@ from packaging.version import Version
 from kernel_builder.hub.audit import audit
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_format.metadata import PackageMetadata
+from tests.support.builder_process import run_builder
 from tests.support.loopback import QuietHandler, served
 from tests.support.places import CPU, CUDA
 from tests.support.running_hub import RunningHub
 
-from .conftest import BUILDER, edit, put
+from .conftest import edit, put
 
 SCALE = "org/scale"
 
@@ -41,7 +43,7 @@ def pad(package: Path, size: int) -> None:
 @pytest.fixture
 def both(scale: Path) -> Path:
     """The compiled project with a package for CUDA too."""
-    subprocess.run([BUILDER, "build", scale, "--variant", CUDA, "--no-load"], check=True, capture_output=True)
+    run_builder(os.environ, "build", scale, "--variant", CUDA, "--no-load", check=True)
     return scale
 
 
@@ -67,10 +69,9 @@ def test_a_kernel_is_described_from_a_small_part_of_its_bytes(hub: RunningHub, b
 
 def test_findings_and_changes_of_the_api_decide_the_exit_code(hub: RunningHub, scale: Path) -> None:
     put(hub, scale, SCALE)
-    command = [BUILDER, "audit", f"{SCALE}@v1", "--json"]
 
     def run(*options: str) -> tuple[int, dict[str, object]]:
-        done = subprocess.run([*command, *options], env=hub.environment, capture_output=True, text=True, check=False)
+        done = run_builder(hub.environment, "audit", f"{SCALE}@v1", "--json", *options)
         return done.returncode, json.loads(done.stdout)
 
     assert run("--load")[0] == 0
@@ -102,8 +103,7 @@ def test_the_nearest_variant_and_a_redirect_are_named(hub: RunningHub) -> None:
         hub.api().create_commit(SCALE, operations, repo_type="kernel", revision="v1", commit_message="Change")
 
     def printed(code: int) -> str:
-        command = [BUILDER, "audit", SCALE]
-        done = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
+        done = run_builder(hub.environment, "audit", SCALE)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 

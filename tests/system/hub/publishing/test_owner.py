@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,11 @@ from kernel_builder.hub.verification import verify
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import ConfigError, PackageError
+from tests.support.builder_process import run_builder
 from tests.support.running_hub import RunningHub
+from tests.support.torch_process import run_with_torch
 
-from .conftest import BUILDER, put
+from .conftest import put
 
 _BUILD_TOML = """\
 [general]
@@ -70,25 +70,14 @@ def top(tmp_path: Path) -> Path:
     return project
 
 
-def run(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BUILDER, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False)
-
-
 def test_a_kernel_and_what_it_loads_for_another_owner(hub: RunningHub, top: Path, tmp_path: Path) -> None:
     environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache"), "KERNEL_BUILDER_OWNER": "me"}
     for project in (top.with_name("base"), top):
-        done = run(environment, "build-and-upload", project, "--no-load")
-        assert done.returncode == 0, done.stderr
+        run_builder(environment, "build-and-upload", project, "--no-load", check=True)
     assert not hub.api().repo_exists("kernels-community/top", repo_type="kernel")
 
     program = "from kernels import get_kernel; k = get_kernel('me/top', version=1, trust_remote_code=True)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", f"{program}; print(k.twice(21), k.base.__file__)"],
-        env=hub.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    loaded = run_with_torch(f"{program}; print(k.twice(21), k.base.__file__)", **hub.environment)
     assert loaded.stdout.startswith("42 "), loaded.stderr
     assert "me--base" in loaded.stdout
 
@@ -114,10 +103,8 @@ def test_packages_of_another_owner_are_refused(hub: RunningHub, top: Path, tmp_p
     expected = "`kernel-depends` is ['kernels-community/base'], and in build.toml ['me/base']"
     assert raised.value.message == expected
     assert raised.value.hint and raised.value.hint.endswith(f"kernel-builder build {top} --owner me")
-    done = run(
-        {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")},
-        *("upload", top, "--owner", "me", "--build", "--no-load", "--json"),
-    )
+    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
+    done = run_builder(environment, "upload", top, "--owner", "me", "--build", "--no-load", "--json")
     assert json.loads(done.stdout)["repo-id"] == "me/top", done.stderr
 
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from kernel_builder.hub import package_api
 from kernel_format.errors import HubError, KernelBuilderError, PackageError
+from tests.support.builder_process import run_builder
 from tests.support.running_hub import RunningHub
 
 from .conftest import edit, tree
-from .test_publish import BUILDER, CPU, CUDA, DOUBLING, put
+from .test_publish import CPU, CUDA, DOUBLING, put
 
 LAYERS = '\n\nclass Doubler:\n    """A layer."""\n\n    def forward(self, x):\n        return ops.doubled(x)\n'
-
-
-def upload(hub: RunningHub, project: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [BUILDER, "upload", project, "--repo-id", DOUBLING, "--no-load", *options]
-    return subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
 
 
 def refused(hub: RunningHub, project: Path, kind: type[KernelBuilderError], **options: object) -> KernelBuilderError:
@@ -83,8 +78,8 @@ def test_packages_of_other_sources_are_refused(hub: RunningHub, doubling: Path, 
     )
     assert error.hint == f"rebuild: kernel-builder build {doubling}"
     hub.environment["KERNEL_BUILDER_CACHE"] = str(tmp_path / "cache")
-    done = upload(hub, doubling, "--build", "--json")
-    assert done.returncode == 0, done.stderr
+    command = ["upload", doubling, "--repo-id", DOUBLING, "--no-load", "--build", "--json"]
+    done = run_builder(hub.environment, *command, check=True)
     assert {f"build/{name}/later.py" for name in (CPU, CUDA)} < set(json.loads(done.stdout)["builds"]["sent"])
 
     (scale / "scale/scale.h").write_text((scale / "scale/scale.h").read_text() + "// later\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,11 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitOperationAdd
 
+from kernel_builder.pipeline import BuildRequest, build
+from kernel_builder.toolchain import Toolchains
 from kernel_format.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
+from kernel_hub import tokens
+from tests.support.builder_process import run_builder
 from tests.support.places import CPU as VARIANT
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
@@ -29,8 +34,8 @@ def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> No
     (scale / "CARD.md").write_text("---\nlibrary_name: kernels\nwidget: kept\n---\n\n# Scale\n\nMy own words.\n")
     (scale / "build" / VARIANT / "__pycache__").mkdir(exist_ok=True)
     (scale / "build" / VARIANT / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"code")
-    command = [BUILDER, "upload", scale, "--repo-id", REPO, "--output-json"]
-    first = json.loads(subprocess.run(command, env=hub.environment, check=True, stdout=subprocess.PIPE).stdout)
+    done = run_builder(hub.environment, "upload", scale, "--repo-id", REPO, "--output-json", check=True)
+    first = json.loads(done.stdout)
     assert first["created"] and first["variants"] == [path.name for path in (scale / "build").iterdir()]
     assert len(first["builds"]["sent"]) == 5 and first["builds"]["revision"]
 
@@ -93,8 +98,7 @@ def test_links_are_published_as_files_that_build_alone(hub: RunningHub, scale: P
     hub.api().snapshot_download(REPO, repo_type="kernel", local_dir=published)
     assert not [path for path in published.rglob("*") if path.is_symlink()]
     assert (published / "scale/scale.h").read_bytes() == (kernels / "shared/scale.h").read_bytes()
-    command = [BUILDER, "build", published, "--variant", VARIANT, "--no-load"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    run_builder(os.environ, "build", published, "--variant", VARIANT, "--no-load", check=True)
     binary = f"build/{VARIANT}/*.so"
     assert [path.read_bytes() for path in published.glob(binary)] == [
         path.read_bytes() for path in project.glob(binary)
@@ -103,9 +107,9 @@ def test_links_are_published_as_files_that_build_alone(hub: RunningHub, scale: P
 
 def test_build_and_upload(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
     shutil.rmtree(doubling / "build")
-    command = [BUILDER, "build-and-upload", doubling, "--repo-id", "org/", "--no-load", "--json"]
     environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
-    done = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    command = ["build-and-upload", doubling, "--repo-id", "org/", "--no-load", "--json"]
+    done = json.loads(run_builder(environment, *command, check=True).stdout)
     assert (done["repo-id"], done["variants"]) == (DOUBLING, [CPU, CUDA])
     assert tree(hub, DOUBLING, "v1").keys() > {f"build/{name}/metadata.json" for name in (CPU, CUDA)}
 
@@ -147,7 +151,7 @@ def test_packages_with_different_apis_are_not_published(hub: RunningHub, doublin
 
 
 def test_the_client_loads_a_kernel_without_torch(hub: RunningHub, without_torch: Path) -> None:
-    subprocess.run([BUILDER, "upload", without_torch, "--repo-id", REPO, "--no-load"], env=hub.environment, check=True)
+    run_builder(hub.environment, "upload", without_torch, "--repo-id", REPO, "--no-load", check=True)
     program = f"import numpy; from kernels import get_kernel; k = get_kernel('{REPO}', version=1, backend='cpu')"
     program += "; x = numpy.ones(2, numpy.float32); print(k.scaled(x, 3.0, numpy.empty_like(x)).tolist())"
     command = [sys.executable, "-c", program]
@@ -173,8 +177,8 @@ def test_pull_requests_do_not_change_the_branches(hub: RunningHub, quick: Path) 
     edit(quick / "build" / CUDA, "__init__.py", "Doubling in Python", "Doubling")
     (quick / "torch-ext/python_only/__init__.py").write_text((quick / "build" / CUDA / "__init__.py").read_text())
     summary = quick.parent / "summary.json"
-    command = [BUILDER, "upload", quick, "--repo-id", DOUBLING, "--no-load", "--create-pr", "--output-json", summary]
-    subprocess.run(command, env=hub.environment, check=True, stdout=subprocess.DEVNULL)
+    command = ["upload", quick, "--repo-id", DOUBLING, "--no-load", "--create-pr", "--output-json", summary]
+    run_builder(hub.environment, *command, check=True)
     assert (tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")) == before
     result = json.loads(summary.read_text())
     # The keys of the public tool, which scripts read.
@@ -186,7 +190,7 @@ def test_pull_requests_do_not_change_the_branches(hub: RunningHub, quick: Path) 
     assert tree(hub, DOUBLING, result["builds"]["revision"]) != before[0]
 
 
-def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
+def test_versions_and_other_branches(hub: RunningHub, quick: Path, tmp_path: Path) -> None:
     put(hub, quick)
     hub.api().create_branch(DOUBLING, repo_type="kernel", branch="v2")
     (quick / "CARD.md").write_text("# Of an older version\n")
@@ -198,7 +202,7 @@ def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
 
     config = quick / "build.toml"
     config.write_text(config.read_text().replace("version = 1", "version = 2"))
-    edit(quick / "build" / CUDA, "metadata.json", '"version": 1\n', '"version": 2\n')
+    build(BuildRequest((quick,), variants=(CUDA,), load=False), Toolchains(cache=tmp_path / "cache"))
     result = put(hub, quick)
     assert result.main and result.main.revision
     assert not {path for path in tree(hub, DOUBLING, "v2") if not path.startswith((".", "build/"))}
@@ -260,21 +264,16 @@ def test_a_tampered_package_is_not_published(hub: RunningHub, quick: Path) -> No
 def test_missing_write_permission_is_reported(
     start_hub: Callable[..., RunningHub], quick: Path, tmp_path: Path
 ) -> None:
-    tokens = tmp_path / "tokens.json"
-
-    def token(scope: str, organization: str) -> str:
-        command = [BUILDER, "hub", "token", "add", f"{organization}.{scope[2:]}", scope, organization]
-        return subprocess.run([*command, "--token-file", tokens], check=True, stdout=subprocess.PIPE, text=True).stdout
-
-    reader, other, writer = token("--read", "org"), token("--write", "other"), token("--write", "org")
-    hub = start_hub("--token-file", str(tokens))
+    file = tmp_path / "tokens.json"
+    reader = tokens.add(file, "reader", read=("org",), write=())
+    other, writer = (tokens.add(file, name, read=(), write=(name,)) for name in ("other", "org"))
+    hub = start_hub("--token-file", str(file))
     for secret in (reader, other, "unknown"):
         with pytest.raises(HubError) as raised:
-            put(hub, quick, token=secret.strip())
+            put(hub, quick, token=secret)
         assert raised.value.hint and "token" in raised.value.hint
-    assert put(hub, quick, token=writer.strip(), dry_run=True).builds.sent
-    assert put(hub, quick, token=writer.strip()).builds.revision
+    assert put(hub, quick, token=writer, dry_run=True).builds.sent
+    assert put(hub, quick, token=writer).builds.revision
     environment = {k: v for k, v in hub.environment.items() if k != "HF_TOKEN"}
-    command = [BUILDER, "upload", str(quick), "--repo-id", DOUBLING]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_builder(environment, "upload", quick, "--repo-id", DOUBLING)
     assert done.returncode == HubError.exit_code and "hf auth login" in done.stderr

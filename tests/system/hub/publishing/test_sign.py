@@ -16,6 +16,7 @@ from kernel_builder.hub.signing import sign
 from kernel_builder.hub.verification import verify
 from kernel_format.errors import CheckError, VerificationError
 from kernel_format.tree_digest import SIGNATURE
+from tests.support.builder_process import run_builder
 from tests.support.running_hub import RunningHub
 from tests.support.torch_process import run_with_torch
 
@@ -136,8 +137,7 @@ def test_a_users_key_signs_without_a_network(hub: RunningHub, doubling: Path, tm
     assert verdicts() == {"by a key, but no key is trusted; name the signer's public key"}
     assert not verify(REPO, endpoint=hub.url).ok
     environment = {**hub.environment, "HTTPS_PROXY": "http://127.0.0.1:9"}  # no Sigstore
-    command = [sys.executable, "-m", "kernel_builder", "verify", REPO, "--signer", f"{key}.pub", "--require-signature"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_builder(environment, "verify", REPO, "--signer", f"{key}.pub", "--require-signature")
     assert done.returncode == 0 and done.stdout.count("signature   valid") == 2, done.stdout + done.stderr
 
     status, output = client_verdict(hub, "{}")

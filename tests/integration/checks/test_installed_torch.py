@@ -1,4 +1,4 @@
-"""The Python of the kernels reads no private name of Torch, and the load check a single one, which Torch still has.
+"""The installed Torch: no code reads its private names but one, and its headers agree with the stable ABI's data.
 
 Private names begin with an underscore; dunders do not count.
 """
@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernel_builder.checks.symbols import shims
+from kernel_builder.config.variant import Release
+from kernel_builder.upkeep import exported
 from tests.support.places import ROOT
+from tests.support.sample_package import TORCH
 
 PROJECTS = sorted(path.parent for path in ROOT.glob("kernels/*/torch-ext/torch_binding.cpp"))
 
@@ -30,11 +34,6 @@ def private_names(source: str) -> Iterator[str]:
         yield from (name for name in names if name.startswith("_") and not name.endswith("__"))
 
 
-@pytest.mark.parametrize("line", ["import torch._C", "from torch import _C", "op._op", "torch.ones(1)._version"])
-def test_private_names_are_found(line: str) -> None:
-    assert list(private_names(line)) and not list(private_names("from ._ops import ops\nself._x\nx.__class__\n"))
-
-
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.parent.name)
 def test_a_kernel_reads_no_private_name(project: Path) -> None:
     sources = list(project.glob("*/*.py"))
@@ -48,3 +47,30 @@ def test_the_load_check_reads_one_private_name_which_lists_all_ops() -> None:
     assert {*private_names(source)} - {"_exit"} == {"_C", "_jit_get_all_schemas"}  # `os._exit` is documented
     schemas = {(schema.name, schema.overload_name): schema for schema in torch._C._jit_get_all_schemas()}
     assert [str(value.type) for value in schemas["aten::add", "Tensor"].returns] == ["Tensor"]
+
+
+INSTALLED = Release.parse(torch.__version__.partition("+")[0])
+# The headers of 2.10 and later declare these without a guard. The headers of 2.9 do not have them.
+UNGUARDED = {
+    "aoti_torch_cuda_caching_allocator_raw_alloc",
+    "aoti_torch_cuda_caching_allocator_raw_delete",
+    "aoti_torch_delete_c10_value_object",
+    "aoti_torch_int64_to_ivalue",
+    "aoti_torch_str_to_ivalue",
+    "aoti_torch_strlist_to_ivalue",
+    "aoti_torch_tensor_to_ivalue",
+}
+
+
+@pytest.mark.parametrize("release", sorted({r for r in shims().since.values() if r <= INSTALLED}), ids=str)
+def test_the_functions_of_each_release(release: Release) -> None:
+    declared = exported(TORCH / "include", release, cuda=True)
+    assert {name for name, since in shims().since.items() if since <= release} == (
+        declared - UNGUARDED if release == Release(2, 9) else declared
+    )
+
+
+def test_the_functions_of_cuda() -> None:
+    known = {name for name in shims().of_backend["cuda"] if shims().since[name] <= INSTALLED}
+    include = TORCH / "include"
+    assert known == exported(include, INSTALLED, cuda=True) - exported(include, INSTALLED, cuda=False)
