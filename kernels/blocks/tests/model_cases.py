@@ -18,7 +18,7 @@ class Case:
     inputs: dict[str, Any]
     whole: tuple[str, ...] = ()
 
-    def in_dtype(self, dtype: torch.dtype) -> "Case":
+    def inputs_in(self, dtype: torch.dtype) -> dict[str, Any]:
         def cast(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: cast(part) for name, part in value.items()}
@@ -26,8 +26,10 @@ class Case:
                 return [cast(part) for part in value]
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        inputs = {name: value if name in self.whole else cast(value) for name, value in self.inputs.items()}
-        return Case(nn.Module.to(copy.deepcopy(self.model), dtype), inputs, self.whole)
+        return {name: value if name in self.whole else cast(value) for name, value in self.inputs.items()}
+
+    def in_dtype(self, dtype: torch.dtype) -> "Case":
+        return Case(nn.Module.to(copy.deepcopy(self.model), dtype), self.inputs_in(dtype), self.whole)
 
     def run(self) -> Tensor:
         """Return the outputs as one vector of float32."""

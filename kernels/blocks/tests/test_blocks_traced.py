@@ -4,8 +4,7 @@ import importlib
 from unittest import mock
 
 import pytest
-import small_image_models
-import small_video_models
+import small_models
 import torch
 from model_cases import Case, error
 from text_models import PADDED, TOKENS, lively, model_of
@@ -31,9 +30,9 @@ def text_case(name):
 CASES = {
     "qwen3": lambda: text_case("qwen3"),
     "phi3": lambda: text_case("phi3"),
-    "ltx": small_video_models.ltx,
-    "wan": small_video_models.wan,
-    "flux2": small_image_models.flux2,
+    "ltx": small_models.ltx,
+    "wan": small_models.wan,
+    "flux2": small_models.flux2,
 }
 KERNELS = {
     "qwen3": {"RMSNorm", "residual sum with RMSNorm", "q/k norm with rotary embedding", "gated activation"},

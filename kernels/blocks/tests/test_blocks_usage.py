@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import accelerate
 import pytest
-import small_image_models
+import small_models
 import torch
 import torch.distributed as dist
 from diffusers import FirstBlockCacheConfig, MagCacheConfig
@@ -197,7 +197,7 @@ def patched_processor(self, attn, hidden_states, encoder_hidden_states=None, *ar
 
 
 def flux():
-    case = built(small_image_models.CASES["Flux.1"])
+    case = built(small_models.CASES["Flux.1"])
     return case.model, case.inputs
 
 
@@ -243,7 +243,7 @@ def test_patches_are_called(blocks, monkeypatch, name, when):
 )
 @torch.no_grad()
 def test_caches_of_diffusers(blocks, name, config, when):
-    case = built(small_image_models.CASES[name])
+    case = built(small_models.CASES[name])
     expected = case.run()
     if when == "after":
         blocks.accelerate(case.model)

@@ -3,8 +3,7 @@
 import statistics
 
 import pytest
-import small_image_models
-import small_video_models
+import small_models
 import torch
 from diffusers.models.attention import FeedForward
 from model_cases import Case, accelerated, built, error
@@ -12,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels")
 
-CASES = {**small_image_models.CASES, **small_video_models.CASES}
+CASES = small_models.CASES
 GRADIENTS = (
     *("Flux.1", "Flux.2", "Qwen-Image", "Qwen-Image, edited", "SD 3.5", "PixArt", "SDXL"),
     *("LTX-Video", "Wan", "Wan, time per token", "HunyuanVideo", "CogVideoX"),
@@ -161,7 +160,7 @@ def test_float16_sums_that_overflow_are_clipped_as_in_the_model(blocks, name, ga
     block = CASES[name]().in_dtype(torch.float16).model.transformer_blocks[0]
     block.get_submodule(gates).bias.fill_(4.0)
     block.get_submodule(branch).bias.fill_(60000.0)
-    sizes = small_image_models
+    sizes = small_models
     inputs = {
         "hidden_states": torch.randn(sizes.BATCH, sizes.TOKENS, sizes.WIDE).half(),
         "encoder_hidden_states": torch.randn(sizes.BATCH, sizes.TEXT, sizes.WIDE).half(),
@@ -178,7 +177,7 @@ def test_float16_sums_that_overflow_are_clipped_as_in_the_model(blocks, name, ga
 
 @torch.no_grad()
 def test_wan_in_bfloat16_with_modules_that_are_kept_in_float32(blocks):
-    case = small_video_models.wan()
+    case = small_models.wan()
     expected = case.run()
     lower = case.in_dtype(torch.bfloat16)
     for name, parameter in [*lower.model.named_parameters(), *lower.model.named_buffers()]:
