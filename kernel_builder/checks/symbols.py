@@ -72,11 +72,9 @@ def check_torch_stable_abi(package: CheckedPackage, binary: SharedObject) -> Ite
 
     Header-only C++ code of Torch may be compiled into a binary, but no C++ symbol of Torch may be left undefined.
     """
-    claimed = package.policy.torch_stable
-    if claimed is None:
-        if package.variant is None or not isinstance(package.variant.framework, StableAbi):
-            raise NotApplicable("the variant does not claim the stable ABI")
-        claimed = package.variant.framework.release
+    if package.variant is None or not isinstance(package.variant.framework, StableAbi):
+        raise NotApplicable("the variant does not claim the stable ABI")
+    claimed = package.variant.framework.release
     since = shims().since
     oldest, newest = min(since.values()), max(since.values())
     if claimed < oldest:
