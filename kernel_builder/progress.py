@@ -10,6 +10,8 @@ from typing import Literal, Protocol, TextIO
 
 Unit = Literal["steps", "bytes"]
 
+_CLEAR = "\r\033[K"  # the line of a terminal
+
 
 class Progress(Protocol):
     """Receives progress reports. Calls are frequent and must be cheap."""
@@ -32,58 +34,42 @@ class Silent:
 
 
 class Lines:
-    """Plain lines, for logs: one for each step; for bytes, one every few seconds."""
+    """One line for each step, and for bytes one every few seconds; on a terminal, a line that each report replaces.
+
+    Args:
+        is_terminal: Whether the stream is a terminal that shows nothing else meanwhile.
+    """
 
     SECONDS_BETWEEN = 5.0
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, *, is_terminal: bool = False) -> None:
+        self._stream, self._clear = stream, _CLEAR if is_terminal else ""
         self._task = ""
         self._last = 0.0
 
     def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
+        text = f"{task}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
+        if unit == "steps":
+            text = f"[{done}/{total}] {detail or task}"
+        if self._clear:
+            self._stream.write(f"{_CLEAR}{text[: shutil.get_terminal_size().columns - 1]}")
+            self._stream.flush()
+            return
         now = time.monotonic()
-        is_due = task != self._task or done >= total or now - self._last >= self.SECONDS_BETWEEN
-        if unit == "steps" or is_due:
+        if unit == "steps" or task != self._task or done >= total or now - self._last >= self.SECONDS_BETWEEN:
             self._task, self._last = task, now
-            self.say(_report(task, done, total, unit, detail))
+            self.say(text)
 
     def say(self, message: str) -> None:
-        print(message, file=self._stream, flush=True)
-
-
-class StatusLine:
-    """One line of a terminal, which each report replaces."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
-        self.replace(_report(task, done, total, unit, detail))
-
-    def say(self, message: str) -> None:
-        self.replace("")
-        print(message, file=self._stream, flush=True)
-
-    def replace(self, text: str) -> None:
-        self._stream.write(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}")
-        self._stream.flush()
-
-
-def _report(task: str, done: int, total: int, unit: Unit, detail: str) -> str:
-    if unit == "steps":
-        return f"[{done}/{total}] {detail or task}"
-    return f"{task}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
+        print(f"{self._clear}{message}", file=self._stream, flush=True)
 
 
 @contextmanager
 def shown(stream: TextIO) -> Iterator[Progress]:
     """Report progress in a status line if the stream is a terminal, or else in plain lines."""
-    if not stream.isatty():
-        yield Lines(stream)
-        return
-    status = StatusLine(stream)
     try:
-        yield status
+        yield Lines(stream, is_terminal=stream.isatty())
     finally:
-        status.replace("")
+        if stream.isatty():
+            stream.write(_CLEAR)
+            stream.flush()

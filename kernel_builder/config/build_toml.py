@@ -83,7 +83,7 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
         backends=backends,
         framework=framework,
         kernels=kernels,
-        warnings=(*warnings, *kernel_sources.warnings(framework, kernels, backends)),
+        warnings=(*warnings, *(notice for kernel in kernels for notice in kernel.backend.notes(kernel))),
         upstream=(upstream,) if isinstance(upstream, str) else upstream,
         kernel_depends=_dependencies(general.pop("kernel_depends", ())),
         backend_python_depends={

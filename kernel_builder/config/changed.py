@@ -69,13 +69,9 @@ def _shared_places(shared: Sequence[Path]) -> list[Path]:
 
 def _changed_files(top: Path, since: str) -> list[Path]:
     # The name before a rename matters as much as the name after it.
-    changes = ("diff-tree", "-r", "--name-only", "--no-renames", "--ignore-submodules=none", "-z")
-    listed = None
+    changes = ("diff-tree", "-r", "--name-only", "--no-renames", "--ignore-submodules=none", "-z", "--merge-base")
     try:
-        named = git_output(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{since}^{{commit}}")
-        base = named and git_output(top, "merge-base", os.fsdecode(named).strip(), "HEAD")
-        if base:
-            listed = git_output(top, *changes, os.fsdecode(base).strip(), "HEAD")
+        listed = git_output(top, *changes, "--end-of-options", since, "HEAD")
     except FileNotFoundError as error:
         raise ConfigError(
             "git is not installed, so changes cannot be listed", where=str(top), hint="install git"

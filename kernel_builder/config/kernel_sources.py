@@ -6,13 +6,13 @@ and flags of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from kernel_builder.config.compiler_flags import options
-from kernel_builder.config.project import HEADER_SUFFIXES, Backend, Framework, Kernel, Project, TorchNoarch
+from kernel_builder.config.project import HEADER_SUFFIXES, Backend, Kernel, Project
 from kernel_format.release import Release
 
 # The fields of a kernel with flags, and those with its architectures, where None means all.
@@ -80,21 +80,3 @@ def _distinct(items: Iterable[str]) -> tuple[str, ...]:
 def _joined(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the options of all lists, each once: nvcc refuses some that are repeated."""
     return tuple(word for option in dict.fromkeys(o for flags in lists for o in options(flags)) for word in option)
-
-
-def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence[Backend]) -> Iterator[str]:
-    """Yield notices about the kernels of a `build.toml`: skipped capabilities, and merged sources."""
-    for kernel in kernels:
-        yield from kernel.backend.notes(kernel)
-    compiled = [kernel for kernel in kernels if not kernel.cargo_manifest]
-    tables = [(f"[kernel.{kernel.name}]", kernel.backend, kernel.src) for kernel in compiled]
-    if not isinstance(framework, TorchNoarch):
-        tables += [(f"[{framework.table}]", backend, framework.src) for backend in backends]
-    for name, _, src in tables:
-        for path in _distinct(path for path in src if src.count(path) > 1 and not is_header(path)):
-            yield f"{name} src: {path!r} is named twice; it is compiled once"
-    for backend in backends:
-        mine = [(name, src) for name, of, src in tables if of is backend]
-        for numbers, paths in _shared(src for _, src in mine).items():
-            names = " and ".join(mine[number][0] for number in numbers)
-            yield f"{names} all name {', '.join(map(repr, paths))}; compiled once for {backend}, with the flags of all"

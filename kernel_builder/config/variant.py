@@ -25,14 +25,6 @@ __all__ = [
 
 PLATFORMS = ("x86_64-linux", "aarch64-linux")
 
-# Why there are no compiled packages for other systems, which the public client knows.
-_NOT_COMPILED_FOR = {
-    "windows": "compilers without a license compile for MinGW, and Torch, which is built with Microsoft's compiler, "
-    "cannot catch the exceptions of such a binary",
-    "darwin": "no machine of the project could test a macOS binary, and Metal's compiler is Apple's; a Python-only "
-    "project has the variant torch-metal",
-}
-
 
 @dataclass(frozen=True)
 class Variant(variant.Variant):
@@ -59,14 +51,10 @@ class Variant(variant.Variant):
         """
         parsed = variant.parse(name)
         backend = known_backends.get(parsed.backend.name)
-        if parsed.platform is not None:
-            _, _, system = parsed.platform.rpartition("-")
-            if reason := _NOT_COMPILED_FOR.get(system):
-                raise VariantError(
-                    f"this builder does not compile for {system}: {reason}",
-                    where=name,
-                    hint=f"it compiles for {' and '.join(PLATFORMS)}",
-                )
-            if parsed.platform not in PLATFORMS or backend not in known_backends.compiled_for():
-                raise variant.not_a_variant(name)
+        if parsed.platform and (parsed.platform not in PLATFORMS or backend not in known_backends.compiled_for()):
+            raise VariantError(
+                f"this builder compiles no {backend} kernels for {parsed.platform}",
+                where=name,
+                hint=f"it compiles for {', '.join(known_backends.COMPILED)} on {' and '.join(PLATFORMS)}",
+            )
         return Variant(parsed.framework, backend, parsed.release, parsed.platform)

@@ -34,8 +34,7 @@ def read(planned: PlannedVariant, package: Path, cache: Path) -> CheckRecord | N
     """Return the record of a package, if the package matches these inputs; None otherwise."""
     try:
         stored = json.loads(_path(planned, cache).read_text())
-        passed, skipped = tuple(stored["passed"]), dict(stored["skipped"])
-        record = CheckRecord(stored["tree"], passed, skipped, stored["conditions"], stored.get("sandbox", {}))
+        record = CheckRecord(**{**stored, "passed": tuple(stored["passed"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return record if record.tree == hash_tree(package).value else None

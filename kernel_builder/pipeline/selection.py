@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -131,6 +131,12 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
             names = [variant.name for variant in selection.variants]
             kernel = project.name if request.out else None  # a project in its own directory may have a new name
             foreign_files.check_replaced(selection.destination, names, kernel)
+            if selection.destination in {other.destination for other in selections}:
+                raise ConfigError(
+                    f"two of the projects are named {project.name}, and both would write to {selection.destination}",
+                    where=f"{directory}/build.toml: [general] name",
+                    hint="leave out --out, build them one at a time, or rename one",
+                )
             selections.append(selection)
         except VariantError as error:  # this machine can build no variant of the project
             first_error = first_error or error
@@ -145,11 +151,8 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
         raise first_error
     if not failures and not any(selection.variants for selection in selections):
         failures += map(_nothing, selections)
-    places = Counter(selection.destination for selection in selections)
-    failures += _doubles(selections, places)
-    unique = _ordered([selection for selection in selections if places[selection.destination] == 1])
-    unavailable += [variant for selection in unique for variant in selection.unavailable]
-    return Selected(_named_apart(unique), tuple(unavailable), tuple(failures))
+    unavailable += [variant for selection in selections for variant in selection.unavailable]
+    return Selected(_named_apart(_ordered(selections)), tuple(unavailable), tuple(failures))
 
 
 def dependencies(selection: Selection, selections: Sequence[Selection]) -> dict[str, Selection]:
@@ -232,19 +235,6 @@ def _selection(
                 raise
             refused.append(selection.failed(name, error))
     return replace(selection, variants=tuple(chosen)), refused
-
-
-def _doubles(selections: Sequence[Selection], places: Mapping[Path, int]) -> Iterator[FailedVariant]:
-    """Yield a failure for each project that has the same destination as another one."""
-    for place in (place for place, projects in places.items() if projects > 1):
-        sharing = [selection for selection in selections if selection.destination == place]
-        roots = [str(selection.project.root) for selection in sharing]
-        error = ConfigError(
-            f"two of the projects are named {sharing[0].name}, and both would write to {place}",
-            where=f"{roots[0]}/build.toml: [general] name",
-            hint="leave out --out, build them one at a time, or rename one",
-        )
-        yield from (FailedVariant(root, None, (error,)) for root in roots)
 
 
 def _destination(project: Project, request: BuildRequest, *, several: bool) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kernel_builder import backends
 from kernel_builder.backends.tools import Obstacle
-from kernel_builder.config import kernel_sources, known_backends, matrix, offered
+from kernel_builder.config import kernel_sources, known_backends, matrix, notices, offered
 from kernel_builder.config.project import Backend, Project
 from kernel_builder.config.variant import StableAbi, TvmFfiAbi, Variant, this_platform
 from kernel_builder.plural import listed
@@ -115,27 +115,16 @@ def _nothing(
 ) -> VariantError:
     """Return the error for a project without a variant to build here, with the obstacle to the nearest variant."""
     message = f"there is no variant to build here for {', '.join(backends)}"
-    where = str(project.root)
     if unavailable:
         nearest = min(unavailable, key=lambda missing: not missing.variant.endswith(tuple(platforms)))
-        return VariantError(f"{message}; {nearest.variant}: {nearest.reason}", where=where, hint=nearest.hint)
-    for backend, reason in offered.empty_backends(project).items():
-        if backend.name in backends:
-            return VariantError(
-                f"{message}; {reason}",
-                where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
-                hint="widen the range, or remove it: the Hub asks for the newest releases",
-            )
-    for backend in map(known_backends.get, backends):
-        if reason := backend.why_not_compiled(project):
-            return VariantError(
-                f"{message}; this builder does not compile for {backend}: {reason}",
-                where=where,
-                hint=f"leave {backend} out of `--backend`, or make it a [torch-noarch] project, of Python only",
-            )
+        return VariantError(
+            f"{message}; {nearest.variant}: {nearest.reason}", where=str(project.root), hint=nearest.hint
+        )
+    reasons = "".join(f"; {notice}" for notice in notices.of_project(project))
     compiled = listed(backend.name for backend in known_backends.compiled_for())
     return VariantError(
-        message,
-        where=where,
-        hint=f"it compiles [torch] and [tvm-ffi] for {compiled}, and packages [torch-noarch] for all backends",
+        f"{message}{reasons}",
+        where=f"{project.root / 'build.toml'}: [general] backends; [torch] and [general.cuda] minver, maxver",
+        hint="widen the range, or change the backends: this builder compiles [torch] and [tvm-ffi] for "
+        f"{compiled}, and packages [torch-noarch] for all backends",
     )

@@ -291,18 +291,12 @@ def _registration_header() -> str:
 
 
 def _python_include(project: Project, source: str, platform: str) -> Path:
-    if platform != this_platform():
-        raise ToolchainError(
-            f"the source includes Python.h, which this machine has for {this_platform()} and not for {platform}",
-            where=str(project.root / source),
-            hint=f"remove the include, since registration.h and the stable ABI need none, or build on {platform}",
-        )
     directory = Path(sysconfig.get_path("include"))
-    if not (directory / "Python.h").is_file():
+    if platform != this_platform() or not (directory / "Python.h").is_file():
         raise ToolchainError(
-            "the source includes Python.h, which is not on this machine",
+            f"the source includes Python.h, which this machine does not have for {platform}",
             where=str(project.root / source),
-            hint="install Python's headers (Debian: apt-get install python3-dev), or remove the include: "
-            "registration.h and the stable ABI need none",
+            hint=f"remove the include, since registration.h and the stable ABI need none, or install Python's headers "
+            f"(Debian: apt-get install python3-dev) on a machine that is {platform}",
         )
     return directory

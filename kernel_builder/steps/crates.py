@@ -40,24 +40,10 @@ _INSTALL = (
     "`apt-get install cargo`)"
 )
 _TOOLCHAIN = token("rust")
-# Arguments: the toolchain, the manifest, the library's name, g++, a directory of cargo's cache or nothing, and the
-# directory of Python's programs, in which the build script of the crate `tvm-ffi` looks for one. The wrapper maps the
-# step's directory out of the crates' paths; in RUSTFLAGS, it would change the names of symbols.
-_SCRIPT = """#!/bin/sh
-set -e
-export RUSTC="$1/bin/rustc" RUSTC_WRAPPER="$PWD/rustc.sh" CARGO_HOME="${5%/*}"
-[ -n "$CARGO_HOME" ] || CARGO_HOME="$PWD/tmp"
-export CARGO_TERM_COLOR=never PATH="$1/bin:$PATH:$6" STEP="$PWD"
-target=$("$RUSTC" -vV | sed -n 's/^host: //p')
-(cd src && "$1/bin/cargo" rustc --quiet --release --locked --offline --lib --crate-type staticlib \\
-    --target "$target" --target-dir ../target --manifest-path "$2")
-library="target/$target/release/lib$3"
-"$4" -r -nostdlib -Wl,--strip-debug -Wl,--whole-archive "$library.a" -o out.o
-sed -e 's/^[^:]*:/out.o:/' -e "s# $PWD/# ./#g" -e 's# [.]/target/[^ ]*##g' "$library.d" > headers-read
-"""
-_WRAPPER = """#!/bin/sh
-exec "$@" --remap-path-prefix="$STEP/=" --remap-path-prefix="$CARGO_HOME/=cargo/"
-"""
+# Arguments of `crate`: the toolchain, the manifest, the library's name, g++, a directory of cargo's cache or nothing,
+# and the directory of Python's programs, in which the build script of the crate `tvm-ffi` looks for one. The wrapper
+# `rustc` maps the step's directory out of the crates' paths; in RUSTFLAGS, it would change the names of symbols.
+_TEMPLATES = Path(__file__).parents[1] / "templates/rust"
 
 
 @dataclass(frozen=True)
@@ -87,7 +73,7 @@ def step(project: Project, kernel: Kernel, host: HostCompiler, title: str) -> Co
     hashed = {name: hashlib.sha256((project.root / name).read_bytes()).hexdigest() for name in files(project, kernel)}
     home = Path(os.environ.get("CARGO_HOME", "~/.cargo")).expanduser()
     caches = {token(f"cargo-{part}"): home / part for part in ("registry", "git") if (home / part).is_dir()}
-    generated = {"crate.sh": _SCRIPT, "rustc.sh": _WRAPPER}
+    generated = {f"{name}.sh": (_TEMPLATES / name).read_text() for name in ("crate", "rustc")}
     library = _library(project, kernel)
     own = [library, kernel.cargo_manifest]
     return CompileStep(

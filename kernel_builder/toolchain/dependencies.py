@@ -61,7 +61,10 @@ def check_directory(name: str, directory: Path) -> None:
         raise ToolchainError(
             "nvcc does not accept white space and commas in the path", where=where, hint="give a link to the directory"
         )
-    stated = _stated_version(directory)
+    # Releases before 3.0 do not have this file.
+    header = directory / "include/cutlass/version.h"
+    text = header.read_text(encoding="utf-8", errors="replace") if header.is_file() else ""
+    stated = ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text))
     if stated and not stated.startswith(f"{expected}."):
         raise ToolchainError(
             f"is CUTLASS {stated}, expected {expected}", where=where, hint=f"check out the tag v{version}"
@@ -74,13 +77,3 @@ def in_directory(name: str, directory: Path) -> HeaderLibrary:
     root = directory.absolute()
     directories = include_directories(root)
     return HeaderLibrary(name, root, directories, digest_files(root, directories))
-
-
-def _stated_version(root: Path) -> str | None:
-    """Return the version that cutlass/version.h states. Releases before 3.0 do not have this file."""
-    path = root / "include/cutlass/version.h"
-    if not path.is_file():
-        return None
-    text = path.read_text(encoding="utf-8", errors="replace")
-    numbers = [re.search(rf"#define CUTLASS_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
-    return ".".join(number[1] for number in numbers if number)

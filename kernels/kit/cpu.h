@@ -7,9 +7,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -202,6 +204,43 @@ inline void add_parts(float* partial, int64_t parts, int64_t width, int64_t begi
   }
 }
 
+// The rows of one of several parts, whose numbers of rows differ by one at most.
+struct Part {
+  int64_t first, last;
+};
+inline Part part_of(int64_t rows, int64_t parts, int64_t part) {
+  const int64_t share = rows / parts, longer = rows % parts, first = part * share + std::min(part, longer);
+  return {first, first + share + (part < longer ? 1 : 0)};
+}
+
+// Reads and writes T or float32, as the dtype of a weight is. Writes nothing where `to` is null.
+template <class T>
+INLINE void read_as(Type type, const void* from, int64_t begin, int64_t count, float* values) {
+  if (type == Type::float32) return decode_all<Float32>(static_cast<const float*>(from) + begin, count, values);
+  decode_all<T>(static_cast<const typename T::Storage*>(from) + begin, count, values);
+}
+template <class T>
+INLINE void write_as(Type type, const float* values, void* to, int64_t begin, int64_t count) {
+  if (to == nullptr) return;
+  if (type == Type::float32) return encode_all<Float32>(values, count, static_cast<float*>(to) + begin);
+  encode_all<T>(values, count, static_cast<typename T::Storage*>(to) + begin);
+}
+
+// Returns the factors weight + offset, or ones without a weight.
+template <class T>
+INLINE std::vector<float> load_factors(const void* weight, Type type, float offset, int64_t count) {
+  std::vector<float> factors(count, 1.0f);
+  if (weight == nullptr) return factors;
+  read_as<T>(type, weight, 0, count, factors.data());
+  for (float& factor : factors) factor += offset;
+  return factors;
+}
+
+// Returns 1 / sqrt(the mean of squares + eps).
+INLINE float reciprocal_norm(double sum_of_squares, int64_t count, float eps) {
+  return static_cast<float>(1.0 / std::sqrt(sum_of_squares / static_cast<double>(count) + static_cast<double>(eps)));
+}
+
 template <class T>
 INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
   return static_cast<const typename T::Storage*>(rows.data) + rows.offset(row);
@@ -261,5 +300,14 @@ void run_on_cpu(Type type, const Arguments&... arguments) {
       return run_with_type<Work, BFloat16>(arguments...);
   }
 }
+
+// Adds up the columns [begin, end) of partial sums, in place, and writes them.
+struct ReduceColumns {
+  template <class T>
+  static INLINE void run(float* partial, int64_t parts, int64_t width, int64_t begin, int64_t end, void* to) {
+    add_parts(partial, parts, width, begin, end);
+    encode_all<T>(partial + begin, end - begin, static_cast<typename T::Storage*>(to) + begin);
+  }
+};
 
 }  // namespace kit

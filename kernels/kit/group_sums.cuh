@@ -55,44 +55,24 @@ __device__ __forceinline__ void sum_over_group(float (&sums)[4], float4* scratch
   }
 }
 
-// Adds up the column sums of a block's groups, `memory` of [sums][vectors of a thread][quads of a vector][threads], and
-// writes them to `partial`, [sums][hidden]. All threads call it, each after it has written its own column sums.
-template <int kQuads>
-__device__ __forceinline__ void store_partial_sums(float4* memory, int vectors_per_thread, int sum_count, int hidden,
-                                                   float* partial) {
-  const int group = blockDim.x, threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
-  // A tree over rows: each iteration adds the second half to the first.
+// Adds up the column sums of a block's rows, [sums][rows][quads of a row], and writes them to `partial`,
+// [sums][hidden]. `thread`: of `threads`, which all call it.
+__device__ __forceinline__ void store_partial_sums(const float4* memory, int thread, int threads, int sum_count,
+                                                   int quads, float* partial) {
+  const int rows = blockDim.y;
 #pragma unroll 1
-  for (int rows = blockDim.y; rows > 1;) {
-    const int half = (rows + 1) / 2;
-    __syncthreads();
-    if (static_cast<int>(threadIdx.y) + half < rows) {
-#pragma unroll 1
-      for (int i = 0; i < sum_count * vectors_per_thread * kQuads; ++i) {
-        float4& sum = memory[i * threads + thread];
-        const float4 other = memory[i * threads + thread + half * group];
-        sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
-      }
+  for (int quad = thread; quad < quads * sum_count; quad += threads) {
+    const float4* const row_sums = memory + quad + quad / quads * (rows - 1) * quads;
+    float4 sum = row_sums[0];
+#pragma unroll 4
+    for (int row = 1; row < rows; ++row) {
+      const float4 other = row_sums[row * quads];
+      sum.x += other.x;
+      sum.y += other.y;
+      sum.z += other.z;
+      sum.w += other.w;
     }
-    rows = half;
-  }
-  __syncthreads();
-  const int quads = (hidden + 3) / 4;
-#pragma unroll 1
-  for (int i = thread; i < sum_count * quads; i += threads) {
-    const int which = i / quads, quad = i - which * quads, vector = quad / kQuads, load = vector / group;
-    const float4 sum =
-        memory[((which * vectors_per_thread + load) * kQuads + quad % kQuads) * threads + vector - load * group];
-    float* const to = partial + static_cast<int64_t>(which) * hidden + 4 * quad;
-    if (hidden % 4 == 0) {
-      *reinterpret_cast<float4*>(to) = sum;
-      continue;
-    }
-    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (4 * quad + j < hidden) to[j] = values[j];
-    }
+    reinterpret_cast<float4*>(partial)[quad] = sum;
   }
 }
 

@@ -47,13 +47,6 @@ inline cudaError_t current_device(int* device) {
   return only_one ? cudaSuccess : cudaGetDevice(device);
 }
 
-// Sets *sms to the number of SMs of the current device.
-inline cudaError_t sm_count(int* sms) {
-  int device;
-  const cudaError_t error = current_device(&device);
-  return error != cudaSuccess ? error : cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device);
-}
-
 // The attributes of a device that launch configurations depend on.
 struct DeviceProperties {
   int number;
@@ -61,6 +54,7 @@ struct DeviceProperties {
   int sms;
   int l2_bytes;
   int shared_bytes_per_sm;
+  int max_shared_bytes_per_block;
 };
 
 // Sets *properties to those of the current device. All devices are queried once, at the first call.
@@ -87,6 +81,7 @@ inline cudaError_t current_device_properties(DeviceProperties* properties) {
           attribute(cudaDevAttrMultiProcessorCount),
           attribute(cudaDevAttrL2CacheSize),
           attribute(kSharedBytesPerSm),
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
       };
     }
     return all;

@@ -69,25 +69,13 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
         return _nearest(every, kernel.only_capabilities)
     wanted = {c for c in kernel.cuda_capabilities if arch_number(c) in known}
     if not wanted:
-        raise _none_left(kernel, kernel.cuda_capabilities, cuda, platform)
+        raise VariantError(
+            f"no capability is left: CUDA {cuda} for {platform} compiles for none of "
+            f"{', '.join(kernel.cuda_capabilities)}",
+            where=f"build.toml: [kernel.{kernel.name}] cuda-capabilities",
+            hint="add a capability, or leave this CUDA release out by [general.cuda] minver or maxver",
+        )
     return _nearest(tuple(sorted(wanted, key=capability_key)), kernel.only_capabilities)
-
-
-def _none_left(kernel: Kernel, listed: Sequence[str], cuda: Release, platform: str) -> VariantError:
-    elsewhere = [c for c in listed if arch_number(c) in _tegra(platform)]
-    unknown = [c for c in listed if c not in elsewhere]
-    reasons = [f"CUDA {cuda} does not compile for {', '.join(unknown)}"] if unknown else []
-    reasons += [f"no {platform} machine has {', '.join(elsewhere)}"] if elsewhere else []
-    hint = "add a capability"
-    numbers = {arch_number(c) for c in unknown}
-    if knowing := [release for release, of_release in known_capabilities().items() if numbers & set(of_release)]:
-        bound = f'minver = "{min(knowing)}"' if min(knowing) > cuda else f'maxver = "{max(knowing)}"'
-        hint += f", or leave this CUDA release out by [general.cuda] {bound}"
-    return VariantError(
-        f"no capability is left: {', and '.join(reasons)}",
-        where=f"build.toml: [kernel.{kernel.name}] cuda-capabilities",
-        hint=hint,
-    )
 
 
 def _nearest(ascending: tuple[str, ...], only: Sequence[str]) -> tuple[str, ...]:

@@ -12,10 +12,10 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from kernel_builder.backends import CLANG
-from kernel_builder.backends.cuda.releases import data, known_capabilities, releases
+from kernel_builder.backends.cuda.releases import data, releases
 from kernel_builder.backends.tools import (
     ComponentFiles,
     CudaCompiler,
@@ -24,9 +24,8 @@ from kernel_builder.backends.tools import (
     ToolchainSource,
     Toolkit,
 )
-from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.plural import listed
-from kernel_builder.probe_cache import ProbeCache, output_of
+from kernel_builder.probe_cache import output_of
 from kernel_format.errors import ToolchainError
 from kernel_format.files import digest_files
 from kernel_format.release import Release
@@ -45,11 +44,10 @@ class CudaToolkit(Toolkit):
 
     name: str = "cuda"  # the name in commands
     release: Release  # for example 13.0. clang compiles with a newer one than that of the variants that it makes
-    version: str  # the version of nvcc, for example `13.0.88`, or of the toolkit that clang compiles with
+    version: str  # the version of nvcc, for example `13.0.88`, or of the pinned toolkit
     nvcc: Path | None  # none if clang compiles
     lib: Path  # the directory of the CUDA runtime libraries. Wheels for clang have none
     origin: Literal["index", "system"]  # `index` for pinned wheels, `system` for an installed toolkit
-    capabilities: tuple[str, ...]  # the capabilities that it compiles for, ascending, such as `9.0`; no suffixed ones
     clang: ComponentFiles | None = None  # the compiler of a toolkit without nvcc
 
 
@@ -69,21 +67,18 @@ def toolkit(toolchains: ToolchainSource, release: Release) -> CudaToolkit:
     clang = toolchains.component(CLANG) if compiler == "clang" else None
     used = _clang_release() if clang else release
     files = toolchains.component(f"cuda-{used}")
-    version, identity, capabilities = files.version, files.identity, known_capabilities().get(used, ())
+    identity = files.identity
     if clang:
         identity = hashlib.sha256(f"{clang.identity} {identity}".encode()).hexdigest()
-    else:
-        version, capabilities = probe(toolchains.probes, files.root / "bin/nvcc")
     return CudaToolkit(
         root=files.root,
         release=used,
-        version=version,
+        version=files.version,
         nvcc=None if clang else files.root / "bin/nvcc",
         include=include_directories(files.root),
         lib=files.root / "lib",
         identity=identity,
         origin="index",
-        capabilities=capabilities,
         clang=clang,
     )
 
@@ -119,20 +114,12 @@ def obstacle(toolchains: ToolchainSource, release: Release) -> Obstacle | None:
     """Return why this machine cannot compile for a CUDA release, or None if it can. No network."""
     if _choose(toolchains, release):
         return None
-    clang, choice = _clang_release(), toolchains.cuda_compiler
-    if choice == "clang":
-        return Obstacle(
-            f"needs CUDA {release}; clang compiles for CUDA {clang.major} and later on {' and '.join(PLATFORMS)}",
-            "leave out `--cuda-compiler clang`",
-        )
+    system, choice = installed(toolchains), toolchains.cuda_compiler
     with_compiler = [known for known in releases() if _has_pinned_nvcc(toolchains, known)]
-    hint = ""
     if _has_clang(toolchains) and choice is None:
-        with_compiler.append(clang)
-    elif _has_clang(toolchains) and release.major == clang.major:
-        hint = "leave out `--cuda-compiler nvcc`, since clang compiles for it, or "
-    system = installed(toolchains)
+        with_compiler.append(_clang_release())
     has = f", and {system.root} is CUDA {system.release}" if system else ""
+    hint = f"leave out `--cuda-compiler {choice}`, or " if choice else ""
     return Obstacle(
         f"needs CUDA {release}; this builder has {listed(sorted(with_compiler)) if with_compiler else 'none'}{has}",
         f"{hint}{_INSTALL.format(release)}",
@@ -174,7 +161,7 @@ def installed(toolchains: ToolchainSource) -> CudaToolkit | None:
     missing = [part for part in (*_PROGRAMS, "include") if not (root / part).exists()]
     if missing:
         raise ToolchainError(f"is not a CUDA toolkit: it has no {', '.join(missing)}", where=str(root), hint=_HINT)
-    version, capabilities = probe(toolchains.probes, root / "bin/nvcc")
+    version = toolchains.probes.recall("nvcc version", [root / "bin/nvcc"], lambda: _version_of(root / "bin/nvcc"))
     parts = [root / part for part in (*_PROGRAMS, *_READ) if (root / part).exists()]
     return CudaToolkit(
         root=root,
@@ -185,20 +172,11 @@ def installed(toolchains: ToolchainSource) -> CudaToolkit | None:
         lib=next((root / name for name in ("lib64", "lib") if (root / name).is_dir()), root / "lib64"),
         identity=toolchains.probes.recall("cuda identity", parts, lambda: digest_files(root, parts)),
         origin="system",
-        capabilities=capabilities,
     )
 
 
-def probe(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the version of an nvcc, and the capabilities that it compiles for, ascending."""
-
-    def find_out() -> dict[str, Any]:
-        version = re.search(r"\bV(\d+\.\d+\.\d+)", output_of(nvcc, "--version", hint=_HINT))
-        if not version:
-            raise ToolchainError("`--version` names no version", where=str(nvcc), hint=_HINT)
-        codes = re.findall(r"^sm_(\d+)(\d)$", output_of(nvcc, "--list-gpu-code", hint=_HINT), re.MULTILINE)
-        ascending = sorted({(int(major), int(minor)) for major, minor in codes})
-        return {"version": version[1], "capabilities": [f"{major}.{minor}" for major, minor in ascending]}
-
-    about = probes.recall("nvcc", [nvcc], find_out)
-    return about["version"], tuple(about["capabilities"])
+def _version_of(nvcc: Path) -> str:
+    version = re.search(r"\bV(\d+\.\d+\.\d+)", output_of(nvcc, "--version", hint=_HINT))
+    if not version:
+        raise ToolchainError("`--version` names no version", where=str(nvcc), hint=_HINT)
+    return version[1]

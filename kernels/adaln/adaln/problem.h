@@ -30,17 +30,6 @@ struct Modulation {
   Type type = Type::float32;  // float32, or the dtype of the problem's rows
 };
 
-// sum = residual + branch * gate.
-struct Gate {
-  int64_t rows, hidden;
-  Type type;      // of residual, branch and sum
-  bool stepwise;  // the product is rounded, too
-  Rows residual, branch;
-  int64_t span;
-  Modulation gate;
-  void* sum;
-};
-
 // normed = (n * weight + bias) * (1 + scale) + shift, where n = (x - mean(x)) / sqrt(var(x) + eps) or, without the
 // mean, n = x / sqrt(mean(x^2) + eps). With a branch, x is the rounded sum of the residual `x` and the branch, times
 // the gate if there is one; the sum is written, too.
@@ -54,8 +43,8 @@ struct Forward {
   int64_t span;
   Modulation gate, scale, shift;
   Parameter weight, bias;
-  void* normed;
-  void* sum;  // written if and only if there is a branch
+  void* normed;  // null: the sum alone
+  void* sum;     // written if and only if there is a branch
 };
 
 // Two-stage sums over rows, for the gradients of modulations and parameters that several rows share. The rows are
@@ -66,15 +55,18 @@ struct Sums {
   float* partial;  // [groups, parts, count, hidden]; null: no sums are requested. On CUDA a single row needs none.
   int64_t groups, parts;
   int count;
+
+  KIT_HOST_DEVICE int gate() const { return count - 1; }  // the index of the gate's sum, if there is one
 };
 
 // Indices of the sums. `slope` is grad, and 1 + scale is multiplied in for each group; where every row has its own
-// modulation, slope is grad * (1 + scale), and there is no sum for the gate.
+// modulation, slope is grad * (1 + scale), and there is no sum for the gate. Without a norm that is the only sum.
 constexpr int kSlopeTimesNormed = 0, kSlope = 1, kGate = 2;
 
 // The gradients of `normed` with respect to x, scale, shift, weight and bias. With a gate, the gradients of `normed`
 // and `sum` with respect to the residual (grad_x), the branch and the gate, too. Without a gate, the gradient with
-// respect to the branch is grad_x. The norm is computed again from x, which the kernels read in any case.
+// respect to the branch is grad_x. The norm is computed again from x, which the kernels read in any case. Without x
+// there is no norm: grad_sum is the gradient of `sum`, and of the residual.
 struct Backward {
   int64_t rows, hidden;
   Type type;  // of grad, x, grad_sum, branch, grad_x and grad_branch
@@ -94,36 +86,18 @@ struct Backward {
   Sums sums;
 };
 
-// The gradients of Gate's `sum` with respect to branch and gate. The gradient with respect to the residual is `grad`.
-struct GateBackward {
-  int64_t rows, hidden;
-  Type type;  // of grad, branch and grad_branch
-  Rows grad, branch;
-  int64_t span;
-  Modulation gate;
-  void* grad_branch;
-  void* grad_gate;  // null: not requested
-  Sums sums;        // one sum, of the gate's gradient
-};
-
 // CUDA: launch on the current device, and return a cudaError_t, 0 on success.
-int run(const Gate& problem, void* stream);
 int run(const Forward& problem, void* stream);
 int run(const Backward& problem, void* stream);
-int run(const GateBackward& problem, void* stream);
 
 // The CPU: compute the rows, or the parts of all groups, from `begin` to `end`. The caller divides them among threads.
-void run(const Gate& problem, int64_t begin, int64_t end);
 void run(const Forward& problem, int64_t begin, int64_t end);
 void run(const Backward& problem, int64_t begin, int64_t end);
-void run(const GateBackward& problem, int64_t begin, int64_t end);
 
 // The CPU: compute the columns from `begin` to `end` of the gradients that are sums over rows, from all partial sums.
 void reduce(const Backward& problem, int64_t begin, int64_t end);
-void reduce(const GateBackward& problem, int64_t begin, int64_t end);
 
 // Set the number of parts of each group, on the current device. Return a cudaError_t, 0 on success.
 int partial_sums(const Backward& problem, int64_t* parts);
-int partial_sums(const GateBackward& problem, int64_t* parts);
 
 }  // namespace adaln

@@ -10,7 +10,6 @@
 // differently. With -fno-trapping-math the compiler may compute both sides of a branch, without which rounding does not
 // vectorize.
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "adaln/problem.h"
@@ -23,23 +22,11 @@ using namespace kit;
 
 using Floats = std::vector<float>;
 
-// Reads and writes T or float32, as the dtype of a modulation or parameter is.
-template <class T>
-INLINE void read(const void* data, Type type, int64_t begin, int64_t count, float* values) {
-  if (type == Type::float32) return decode_all<Float32>(static_cast<const float*>(data) + begin, count, values);
-  decode_all<T>(static_cast<const typename T::Storage*>(data) + begin, count, values);
-}
-template <class T>
-INLINE void write(const float* values, void* data, Type type, int64_t begin, int64_t count) {
-  if (type == Type::float32) return encode_all<Float32>(values, count, static_cast<float*>(data) + begin);
-  encode_all<T>(values, count, static_cast<typename T::Storage*>(data) + begin);
-}
-
 // Reads `otherwise` where there is no such tensor.
 template <class T>
 INLINE void read(const Parameter& parameter, int64_t begin, float otherwise, Floats& values) {
   if (parameter.data == nullptr) return values.assign(values.size(), otherwise);
-  read<T>(parameter.data, parameter.type, begin, static_cast<int64_t>(values.size()), values.data());
+  read_as<T>(parameter.type, parameter.data, begin, static_cast<int64_t>(values.size()), values.data());
 }
 template <class T>
 INLINE void read(const Modulation& modulation, int64_t span, int64_t begin, float otherwise, Floats& values) {
@@ -78,9 +65,9 @@ INLINE void write_row(void* data, Type type, int64_t row, int64_t hidden, Value&
 INLINE bool enters_span(int64_t row, int64_t first, int64_t span) { return row == first || row % span == 0; }
 
 // Writes a row of residual + branch * gate; if `stepwise`, the product is rounded, too.
-template <class T, class Problem>
-INLINE void write_sum(const Problem& problem, const Rows& residuals, int64_t row, const Floats& gate) {
-  const auto *residual = at<T>(residuals, row), *branch = at<T>(problem.branch, row);
+template <class T>
+INLINE void write_sum(const Forward& problem, int64_t row, const Floats& gate) {
+  const auto *residual = at<T>(problem.x, row), *branch = at<T>(problem.branch, row);
   auto* sum = row_at<T>(problem.sum, row, problem.hidden);
   for_blocks(problem.hidden, [&](int64_t start, int64_t length) ALWAYS_INLINE {
     Block values, products;
@@ -95,26 +82,17 @@ INLINE void write_sum(const Problem& problem, const Rows& residuals, int64_t row
   });
 }
 
-template <class T>
-INLINE void run_rows(const Gate& problem, int64_t begin, int64_t end) {
-  Floats gate(problem.hidden);
-  for (int64_t row = begin; row < end; ++row) {
-    if (enters_span(row, begin, problem.span)) read<T>(problem.gate, row / problem.span, 0, 1.0f, gate);
-    write_sum<T>(problem, problem.residual, row, gate);
-  }
-}
-
 struct Moments {
   float mean, rstd;
 };
 
 template <class Problem>
 INLINE Moments moments_of(const Problem& problem, const Floats& x) {
-  const auto hidden = static_cast<double>(problem.hidden);
-  const double sum = problem.centered ? sum_of(problem.hidden, [&](int64_t i) ALWAYS_INLINE { return x[i]; }) : 0.0;
-  const auto mean = static_cast<float>(sum / hidden);
-  const double squares = sum_of(problem.hidden, [&](int64_t i) ALWAYS_INLINE { return (x[i] - mean) * (x[i] - mean); });
-  return {mean, static_cast<float>(1.0 / std::sqrt(squares / hidden + static_cast<double>(problem.eps)))};
+  const int64_t hidden = problem.hidden;
+  const double sum = problem.centered ? sum_of(hidden, [&](int64_t i) ALWAYS_INLINE { return x[i]; }) : 0.0;
+  const auto mean = static_cast<float>(sum / static_cast<double>(hidden));
+  const double squares = sum_of(hidden, [&](int64_t i) ALWAYS_INLINE { return (x[i] - mean) * (x[i] - mean); });
+  return {mean, reciprocal_norm(squares, hidden, problem.eps)};
 }
 
 template <class T>
@@ -142,7 +120,8 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
       }
     }
     if (problem.branch.data != nullptr) {
-      write_sum<T>(problem, problem.x, row, gate);
+      write_sum<T>(problem, row, gate);
+      if (problem.normed == nullptr) continue;
       decode_all<T>(row_at<T>(problem.sum, row, hidden), hidden, x.data());
     } else {
       read<T>(problem.x, row, x);
@@ -162,43 +141,6 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
       return (stepwise ? x[i] : (x[i] - mean) * rstd * factor[i]) + offset[i];
     });
   }
-}
-
-// Calls `work(part, first, last)` with the rows of each part; parts are counted over all groups.
-template <class Problem, class Work>
-INLINE void for_parts(const Problem& problem, int64_t begin, int64_t end, Work&& work) {
-  const Sums& sums = problem.sums;
-  const int64_t rows = problem.rows / sums.groups, share = rows / sums.parts, longer = rows % sums.parts;
-  for (int64_t part_of_all = begin; part_of_all < end; ++part_of_all) {
-    const int64_t part = part_of_all % sums.parts;
-    const int64_t first = part_of_all / sums.parts * rows + part * share + std::min(part, longer);
-    float* partial = sums.partial == nullptr ? nullptr : sums.partial + part_of_all * sums.count * problem.hidden;
-    if (partial != nullptr) std::fill_n(partial, sums.count * problem.hidden, 0.0f);
-    work(first, first + share + (part < longer ? 1 : 0), partial);
-  }
-}
-
-template <class T>
-INLINE void run_rows(const GateBackward& problem, int64_t begin, int64_t end) {
-  const int64_t hidden = problem.hidden;
-  Floats grad(hidden), branch(hidden), gate(hidden);
-  for_parts(problem, begin, end, [&](int64_t first, int64_t last, float* partial) ALWAYS_INLINE {
-    for (int64_t row = first; row < last; ++row) {
-      if (enters_span(row, first, problem.span)) read<T>(problem.gate, row / problem.span, 0, 1.0f, gate);
-      read<T>(problem.grad, row, grad);
-      write_row<T>(problem.grad_branch, problem.type, row, hidden,
-                   [&](int64_t i) ALWAYS_INLINE { return grad[i] * gate[i]; });
-      if (problem.grad_gate == nullptr) continue;
-      read<T>(problem.branch, row, branch);
-      if (partial != nullptr) {
-#pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) partial[i] += grad[i] * branch[i];
-      } else {
-        write_row<T>(problem.grad_gate, problem.gate.type, row, hidden,
-                     [&](int64_t i) ALWAYS_INLINE { return grad[i] * branch[i]; });
-      }
-    }
-  });
 }
 
 // The rows of a backward pass, one at a time.
@@ -223,6 +165,16 @@ class BackwardRow {
 
   // Writes the gradients of a row, and adds to the sums over rows.
   INLINE void run(int64_t row, float* partial) {
+    if (problem_.x.data != nullptr) {
+      differentiate_norm(row, partial);
+    } else {
+      read<T>(problem_.grad_sum, row, total_);
+    }
+    if (problem_.grad_branch != nullptr) write_grad_branch(row, partial);
+  }
+
+ private:
+  INLINE void differentiate_norm(int64_t row, float* partial) {
     read<T>(problem_.x, row, x_);
     read<T>(problem_.grad, row, grad_);
     find_grad_x();  // x is then the normed row
@@ -245,10 +197,8 @@ class BackwardRow {
       for (int64_t i = 0; i < hidden_; ++i) total_[i] += other_[i];
     }
     write_row<T>(problem_.grad_x, problem_.type, row, hidden_, [&](int64_t i) ALWAYS_INLINE { return total_[i]; });
-    if (problem_.grad_branch != nullptr) write_grad_branch(row, partial);
   }
 
- private:
   INLINE void find_grad_x() {
     const Moments moments = moments_of(problem_, x_);
     const float mean = moments.mean, rstd = moments.rstd;
@@ -275,7 +225,7 @@ class BackwardRow {
       write_row<T>(problem_.grad_gate, problem_.gate.type, row, hidden_,
                    [&](int64_t i) ALWAYS_INLINE { return total_[i] * other_[i]; });
     } else {
-      float* sums = partial + kGate * hidden_;
+      float* sums = partial + problem_.sums.gate() * hidden_;
 #pragma omp simd
       for (int64_t i = 0; i < hidden_; ++i) sums[i] += total_[i] * other_[i];
     }
@@ -290,57 +240,18 @@ class BackwardRow {
 
 template <class T>
 INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
+  const Sums& sums = problem.sums;
+  const int64_t rows = problem.rows / sums.groups;
   BackwardRow<T> of_row(problem);
-  for_parts(problem, begin, end, [&](int64_t first, int64_t last, float* partial) ALWAYS_INLINE {
-    for (int64_t row = first; row < last; ++row) {
-      if (enters_span(row, first, problem.span)) of_row.load_span(row / problem.span);
+  for (int64_t part = begin; part < end; ++part) {  // counted over all groups
+    const auto [first, last] = part_of(rows, sums.parts, part % sums.parts);
+    const int64_t before = part / sums.parts * rows;
+    float* partial = sums.partial == nullptr ? nullptr : sums.partial + part * sums.count * problem.hidden;
+    if (partial != nullptr) std::fill_n(partial, sums.count * problem.hidden, 0.0f);
+    for (int64_t row = before + first; row < before + last; ++row) {
+      if (enters_span(row, before + first, problem.span)) of_row.load_span(row / problem.span);
       of_row.run(row, partial);
     }
-  });
-}
-
-template <class T>
-INLINE void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
-  const int64_t hidden = problem.hidden, count = end - begin, width = problem.sums.count * hidden;
-  const bool per_row = problem.span == 1;
-  Floats weight(count), bias(count), scale(count), grad_scale(count), grad_weight(count), grad_bias(count);
-  read<T>(problem.weight, begin, 1.0f, weight);
-  read<T>(problem.bias, begin, 0.0f, bias);
-  for (int64_t group = 0; group < problem.sums.groups; ++group) {
-    float* sums = problem.sums.partial + group * problem.sums.parts * width;
-    for (int k = 0; k < problem.sums.count; ++k) {
-      add_parts(sums, problem.sums.parts, width, k * hidden + begin, k * hidden + end);
-    }
-    const float* slope = sums + kSlope * hidden + begin;
-    const float* slope_times_normed = sums + kSlopeTimesNormed * hidden + begin;
-    read<T>(per_row ? Modulation{} : problem.scale, group, begin, 0.0f, scale);
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      grad_scale[i] = weight[i] * slope_times_normed[i] + bias[i] * slope[i];
-      grad_weight[i] += (1.0f + scale[i]) * slope_times_normed[i];
-      grad_bias[i] += (1.0f + scale[i]) * slope[i];
-    }
-    if (per_row) continue;
-    const int64_t to = group * hidden + begin;
-    if (problem.grad_scale != nullptr) write<T>(grad_scale.data(), problem.grad_scale, problem.scale.type, to, count);
-    if (problem.grad_shift != nullptr) write<T>(slope, problem.grad_shift, problem.scale.type, to, count);
-    if (problem.grad_gate != nullptr) {
-      write<T>(sums + kGate * hidden + begin, problem.grad_gate, problem.gate.type, to, count);
-    }
-  }
-  if (problem.grad_weight != nullptr) {
-    write<T>(grad_weight.data(), problem.grad_weight, problem.weight.type, begin, count);
-  }
-  if (problem.grad_bias != nullptr) write<T>(grad_bias.data(), problem.grad_bias, problem.bias.type, begin, count);
-}
-
-template <class T>
-INLINE void reduce_columns(const GateBackward& problem, int64_t begin, int64_t end) {
-  const int64_t hidden = problem.hidden;
-  for (int64_t group = 0; group < problem.sums.groups; ++group) {
-    float* sums = problem.sums.partial + group * problem.sums.parts * hidden;
-    add_parts(sums, problem.sums.parts, hidden, begin, end);
-    write<T>(sums + begin, problem.grad_gate, problem.gate.type, group * hidden + begin, end - begin);
   }
 }
 
@@ -352,37 +263,54 @@ struct OnRows {
   }
 };
 struct OnColumns {
-  template <class T, class Problem>
-  static INLINE void run(const Problem& problem, int64_t begin, int64_t end) {
-    reduce_columns<T>(problem, begin, end);
+  template <class T>
+  static INLINE void run(const Backward& problem, int64_t begin, int64_t end) {
+    const int64_t hidden = problem.hidden, count = end - begin, width = problem.sums.count * hidden;
+    const bool per_row = problem.span == 1;
+    Floats weight(count), bias(count), scale(count), grad_scale(count), grad_weight(count), grad_bias(count);
+    read<T>(problem.weight, begin, 1.0f, weight);
+    read<T>(problem.bias, begin, 0.0f, bias);
+    for (int64_t group = 0; group < problem.sums.groups; ++group) {
+      const int64_t to = group * hidden + begin;
+      float* sums = problem.sums.partial + group * problem.sums.parts * width;
+      for (int k = 0; k < problem.sums.count; ++k) {
+        add_parts(sums, problem.sums.parts, width, k * hidden + begin, k * hidden + end);
+      }
+      if (!per_row) {
+        write_as<T>(problem.gate.type, sums + problem.sums.gate() * hidden + begin, problem.grad_gate, to, count);
+      }
+      if (problem.x.data == nullptr) continue;
+      const float* slope = sums + kSlope * hidden + begin;
+      const float* slope_times_normed = sums + kSlopeTimesNormed * hidden + begin;
+      read<T>(per_row ? Modulation{} : problem.scale, group, begin, 0.0f, scale);
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) {
+        grad_scale[i] = weight[i] * slope_times_normed[i] + bias[i] * slope[i];
+        grad_weight[i] += (1.0f + scale[i]) * slope_times_normed[i];
+        grad_bias[i] += (1.0f + scale[i]) * slope[i];
+      }
+      if (per_row) continue;
+      write_as<T>(problem.scale.type, grad_scale.data(), problem.grad_scale, to, count);
+      write_as<T>(problem.scale.type, slope, problem.grad_shift, to, count);
+    }
+    write_as<T>(problem.weight.type, grad_weight.data(), problem.grad_weight, begin, count);
+    write_as<T>(problem.bias.type, grad_bias.data(), problem.grad_bias, begin, count);
   }
 };
 
-template <class Problem>
-int set_parts(const Problem& problem, int64_t* parts) {
+}  // namespace
+
+void run(const Forward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+void run(const Backward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
+void reduce(const Backward& problem, int64_t begin, int64_t end) {
+  run_on_cpu<OnColumns>(problem.type, problem, begin, end);
+}
+
+int partial_sums(const Backward& problem, int64_t* parts) {
   constexpr int64_t kRows = 16;  // of a part, at least, so that the sums are the smaller part of the work
   const int64_t groups = problem.sums.groups;
   *parts = std::max<int64_t>(1, std::min(64 / groups, problem.rows / groups / kRows));
   return 0;
 }
-
-}  // namespace
-
-void run(const Gate& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
-void run(const Forward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
-void run(const Backward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
-void run(const GateBackward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnRows>(problem.type, problem, begin, end);
-}
-
-void reduce(const Backward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnColumns>(problem.type, problem, begin, end);
-}
-void reduce(const GateBackward& problem, int64_t begin, int64_t end) {
-  run_on_cpu<OnColumns>(problem.type, problem, begin, end);
-}
-
-int partial_sums(const Backward& problem, int64_t* parts) { return set_parts(problem, parts); }
-int partial_sums(const GateBackward& problem, int64_t* parts) { return set_parts(problem, parts); }
 
 }  // namespace adaln

@@ -21,6 +21,7 @@
 
 #include "adaln_cuda/backward_general.cuh"
 #include "adaln_cuda/backward_short.cuh"
+#include "adaln_cuda/gate_rows.cuh"
 #include "adaln_cuda/reduce.cuh"
 #include "adaln_cuda/ring_layout.cuh"
 
@@ -130,13 +131,17 @@ RingBackward ring_problem(const Backward& problem, const StridedBackward& stride
           problem.centered};
 }
 
-cudaError_t launch(const Backward& problem, cudaStream_t stream) {
-  const RingLayout ring = ring_layout(problem);
+cudaError_t launch(const Backward& problem, const DeviceProperties& device, cudaStream_t stream) {
+  if (problem.x.data == nullptr) {
+    cudaError_t error = cudaSuccess;
+    return launch_gate(problem, device, stream, &error) ? error : launch_general(problem, stream);
+  }
+  const RingLayout ring = ring_layout(problem, device);
   const bool rings = ring_takes(problem, ring), whole = all_aligned(problem);
   StridedBackward strided;
   if (!as_strided(problem, &strided)) return launch_general(problem, stream);
   if (!rings && whole) {
-    const ShortLayout layout = short_layout(problem);
+    const ShortLayout layout = short_layout(problem, device);
     if (layout.rows > 0) {
       ShortBackward rows = short_problem(problem, strided);
       return launch_short(problem, rows, layout, stream);
@@ -156,22 +161,30 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
 }  // namespace
 
 int partial_sums(const Backward& problem, int64_t* parts) {
-  int sms;
-  const cudaError_t error = sm_count(&sms);
+  DeviceProperties device;
+  const cudaError_t error = current_device_properties(&device);
   if (error != cudaSuccess) return error;
-  const RingLayout ring = ring_layout(problem);
-  int64_t rows_at_once = ring.rows;
-  if (!ring_takes(problem, ring)) {
-    rows_at_once = std::max(1, short_layout(problem).rows);
+  int64_t blocks = device.sms, rows_at_once;
+  if (problem.x.data == nullptr) {
+    const GateConfig& config = kGateTable[gate_row(problem.type)];
+    const auto width = static_cast<int>(kVectorBytes / bytes_of(problem.type));
+    const GateLayout layout = gate_layout(config, problem.hidden, width, config.backward_threads);
+    rows_at_once = static_cast<int64_t>(layout.rows) * config.backward_rows;
+    blocks = std::max<int64_t>(1, config.backward_blocks_per_sm * device.sms / layout.blocks_per_row);
+  } else {
+    const RingLayout ring = ring_layout(problem, device);
+    rows_at_once = ring_takes(problem, ring) ? ring.rows : std::max(1, short_layout(problem, device).rows);
   }
   const int64_t groups = problem.sums.groups, most = (problem.rows / groups + rows_at_once - 1) / rows_at_once;
-  *parts = std::max<int64_t>(1, std::min(sms / groups, most));
+  *parts = std::max<int64_t>(1, std::min(blocks / groups, most));
   return cudaSuccess;
 }
 
 int run(const Backward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = launch(problem, cuda_stream);
+  DeviceProperties device;
+  cudaError_t error = current_device_properties(&device);
+  if (error == cudaSuccess) error = launch(problem, device, cuda_stream);
   if (error != cudaSuccess || problem.sums.partial == nullptr || problem.rows == 1) return error;
   Reduction reduction{};
   reduction.hidden = problem.hidden;
@@ -187,7 +200,7 @@ int run(const Backward& problem, void* stream) {
       reduction.add(problem.grad_scale, problem.scale.type, false, slope_times_normed, {kSlope, problem.bias});
     }
     reduction.add(problem.grad_shift, problem.scale.type, false, {kSlope, {}});
-    reduction.add(problem.grad_gate, problem.gate.type, false, {kGate, {}});
+    reduction.add(problem.grad_gate, problem.gate.type, false, {problem.sums.gate(), {}});
   }
   return reduce(reduction, cuda_stream);
 }

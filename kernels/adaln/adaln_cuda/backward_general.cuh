@@ -71,14 +71,14 @@ __global__ void __launch_bounds__(kGeneralThreads)
     const BackwardElements elements(problem, row, modulation);
     const ElementRow grad_sum(problem.grad_sum, problem.type, row), bias(problem.bias);
     const ElementRow branch(problem.branch, problem.type, row), gate(problem.gate, modulation);
-    const GeneralMoments moments = elements.moments(averages);
+    const bool has_norm = elements.x.exists();
+    const GeneralMoments moments = has_norm ? elements.moments(averages) : GeneralMoments{};
     const auto add = [&](int which, int64_t column, float value) {
       if (!sums_needed || which >= problem.sums.count) return;
       float& sum = partial[which * hidden + column];
       sum = index == first_row ? value : sum + value;
     };
-    for_each_column(hidden, [&](int64_t column) {
-      const int64_t at = row * hidden + column;
+    const auto differentiate_norm = [&](int64_t column, int64_t at) {
       const float difference = elements.x.at(column) - moments.mean, normed = difference * moments.rstd;
       const float grad_norm =
           moments.rstd * (elements.slope(column) - moments.mean_slope - difference * moments.projection);
@@ -98,12 +98,17 @@ __global__ void __launch_bounds__(kGeneralThreads)
       }
       add(kSlope, column, grad);
       add(kSlopeTimesNormed, column, grad * normed);
+      return total;
+    };
+    for_each_column(hidden, [&](int64_t column) {
+      const int64_t at = row * hidden + column;
+      const float total = has_norm ? differentiate_norm(column, at) : grad_sum.at(column);
       if (problem.grad_branch == nullptr) return;
       store_as(problem.type, problem.grad_branch, at, total * gate.at(column));
       if (problem.grad_gate == nullptr) return;
       const float product = total * branch.at(column);
-      add(kGate, column, product);
-      if (own_modulations) store_as(problem.gate.type, problem.grad_gate, at, product);
+      if (own_modulations) return store_as(problem.gate.type, problem.grad_gate, at, product);
+      add(problem.sums.gate(), column, product);
     });
   }
 }

@@ -190,27 +190,6 @@ __device__ __forceinline__ void share_sums(const RingBackward& problem, const Ri
   }
 }
 
-// Adds up the sums of the block's rows and writes them.
-template <typename Position>
-__device__ __forceinline__ void add_shared_sums(const Position& at, int sum_count, int vectors, const float4* memory,
-                                                float* partial) {
-  const int rows = blockDim.y;
-#pragma unroll 1
-  for (int vector = at.thread; vector < vectors * sum_count; vector += at.threads) {
-    const float4* const row_sums = memory + vector + vector / vectors * (rows - 1) * vectors;
-    float4 sum = row_sums[0];
-#pragma unroll 4
-    for (int row = 1; row < rows; ++row) {
-      const float4 other = row_sums[row * vectors];
-      sum.x += other.x;
-      sum.y += other.y;
-      sum.z += other.z;
-      sum.w += other.w;
-    }
-    reinterpret_cast<float4*>(partial)[vector] = sum;
-  }
-}
-
 // Writes the block's partial sums. `missed`: the thread had no row in the block's last iteration.
 template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void store_sums(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
@@ -238,7 +217,7 @@ __device__ __forceinline__ void store_sums(const RingBackward& problem, const Ri
   __syncthreads();
   share_sums<T, kRow, kBranch>(problem, at, vectors, sums, memory);
   __syncthreads();
-  add_shared_sums(at, problem.sum_count, vectors, memory, partial);
+  store_partial_sums(memory, at.thread, at.threads, problem.sum_count, vectors, partial);
 }
 
 template <typename T, int kRow, Branch kBranch>

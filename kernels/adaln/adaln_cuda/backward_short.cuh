@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kShortTable[kRow].max_threads)
     backward_short_kernel(const __grid_constant__ ShortBackward problem) {
   if constexpr (!kInThisCode<kShortTable, kRow>) return;
   constexpr ShortConfig kConfig = kShortTable[kRow];
-  constexpr int kWidth = kDynamicWidth, kQuads = kWidth / 4, kSums = 3;
+  constexpr int kWidth = kDynamicWidth, kSums = 3;
   extern __shared__ float4 memory[];  // the rings, and at the end sums
   __shared__ float4 scratch[2][kConfig.max_threads / kWarp];
   ShortRows<kRow> rows(problem, shared_address(memory));
@@ -315,16 +315,19 @@ __global__ void __launch_bounds__(kShortTable[kRow].max_threads)
   cp_async_wait<0>();
   __syncthreads();
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int quads = rows.hidden / 4;
 #pragma unroll
   for (int k = 0; k < kSums; ++k) {
+    if (k >= problem.sum_count || !rows.in_row) continue;
+    float* const own = reinterpret_cast<float*>(memory + (k * blockDim.y + threadIdx.y) * quads) + rows.column;
 #pragma unroll
     for (int j = 0; j < kWidth; j += 4) {
-      memory[(k * kQuads + j / 4) * threads + thread] =
-          make_float4(sums[k][j], sums[k][j + 1], sums[k][j + 2], sums[k][j + 3]);
+      *reinterpret_cast<float4*>(own + j) = make_float4(sums[k][j], sums[k][j + 1], sums[k][j + 2], sums[k][j + 3]);
     }
   }
-  store_partial_sums<kQuads>(memory, 1, problem.sum_count, rows.hidden,
-                             problem.partial + static_cast<int64_t>(blockIdx.x) * problem.sum_count * rows.hidden);
+  __syncthreads();
+  store_partial_sums(memory, thread, threads, problem.sum_count, quads,
+                     problem.partial + static_cast<int64_t>(blockIdx.x) * problem.sum_count * rows.hidden);
 }
 
 // The mapping of rows to blocks; no rows where the kernel does not take the problem.
@@ -348,7 +351,7 @@ inline bool reads_bfloat16_only(const Backward& problem) {
   return problem.type == Type::bfloat16 && (problem.span > 1 || (bfloat16(problem.scale) && bfloat16(problem.gate)));
 }
 
-inline ShortLayout short_layout(const Backward& problem) {
+inline ShortLayout short_layout(const Backward& problem, const DeviceProperties& device) {
   const Inputs inputs = reads_bfloat16_only(problem) ? Inputs::bfloat16 : Inputs::mixed;
   const int row = find_row(kShortTable, {compiled_capability(), problem.type, inputs});
   if (row < 0) return {};
@@ -363,14 +366,12 @@ inline ShortLayout short_layout(const Backward& problem) {
   } else {
     layout.group = static_cast<int>((vectors + kWarp - 1) / kWarp * kWarp);
   }
-  int sms = 1;
-  sm_count(&sms);
-  const int64_t blocks = std::max<int64_t>(1, sms / problem.sums.groups);
+  const int64_t blocks = std::max<int64_t>(1, device.sms / problem.sums.groups);
   const int64_t useful = (problem.rows / problem.sums.groups + blocks - 1) / blocks;  // rows, where there are few
   layout.rows =
       static_cast<int>(std::min<int64_t>(config.max_threads / layout.group, (useful + step - 1) / step * step));
   layout.rows = rows_with_barriers(layout.rows, layout.group);
-  const auto max_bytes = static_cast<int>(max_shared_bytes_per_block() - kShortStaticBytes);
+  const auto max_bytes = device.max_shared_bytes_per_block - static_cast<int>(kShortStaticBytes);
   const int thread_bytes = short_words(problem) * config.stages * kVectorBytes;
   while (layout.rows > 0 && layout.rows * layout.group * thread_bytes > max_bytes) layout.rows -= step;
   return layout;

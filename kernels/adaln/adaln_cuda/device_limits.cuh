@@ -1,6 +1,6 @@
-// Limits of the current device: shared memory and the size of its L2 cache.
+// Launches of rows of the tables, and the shared memory that they may have.
 //
-// Reads:    attributes of the current device.
+// Reads:    nothing.
 // Must not: depend on the operation of a kernel.
 #pragma once
 
@@ -30,15 +30,6 @@ constexpr size_t kStaticSharedBytes = 1024;
 // A kernel that uses more shared memory than this needs cudaFuncAttributeMaxDynamicSharedMemorySize.
 constexpr size_t kDefaultSharedBytes = 48 * 1024;
 
-// Returns 0 when the attribute cannot be read.
-inline size_t device_attribute(cudaDeviceAttr attribute) {
-  int device, value;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? static_cast<size_t>(value) : 0;
-}
-inline size_t shared_bytes_per_sm() { return device_attribute(kSharedBytesPerSm); }
-inline size_t max_shared_bytes_per_block() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
-
 // Lets `kernel` use this much dynamic shared memory. `static_bytes` bounds its static shared memory, which counts as
 // well.
 template <typename Kernel>
@@ -49,9 +40,8 @@ cudaError_t allow_shared_bytes(Kernel kernel, size_t bytes, size_t static_bytes)
 }
 
 // Whether a call that moves this many bytes prefetches its input into the L2 cache during the preceding kernel.
-inline bool prefetch_pays(int64_t bytes_moved) {
-  const auto l2_bytes = static_cast<int64_t>(device_attribute(cudaDevAttrL2CacheSize));
-  return bytes_moved > l2_bytes / kPrefetchL2Divisor;
+inline bool prefetch_pays(const DeviceProperties& device, int64_t bytes_moved) {
+  return bytes_moved > device.l2_bytes / kPrefetchL2Divisor;
 }
 
 // Calls `launch` with a row of a table as a template argument, and returns its error.

@@ -8,8 +8,9 @@
 //
 // Bytes moved, for elements of e bytes and modulations of m bytes: rows * hidden * 2e (4e with a branch), and
 // rows / span * hidden * 2m (3m with a gate).
-#include "adaln_cuda/forward_factor.cuh"
 #include "adaln_cuda/forward_general.cuh"
+#include "adaln_cuda/forward_rows.cuh"
+#include "adaln_cuda/gate_rows.cuh"
 
 namespace adaln {
 namespace {
@@ -30,40 +31,30 @@ TileLayout tile_layout(const ForwardConfig& config, int vectors, int staged_word
 
 // Returns how many tiles ahead a block prefetches; 0 if tiles do not follow one another in memory, or are few.
 uint32_t prefetch_distance(const TiledForward& problem, const ForwardConfig& config, const TileLayout& layout,
-                           int64_t rows, int64_t element, int sms) {
+                           int64_t rows, int64_t element, const DeviceProperties& device) {
   const auto contiguous = [&](const StridedRows& strided) {
     return strided.row_stride == problem.hidden && strided.span_stride == int64_t{problem.span} * problem.hidden;
   };
   const bool branch = !config.is(Branch::none);
   const int64_t row_bytes = problem.hidden * element * (branch ? 2 : 1);  // that are read
   if (layout.tiles > 1 || problem.span % config.rows != 0 || !contiguous(problem.x) ||
-      (branch && !contiguous(problem.branch)) || !prefetch_pays(2 * rows * row_bytes)) {
+      (branch && !contiguous(problem.branch)) || !prefetch_pays(device, 2 * rows * row_bytes)) {
     return 0;
   }
-  return static_cast<uint32_t>(sms * std::max<int64_t>(config.prefetch_bytes_per_sm / (row_bytes * config.rows), 1));
+  return static_cast<uint32_t>(device.sms *
+                               std::max<int64_t>(config.prefetch_bytes_per_sm / (row_bytes * config.rows), 1));
 }
 
 template <typename T, int kRow>
-constexpr auto kernel_of() {
-  if constexpr (kForwardTable[kRow].is(FactorCount::one)) {
-    return forward_factor_kernel<T, kRow>;
-  } else {
-    return forward_kernel<T, kRow>;
-  }
-}
-
-template <typename T, int kRow>
-cudaError_t launch_tiles(TiledForward& problem, int64_t rows, const TileLayout& layout, cudaStream_t stream) {
+cudaError_t launch_tiles(TiledForward& problem, int64_t rows, const TileLayout& layout, const DeviceProperties& device,
+                         cudaStream_t stream) {
   constexpr ForwardConfig kConfig = kForwardTable[kRow];
-  int sms;
-  cudaError_t error = sm_count(&sms);
-  if (error != cudaSuccess) return error;
   problem.tiles_per_span = (problem.span + kConfig.rows - 1) / kConfig.rows;
   problem.tiles = static_cast<uint32_t>(rows / problem.span) * problem.tiles_per_span;
   problem.spans = fast_divisor(problem.tiles_per_span);
-  problem.prefetch_distance = prefetch_distance(problem, kConfig, layout, rows, sizeof(T), sms);
-  const auto kernel = kernel_of<T, kRow>();
-  error = allow_shared_bytes(kernel, layout.shared_bytes, kStaticSharedBytes);
+  problem.prefetch_distance = prefetch_distance(problem, kConfig, layout, rows, sizeof(T), device);
+  const auto kernel = forward_kernel<T, kRow>;
+  const cudaError_t error = allow_shared_bytes(kernel, layout.shared_bytes, kStaticSharedBytes);
   if (error != cudaSuccess) return error;
   return launch_with_pdl(kernel, dim3((problem.tiles + layout.tiles - 1) / layout.tiles),
                          dim3(layout.group, layout.tiles), layout.shared_bytes, stream, problem);
@@ -169,7 +160,7 @@ int select_row(const Forward& problem, const Factors& factors, int64_t vectors) 
 }
 
 template <typename T>
-cudaError_t launch(const Forward& problem, cudaStream_t stream) {
+cudaError_t launch(const Forward& problem, const DeviceProperties& device, cudaStream_t stream) {
   const Factors factors = factors_of(problem);
   const int64_t vectors = problem.hidden / kVectorWidth<T>;
   const int row = select_row(problem, factors, vectors);
@@ -180,21 +171,26 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   add_shared(problem, factors, kForwardTable[row].is(FactorCount::one), &tiled);
   const int staged_words = tiled.staged * (tiled.float32_shared ? 2 : 1);
   const TileLayout layout = tile_layout(kForwardTable[row], static_cast<int>(vectors), staged_words);
-  const size_t shared_bytes = layout.shared_bytes + kStaticSharedBytes;
-  if (shared_bytes > kDefaultSharedBytes && shared_bytes > max_shared_bytes_per_block()) {
+  const size_t most_bytes = std::max(kDefaultSharedBytes, static_cast<size_t>(device.max_shared_bytes_per_block));
+  if (layout.shared_bytes + kStaticSharedBytes > most_bytes) {
     return launch_general(problem, stream);
   }
   return launch_row<kForwardTable, dtype_bit(kTypeOf<T>)>(
-      row, [&](auto index) { return launch_tiles<T, index()>(tiled, problem.rows, layout, stream); });
+      row, [&](auto index) { return launch_tiles<T, index()>(tiled, problem.rows, layout, device, stream); });
 }
 
 }  // namespace
 
 int run(const Forward& problem, void* stream) {
-  cudaError_t error = cudaSuccess;
-  dispatch_dtype(problem.type, [&](auto tag) {
-    error = launch<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));
-  });
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  DeviceProperties device;
+  cudaError_t error = current_device_properties(&device);
+  if (error != cudaSuccess) return error;
+  if (problem.normed == nullptr) {
+    return launch_gate(problem, device, cuda_stream, &error) ? error : launch_general(problem, cuda_stream);
+  }
+  dispatch_dtype(problem.type,
+                 [&](auto tag) { error = launch<typename decltype(tag)::Element>(problem, device, cuda_stream); });
   return error;
 }
 

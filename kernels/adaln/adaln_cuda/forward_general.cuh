@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
             gated_sum(problem.type, x.at(column), branch.at(column), gate.at(column, 1.0f), problem.stepwise);
         store_as(problem.type, problem.sum, first + column, sum);
       });
+      if (problem.normed == nullptr) continue;
       __syncthreads();  // all threads read the first element
       x = {problem.sum, problem.type, first};
     }

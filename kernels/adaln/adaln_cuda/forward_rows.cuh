@@ -1,5 +1,4 @@
-// Modulated norms of rows that fit in registers, with and without a gated branch that is added before: modulations and
-// parameters in any combination.
+// Modulated norms of rows that fit in registers, with and without a branch, gated or not, that is added before.
 //
 // Reads:    x and the branch, each once; scale, shift, weight and bias through shared memory; the gate.
 // Writes:   `normed`, and `sum` when there is a branch, with streaming stores.
@@ -7,10 +6,15 @@
 //
 // A group of threads has a tile of one or two neighbouring rows of a span. 16-bit elements stay encoded, in half the
 // registers, and are decoded again for each use. One pass sums differences from an element of the row and their
-// squares. Rare combinations of options have separate code. Blocks prefetch the rows of later blocks into L2, and those
-// of the first ones while the preceding kernel still runs.
+// squares. Blocks prefetch the rows of later blocks into L2, and those of the first ones while the preceding kernel
+// still runs.
 //
-// Included by forward_factor.cuh, which uses parts of it.
+// With FactorCount::any, modulations and parameters may be combined in any way: float32 modulations, rounded steps and
+// rare combinations have small and slow code, because registers and code must do for all. With FactorCount::one there
+// is at most one factor and one offset, a scale and a shift or a weight and a bias, as in model blocks, and each
+// arithmetic has code of its own.
+//
+// Included by forward.cu.
 #pragma once
 
 #include "adaln_cuda/forward_tiles.cuh"
@@ -18,33 +22,128 @@
 namespace adaln {
 namespace {
 
-// Adds branch * gate to `words` and writes the sum.
-template <typename T, int kRow, bool kFloat32Gate, bool kStepwise>
-__device__ __forceinline__ void add_branch(const TiledForward& problem, const TilePosition<T, kRow>& position,
-                                           const typename ForwardTypes<T, kRow>::Words& branch,
-                                           const uint4 (&gates)[kForwardTable[kRow].vectors], const float* float32_gate,
-                                           typename ForwardTypes<T, kRow>::Words& words) {
-  constexpr ForwardConfig kConfig = kForwardTable[kRow];
+// Rows in shared memory: with FactorCount::one, and in the simple combinations of FactorCount::any.
+enum FactorRow : int { kFactor, kOffset, kSimpleWeight };
+
+// The arithmetic of a factor or a gate: it has the rows' dtype, or float32, or the rows' dtype and its product is
+// rounded.
+enum class Arithmetic { rows, float32, stepwise };
+
+// A vector of a modulation or parameter: eight float32 elements take two words.
+using FactorWords = uint4[2];
+
+template <typename T, bool kFloat32>
+__device__ __forceinline__ float2 factor_pair(const FactorWords& words, int pair) {
+  return kFloat32 ? pair_of<float>(words[pair / 2], pair % 2) : pair_of<T>(words[0], pair);
+}
+
+// A pair of 16-bit elements. Products and sums of pairs are rounded once, as those of float32 that are then rounded:
+// the float32 products are exact, and so are the sums 1 + scale, except where they round to 1.
+template <typename T>
+struct Packed;
+template <>
+struct Packed<__half> {
+  using Type = __half2;
+  static __device__ __forceinline__ Type round(float2 pair) { return __floats2half2_rn(pair.x, pair.y); }
+  static __device__ __forceinline__ float2 widen(Type pair) { return __half22float2(pair); }
+};
+template <>
+struct Packed<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+  static __device__ __forceinline__ Type round(float2 pair) { return __float22bfloat162_rn(pair); }
+  static __device__ __forceinline__ float2 widen(Type pair) { return __bfloat1622float2(pair); }
+};
+
+template <typename T>
+__device__ __forceinline__ typename Packed<T>::Type packed_pair(uint4 word, int pair) {
+  typename Packed<T>::Type packed;
+  const uint32_t parts[4] = {word.x, word.y, word.z, word.w};
+  memcpy(&packed, &parts[pair], sizeof(packed));
+  return packed;
+}
+
+// Modulations and parameters, staged in shared memory: in registers they would limit the rows that an SM has in flight.
+// Each thread reads only its own copies.
+template <typename T, int kRow>
+struct StagedRows : ForwardTypes<T, kRow> {
+  using Types = ForwardTypes<T, kRow>;
+  using Types::kVectors, Types::kTwoByte;
+
+  const TiledForward& problem;
+  const TilePosition<T, kRow>& position;
+  SharedAddress memory;  // [modulations and parameters][vectors][words of a vector][threads]
+  uint32_t step;         // from a word to the next one
+
+  __device__ __forceinline__ StagedRows(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                        uint4* first)
+      : problem(problem), position(position) {
+    memory = shared_address(first + threadIdx.y * blockDim.x + threadIdx.x);
+    step = blockDim.x * blockDim.y * kVectorBytes;
+  }
+
+  // Copies a row. Zeros replace a row that is missing.
+  template <bool kFloat32>
+  __device__ __forceinline__ void stage(int which) const {
+    constexpr int kWords = kFloat32 ? 2 : 1, kBytes = kFloat32 ? sizeof(float) : sizeof(T);
+    const Shared& shared = problem.shared[which];
+    SharedAddress to = memory + which * kVectors * kWords * step;
+    if (Types::kConfig.is(FactorCount::one) && shared.data == nullptr) {
 #pragma unroll
-  for (int i = 0; i < kConfig.vectors; ++i) {
-    if (!position.has(i)) continue;
+      for (int i = 0; i < kVectors * kWords; ++i, to += step) store_shared(to, uint4{});
+      return;
+    }
+    const char* from = static_cast<const char*>(shared.data) +
+                       (position.span * shared.stride + position.column) * static_cast<int64_t>(kBytes);
 #pragma unroll
-    for (int r = 0; r < kConfig.rows; ++r) {
-      change_pairs<T>(words[r][i], [&](int pair, float2 x) {
-        float2 factors;
-        if constexpr (kFloat32Gate) {
-          factors = reinterpret_cast<const float2*>(float32_gate + position.column + i * position.step)[pair];
-        } else {
-          factors = pair_of<T>(gates[i], pair);
-        }
-        const float2 product = pair_of<T>(branch[r][i], pair);
-        if constexpr (!kStepwise) return multiply_add(product, factors, x);
-        return add(x, round_pair<T>(multiply(product, factors)));
-      });
-      position.write(problem.sum, r, i, words[r][i]);
+    for (int i = 0; i < kVectors; ++i, from += position.step * kBytes, to += kWords * step) {
+      if (!position.has(i)) continue;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) cp_async<uint4, true>(to + word * step, from + word * kVectorBytes);
     }
   }
-}
+
+  __device__ __forceinline__ void stage_all() const {
+    __syncwarp();  // the loads of the rows go first
+    if (Types::kConfig.is(FactorCount::one) || problem.simple) {
+      if (Types::kConfig.is(FactorCount::one) && kTwoByte && problem.float32_shared) {
+        stage<kTwoByte>(kFactor);
+        stage<kTwoByte>(kOffset);
+      } else {
+        stage<false>(kFactor);
+        stage<false>(kOffset);
+      }
+      if (Types::kConfig.is(FactorCount::any) && problem.staged > kOffset + 1) stage<false>(kSimpleWeight);
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < problem.staged; ++k) {
+        if (kTwoByte && problem.float32_shared) {
+          stage<kTwoByte>(k);
+        } else {
+          stage<false>(k);
+        }
+      }
+    }
+    cp_async_commit();
+  }
+
+  template <bool kFloat32>
+  __device__ __forceinline__ void read(int which, int vector, FactorWords& words) const {
+    constexpr int kWords = kFloat32 ? 2 : 1;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      words[word] = load_shared(memory + ((which * kVectors + vector) * kWords + word) * step, uint4{});
+    }
+  }
+
+  // Not volatile: the pairs of a word need one load.
+  __device__ __forceinline__ float2 pair(int which, int vector, int pair) const {
+    const int first = which * kVectors + vector;
+    if (!kTwoByte || !problem.float32_shared) {
+      return pair_of<T>(*shared_pointer<const uint4>(memory + first * step), pair);
+    }
+    return shared_pointer<const float2>(memory + (2 * first + pair / 2) * step)[pair % 2];
+  }
+};
 
 // The first elements of a tile's rows, from which differences are taken.
 template <typename T, int kRow>
@@ -53,45 +152,55 @@ struct FirstElements {
   float float32_gate;
 };
 
-// Loads the branch and its gate, stages the modulations, and adds the gated branch to `words`.
-template <typename T, int kRow>
-__device__ __forceinline__ void load_and_add_branch(const TiledForward& problem, const TilePosition<T, kRow>& position,
-                                                    const StagedRows<T, kRow>& staged, FirstElements<T, kRow>& first,
-                                                    typename ForwardTypes<T, kRow>::Words& words) {
+// Adds the branch to `words` and writes the sum.
+template <typename T, int kRow, Arithmetic kGate>
+__device__ __forceinline__ void add_branch(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                           const typename ForwardTypes<T, kRow>::Words& branch,
+                                           const FactorWords (&gates)[kForwardTable[kRow].vectors],
+                                           typename ForwardTypes<T, kRow>::Words& words) {
   constexpr ForwardConfig kConfig = kForwardTable[kRow];
-  constexpr bool kTwoByte = sizeof(T) < sizeof(float);
-  const int64_t gate_row = position.span * problem.gate.stride;
-  typename ForwardTypes<T, kRow>::Words branch;
-  position.load_rows(problem.branch, branch);
-  const T* gate = static_cast<const T*>(problem.gate.data) + gate_row;
-  const float* float32_gate = static_cast<const float*>(problem.gate.data) + gate_row;
-  uint4 gates[kConfig.vectors];
-  if (!kTwoByte || !problem.float32_shared) {
 #pragma unroll
-    for (int i = 0; i < kConfig.vectors; ++i) {
-      if (position.has(i)) {
-        gates[i] = load_word_nc(reinterpret_cast<const uint4*>(gate + position.column + i * position.step));
-      }
+  for (int i = 0; i < kConfig.vectors; ++i) {
+    if (!position.has(i)) continue;
+#pragma unroll
+    for (int r = 0; r < kConfig.rows; ++r) {
+      change_pairs<T>(words[r][i], [&](int pair, float2 x) {
+        if constexpr (kForwardTable[kRow].is(Branch::plain)) {
+          return add(x, pair_of<T>(branch[r][i], pair));
+        } else if constexpr (kGate == Arithmetic::stepwise) {
+          return add(x, Packed<T>::widen(
+                            rounded_product(packed_pair<T>(branch[r][i], pair), packed_pair<T>(gates[i][0], pair))));
+        } else {
+          constexpr bool kFloat32 = kGate == Arithmetic::float32;
+          return multiply_add(pair_of<T>(branch[r][i], pair), factor_pair<T, kFloat32>(gates[i], pair), x);
+        }
+      });
+      position.write(problem.sum, r, i, words[r][i]);
     }
   }
-  if (problem.centered) {
-    if (kTwoByte && problem.float32_shared) {
-      first.float32_gate = *float32_gate;
-    } else {
-      first.gate = *gate;
+}
+
+// Loads a span's gate.
+template <typename T, int kRow>
+__device__ __forceinline__ void load_gate(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                          FirstElements<T, kRow>& first,
+                                          FactorWords (&gates)[kForwardTable[kRow].vectors]) {
+  const bool float32_gate = sizeof(T) < sizeof(float) && problem.float32_gate;
+  const int64_t bytes = float32_gate ? sizeof(float) : sizeof(T);
+  const char* const row = static_cast<const char*>(problem.gate.data) + position.span * problem.gate.stride * bytes;
+#pragma unroll
+  for (int i = 0; i < kForwardTable[kRow].vectors; ++i) {
+    if (position.has(i)) {
+      const auto* from = reinterpret_cast<const uint4*>(row + (position.column + i * position.step) * bytes);
+      gates[i][0] = load_word_nc(from);
+      if (float32_gate) gates[i][1] = load_word_nc(from + 1);
     }
-    position.load_first(problem.branch, first.branch);
   }
-  staged.stage_all();
-  if (problem.prefetch_distance > 0) {
-    prefetch_tile<T, kRow>(problem, position.hidden, blockIdx.x + problem.prefetch_distance);
-  }
-  if (kTwoByte && problem.float32_shared) {
-    add_branch<T, kRow, true, false>(problem, position, branch, gates, float32_gate, words);
-  } else if (kTwoByte && problem.stepwise) {
-    add_branch<T, kRow, false, true>(problem, position, branch, gates, float32_gate, words);
+  if (!problem.centered) return;
+  if (float32_gate) {
+    first.float32_gate = *reinterpret_cast<const float*>(row);
   } else {
-    add_branch<T, kRow, false, false>(problem, position, branch, gates, float32_gate, words);
+    first.gate = *reinterpret_cast<const T*>(row);
   }
 }
 
@@ -148,9 +257,7 @@ __device__ __forceinline__ void find_moments(const TiledForward& problem, const 
     for (int r = 0; r < kRows; ++r) {
       pivots[r] = decode(first.x[r]);
       if constexpr (kForwardTable[kRow].is(Branch::gated)) {
-        const bool float32_gate =
-            kForwardTable[kRow].is(FactorCount::one) ? problem.float32_gate : problem.float32_shared;
-        const float factor = kTwoByte && float32_gate ? first.float32_gate : decode(first.gate);
+        const float factor = kTwoByte && problem.float32_gate ? first.float32_gate : decode(first.gate);
         pivots[r] += decode(first.branch[r]) * factor;
       } else if constexpr (kForwardTable[kRow].is(Branch::plain)) {
         pivots[r] += decode(first.branch[r]);
@@ -180,30 +287,41 @@ __device__ __forceinline__ void find_moments(const TiledForward& problem, const 
   for (int r = 0; r < kRows; ++r) rstds[r] = rsqrtf(variance_of(sums[2 * r], sums[2 * r + 1]) + problem.eps);
 }
 
-// Normalizes and writes the rows, for the simple combinations of options.
-template <bool kWeighted, typename T, int kRow, int kRows>
-__device__ __forceinline__ void norm_simple(const TiledForward& problem, const TilePosition<T, kRow>& position,
-                                            const StagedRows<T, kRow>& staged,
-                                            typename ForwardTypes<T, kRow>::Words& words, const float (&means)[kRows],
-                                            const float (&rstds)[kRows]) {
+// Normalizes and writes the rows, with a factor and an offset; if `kWeighted`, the factor is multiplied by a weight.
+template <Arithmetic kNorm, bool kWeighted, typename T, int kRow, int kRows>
+__device__ __forceinline__ void norm_rows(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                          const StagedRows<T, kRow>& staged,
+                                          typename ForwardTypes<T, kRow>::Words& words, const float (&means)[kRows],
+                                          const float (&rstds)[kRows]) {
 #pragma unroll
   for (int i = 0; i < kForwardTable[kRow].vectors; ++i) {
     if (!position.has(i)) continue;
-    const uint4 scale = *staged.simple_slot_of(0, i), shift = *staged.simple_slot_of(1, i);
-    uint4 weight;
-    if constexpr (kWeighted) weight = *staged.simple_slot_of(2, i);
+    FactorWords factor, offset, weight;
+    staged.template read<kNorm == Arithmetic::float32>(kFactor, i, factor);
+    staged.template read<kNorm == Arithmetic::float32>(kOffset, i, offset);
+    if constexpr (kWeighted) staged.template read<false>(kSimpleWeight, i, weight);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      // weight * rstd, or scale * rstd + rstd
+      const float base = kForwardTable[kRow].is(FactorCount::one) && problem.weighted ? 0.0f : rstds[r];
       change_pairs<T>(words[r][i], [&](int pair, float2 x) {
-        const float2 scales = pair_of<T>(scale, pair), rstd = make_float2(rstds[r], rstds[r]);
-        float2 factors;
-        if constexpr (kWeighted) {
-          const float2 weights = pair_of<T>(weight, pair);
-          factors = multiply(multiply_add(scales, weights, weights), rstd);
+        const float2 difference = make_float2(x.x - means[r], x.y - means[r]);
+        if constexpr (kNorm == Arithmetic::stepwise) {
+          const auto normed = Packed<T>::round(make_float2(difference.x * rstds[r], difference.y * rstds[r]));
+          const auto scale = rounded_sum(packed_pair<T>(factor[0], pair), Packed<T>::round(make_float2(1.0f, 1.0f)));
+          return add(Packed<T>::widen(rounded_product(normed, scale)), pair_of<T>(offset[0], pair));
         } else {
-          factors = multiply_add(scales, rstd, rstd);
+          constexpr bool kFloat32 = kNorm == Arithmetic::float32;
+          const float2 rstd = make_float2(rstds[r], rstds[r]);
+          float2 factors = factor_pair<T, kFloat32>(factor, pair);
+          if constexpr (kWeighted) {
+            const float2 weights = pair_of<T>(weight[0], pair);
+            factors = multiply(multiply_add(factors, weights, weights), rstd);
+          } else {
+            factors = multiply_add(factors, rstd, make_float2(base, base));
+          }
+          return multiply_add(difference, factors, factor_pair<T, kFloat32>(offset, pair));
         }
-        return multiply_add(make_float2(x.x - means[r], x.y - means[r]), factors, pair_of<T>(shift, pair));
       });
       position.write(problem.normed, r, i, words[r][i]);
     }
@@ -256,45 +374,69 @@ __global__ void LAUNCH_BOUNDS(kForwardTable[kRow].max_threads, kForwardTable[kRo
   if constexpr (!kInThisCode<kForwardTable, kRow>) return;
   using Types = ForwardTypes<T, kRow>;
   constexpr int kRows = Types::kRows;
+  constexpr bool kTwoByte = Types::kTwoByte, kBranch = !Types::kConfig.is(Branch::none);
+  constexpr bool kGated = Types::kConfig.is(Branch::gated);
   extern __shared__ uint4 memory[];
   __shared__ alignas(16) typename Types::Scratch scratch[2];
   const int hidden = problem.hidden, group = blockDim.x;
   if (blockIdx.x < problem.prefetch_distance) prefetch_tile<T, kRow>(problem, hidden, blockIdx.x);
   if (threadIdx.x == 0 && blockIdx.x < Types::kConfig.prefetch_spans &&
       static_cast<uint64_t>(blockIdx.x) * problem.tiles_per_span < problem.tiles) {
-    const int64_t bytes = Types::kTwoByte && !problem.float32_shared ? sizeof(T) : sizeof(float);
-    if (Types::kConfig.is(Branch::gated)) prefetch_shared<T>(problem.gate, hidden, bytes);
+    if (kGated) prefetch_shared<T>(problem.gate, hidden, problem.float32_gate ? sizeof(float) : sizeof(T));
 #pragma unroll 1
-    for (int k = 0; k < problem.staged; ++k) prefetch_shared<T>(problem.shared[k], hidden, bytes);
+    for (int k = 0; k < problem.staged; ++k) {
+      if (problem.shared[k].data == nullptr) continue;
+      prefetch_shared<T>(problem.shared[k], hidden, problem.float32_shared ? sizeof(float) : sizeof(T));
+    }
   }
   grid_wait();
   const TilePosition<T, kRow> position(problem, hidden, group);
-  typename Types::Words words;
+  typename Types::Words words, branch;
   FirstElements<T, kRow> first;
+  FactorWords gates[Types::kVectors];
   position.load_rows(problem.x, words);
   if (problem.centered) position.load_first(problem.x, first.x);
   trigger_next_grid();  // after the first loads, so that the next kernel's do not delay them
+  if constexpr (kBranch) {
+    position.load_rows(problem.branch, branch);
+    if (problem.centered) position.load_first(problem.branch, first.branch);
+  }
+  if constexpr (kGated) load_gate(problem, position, first, gates);
   const StagedRows<T, kRow> staged(problem, position, memory);
-  if constexpr (Types::kConfig.is(Branch::gated)) {
-    load_and_add_branch(problem, position, staged, first, words);
-  } else {
-    staged.stage_all();
-    if (problem.prefetch_distance > 0) {
-      prefetch_tile<T, kRow>(problem, position.hidden, blockIdx.x + problem.prefetch_distance);
+  staged.stage_all();
+  if (problem.prefetch_distance > 0) {
+    prefetch_tile<T, kRow>(problem, position.hidden, blockIdx.x + problem.prefetch_distance);
+  }
+  if constexpr (kGated && kTwoByte) {
+    if (problem.float32_gate) {
+      add_branch<T, kRow, Arithmetic::float32>(problem, position, branch, gates, words);
+    } else if (problem.stepwise) {
+      add_branch<T, kRow, Arithmetic::stepwise>(problem, position, branch, gates, words);
+    } else {
+      add_branch<T, kRow, Arithmetic::rows>(problem, position, branch, gates, words);
     }
+  } else if constexpr (kBranch) {
+    add_branch<T, kRow, Arithmetic::rows>(problem, position, branch, gates, words);
   }
   float means[kRows] = {}, rstds[kRows];
   find_moments(problem, position, first, words, scratch, means, rstds);
   cp_async_wait<0>();
-  if (problem.simple) {
-    if (problem.staged == 2) {
-      norm_simple<false>(problem, position, staged, words, means, rstds);
+  if constexpr (Types::kConfig.is(FactorCount::any)) {
+    if (!problem.simple) {
+      norm_general(problem, position, staged, words, means, rstds);
+    } else if (problem.staged > kOffset + 1) {
+      norm_rows<Arithmetic::rows, true>(problem, position, staged, words, means, rstds);
     } else {
-      norm_simple<true>(problem, position, staged, words, means, rstds);
+      norm_rows<Arithmetic::rows, false>(problem, position, staged, words, means, rstds);
     }
-    return;
+  } else if (kTwoByte && problem.float32_shared) {
+    norm_rows<kTwoByte ? Arithmetic::float32 : Arithmetic::rows, false>(problem, position, staged, words, means, rstds);
+  } else if (kTwoByte && problem.stepwise_norm) {
+    norm_rows<kTwoByte ? Arithmetic::stepwise : Arithmetic::rows, false>(problem, position, staged, words, means,
+                                                                         rstds);
+  } else {
+    norm_rows<Arithmetic::rows, false>(problem, position, staged, words, means, rstds);
   }
-  norm_general(problem, position, staged, words, means, rstds);
 }
 
 }  // namespace

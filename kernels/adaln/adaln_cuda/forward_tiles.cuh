@@ -1,6 +1,6 @@
-// The tiles of rows of forward_rows.cuh, and the modulations and parameters in shared memory.
+// The tiles of rows of forward_rows.cuh.
 //
-// Reads:    rows of x and the branch; scale, shift, weight and bias.
+// Reads:    rows of x and the branch.
 // Writes:   rows of results, with streaming stores.
 // Must not: allocate, synchronize, or use another stream than the one given.
 #pragma once
@@ -165,75 +165,6 @@ struct TilePosition : ForwardTypes<T, kRow> {
     if (in_problem && (r == 0 || has_second_row) && has(i)) {
       store_word_streaming(reinterpret_cast<uint4*>(static_cast<T*>(to) + result + (r * hidden + i * step)), word);
     }
-  }
-};
-
-// Modulations and parameters, staged in shared memory: in registers they would limit the rows that an SM has in flight.
-// Each thread reads only its own copies.
-template <typename T, int kRow>
-struct StagedRows : ForwardTypes<T, kRow> {
-  using Types = ForwardTypes<T, kRow>;
-  using Types::kVectors, Types::kTwoByte;
-
-  const TiledForward& problem;
-  const TilePosition<T, kRow>& position;
-  uint4* memory;  // [modulations and parameters][vectors][words of a vector][threads]
-  int threads, thread, words_per_vector;
-
-  __device__ __forceinline__ StagedRows(const TiledForward& problem, const TilePosition<T, kRow>& position,
-                                        uint4* memory)
-      : problem(problem), position(position), memory(memory) {
-    threads = blockDim.x * blockDim.y;
-    thread = threadIdx.y * blockDim.x + threadIdx.x;
-    words_per_vector = kTwoByte && problem.float32_shared ? 2 : 1;
-  }
-
-  __device__ __forceinline__ uint4* slot_of(int k, int i) const {
-    return memory + (k * kVectors + i) * words_per_vector * threads + thread;
-  }
-  __device__ __forceinline__ uint4* simple_slot_of(int k, int i) const {  // of one word
-    return memory + (k * kVectors + i) * threads + thread;
-  }
-
-  __device__ __forceinline__ void stage_simple(int k) const {
-    const T* from =
-        static_cast<const T*>(problem.shared[k].data) + (position.span * problem.shared[k].stride + position.column);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if (position.has(i)) cp_async<true>(simple_slot_of(k, i), from + i * position.step);
-    }
-  }
-
-  __device__ __forceinline__ void stage_general(int k) const {
-    const int64_t bytes = kTwoByte && !problem.float32_shared ? sizeof(T) : sizeof(float);
-    const Shared& shared = problem.shared[k];
-    const char* from =
-        static_cast<const char*>(shared.data) + (position.span * shared.stride + position.column) * bytes;
-#pragma unroll 1
-    for (int i = 0; i < kVectors; ++i) {
-      for (int word = 0; word < words_per_vector && position.has(i); ++word) {
-        cp_async<true>(slot_of(k, i) + word * threads, from + i * position.step * bytes + word * kVectorBytes);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void stage_all() const {
-    __syncwarp();  // the loads of the rows go first
-    if (problem.simple) {
-      stage_simple(0);
-      stage_simple(1);
-      if (problem.staged > 2) stage_simple(2);
-    } else {
-#pragma unroll 1
-      for (int k = 0; k < problem.staged; ++k) stage_general(k);
-    }
-    cp_async_commit();
-  }
-
-  __device__ __forceinline__ float2 pair(int k, int i, int pair) const {
-    const uint4* slot = slot_of(k, i);
-    if (!kTwoByte || !problem.float32_shared) return pair_of<T>(*slot, pair);
-    return reinterpret_cast<const float2*>(slot + pair / 2 * threads)[pair % 2];
   }
 };
 

@@ -20,7 +20,7 @@ struct Term {
 struct Total {
   void* data;
   Type type;
-  bool over_groups;  // summed over the groups, each times 1 + its scale; else a row for each group
+  bool over_groups;  // of one term, summed over the groups, each times 1 + its scale; else a row for each group
   int count;
   Term terms[2];
 };

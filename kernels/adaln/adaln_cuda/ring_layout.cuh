@@ -94,7 +94,7 @@ void fill_for_short_input(const RingScheduleConfig& schedule, const RingKernelCo
   if (kernel.max_stages * bytes.row * layout->rows <= bytes.most) layout->stages = kernel.max_stages;
 }
 
-RingLayout ring_layout(const Backward& problem) {
+RingLayout ring_layout(const Backward& problem, const DeviceProperties& device) {
   RingLayout layout{};
   if (!select_ring_kernel(problem, &layout)) return layout;
   const RingKernelConfig& kernel = kRingKernelTable[layout.row];
@@ -102,20 +102,19 @@ RingLayout ring_layout(const Backward& problem) {
   const int schedule_row = find_row(
       kRingScheduleTable, {compiled_capability(), problem.type, branch},
       [&](const RingScheduleConfig& row) { return row.vector_bytes == 0 || row.vector_bytes == kernel.vector_bytes; });
-  int sms;
-  if (schedule_row < 0 || sm_count(&sms) != cudaSuccess) return layout;
+  if (schedule_row < 0) return layout;
   const RingScheduleConfig& schedule = kRingScheduleTable[schedule_row];
   const int element = static_cast<int>(bytes_of(problem.type));
   const int columns = layout.group * kernel.vectors * (kernel.vector_bytes / element);
   RingBytes bytes;
   bytes.factors = columns * static_cast<int>(sizeof(float)) * (branch == Branch::gated ? 2 : 1);
   bytes.row = columns * element * ring_tensors(branch);
-  bytes.most = static_cast<int>(max_shared_bytes_per_block() - kRingStaticBytes) - bytes.factors;
+  bytes.most = device.max_shared_bytes_per_block - static_cast<int>(kRingStaticBytes) - bytes.factors;
   const int most_rows = std::min(std::max(1, schedule.max_threads / layout.group), kMaxRows);
   layout.stages = kernel.stages;
   layout.rows = std::min(bytes.most / (kernel.stages * bytes.row), most_rows);
   if (layout.rows <= 0) return layout;
-  const int64_t rows_per_sm = (problem.rows + sms - 1) / sms;
+  const int64_t rows_per_sm = (problem.rows + device.sms - 1) / device.sms;
   if (rows_per_sm * bytes.row > schedule.long_bytes_per_sm) {
     fill_for_long_input(schedule, kernel, bytes, most_rows, &layout);
   } else {
@@ -124,7 +123,7 @@ RingLayout ring_layout(const Backward& problem) {
   if constexpr (!kHasNamedBarriers) layout.rows = 1;  // whose barriers are those of the block
   // At least half of an SM's shared memory: with two blocks on an SM that starts early, another SM would have none.
   layout.shared_bytes =
-      std::max<size_t>(bytes.factors + bytes.row * layout.stages * layout.rows, shared_bytes_per_sm() / 2);
+      std::max<size_t>(bytes.factors + bytes.row * layout.stages * layout.rows, device.shared_bytes_per_sm / 2);
   return layout;
 }
 

@@ -7,6 +7,7 @@
 
 #include "adaln_cuda/device_limits.cuh"
 #include "adaln_cuda/strided_rows.cuh"
+#include "kit/group_sums.cuh"
 #include "kit/vectors.cuh"
 
 namespace adaln {

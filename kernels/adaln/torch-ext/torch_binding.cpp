@@ -80,39 +80,32 @@ void check_pair(const MaybeTensor& scale, const MaybeTensor& shift) {
   if (scale.has_value() && dtype(*scale) != dtype(*shift)) fail("shift", "must have the dtype of scale");
 }
 
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-
 // The CUDA kernels write the gradients of a single row directly, without partial sums.
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
 constexpr bool kOneRowIsSummed = false;
-
-template <class Problem>
-void launch(const Problem& problem, const Tensor& x) {
-  check(adaln::run(problem, current_stream(x)));
-}
-
 #else
-
 constexpr bool kOneRowIsSummed = true;
+#endif
 
-// Runs the rows of a problem, and the two stages of a backward pass: the partial sums of rows, and their reduction.
+// Runs the rows of a problem; on the CPU in two stages where a backward pass has partial sums.
 template <class Problem>
-void launch(const Problem& problem, const Tensor&) {
-  if constexpr (std::is_same_v<Problem, adaln::Gate> || std::is_same_v<Problem, adaln::Forward>) {
+void launch(const Problem& problem, [[maybe_unused]] const Tensor& x) {
+#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
+  check(adaln::run(problem, current_stream(x)));
+#else
+  if constexpr (std::is_same_v<Problem, adaln::Forward>) {
     run_parallel(problem, problem.rows, problem.hidden);
   } else {
     const int64_t parts = problem.sums.groups * problem.sums.parts;
     run_parallel(problem, parts, (problem.rows + parts - 1) / parts * problem.hidden);
     if (problem.sums.partial == nullptr) return;
-    run_parallel(problem, problem.hidden, parts * problem.sums.count,
-                 [](const Problem& of, int64_t begin, int64_t end) { adaln::reduce(of, begin, end); });
+    run_parallel(problem, problem.hidden, parts * problem.sums.count, adaln::reduce);
   }
+#endif
 }
 
-#endif
-
 // Divides the rows of a problem into parts. Returns the partial sums, if they are needed; they must outlive the launch.
-template <class Problem>
-MaybeTensor prepare_sums(Problem& problem, bool needed, int count, const Tensor& x) {
+MaybeTensor prepare_sums(adaln::Backward& problem, bool needed, int count, const Tensor& x) {
   problem.sums.groups = problem.span == 1 ? 1 : problem.rows / problem.span;
   check(adaln::partial_sums(problem, &problem.sums.parts));
   if (!needed) return std::nullopt;
@@ -136,10 +129,10 @@ void* data_of(Tensor& gradient) {
 }
 
 // Returns the sum of x and the branch, times the gate if there is one, and the modulated norm of the sum; or, if there
-// is no branch, the modulated norm of x.
+// is no branch, the modulated norm of x. The norm is undefined unless it is `wanted`.
 std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTensor branch, MaybeTensor gate,
                                         MaybeTensor scale, MaybeTensor shift, MaybeTensor weight, MaybeTensor bias,
-                                        double eps, bool centered, bool stepwise) {
+                                        double eps, bool centered, bool stepwise, bool wanted = true) {
   check_first(x, x_name);
   adaln::Forward problem{};
   problem.type = element_type(x, x_name);
@@ -159,13 +152,13 @@ std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTenso
 
   MaybeTensor sum;
   if (branch.has_value()) sum = allocate_like(x);
-  Tensor normed = allocate_like(x);
+  Tensor normed = wanted ? allocate_like(x) : Tensor();
   const int64_t elements = x.numel();
   if (elements > 0) {
     problem.hidden = hidden_of(x);
     problem.rows = elements / problem.hidden;
     problem.x = rows_of(x);
-    problem.normed = normed.mutable_data_ptr();
+    problem.normed = wanted ? normed.mutable_data_ptr() : nullptr;
     if (branch.has_value()) {
       problem.branch = rows_of(*branch);
       problem.sum = sum->mutable_data_ptr();
@@ -197,44 +190,29 @@ std::tuple<Tensor, Tensor> gate_residual_ada_norm(const Tensor& residual, const 
 }
 
 // residual + branch * gate, contiguous; if `stepwise`, the product is rounded, too.
-Tensor gate_residual(Tensor residual, Tensor branch, const Tensor& gate, bool stepwise) {
-  check_first(residual, "residual");
-  adaln::Gate problem{};
-  problem.type = element_type(residual, "residual");
-  problem.stepwise = stepwise;
-  check_like(branch, "branch", residual, "residual");
-  [[maybe_unused]] const auto device = enter(residual);
-  Modulations modulation(residual, "residual");
-  MaybeTensor rows_of_gate = gate;
-  problem.gate = modulation(rows_of_gate, "gate");
-  problem.span = modulation.span();
-  Tensor sum = allocate_like(residual);
-  const int64_t elements = residual.numel();
-  if (elements == 0) return sum;
-  problem.hidden = hidden_of(residual);
-  problem.rows = elements / problem.hidden;
-  problem.residual = rows_of(residual);
-  problem.branch = rows_of(branch);
-  problem.sum = sum.mutable_data_ptr();
-  launch(problem, residual);
-  return sum;
+Tensor gate_residual(const Tensor& residual, const Tensor& branch, const Tensor& gate, bool stepwise) {
+  const MaybeTensor none;
+  return *std::get<0>(forward(residual, "residual", branch, gate, none, none, none, none, 0.0, false, stepwise, false));
 }
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The gradients of ada_norm with respect to x (plus grad_sum, when given), scale, shift, weight and bias. Of
 // gate_residual_ada_norm, x is the new residual, and the gradient of x is the residual's; with a gate, branch and gate
 // have gradients as well; without one, the branch has the gradient of the residual. A gradient that is not requested,
 // or does not exist, is undefined, in Python None. So is that of a shift with a row for each row of x: it equals
 // `grad`.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_backward(
-    Tensor grad, Tensor x, MaybeTensor scale, MaybeTensor weight, MaybeTensor bias, double eps, bool centered,
-    bool modulation_grad, bool parameter_grad, MaybeTensor grad_sum, MaybeTensor branch, MaybeTensor gate,
-    bool gate_grad) {
+//
+// Without `grad` they are those of gate_residual, and x only has its shape and dtype.
+Gradients ada_norm_backward(MaybeTensor grad, Tensor x, MaybeTensor scale, MaybeTensor weight, MaybeTensor bias,
+                            double eps, bool centered, bool modulation_grad, bool parameter_grad, MaybeTensor grad_sum,
+                            MaybeTensor branch, MaybeTensor gate, bool gate_grad) {
   check_first(x, "x");
   adaln::Backward problem{};
   problem.type = element_type(x, "x");
   problem.eps = static_cast<float>(eps);
   problem.centered = centered;
-  check_like(grad, "grad", x);
+  if (grad.has_value()) check_like(*grad, "grad", x);
   if (grad_sum.has_value()) check_like(*grad_sum, "grad_sum", x);
   if (branch.has_value()) check_like(*branch, "branch", x);
   if (branch.has_value() != gate.has_value()) fail(gate.has_value() ? "branch" : "gate", "must be given, too");
@@ -247,7 +225,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_back
   problem.bias = parameter_of(bias, "bias", x, "x");
 
   const bool own = problem.span == 1, zero = x.numel() == 0;
-  Tensor grad_x = allocate_like(x);
+  Tensor grad_x = grad.has_value() ? allocate_like(x) : Tensor();
   Tensor grad_branch = gradient_of(branch, true, false);
   Tensor grad_scale = gradient_of(scale, modulation_grad, zero);
   Tensor grad_shift = gradient_of(scale, modulation_grad && !own, zero);
@@ -257,11 +235,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_back
   if (!zero) {
     problem.hidden = hidden_of(x);
     problem.rows = x.numel() / problem.hidden;
-    problem.grad = rows_of(grad);
-    problem.x = rows_of(x);
+    if (grad.has_value()) {
+      problem.grad = rows_of(*grad);
+      problem.x = rows_of(x);
+      problem.grad_x = grad_x.mutable_data_ptr();
+    }
     if (grad_sum.has_value()) problem.grad_sum = rows_of(*grad_sum);
     if (branch.has_value()) problem.branch = rows_of(*branch);
-    problem.grad_x = grad_x.mutable_data_ptr();
     problem.grad_branch = data_of(grad_branch);
     problem.grad_scale = data_of(grad_scale);
     problem.grad_shift = data_of(grad_shift);
@@ -271,7 +251,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_back
     const bool of_parameters = problem.grad_weight != nullptr || problem.grad_bias != nullptr;
     const bool of_modulations = problem.grad_scale != nullptr || problem.grad_gate != nullptr;
     const bool summed = (of_parameters && (kOneRowIsSummed || problem.rows > 1)) || (of_modulations && !own);
-    const int count = problem.grad_gate != nullptr && !own ? 3 : 2;
+    const int count = (grad.has_value() ? 2 : 0) + (problem.grad_gate != nullptr && !own ? 1 : 0);
     [[maybe_unused]] const auto partial = prepare_sums(problem, summed, count, x);
     launch(problem, x);
   }
@@ -280,29 +260,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_back
 
 // The gradients of gate_residual with respect to branch and gate; the latter is undefined, in Python None, unless
 // `gate_grad` asks for it.
-std::tuple<Tensor, Tensor> gate_residual_backward(Tensor grad, Tensor branch, const Tensor& gate, bool gate_grad) {
-  check_first(branch, "branch");
-  adaln::GateBackward problem{};
-  problem.type = element_type(branch, "branch");
-  check_like(grad, "grad", branch, "branch");
-  [[maybe_unused]] const auto device = enter(branch);
-  Modulations modulation(branch, "branch");
-  MaybeTensor rows_of_gate = gate;
-  problem.gate = modulation(rows_of_gate, "gate");
-  problem.span = modulation.span();
-  Tensor grad_branch = allocate_like(branch);
-  Tensor grad_gate = gradient_of(gate, gate_grad, branch.numel() == 0);
-  if (branch.numel() > 0) {
-    problem.hidden = hidden_of(branch);
-    problem.rows = branch.numel() / problem.hidden;
-    problem.grad = rows_of(grad);
-    problem.branch = rows_of(branch);
-    problem.grad_branch = grad_branch.mutable_data_ptr();
-    problem.grad_gate = data_of(grad_gate);
-    [[maybe_unused]] const auto partial = prepare_sums(problem, gate_grad && problem.span > 1, 1, branch);
-    launch(problem, branch);
-  }
-  return {grad_branch, grad_gate};
+std::tuple<Tensor, Tensor> gate_residual_backward(const Tensor& grad, const Tensor& branch, const Tensor& gate,
+                                                  bool gate_grad) {
+  const MaybeTensor none;
+  const Gradients all =
+      ada_norm_backward(none, branch, none, none, none, 0.0, false, false, false, grad, branch, gate, gate_grad);
+  return {std::get<5>(all), std::get<6>(all)};
 }
 
 }  // namespace
@@ -317,7 +280,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "gate_residual_ada_norm(Tensor residual, Tensor branch, Tensor? gate, Tensor? scale, Tensor? shift, float eps,"
       " bool centered, bool stepwise, Tensor? weight=None, Tensor? bias=None) -> (Tensor, Tensor)");
   ops.def(
-      "ada_norm_backward(Tensor grad, Tensor x, Tensor? scale, Tensor? weight, Tensor? bias, float eps,"
+      "ada_norm_backward(Tensor? grad, Tensor x, Tensor? scale, Tensor? weight, Tensor? bias, float eps,"
       " bool centered, bool modulation_grad, bool parameter_grad, Tensor? grad_sum=None, Tensor? branch=None,"
       " Tensor? gate=None, bool gate_grad=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   ops.def("gate_residual_backward(Tensor grad, Tensor branch, Tensor gate, bool gate_grad) -> (Tensor, Tensor)");

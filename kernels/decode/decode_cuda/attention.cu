@@ -32,12 +32,12 @@ cudaError_t divide(const Attention& problem, Division* division) {
   // The registers of a block hold the sums of 16 heads of 128 elements, or of 8 of 256.
   division->heads = std::min(per_key_head, problem.elements > 2 * kChunk ? kMostHeads / 2 : kMostHeads);
   division->head_blocks = (per_key_head + division->heads - 1) / division->heads;
-  int sms = 0;
-  if (const cudaError_t error = sm_count(&sms); error != cudaSuccess) return error;
+  DeviceProperties device;
+  if (const cudaError_t error = current_device_properties(&device); error != cudaSuccess) return error;
   const int64_t blocks = problem.batch * problem.key_heads * division->head_blocks;
   int64_t least = INT64_MAX;
   for (int splits = 1; splits == 1 || (splits <= kMostSplits && splits * kLeastTokens <= problem.tokens); ++splits) {
-    const int64_t rounds = (blocks * splits + sms - 1) / sms;
+    const int64_t rounds = (blocks * splits + device.sms - 1) / device.sms;
     const int64_t cost = rounds * (problem.tokens / splits + 384) + (splits > 1 ? 192 : 0);
     if (cost >= least) continue;
     least = cost;

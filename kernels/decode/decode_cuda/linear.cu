@@ -257,11 +257,11 @@ void launch(const Linear& problem, bool constant_weights, cudaStream_t stream) {
   const bool vectors = has_aligned_rows(problem, sizeof(T));
   if constexpr (sizeof(T) == 2) {
     if (vectors && compiled_capability() >= 80) {
-      int sms = 0;
-      if (sm_count(&sms) != cudaSuccess) return;  // the error is also left for cudaGetLastError
+      DeviceProperties device;
+      if (current_device_properties(&device) != cudaSuccess) return;  // the error is also left for cudaGetLastError
       // A block that has an SM for itself has the registers of two: 5 % faster for 1,024 outputs of 4,096 inputs
       // (H100). The order in which it adds up is the same.
-      if (grid <= static_cast<unsigned>(sms)) {
+      if (grid <= static_cast<unsigned>(device.sms)) {
         launch_with_pdl(tensor_core_kernel<T, kGated, 2, 1>, grid, kThreads, 0, stream, layers);
       } else {
         launch_with_pdl(tensor_core_kernel<T, kGated, 1, 2>, grid, kThreads, 0, stream, layers);

@@ -1,6 +1,8 @@
 """Workloads of GEGLU and SwiGLU: `kernel-builder benchmark DIR` or `kernels benchmark DIR`."""
 
 import sys
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -22,26 +24,22 @@ SWIGLU_SHAPES = dict.fromkeys(("forward", "forward + backward"), SWIGLU)
 SWIGLU_PAIR_SHAPES = dict.fromkeys(("forward", "forward + backward"), SWIGLU_PAIR)
 
 
-def liger_geglu_pair():
-    from liger_kernel.ops.geglu import LigerGELUMulFunction
-
-    return LigerGELUMulFunction.apply
+ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu}
 
 
-def liger_swiglu_pair():
-    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+def liger(module, function):
+    """Return a peer: `apply` of an autograd function of Liger's ops."""
+    return {"liger": lambda: getattr(import_module(f"liger_kernel.ops.{module}"), function).apply}
 
-    return LigerSiLUMulFunction.apply
 
-
-PAIR_PEERS = {"liger": liger_geglu_pair}
-SWIGLU_PEERS = {"liger": liger_swiglu_pair}
+GEGLU_PEERS, SWIGLU_PEERS = liger("geglu", "LigerGELUMulFunction"), liger("swiglu", "LigerSiLUMulFunction")
 
 
 class GEGLU(Workload):
     title = "geglu"
     shapes = SHAPES
     small = (1, 8, 1024)
+    activation = "gelu"
 
     def inputs(self, batch, tokens, hidden):
         x = torch.randn(batch, tokens, 2 * hidden, device=self.device).clamp(-1, 1)
@@ -51,35 +49,27 @@ class GEGLU(Workload):
         return self.kernel.geglu(x)
 
     def naive(self, x):
-        return self.naive_kernel.of_halves(x, "gelu")
+        return self.naive_kernel.of_halves(x, self.activation)
 
     def eager(self, x):
         up, gate = x.chunk(2, -1)
-        return up * F.gelu(gate)
+        return up * ACTIVATIONS[self.activation](gate)
 
 
-class GEGLUTanh(Workload):
+class GEGLUTanh(GEGLU):
     title = "geglu, tanh"
-    shapes = SHAPES
-    small = (1, 8, 1024)
-    inputs = GEGLU.inputs
+    activation = "gelu_tanh"
 
     def ours(self, x):
         return self.kernel.geglu(x, approximate="tanh")
-
-    def naive(self, x):
-        return self.naive_kernel.of_halves(x, "gelu_tanh")
-
-    def eager(self, x):
-        up, gate = x.chunk(2, -1)
-        return up * F.gelu(gate, approximate="tanh")
 
 
 class GEGLUPair(Workload):
     title = "geglu_pair, tanh"
     shapes = SHAPES
     small = (1, 8, 1024)
-    peers = PAIR_PEERS
+    peers = GEGLU_PEERS
+    activation = "gelu_tanh"
 
     def inputs(self, batch, tokens, hidden):
         gate, up = torch.randn(2, batch, tokens, hidden, device=self.device).clamp(-1, 1).to(self.dtype)
@@ -89,41 +79,26 @@ class GEGLUPair(Workload):
         return self.kernel.geglu_pair(gate, up, "tanh")
 
     def naive(self, gate, up):
-        return self.naive_kernel.of_pair(gate, up, "gelu_tanh")
+        return self.naive_kernel.of_pair(gate, up, self.activation)
 
     def eager(self, gate, up):
-        return up * F.gelu(gate, approximate="tanh")
+        return up * ACTIVATIONS[self.activation](gate)
 
 
-class SwiGLU(Workload):
+class SwiGLU(GEGLU):
     title = "swiglu"
     shapes = SWIGLU_SHAPES
-    small = (1, 8, 1024)
-    inputs = GEGLU.inputs
+    activation = "silu"
 
     def ours(self, x):
         return self.kernel.swiglu(x)
 
-    def naive(self, x):
-        return self.naive_kernel.of_halves(x, "silu")
 
-    def eager(self, x):
-        up, gate = x.chunk(2, -1)
-        return up * F.silu(gate)
-
-
-class SwiGLUPair(Workload):
+class SwiGLUPair(GEGLUPair):
     title = "swiglu_pair"
     shapes = SWIGLU_PAIR_SHAPES
-    small = (1, 8, 1024)
     peers = SWIGLU_PEERS
-    inputs = GEGLUPair.inputs
+    activation = "silu"
 
     def ours(self, gate, up):
         return self.kernel.swiglu_pair(gate, up)
-
-    def naive(self, gate, up):
-        return self.naive_kernel.of_pair(gate, up, "silu")
-
-    def eager(self, gate, up):
-        return up * F.silu(gate)

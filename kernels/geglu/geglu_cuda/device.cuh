@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <type_traits>
 
 #include "geglu/activation.h"
@@ -105,16 +104,6 @@ void dispatch_access(bool vectors, int64_t hidden, const Launch& launch) {
   } else {
     dispatch_row<kPass, Access::elements, T>(hidden, launch);
   }
-}
-
-// Merges all rows into one if every tensor is contiguous: then vectors fit, whatever the width of a row.
-inline void fold(int64_t& rows, int64_t& hidden, std::initializer_list<Rows*> tensors) {
-  for (const Rows* tensor : tensors) {
-    if (tensor->dims != 1 || tensor->strides[0] != hidden) return;
-  }
-  hidden *= rows;
-  rows = 1;
-  for (Rows* tensor : tensors) tensor->dims = 0;
 }
 
 // Calls `launch(chunk, blocks)` for each chunk of at most 2^30 vectors.

@@ -31,4 +31,10 @@ struct CrossEntropy {
   float smoothing, softcap, z_loss;
 };
 
+// CUDA: launches on the current device, and returns a cudaError_t, 0 on success.
+int cross_entropy(const CrossEntropy& problem, void* stream);
+
+// The CPU: the rows [begin, end). The caller divides them among threads.
+void cross_entropy(const CrossEntropy& problem, int64_t begin, int64_t end);
+
 }  // namespace loss

@@ -3,13 +3,12 @@
 // Reads:    each logit three times, each target once.
 // Writes:   gradients in place of the logits, and a loss for each row.
 // Must not: start threads, allocate, or keep state between calls.
-#include "loss_cpu/loss.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "kit/cpu.h"
+#include "loss/problem.h"
 
 namespace loss {
 namespace {

@@ -5,7 +5,7 @@
 // Must not: allocate, synchronize, or use another stream than the one given.
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
-#include "loss_cuda/loss.h"
+#include "loss/problem.h"
 
 namespace loss {
 namespace {

@@ -10,11 +10,6 @@
 #include "kit/tensors.h"
 #include "loss/problem.h"
 #include "registration.h"
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-#include "loss_cuda/loss.h"
-#else
-#include "loss_cpu/loss.h"
-#endif
 
 const char* const kit::kProject = "loss";
 
@@ -57,7 +52,8 @@ Tensor cross_entropy_(Tensor logits, Tensor target, Tensor scale, int64_t ignore
 #if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
   check(loss::cross_entropy(problem, current_stream(logits)));
 #else
-  run_parallel(problem, problem.rows, problem.vocabulary, loss::cross_entropy);
+  run_parallel(problem, problem.rows, problem.vocabulary,
+               [](const loss::CrossEntropy& of, int64_t begin, int64_t end) { loss::cross_entropy(of, begin, end); });
 #endif
   return losses;
 }
@@ -70,11 +66,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       "float softcap, float z_loss) -> Tensor");
 }
 
-#if defined(CUDA_KERNEL) || defined(ROCM_KERNEL)
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
-#else
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
-#endif
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, KIT_BACKEND, ops) {
   ops.impl("cross_entropy_", TORCH_BOX(&cross_entropy_));
 }
 

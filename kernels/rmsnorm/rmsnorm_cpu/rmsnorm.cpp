@@ -9,8 +9,6 @@
 // selected at run time. Results may differ between instruction sets in the last bit, since sums are split and products
 // fused differently.
 #include <algorithm>
-#include <cmath>
-#include <type_traits>
 #include <vector>
 
 #include "kit/cpu.h"
@@ -22,23 +20,6 @@ namespace {
 using namespace kit;
 
 using Floats = std::vector<float>;
-
-template <class T>
-INLINE Floats load_factors(const Weight& weight, int64_t hidden) {
-  Floats factors(hidden, 1.0f);
-  if (weight.data == nullptr) return factors;
-  if (weight.type == Type::float32) {
-    decode_all<Float32>(static_cast<const float*>(weight.data), hidden, factors.data());
-  } else {
-    decode_all<T>(static_cast<const typename T::Storage*>(weight.data), hidden, factors.data());
-  }
-  for (float& factor : factors) factor += weight.offset;
-  return factors;
-}
-
-INLINE float reciprocal_norm(double sum_of_squares, int64_t hidden, float eps) {
-  return static_cast<float>(1.0 / std::sqrt(sum_of_squares / static_cast<double>(hidden) + static_cast<double>(eps)));
-}
 
 // Returns the address at which a row is written: in the contiguous `rows`, or over the row of `over` if `rows` is null.
 template <class T>
@@ -82,7 +63,7 @@ struct OnRows {
   template <class T>
   static INLINE void run(const Forward& problem, int64_t begin, int64_t end) {
     const int64_t hidden = problem.hidden;
-    const Floats factors = load_factors<T>(problem.weight, hidden);
+    const Floats factors = load_factors<T>(problem.weight.data, problem.weight.type, problem.weight.offset, hidden);
     Floats row_values(hidden);
     float* values = row_values.data();
     for (int64_t row = begin; row < end; ++row) {
@@ -108,7 +89,7 @@ struct OnRows {
   template <class T>
   static INLINE void run(const Backward& problem, float* partial, int64_t begin, int64_t end) {
     const int64_t hidden = problem.hidden;
-    const Floats weights = load_factors<T>(problem.weight, hidden);
+    const Floats weights = load_factors<T>(problem.weight.data, problem.weight.type, problem.weight.offset, hidden);
     const float* factors = weights.data();
     Floats x_values(hidden), grad_values(hidden), more_values(hidden);
     float *x = x_values.data(), *grad = grad_values.data(), *more = more_values.data();
@@ -140,12 +121,6 @@ struct OnRows {
   }
 };
 
-template <class W>
-void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
-  add_parts(problem.partial, problem.parts, problem.hidden, begin, end);
-  encode_all<W>(problem.partial + begin, end - begin, static_cast<typename W::Storage*>(problem.grad_weight) + begin);
-}
-
 }  // namespace
 
 void run(const Forward& problem, int64_t begin, int64_t end) { run_on_cpu<OnRows>(problem.type, problem, begin, end); }
@@ -156,23 +131,16 @@ int partial_sums(const Backward& problem, int64_t* parts) {
 }
 
 void run(const Backward& problem, int64_t begin, int64_t end) {
-  const int64_t share = problem.rows / problem.parts, longer = problem.rows % problem.parts;
   for (int64_t part = begin; part < end; ++part) {
+    const auto [first, last] = part_of(problem.rows, problem.parts, part);
     float* partial = problem.partial == nullptr ? nullptr : problem.partial + part * problem.hidden;
-    const int64_t first = part * share + std::min(part, longer);
-    run_on_cpu<OnRows>(problem.type, problem, partial, first, first + share + (part < longer ? 1 : 0));
+    run_on_cpu<OnRows>(problem.type, problem, partial, first, last);
   }
 }
 
 void reduce_weight_gradient(const Backward& problem, int64_t begin, int64_t end) {
-  switch (problem.weight.type) {
-    case Type::float32:
-      return reduce_columns<Float32>(problem, begin, end);
-    case Type::float16:
-      return reduce_columns<Float16>(problem, begin, end);
-    case Type::bfloat16:
-      return reduce_columns<BFloat16>(problem, begin, end);
-  }
+  run_on_cpu<ReduceColumns>(problem.weight.type, problem.partial, problem.parts, problem.hidden, begin, end,
+                            problem.grad_weight);
 }
 
 }  // namespace rmsnorm

@@ -15,8 +15,8 @@
 #include <atomic>
 #include <iterator>
 
+#include "kit/two_stage_reduction.cuh"
 #include "rmsnorm_cuda/backward_general.cuh"
-#include "rmsnorm_cuda/backward_reduce.cuh"
 #include "rmsnorm_cuda/backward_ring.cuh"
 #include "rmsnorm_cuda/launch_table.h"
 
@@ -139,18 +139,15 @@ void launch_row(const BackwardArguments& arguments, const Grid& grid, bool all_a
   });
 }
 
-template <typename W>
 void launch_reduce(const Backward& problem, cudaStream_t stream) {
   constexpr int kLast = static_cast<int>(std::size(kReduceLaunches)) - 1;
   const int row = find_row(kReduceLaunches, {compiled_capability(), problem.type},
                            [&](const ReduceLaunch& launch) { return problem.parts <= launch.down * launch.batch; });
+  const Reductions<1> reductions{{{problem.partial, problem.hidden, problem.grad_weight, problem.weight.type}},
+                                 static_cast<int>(problem.parts)};
   with_row<kReduceLaunches>(row < 0 ? kLast : row, [&](auto index) {
     constexpr ReduceLaunch kLaunch = kReduceLaunches[index()];
-    constexpr int kColumns = kLaunch.across * kPartialWidth;
-    launch_with_pdl(reduce_kernel<W, kLaunch.across, kLaunch.down, kLaunch.batch>,
-                    static_cast<unsigned>((problem.hidden + kColumns - 1) / kColumns), kLaunch.across * kLaunch.down, 0,
-                    stream, static_cast<const float*>(problem.partial), problem.parts, problem.hidden,
-                    static_cast<W*>(problem.grad_weight));
+    launch_reductions<kLaunch.across, kLaunch.down, kLaunch.batch>(reductions, stream);
   });
 }
 
@@ -197,7 +194,7 @@ void launch(const Backward& problem, const DeviceProperties& device, cudaStream_
   }
   launch_row<T>(arguments, grid, all_aligned, row_dtype, device, stream);
   if (problem.partial == nullptr || arguments.grad_weight != nullptr) return;
-  return row_dtype ? launch_reduce<T>(problem, stream) : launch_reduce<float>(problem, stream);
+  launch_reduce(problem, stream);
 }
 
 }  // namespace

@@ -141,43 +141,9 @@ constexpr ReduceLaunch kReduceLaunches[] = {
     ReduceLaunch().with_down(32),
 };
 
-// --- requirements of the kernels on the rows
-
-constexpr bool can_run(const ForwardLaunch& row) {
-  const bool block = row.threads >= 128 && row.threads <= 1024 && row.threads % 128 == 0 && row.vectors > 0;
-  if (row.is(ForwardLayout::general)) return block;
-  // Registers hold a row.
-  const int64_t threads = row.row_per_block ? row.threads : 32;
-  return block && row.vectors <= row.held && row.widths.last <= threads * row.vectors && row.variants.bits != 0 &&
-         (!row.is(ForwardLayout::aligned) || !row.row_per_block);
-}
-
-constexpr bool can_run(const BackwardLaunch& row) {
-  const bool block =
-      row.threads >= 32 && row.threads <= 1024 && row.threads % 32 == 0 && row.units > 0 && row.threads_per_sm > 0;
-  if (row.general) return block && row.threads == 1024;
-  return block && row.units <= row.held && row.widths.last <= int64_t{row.threads} * row.units && row.stages > 0;
-}
-
-constexpr bool can_run(const ReduceLaunch& row) {
-  return row.across > 0 && row.across <= 32 && 32 % row.across == 0 && row.down * row.across % 32 == 0 &&
-         row.down * row.across >= 4 * row.across && row.down * row.across <= 1024 && row.batch > 0;
-}
-
-template <typename Launch, size_t kRows>
-constexpr bool can_run(const Launch (&table)[kRows]) {
-  for (const Launch& row : table) {
-    if (!can_run(row)) return false;
-  }
-  return true;
-}
-
 constexpr bool is_general(const BackwardLaunch& row) { return row.general; }
 
 static_assert(kit::serves_all(kForwardLaunches, ForwardLayout::general), "a width has no row");
 static_assert(kit::serves_all(kBackwardLaunches, {}, is_general), "a width has no row");
-static_assert(can_run(kForwardLaunches), "a row of kForwardLaunches violates its kernel's requirements");
-static_assert(can_run(kBackwardLaunches), "a row of kBackwardLaunches violates its kernel's requirements");
-static_assert(can_run(kReduceLaunches), "a row of kReduceLaunches violates its kernel's requirements");
 
 }  // namespace rmsnorm

@@ -8,7 +8,6 @@
 // heads, and the factors once for all tokens of a call. The loops over a row vectorize; they are compiled once per
 // instruction set, and one is selected at run time.
 #include <algorithm>
-#include <cmath>
 #include <type_traits>
 #include <vector>
 
@@ -17,22 +16,6 @@
 
 namespace rope3d {
 namespace {
-
-// The factors of a row of one side.
-template <class T>
-INLINE std::vector<float> load_factors(const NormRotation& problem, int side) {
-  const SideNorm& norm = problem.norms[side];
-  const int64_t elements = problem.row_elements(side);
-  std::vector<float> factors(elements, 1.0f);
-  if (norm.weight == nullptr) return factors;
-  if (norm.weight_type == Type::float32) {
-    decode_all<Float32>(static_cast<const float*>(norm.weight), elements, factors.data());
-  } else {
-    decode_all<T>(static_cast<const typename T::Storage*>(norm.weight), elements, factors.data());
-  }
-  for (float& factor : factors) factor += problem.offset;
-  return factors;
-}
 
 // The rows of one call, of either pass, and their buffers.
 template <class T>
@@ -46,7 +29,7 @@ class Rows {
         angles_(rotation_),
         x_(std::max(problem.row_elements(0), problem.row_elements(1))),
         grad_(x_.size()),
-        factors_{load_factors<T>(problem, 0), load_factors<T>(problem, 1)} {}
+        factors_{factors_of(0), factors_of(1)} {}
 
   // Calls `body` after setting the buffers to each row of the tokens [begin, end).
   template <class Body>
@@ -68,7 +51,8 @@ class Rows {
     const int64_t elements = problem_.row_elements(side_);
     float *x = x_.data(), *factors = factors_[side_].data();
     load(side.from, side.from_strides, x);
-    const float rstd = reciprocal_norm(sum_of(elements, [=](int64_t i) ALWAYS_INLINE { return x[i] * x[i]; }));
+    const double squares = sum_of(elements, [=](int64_t i) ALWAYS_INLINE { return x[i] * x[i]; });
+    const float rstd = reciprocal_norm(squares, elements, problem_.eps);
     const bool rounded = problem_.rounded_before_weight && !std::is_same_v<T, Float32>;
 #pragma omp simd
     for (int64_t i = 0; i < elements; ++i) x[i] *= rstd;
@@ -89,7 +73,8 @@ class Rows {
     load(norm.x, norm.x_strides, x);
     load(side.from, side.from_strides, grad);
     rotate(grad);
-    const float rstd = reciprocal_norm(sum_of(elements, [=](int64_t i) ALWAYS_INLINE { return x[i] * x[i]; }));
+    const double squares = sum_of(elements, [=](int64_t i) ALWAYS_INLINE { return x[i] * x[i]; });
+    const float rstd = reciprocal_norm(squares, elements, problem_.eps);
     const double product = sum_of(elements, [=](int64_t i) ALWAYS_INLINE { return x[i] * (grad[i] * factors[i]); });
     const float projection = rstd * rstd * static_cast<float>(product / static_cast<double>(elements));
     if (sums != nullptr) {
@@ -104,9 +89,9 @@ class Rows {
   INLINE int side() const { return side_; }
 
  private:
-  INLINE float reciprocal_norm(double squares) const {
-    const double mean = squares / static_cast<double>(problem_.row_elements(side_));
-    return static_cast<float>(1.0 / std::sqrt(mean + static_cast<double>(problem_.eps)));
+  INLINE std::vector<float> factors_of(int side) const {
+    const SideNorm& norm = problem_.norms[side];
+    return load_factors<T>(norm.weight, norm.weight_type, problem_.offset, problem_.row_elements(side));
   }
 
   // The row's first head.
@@ -164,8 +149,7 @@ struct Backward {
       for (int side = 0; side < kMaxSides; ++side) {
         if (problem.norms[side].partial != nullptr) sums[side].assign(problem.row_elements(side), 0.0);
       }
-      const int64_t share = tokens / problem.parts, longer = tokens % problem.parts;
-      const int64_t first = part * share + std::min(part, longer), last = first + share + (part < longer ? 1 : 0);
+      const auto [first, last] = part_of(tokens, problem.parts, part);
       rows.for_each_row(first, last, [&]() ALWAYS_INLINE {
         auto& of_side = sums[rows.side()];
         rows.backward_row(of_side.empty() ? nullptr : of_side.data());
@@ -177,14 +161,6 @@ struct Backward {
     }
   }
 };
-
-// Adds the partial sums as a binary tree, in place.
-template <class W>
-void reduce_elements(const NormRotation& problem, int side, int64_t begin, int64_t end) {
-  const SideNorm& norm = problem.norms[side];
-  add_parts(norm.partial, problem.parts, problem.row_elements(side), begin, end);
-  encode_all<W>(norm.partial + begin, end - begin, static_cast<typename W::Storage*>(norm.grad_weight) + begin);
-}
 
 }  // namespace
 
@@ -202,14 +178,9 @@ void norm_rotate_backward(const NormRotation& problem, int64_t begin, int64_t en
 }
 
 void reduce_norm_weight(const NormRotation& problem, int side, int64_t begin, int64_t end) {
-  switch (problem.norms[side].weight_type) {
-    case Type::float32:
-      return reduce_elements<Float32>(problem, side, begin, end);
-    case Type::float16:
-      return reduce_elements<Float16>(problem, side, begin, end);
-    case Type::bfloat16:
-      return reduce_elements<BFloat16>(problem, side, begin, end);
-  }
+  const SideNorm& norm = problem.norms[side];
+  run_on_cpu<ReduceColumns>(norm.weight_type, norm.partial, problem.parts, problem.row_elements(side), begin, end,
+                            norm.grad_weight);
 }
 
 }  // namespace rope3d

@@ -8,7 +8,6 @@
 // rstd * (g * f - x * rstd^2 * mean(g * f * x)), and that of the weight the sum of g * x * rstd over the rows.
 #pragma once
 
-#include "kit/two_stage_reduction.cuh"
 #include "rope3d_cuda/norm_rows.cuh"
 
 namespace rope3d {
@@ -140,46 +139,6 @@ __global__ void LAUNCH_BOUNDS(kNormLaunches[kRow].threads,
       store_sums_of_lanes<Tile>(params, params.sides[side], weight_sums[side][0]);
     }
   }
-}
-
-// One of the weights' gradients: partial sums [parts, elements], and their sums.
-struct WeightSums {
-  const float* partial;  // null: not requested
-  int64_t elements;
-  void* to;
-  Type type;
-};
-struct WeightSumsOfSides {
-  WeightSums sides[kMaxSides];
-  int parts;
-};
-
-// The second stage of the reduction. blockIdx.y: the side. A block has kReduceDown rows of kReduceAcross threads: each
-// row adds some of the parts, then one thread per column adds the sums of the rows.
-static __global__ void __launch_bounds__(kReduceAcross* kReduceDown)
-    norm_reduce_kernel(const __grid_constant__ WeightSumsOfSides of_sides) {
-  constexpr int kColumns = kReduceAcross * kPartialWidth;
-  __shared__ float of_rows[kReduceDown][kColumns];
-  const WeightSums& weight = of_sides.sides[blockIdx.y];
-  const int across = threadIdx.x % kReduceAcross * kPartialWidth, row = threadIdx.x / kReduceAcross;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns;
-  trigger_next_grid();
-  grid_wait();
-  if (weight.partial == nullptr || first >= weight.elements) return;
-  float sums[kPartialWidth] = {};
-  if (first + across < weight.elements) {
-    add_partials<kReduceBatch>(weight.partial + row * weight.elements + first + across, kReduceDown * weight.elements,
-                               row, kReduceDown, of_sides.parts, weight.elements, weight.elements - first - across,
-                               sums);
-  }
-#pragma unroll
-  for (int i = 0; i < kPartialWidth; ++i) of_rows[row][across + i] = sums[i];
-  __syncthreads();
-  const int64_t column = first + threadIdx.x;
-  if (threadIdx.x >= kColumns || column >= weight.elements) return;
-  float sum = 0.0f;
-  for (int other = 0; other < kReduceDown; ++other) sum += of_rows[other][threadIdx.x];
-  store_as(weight.type, weight.to, column, sum);
 }
 
 }  // namespace rope3d

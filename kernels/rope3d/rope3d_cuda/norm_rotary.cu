@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "kit/launch.cuh"
+#include "kit/two_stage_reduction.cuh"
 #include "rope3d_cuda/norm_backward.cuh"
 #include "rope3d_cuda/norm_forward.cuh"
 #include "rope3d_cuda/norm_general.cuh"
@@ -96,7 +97,7 @@ NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
   } else {
     const int64_t elements = std::max(problem.row_elements(0), problem.row_elements(1));
     const int64_t rows = all_tokens * (problem.per_token ? 1 : heads);
-    plan.threads = std::min<int64_t>(ceil_div(elements / 2, kWarp) * kWarp, kGeneralThreads);
+    plan.threads = std::min<int64_t>(ceil_div(elements, kWarp) * kWarp, kGeneralThreads);
     plan.blocks = std::min<int64_t>(rows, backward ? sms * kGeneralBlocksPerSm : INT32_MAX);
   }
   return plan;
@@ -156,7 +157,7 @@ void launch_norm(const NormRotation& problem, const NormPlan& plan, cudaStream_t
   constexpr Variants kVariants{kBackward ? Pass::backward : Pass::forward, ColumnVectors::one, ColumnVectors::two};
   const auto blocks = static_cast<unsigned>(plan.blocks), threads = static_cast<unsigned>(plan.threads);
   if (plan.row < 0) {
-    launch_with_pdl(norm_rotate_general_kernel<T, kBackward>, dim3(blocks, kMaxSides), threads, 0, stream, problem);
+    launch_with_pdl(norm_general_kernel<T, kBackward>, dim3(blocks, kMaxSides), threads, 0, stream, problem);
     return;
   }
   const NormParams params = norm_params(problem, plan);
@@ -173,29 +174,29 @@ void launch_norm(const NormRotation& problem, const NormPlan& plan, cudaStream_t
 }
 
 void launch_reduction(const NormRotation& problem, cudaStream_t stream) {
-  WeightSumsOfSides of_sides{};
-  of_sides.parts = static_cast<int>(problem.parts);
-  int64_t most = 0;
+  Reductions<kMaxSides> reductions{{}, static_cast<int>(problem.parts)};
   for (int i = 0; i < kMaxSides; ++i) {
     const SideNorm& norm = problem.norms[i];
-    if (norm.partial == nullptr) continue;
-    of_sides.sides[i] = {norm.partial, problem.row_elements(i), norm.grad_weight, norm.weight_type};
-    most = std::max(most, problem.row_elements(i));
+    reductions.sums[i] = {norm.partial, problem.row_elements(i), norm.grad_weight, norm.weight_type};
   }
-  const int64_t blocks = ceil_div(most, kReduceAcross * kPartialWidth);
-  if (blocks == 0) return;
-  launch_with_pdl(norm_reduce_kernel, dim3(static_cast<unsigned>(blocks), kMaxSides), kReduceAcross * kReduceDown, 0,
-                  stream, of_sides);
+  launch_reductions<kReduceAcross, kReduceDown, kReduceBatch>(reductions, stream);
 }
 
 }  // namespace
 
 int norm_rotate(const NormRotation& problem, void* stream) {
   const NormPlan plan = plan_norm(problem, false, 0);
-  return dispatch_dtype(problem.rotation.type, [&](auto tag) {
+  const cudaError_t error = dispatch_dtype(problem.rotation.type, [&](auto tag) {
     using T = typename decltype(tag)::Element;
     launch_norm<T, false>(problem, plan, static_cast<cudaStream_t>(stream));
   });
+  if (error != cudaSuccess || plan.row >= 0) return error;
+  Rotation in_place = problem.rotation;
+  for (Side& side : in_place.sides) {
+    side.from = side.to;
+    side.from_strides = side.to_strides;
+  }
+  return run(in_place, stream);
 }
 
 int norm_partial_sums(const NormRotation& problem, int64_t* parts) {

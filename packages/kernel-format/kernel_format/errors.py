@@ -80,13 +80,12 @@ class BuildError(KernelBuilderError):
         self,
         message: str,
         *,
-        where: str | None = None,
-        hint: str | None = None,
         command: str | None = None,
         output: str = "",
         log: str | None = None,
+        **place: str | None,
     ) -> None:
-        super().__init__(message, where=where, hint=hint)
+        super().__init__(message, **place)
         self.command = command
         self.output = output
         self.log = log

@@ -14,6 +14,7 @@ import platform as _platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernel_format.errors import VariantError
 from kernel_format.release import Release
@@ -68,33 +69,31 @@ BACKENDS = (
 
 
 @dataclass(frozen=True)
-class FullAbi:
+class _Versioned:
+    spelling: ClassVar[str]
+
+    release: Release
+
+    def __str__(self) -> str:
+        return self.spelling.format(self.release.digits)
+
+
+class FullAbi(_Versioned):
     """The full C++ ABI of one Torch release."""
 
-    release: Release
-
-    def __str__(self) -> str:
-        return f"torch{self.release.digits}-cxx11"
+    spelling = "torch{}-cxx11"
 
 
-@dataclass(frozen=True)
-class StableAbi:
+class StableAbi(_Versioned):
     """Torch's stable ABI: this release and every later one."""
 
-    release: Release
-
-    def __str__(self) -> str:
-        return f"torch-stable-abi{self.release.digits}"
+    spelling = "torch-stable-abi{}"
 
 
-@dataclass(frozen=True)
-class TvmFfiAbi:
+class TvmFfiAbi(_Versioned):
     """The C interface of one release of TVM FFI, without Torch."""
 
-    release: Release
-
-    def __str__(self) -> str:
-        return f"tvm-ffi{self.release.digits}"
+    spelling = "tvm-ffi{}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.backends.cuda import toolkits
-from kernel_builder.backends.cuda.releases import data
+from kernel_builder.backends.cuda.releases import data, known_capabilities
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
 from tests.support.places import ROOT
@@ -66,11 +66,8 @@ def test_clang_warns_of_nothing(source: Path, tmp_path: Path) -> None:
 @each_source
 def test_clang(source: Path, tmp_path: Path) -> None:
     tools = Toolchains()
-    toolkit = toolkits.toolkit(tools, Release(12, 6))
-    known = toolkits.toolkit(
-        tools, Release(13, 0)
-    ).capabilities  # CUDA 12 has older ones, which the kernels are not written for
-    capabilities = [capability for capability in toolkit.capabilities if capability in known]
+    known = known_capabilities()  # CUDA 12 has older ones, which the kernels are not written for
+    capabilities = [capability for capability in known[Release(12, 8)] if capability in known[Release(13, 0)]]
     targets = [f"--offload-arch=sm_{capability.replace('.', '')}" for capability in capabilities]
     compiles([*clang(tools), *targets, "-Wall", "-Wextra", "-Werror"], source, tmp_path / "object")
 
@@ -90,7 +87,7 @@ def test_clang_keeps_arrays_in_registers(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("release", [Release(13, 0), Release(13, 2)], ids=str)
 def test_nvcc(source: Path, release: Release, tmp_path: Path) -> None:
     toolkit = toolkits.toolkit(Toolchains(), release)
-    codes = [f"{major}{minor}" for major, minor in (str(known).split(".") for known in toolkit.capabilities)]
+    codes = [f"{major}{minor}" for major, minor in (str(known).split(".") for known in known_capabilities()[release])]
     targets = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in codes]
     warnings = ["-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror"]
     assert toolkit.nvcc is not None

@@ -20,7 +20,6 @@ from types import TracebackType
 NVCC = b"""#!/bin/sh
 case "$1" in
 --version) echo "Cuda compilation tools, release 13.0, V13.0.88" ;;
---list-gpu-code) printf 'sm_100\\nsm_90\\nsm_80\\n' ;;
 esac
 """
 

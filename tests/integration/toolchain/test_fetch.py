@@ -66,7 +66,7 @@ def test_a_cuda_tree_has_the_files_of_the_wheels_except_libnvvm(
         if name.startswith("nvidia/cu13/")
     }
     assert got == {name: data for name, data in expected.items() if name != "lib/libnvvm.so.4"}
-    assert (toolkit.version, toolkit.origin, toolkit.capabilities) == ("13.0.88", "index", ("8.0", "9.0", "10.0"))
+    assert (toolkit.version, toolkit.origin) == ("13.0.2", "index")
     modes = {name: stat.S_IMODE((toolkit.root / name).stat().st_mode) for name in got}
     assert modes["bin/nvcc"] == modes["bin/ptxas"] == modes["nvvm/bin/cicc"] == 0o555
     assert modes["bin/nvcc.profile"] == modes["include/cuda_runtime.h"] == 0o444

@@ -170,14 +170,8 @@ def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:
 def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
     kernel = Kernel("k", CUDA, (), (), cuda_capabilities=("5.0", "8.7"))
     assert capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
-    with pytest.raises(
-        VariantError, match=r"13\.0 does not compile for 5\.0, and no x86_64-linux machine has 8\.7"
-    ) as caught:
+    with pytest.raises(VariantError, match=r"CUDA 13\.0 for x86_64-linux compiles for none of 5\.0, 8\.7"):
         capabilities(kernel, Release(13, 0), X86_64)
-    assert caught.value.hint == 'add a capability, or leave this CUDA release out by [general.cuda] maxver = "12.8"'
-    with pytest.raises(VariantError, match=r"no x86_64-linux machine has 8\.7") as caught:
-        capabilities(replace(kernel, cuda_capabilities=("8.7",)), Release(13, 0), X86_64)
-    assert caught.value.hint == "add a capability"
 
 
 @pytest.mark.parametrize(

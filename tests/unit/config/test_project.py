@@ -236,8 +236,6 @@ def test_notices_are_in_the_warnings(home: Path) -> None:
     assert "\n" not in edition
     assert rest == [
         "[kernel.cuda] cuda-capabilities: no known CUDA compiles for 11.8; it is skipped",
-        "[kernel.relu] src: 'relu.cpp' is named twice; it is compiled once",
-        "[kernel.relu] and [kernel.more] all name 'relu.cpp'; compiled once for cpu, with the flags of all",
     ]
     (home / "build.toml").write_text(MINIMAL)
     assert read_project(home).warnings == ()

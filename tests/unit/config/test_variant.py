@@ -36,8 +36,8 @@ def test_names_are_parsed_and_written() -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_names_are_refused_with_an_example(name: str) -> None:
-    with pytest.raises(VariantError, match="torch214-cxx11-cu130-x86_64-linux"):
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(VariantError, match=r"torch214-cxx11-cu130-x86_64-linux|compiles no"):
         Variant.parse(name)
 
 

@@ -26,19 +26,15 @@ def ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise):
 
 
 def gate_residual(residual, branch, gate, stepwise):
-    return _gated(residual, branch, gate, stepwise)
-
-
-def gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise, weight=None, bias=None):
-    total = residual + branch if gate is None else _gated(residual, branch, gate, stepwise)
-    return total, ada_norm(total, scale, shift, weight, bias, eps, centered, stepwise)
-
-
-def _gated(residual, branch, gate, stepwise):
     product = branch.float() * _spread(gate, residual)
     if stepwise:
         product = product.to(residual.dtype).float()
     return (residual.float() + product).to(residual.dtype)
+
+
+def gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise, weight=None, bias=None):
+    total = residual + branch if gate is None else gate_residual(residual, branch, gate, stepwise)
+    return total, ada_norm(total, scale, shift, weight, bias, eps, centered, stepwise)
 
 
 def _spread(modulation, x):
@@ -56,19 +52,17 @@ transform_with("gate_residual_ada_norm", gate_residual_ada_norm)
 # --- fakes: shapes and dtypes of results; the binding checks the arguments ------------------------------------------
 
 
-@torch.library.register_fake(add_op_namespace_prefix("ada_norm"))
-def _ada_norm_fake(x, scale, shift, weight, bias, eps, centered, stepwise):
+def _like(x, *arguments, **options):
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake(add_op_namespace_prefix("gate_residual"))
-def _gate_residual_fake(residual, branch, gate, stepwise):
-    return residual.new_empty(residual.shape)
+torch.library.register_fake(add_op_namespace_prefix("ada_norm"))(_like)
+torch.library.register_fake(add_op_namespace_prefix("gate_residual"))(_like)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("gate_residual_ada_norm"))
-def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, eps, centered, stepwise, weight=None, bias=None):
-    return residual.new_empty(residual.shape), residual.new_empty(residual.shape)
+def _gate_residual_ada_norm_fake(residual, *arguments, **options):
+    return _like(residual), _like(residual)
 
 
 def _has_own_rows(modulation, x):
@@ -92,22 +86,22 @@ def _ada_norm_backward_fake(
     bias,
     eps,
     centered,
-    modulation_grad,
-    parameter_grad,
+    of_modulations,
+    of_parameters,
     grad_sum=None,
     branch=None,
     gate=None,
-    gate_grad=False,
+    of_gate=False,
 ):
     own = _has_own_rows(gate if scale is None else scale, x)
     return (
-        x.new_empty(x.shape),
-        _gradient(scale, modulation_grad),
-        _gradient(scale, modulation_grad and not own),
-        _gradient(weight, parameter_grad),
-        _gradient(bias, parameter_grad),
+        _like(x),
+        _gradient(scale, of_modulations),
+        _gradient(scale, of_modulations and not own),
+        _gradient(weight, of_parameters),
+        _gradient(bias, of_parameters),
         _gradient(branch, True),
-        _gradient(gate, gate_grad),
+        _gradient(gate, of_gate),
     )
 
 

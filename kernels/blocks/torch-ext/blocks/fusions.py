@@ -291,14 +291,14 @@ def _activate(editor: Editor, node: Node) -> None:
 
 
 def _recompute_gate(editor: Editor, node: Node) -> None:
-    """Let a linear layer that has gradients keep the operands of its gated input, which has no other reader."""
+    """Let a linear layer whose weight has a gradient keep the operands of its gated input, if nothing else reads it."""
     if operation(node) != "linear" or not torch.is_grad_enabled():
         return
     gated, weight, bias = (argument(node, index, name) for index, name in enumerate(("input", "weight", "bias")))
     is_gated = isinstance(gated, Node) and gated.target in GATES and len(gated.users) == 1
     if not is_gated or not fits(weight, dtype_of(gated)) or not (bias is None or fits(bias, dtype_of(gated))):
         return
-    if value(gated).requires_grad and editor.may_join([gated], node):
+    if value(weight).requires_grad and editor.may_join([gated], node):
         new = editor.insert(
             node, gated_linear, (gated.target.__name__, dict(gated.kwargs), gated.args, weight, bias), like=node
         )

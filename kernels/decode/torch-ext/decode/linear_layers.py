@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, is_autocast_enabled
 
 from ._ops import add_op_namespace_prefix, ops
-from .dispatch import DEVICE, need_derivative, vmap_by_torch
+from .dispatch import DEVICE, need_derivative
 
 
 def linear(
@@ -149,28 +149,18 @@ _gated_linear = ops.gated_linear.default
 # --- by Torch --------------------------------------------------------------------------------------------------------
 
 
-def _linear_by_torch(
-    x, weight, bias=None, residual=None, weight2=None, bias2=None, weight3=None, bias3=None, constant_weights=False
-):
+def _linear_by_torch(x, weight, bias, residual):
     out = F.linear(x, weight, bias)
-    if weight2 is not None:
-        out = torch.cat([out, F.linear(x, weight2, bias2)], -1)
-    if weight3 is not None:
-        out = torch.cat([out, F.linear(x, weight3, bias3)], -1)
     return out if residual is None else out + residual
 
 
-def _gated_linear_by_torch(x, gate_weight, up_weight, activation, gate_bias=None, up_bias=None, constant_weights=False):
+def _gated_linear_by_torch(x, gate_weight, up_weight, activation, gate_bias, up_bias):
     gate = F.linear(x, gate_weight, gate_bias)
     if activation == _ACTIVATIONS["silu"]:
         gate = F.silu(gate)
     else:
         gate = F.gelu(gate, approximate="tanh" if activation == _ACTIVATIONS["gelu_tanh"] else "none")
     return gate * F.linear(x, up_weight, up_bias)
-
-
-vmap_by_torch("linear", _linear_by_torch)
-vmap_by_torch("gated_linear", _gated_linear_by_torch)
 
 
 # --- fakes -----------------------------------------------------------------------------------------------------------

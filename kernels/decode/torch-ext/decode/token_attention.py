@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, is_autocast_enabled
 
 from ._ops import add_op_namespace_prefix, ops
-from .dispatch import DEVICE, need_derivative, vmap_by_torch
+from .dispatch import DEVICE, need_derivative
 
 
 def attention(
@@ -158,9 +158,6 @@ def _cached_attention_by_torch(query, new_key, new_value, key, value, position, 
     key.index_copy_(2, position.reshape(1), new_key.to(key.dtype))
     value.index_copy_(2, position.reshape(1), new_value.to(value.dtype))
     return _attention_by_torch(query, key, value, mask, scale)
-
-
-vmap_by_torch("attention", _attention_by_torch)
 
 
 # --- fakes -----------------------------------------------------------------------------------------------------------

@@ -66,17 +66,12 @@ def norm_rotate(
     heads_first=False,
 ):
     form = (rotary_dim, prefix, head_dim, half, heads_first)
-    normed = []
-    for x, weight in ((q, q_weight), (k, k_weight)):
-        normed.append(
-            None
-            if x is None
-            else _normed(x, weight, eps, per_token, offset, rounded_before_weight, head_dim, heads_first)
-        )
-    return rotate_tokens(*normed, cos, sin, *form)
+    norm = (eps, per_token, offset, rounded_before_weight, head_dim, heads_first)
+    q, k = (x if x is None else _normed(x, weight, *norm) for x, weight in ((q, q_weight), (k, k_weight)))
+    return rotate_tokens(q, k, cos, sin, *form)
 
 
-def in_place(formula):
+def _in_place(formula):
     """Return a formula that writes the results over q and k."""
 
     def formula_in_place(q, k, *arguments, **inverse):
@@ -136,9 +131,9 @@ def _normed(x, weight, eps, per_token, offset, rounded_before_weight, head_dim, 
 
 
 transform_with("rotate_grid", rotate_grid)
-transform_with("rotate_grid_", in_place(rotate_grid))
+transform_with("rotate_grid_", _in_place(rotate_grid))
 transform_with("rotate_tokens", rotate_tokens)
-transform_with("rotate_tokens_", in_place(rotate_tokens))
+transform_with("rotate_tokens_", _in_place(rotate_tokens))
 transform_with("norm_rotate", norm_rotate)
 
 

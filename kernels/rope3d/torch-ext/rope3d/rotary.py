@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from ._ops import add_op_namespace_prefix, ops
 from .derivatives import FORWARD_AD, LEVEL, check_types, is_transformed
-from .formulas import in_place, rotate_grid, rotate_tokens
+from .formulas import rotate_grid, rotate_tokens
 from .tables import AXES, Kept, PerAxis, Positions, each, grid_table, pairs_of_axes, token_tables
 
 Rotated = tuple[Tensor, Optional[Tensor]]
@@ -240,33 +240,30 @@ def _rotate(ops_, q, k, tables, options, inplace, inverse=False):
             grad_enabled and (tables[0].requires_grad or tables[-1].requires_grad)  # no kernel has their gradients
         ):
             needs_gradient = grad_enabled and (q.requires_grad or (k is not None and k.requires_grad))
-            if inplace:
-                _rotate_in_place(ops_, q, k, tables, options, needs_gradient)
-                return q, k
+            # torch.compile does not support `mark_dirty`.
+            copied = inplace and needs_gradient and is_compiling()
             if needs_gradient:
                 # Tables and options go as tuples: each argument of `apply` costs the host time, forward and backward.
-                return _Rotate.apply(q, k, ops_, tables, options, inverse)
+                rotated = _Rotate.apply(q, k, ops_, tables, options, inverse, inplace and not copied)
+                return _copied(rotated, q, k) if copied else rotated
+            if inplace:
+                _change(ops_, q, k, tables, options)
+                return q, k
             if inverse:
                 return ops_[0](q, k, *tables, *options, inverse=True)
             return ops_[0](q, k, *tables, *options)
     except RuntimeError:
         if not is_transformed():
             raise
-    if inplace:
-        in_place(ops_[2])(q, k, *tables, *options)
-        return q, k
-    return ops_[2](q, k, *tables, *options, inverse=inverse)
+    rotated = ops_[2](q, k, *tables, *options, inverse=inverse)
+    return _copied(rotated, q, k) if inplace else rotated
 
 
-def _rotate_in_place(ops_, q, k, tables, options, needs_gradient):
-    if not needs_gradient:
-        _change(ops_, q, k, tables, options)
-    elif is_compiling():  # torch.compile does not support `mark_dirty`
-        for x, rotated in zip((q, k), _Rotate.apply(q, k, ops_, tables, options, False)):
-            if x is not None:
-                x.copy_(rotated)
-    else:
-        _RotateInPlace.apply(q, k, ops_, tables, options)
+def _copied(rotated, q, k):
+    for x, result in zip((q, k), rotated):
+        if x is not None:
+            x.copy_(result)
+    return q, k
 
 
 def _change(ops_, q, k, tables, options):
@@ -277,41 +274,26 @@ def _change(ops_, q, k, tables, options):
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, ops_, tables, options, inverse):
-        _save(ctx, ops_, tables, options, inverse)
+    def forward(ctx, q, k, ops_, tables, options, inverse, inplace):
+        ctx.save_for_backward(*tables)
+        ctx.arguments = ops_, options, inverse
+        ctx.set_materialize_grads(False)
+        if inplace:
+            _change(ops_, q, k, tables, options)
+            ctx.mark_dirty(*(x for x in (q, k) if x is not None))
+            return q, k
         if inverse:
             return ops_[0](q, k, *tables, *options, inverse=True)
         return ops_[0](q, k, *tables, *options)
 
     @staticmethod
     def backward(ctx, grad_q, grad_k):
-        return *_gradients(ctx, grad_q, grad_k), None, None, None, None
-
-
-class _RotateInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, ops_, tables, options):
-        _save(ctx, ops_, tables, options, False)
-        _change(ops_, q, k, tables, options)
-        ctx.mark_dirty(*(x for x in (q, k) if x is not None))
-        return q, k
-
-    @staticmethod
-    def backward(ctx, grad_q, grad_k):
-        return *_gradients(ctx, grad_q, grad_k), None, None, None
-
-
-def _save(ctx, ops_, tables, options, inverse):
-    ctx.save_for_backward(*tables)
-    ctx.arguments = ops_, options, inverse
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx, grad_q, grad_k):
-    """Rotate the gradients of q and k by the negative angles."""
-    ops_, options, inverse = ctx.arguments
-    if grad_q is not None:
-        return _rotate(ops_, grad_q, grad_k, ctx.saved_tensors, options, False, not inverse)
-    if grad_k is not None:
-        grad_k, _ = _rotate(ops_, grad_k, None, ctx.saved_tensors, options, False, not inverse)
-    return None, grad_k
+        """Rotate the gradients of q and k by the negative angles."""
+        ops_, options, inverse = ctx.arguments
+        if grad_q is not None:
+            grads = _rotate(ops_, grad_q, grad_k, ctx.saved_tensors, options, False, not inverse)
+        elif grad_k is not None:
+            grads = None, _rotate(ops_, grad_k, None, ctx.saved_tensors, options, False, not inverse)[0]
+        else:
+            grads = None, None
+        return *grads, None, None, None, None, None
